@@ -1,0 +1,40 @@
+"""hunch: language models generate faster, and not one token of their text changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hunch.errors import HunchError as HunchError
+    from hunch.llm import LLM as LLM
+    from hunch.types import CompletionOutput as CompletionOutput
+    from hunch.types import RequestOutput as RequestOutput
+    from hunch.types import SamplingParams as SamplingParams
+    from hunch.types import Speculation as Speculation
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "hunch.llm",
+    "SamplingParams": "hunch.types",
+    "Speculation": "hunch.types",
+    "RequestOutput": "hunch.types",
+    "CompletionOutput": "hunch.types",
+    "HunchError": "hunch.errors",
+}
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "HunchError",
+    "RequestOutput",
+    "SamplingParams",
+    "Speculation",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hunch' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

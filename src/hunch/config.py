@@ -1,0 +1,163 @@
+"""Configuration: frozen dataclasses, validated once. Method options live beside their methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
+
+from hunch.errors import ConfigError
+from hunch.registry import DRAFTERS, VERIFIERS, unknown
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+DEFAULT_MODEL = "smollm2-135m"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """Which target, and how it is held."""
+
+    model: str = DEFAULT_MODEL
+    tokenizer: str | None = None  # where it is not beside the weights
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"  # auto, cpu, cuda
+    max_model_len: int | None = None  # None: the model's own context
+    seed: int = 0  # seeds requests that bring none
+    threads: int | None = None  # CPU threads; None: the machine's cores
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _at_least("max_model_len", self.max_model_len, 1)
+        _at_least("threads", self.threads, 1)
+        _at_least("seed", self.seed, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = 16
+    kv_bytes: int | None = None  # memory for KV; None: a share of what the device has free
+    num_blocks: int | None = None  # overrides kv_bytes
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ConfigError(f"block_size={self.block_size} must be 1 or more")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]"
+            )
+        _at_least("kv_bytes", self.kv_bytes, 1)
+        _at_least("num_blocks", self.num_blocks, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleConfig:
+    """How requests share a step."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512  # tokens one step may process; longer prompts go in chunks
+    max_queue: int | None = None  # requests that may wait; None: no limit
+    depth: int | None = None  # steps launched ahead of their results; None: 1 on a GPU, 0 on a CPU
+
+    def __post_init__(self) -> None:
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        if self.depth not in (None, 0, 1):
+            raise ConfigError(f"depth={self.depth} must be 0 or 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecConfig:
+    """What drafts, and who judges it. Written 'NAME[:PATH][:KEY=VALUE]...'."""
+
+    method: str = "auto"
+    path: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    verifier: str = "exact"
+    max_batch: int | None = None  # no drafting with more running requests than this
+    draft_tensor_parallel_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("speculate", self.method, DRAFTERS)
+        _one_of("verifier", self.verifier, VERIFIERS)
+
+    @staticmethod
+    def parse(text: str, **rest: Any) -> SpecConfig:
+        """'ngram:max_match=4', 'eagle:PATH:tree=dynamic', 'off'."""
+        name, *parts = text.split(":")
+        path: str | None = None
+        options: dict[str, str] = {}
+        for part in parts:
+            key, is_option, value = part.partition("=")
+            if is_option and key.isidentifier():
+                options[key] = value
+            elif options:
+                raise ConfigError(f"speculate={text!r}: {part!r} should be KEY=VALUE")
+            else:
+                path = part if path is None else f"{path}:{part}"
+        return SpecConfig(method=name, path=path, options=options, **rest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """Over how many devices the target is split."""
+
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Everything an engine is built from."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    spec: SpecConfig = field(default_factory=SpecConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+
+def read_options(options: type[T], given: Mapping[str, str], where: str) -> T:
+    """A method's options dataclass from the KEY=VALUE texts a user wrote."""
+    hints = get_type_hints(options)
+    known = {f.name for f in fields(options)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, text in given.items():
+        if key not in known:
+            raise ConfigError(f"{where}: option {unknown(key, known)}")
+        values[key] = _convert(hints[key], str(text), f"{where}: {key}")
+    return options(**values)
+
+
+def _convert(kind: Any, text: str, where: str) -> Any:
+    if kind in (bool, bool | None):
+        if text.lower() in ("true", "1", "yes", "on", "false", "0", "no", "off"):
+            return text.lower() in ("true", "1", "yes", "on")
+        raise ConfigError(f"{where}={text!r} must be true or false")
+    for number in (int, float):
+        if kind in (number, number | None):
+            try:
+                return number(text)
+            except ValueError:
+                raise ConfigError(f"{where}={text!r} must be a number") from None
+    return text
+
+
+def _one_of(name: str, value: str, allowed: Any) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}: {unknown(value, allowed)}")
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{name}={value} must be {least} or more")

@@ -1,0 +1,116 @@
+"""Device values that pass between target, verifier and drafter.
+
+Shape letters: X rows of the engine, R rows of this step, L longest sequence, N nodes of a draft,
+K tokens one step can commit (longest path + 1), G KV groups, B blocks, T packed tokens, D width.
+Token ids, positions and slots are int64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hunch.types import GroupInfo
+
+
+@dataclass(slots=True)
+class Draft:
+    """A tree of guesses per row. A chain is a tree of width one; zero nodes is plain decoding.
+
+    Nodes are in topological order: a parent stands before its children. No two children of one
+    parent carry the same token.
+    """
+
+    tokens_RN: Tensor
+    parents_RN: Tensor  # index of the parent node in the same row; -1: the row's last known token
+    num_nodes_R: Tensor  # nodes past this are padding
+    q_RNV: Tensor | None = None  # what node n was drawn from, where the verifier asks
+    is_sampled_RN: Tensor | None = None  # the node was drawn from q (else: chosen, q is one-hot)
+
+    @staticmethod
+    def empty(num_rows: int, device: torch.device | str = "cpu") -> Draft:
+        nothing = torch.empty(num_rows, 0, dtype=torch.int64, device=device)
+        return Draft(nothing, nothing, torch.zeros(num_rows, dtype=torch.int64, device=device))
+
+    @staticmethod
+    def chains(chains: list[list[int]], device: torch.device | str = "cpu") -> Draft:
+        """A chain per row, padded to the longest."""
+        num_nodes = max(map(len, chains), default=0)
+        tokens = [chain + [0] * (num_nodes - len(chain)) for chain in chains]
+        tokens_RN = torch.tensor(tokens, dtype=torch.int64, device=device)
+        parents_RN = torch.arange(-1, num_nodes - 1, device=device).expand(len(chains), num_nodes)
+        num_nodes_R = torch.tensor([len(c) for c in chains], device=device)
+        return Draft(tokens_RN.reshape(len(chains), num_nodes), parents_RN, num_nodes_R)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the target decided about a draft: `num_tokens` = accepted nodes + 1 (the bonus)."""
+
+    tokens_RK: Tensor  # the tokens to commit, padded
+    num_tokens_R: Tensor
+    path_RK: Tensor  # the accepted node behind each committed token; -1 for the bonus and padding
+
+
+@dataclass(slots=True)
+class Rows:
+    """Per-request state that persists on the device; `ids_R` names the rows of this step.
+
+    Tokens at positions below known_X are decided; KV of group g is written below computed_GX[g].
+    Position p lives in slot table[p // block_size] * block_size + p % block_size.
+    """
+
+    ids_R: Tensor
+    tokens_XL: Tensor
+    known_X: Tensor
+    prompt_X: Tensor  # prompt length
+    end_X: Tensor  # known length at which max_tokens is reached
+    computed_GX: Tensor
+    table_XB: Tensor  # block ids
+    max_draft_X: Tensor  # most nodes the row may draft now (0: plain), never past its end
+    block_size: int
+
+
+@dataclass(slots=True)
+class TargetStep:
+    """What the target just did for `rows`: known tokens processed, then some committed.
+
+    Row r processed positions [start_R[r], known_R[r]) with features for each, packed row after row,
+    those of row r from offset_R[r] on. Rejected nodes are not among them. Tokens up to
+    known_X[row], the bonus included, are in rows.tokens_XL.
+    """
+
+    rows: Rows
+    start_R: Tensor
+    known_R: Tensor  # known length without the bonus: features exist below it
+    offset_R: Tensor
+    hidden_TD: Tensor | None  # after the final norm; None unless Needs.hidden
+    features: tuple[Tensor, ...] = ()  # outputs after Needs.feature_layers, each TD
+    is_caught_up_R: Tensor | None = None  # the row committed a token and may draft
+    top_TC: Tensor | None = None  # the target's best ids after each position; Needs.top of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVShape:
+    """Storage of one KV group."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What a drafter asks of the runner, as data: the runner never asks for its name."""
+
+    max_nodes: int  # most nodes one draft may have
+    feature_layers: tuple[int, ...] = ()  # outputs after so many target layers (0: embeddings)
+    hidden: bool = False  # the target's last hidden state, after the final norm
+    top: int = 0  # the target's best candidates at each position checked
+    kv: KVShape | None = None  # a KV group of its own
+    group: GroupInfo | None = None  # its name, with kv
+    is_graphable: bool = False  # observe and propose need no host
+    weight_bytes: int = 0

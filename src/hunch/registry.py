@@ -1,0 +1,43 @@
+"""Names to classes, resolved lazily: all the rest of hunch knows of a method is its line here."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from typing import Any
+
+DRAFTERS = {
+    "off": "hunch.spec.off:OffDrafter",
+    "ngram": "hunch.spec.ngram:NgramDrafter",
+    "suffix": "hunch.spec.suffix:SuffixDrafter",
+    "auto": "hunch.spec.auto:AutoDrafter",
+}
+
+VERIFIERS = {
+    "exact": "hunch.verify.exact:exact",
+}
+
+MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architecture
+    "LlamaForCausalLM": "hunch.models.llama:Llama",
+    "MistralForCausalLM": "hunch.models.mistral:Mistral",
+    "Qwen2ForCausalLM": "hunch.models.qwen2:Qwen2",
+    "Qwen3ForCausalLM": "hunch.models.qwen3:Qwen3",
+    "OPTForCausalLM": "hunch.models.opt:Opt",
+}
+
+RECIPES: dict[str, str] = {}
+
+
+def resolve(table: dict[str, str], name: str) -> Any:
+    """The object behind `name`; KeyError text names the nearest known entry."""
+    if name not in table:
+        raise KeyError(unknown(name, table))
+    module, attribute = table[name].split(":")
+    return getattr(import_module(module), attribute)
+
+
+def unknown(name: str, known: Any) -> str:
+    """One sentence for a name nobody knows: what is known, and what was probably meant."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{name!r} is not one of {', '.join(sorted(known))}{hint}"

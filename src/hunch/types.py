@@ -1,0 +1,315 @@
+"""Torch-free values that cross layers, and the protocols the engine is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hunch.errors import RequestError
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speculation:
+    """A request's wish about drafting. It can change the time an answer takes, never its text."""
+
+    mode: str = "default"  # "default" (the engine's drafter), "off", or the name of a loaded method
+    max_nodes: int | None = None  # upper bound on drafted nodes per step
+    trace: bool = False  # report every draft and its fate
+
+    def __post_init__(self) -> None:
+        if self.max_nodes is not None and self.max_nodes < 0:
+            raise RequestError(f"speculation.max_nodes={self.max_nodes} must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Names and meanings are vLLM's; all of them hold at drafted nodes."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all tokens
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = 16  # None: up to the model's context
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    speculation: Speculation = field(default_factory=Speculation)
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        self._check()
+
+    def _check(self) -> None:
+        def need(is_good: bool, name: str, allowed: str) -> None:
+            if not is_good:
+                raise RequestError(f"{name}={getattr(self, name)!r} must be {allowed}")
+
+        def is_number(value: object) -> bool:
+            return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            need(
+                is_number(getattr(self, name)) and math.isfinite(getattr(self, name)),
+                name,
+                "a finite number",
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            need(
+                is_number(getattr(self, name)) and -2 <= getattr(self, name) <= 2,
+                name,
+                "from -2 to 2",
+            )
+        need(isinstance(self.n, int) and self.n >= 1, "n", "a whole number, 1 or more")
+        need(self.temperature >= 0, "temperature", "0 or more (0 means greedy)")
+        need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
+        need(isinstance(self.top_k, int) and self.top_k >= 0, "top_k", "-1, 0 (all tokens) or more")
+        need(0 <= self.min_p <= 1, "min_p", "from 0 to 1")
+        need(self.repetition_penalty > 0, "repetition_penalty", "above 0")
+        need(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "1 or more")
+        need(self.min_tokens >= 0, "min_tokens", "0 or more")
+        need(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            "at most max_tokens",
+        )
+        need(self.logprobs is None or self.logprobs >= 0, "logprobs", "0 or more")
+        need(
+            self.prompt_logprobs is None or self.prompt_logprobs >= 0,
+            "prompt_logprobs",
+            "0 or more",
+        )
+        need(
+            self.seed is None or 0 <= self.seed <= MAX_SEED,
+            "seed",
+            "a whole number from 0 to 2**63 - 1",
+        )
+        need(
+            all(isinstance(s, str) and s for s in self.stop or ()),
+            "stop",
+            "strings that are not empty",
+        )
+        need(
+            all(isinstance(s, str) and s for s in self.bad_words),
+            "bad_words",
+            "strings that are not empty",
+        )
+        need(
+            self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
+            "allowed_token_ids",
+            "not empty",
+        )
+        for token, bias in (self.logit_bias or {}).items():
+            if not is_number(bias) or not -100 <= bias <= 100:
+                raise RequestError(f"logit_bias[{token}]={bias!r} must be from -100 to 100")
+
+
+@dataclass(kw_only=True, slots=True)
+class Request:
+    """One sequence to generate: a user's request with n = 3 is three of these."""
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    sample_index: int = 0
+    max_tokens: int = 16  # resolved: params.max_tokens within the context
+    stop_ids: tuple[int, ...] = ()  # end-of-text (unless ignored) and stop_token_ids
+    eos_ids: tuple[int, ...] = ()  # the part of stop_ids that is end-of-text (for finish_reason)
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+
+
+# --- what the engine asks of the runner --------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupInfo:
+    """A KV group: layers of one model over the shared block ids. Group 0 is the target's."""
+
+    name: str
+    is_ahead: bool = False  # KV at a slot depends on the next token too (EAGLE, MTP)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """What the device side has room for."""
+
+    num_blocks: int
+    block_size: int
+    max_rows: int
+    max_len: int  # longest sequence, prompt and output
+    max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
+    groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
+
+
+@dataclass(kw_only=True, slots=True)
+class RowStart:
+    """A request enters a device row: new, or back from preemption."""
+
+    row: int
+    request: Request
+    tokens: list[int]  # everything known: prompt, and output so far
+    num_computed: tuple[int, ...]  # per KV group: leading tokens whose KV the blocks already hold
+    blocks: list[int]
+
+
+@dataclass(kw_only=True, slots=True)
+class RowWork:
+    """One row's share of a step: catch up on known tokens; once at the end, check the draft."""
+
+    row: int
+    num_tokens: int  # at most this many known tokens are processed
+    num_nodes: int  # at most this many drafted nodes are verified with them
+    max_draft: int  # at most this many nodes are drafted for the next step
+    new_blocks: tuple[int, ...] = ()  # appended to the row's block table before the step
+
+
+@dataclass(kw_only=True, slots=True)
+class StepPlan:
+    """What the device does next. `leaves` come first, then `starts`, then `work`."""
+
+    id: int
+    leaves: list[int] = field(default_factory=list)  # rows whose request is gone
+    starts: list[RowStart] = field(default_factory=list)
+    work: list[RowWork] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.num_tokens + work.num_nodes for work in self.work)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logprob:
+    """Natural log of a token's probability under the target, before sampling filters."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class DraftTrace:
+    """A draft and its fate: node i says tokens[i] after node parents[i] (-1: the last token)."""
+
+    tokens: list[int]
+    parents: list[int]
+    accepted: list[int]  # nodes on the accepted path, in order
+
+
+@dataclass(kw_only=True, slots=True)
+class RowResult:
+    """What a step did for one row."""
+
+    row: int
+    tokens: list[int] = field(default_factory=list)  # committed now; empty while catching up
+    num_processed: int = 0  # known tokens whose KV was written
+    num_drafted: int = 0  # nodes verified, up to the remaining token budget
+    num_accepted: int = 0
+    finish: str | None = None  # "stop" or "length", decided on the device
+    computed: tuple[int, ...] = ()  # per KV group: leading tokens whose KV is written
+    num_nodes: int = 0  # size of the draft that now waits for the next step
+    logprobs: list[dict[int, Logprob]] | None = None  # one per committed token
+    prompt_logprobs: list[dict[int, Logprob]] | None = None  # of the tokens after those processed
+    trace: DraftTrace | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class StepResult:
+    """The outcome of one submitted plan, in the order of its work."""
+
+    id: int
+    rows: list[RowResult]
+    target_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    plain_seconds: float = 0.0  # what a pass over the same rows without drafts would have cost
+
+
+class Runner(Protocol):
+    """The device side. Plans are submitted in order and collected in the same order."""
+
+    depth: int  # plans that may wait uncollected while another is submitted: 0 on a CPU
+    capacity: Capacity
+
+    def submit(self, plan: StepPlan) -> None: ...
+
+    def collect(self) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+class TextCodec(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> Detokenizer: ...
+
+
+class Detokenizer(Protocol):
+    """Turns tokens into text as they come; never splits a character."""
+
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+# --- what users get -----------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, slots=True)
+class CompletionOutput:
+    """One answer. While streaming, everything up to now."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None  # "stop", "length" or "abort"
+    stop_reason: int | str | None = None  # the stop token or string that ended it
+    seed: int = 0
+    stats: dict[str, Any] = field(default_factory=dict)
+    trace: list[DraftTrace] | None = None  # per step, when asked for
+
+
+@dataclass(kw_only=True, slots=True)
+class RequestOutput:
+    """A request and its answers, as vLLM returns them."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
