@@ -162,6 +162,7 @@ class Capacity:
     max_rows: int
     max_len: int  # longest sequence, prompt and output
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
+    drafter_bytes: int = 0  # memory of the drafter's weights
     groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
 
 
@@ -182,7 +183,7 @@ class RowWork:
 
     row: int
     num_tokens: int  # at most this many known tokens are processed
-    num_nodes: int  # at most this many drafted nodes are verified with them
+    num_nodes: int  # verify the first so many nodes of the waiting draft; the rest is dropped
     max_draft: int  # at most this many nodes are drafted for the next step
     new_blocks: tuple[int, ...] = ()  # appended to the row's block table before the step
 
@@ -231,6 +232,7 @@ class RowResult:
     finish: str | None = None  # "stop" or "length", decided on the device
     computed: tuple[int, ...] = ()  # per KV group: leading tokens whose KV is written
     num_nodes: int = 0  # size of the draft that now waits for the next step
+    num_levels: int | None = None  # depth of the verified draft; None: a chain, num_drafted deep
     logprobs: list[dict[int, Logprob]] | None = None  # one per committed token
     prompt_logprobs: list[dict[int, Logprob]] | None = None  # of the tokens after those processed
     trace: DraftTrace | None = None
@@ -274,6 +276,8 @@ class TextCodec(Protocol):
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> Detokenizer: ...
 
+    def stop_matcher(self, stops: Sequence[str], include: bool) -> StopMatcher: ...
+
 
 class Detokenizer(Protocol):
     """Turns tokens into text as they come; never splits a character."""
@@ -281,6 +285,16 @@ class Detokenizer(Protocol):
     def push(self, token: int) -> str: ...
 
     def flush(self) -> str: ...
+
+
+class StopMatcher(Protocol):
+    """Finds stop strings in text that comes in pieces; holds back what may begin one."""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Text that is safe to show now, and the stop string that ended it, if one did."""
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
 
 
 # --- what users get -----------------------------------------------------------------------------
