@@ -89,7 +89,8 @@ class TargetStep:
     hidden_TD: Tensor | None  # after the final norm; None unless Needs.hidden
     features: tuple[Tensor, ...] = ()  # outputs after Needs.feature_layers, each TD
     is_caught_up_R: Tensor | None = None  # the row committed a token and may draft
-    top_TC: Tensor | None = None  # the target's best ids after each position; Needs.top of them
+    checked_M: Tensor | None = None  # tokens the target scored a successor for, rejected ones too
+    top_MC: Tensor | None = None  # its Needs.top best successors of each, best first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,7 @@ class Needs:
     max_nodes: int  # most nodes one draft may have
     feature_layers: tuple[int, ...] = ()  # outputs after so many target layers (0: embeddings)
     hidden: bool = False  # the target's last hidden state, after the final norm
-    top: int = 0  # the target's best candidates at each position checked
+    top: int = 0  # so many of the target's best successors of every token it checked
     kv: KVShape | None = None  # a KV group of its own
     group: GroupInfo | None = None  # its name, with kv
     is_graphable: bool = False  # observe and propose need no host

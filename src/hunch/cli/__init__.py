@@ -1,0 +1,60 @@
+"""The `hunch` command: one file per subcommand, no stack trace for a user's mistake."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import typer
+
+from hunch.cli.bench import bench
+from hunch.cli.chat import chat
+from hunch.cli.doctor import doctor
+from hunch.cli.generate import generate
+from hunch.cli.pull import pull
+from hunch.cli.verify import verify
+from hunch.errors import HunchError
+
+app = typer.Typer(
+    name="hunch",
+    help="Language models generate faster, and not one token of their text changes.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (generate, chat, verify, bench, doctor, pull):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+) -> None:
+    if version:
+        from hunch import __version__
+
+        typer.echo(f"hunch {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; every flag is taken with '-' and with '_'."""
+    logging.basicConfig(format="hunch: %(message)s", level=os.environ.get("HUNCH_LOG", "WARNING"))
+    words = [_dashed(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    try:
+        app(words)
+    except HunchError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # the reader (head, less) closed early: not a fault
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
+def _dashed(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value

@@ -1,0 +1,41 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+# A release, not a range: on a machine without a GPU an open range would fetch gigabytes of CUDA.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check lint types clean
+
+demo: $(VENV)/.installed
+	$(BIN)/hunch bench --show --limit 4 --repeats 1
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+check: lint types test
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hunch needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing hunch and what it needs into $(VENV) (a few minutes, once)"
+	$(PIP) "$(TORCH)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

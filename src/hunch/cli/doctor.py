@@ -1,0 +1,106 @@
+"""hunch doctor: what this machine has, whether the model works on it, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from typing import Annotated, Any
+
+import typer
+
+from hunch.cli import options as o
+
+LOW_ACCEPTANCE = 0.3
+
+
+def doctor(
+    model: o.Model = o.DEFAULT_MODEL,
+    speculate: o.Speculate = "auto",
+    threads: o.Threads = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    skip_model: Annotated[bool, typer.Option(help="Look at the machine alone.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Check machine, kernels and model; exit code 1 if the model's speculative text differs."""
+    findings: dict[str, Any] = {"machine": _machine()}
+    if not skip_model:
+        findings["model"] = _model(model, speculate, threads, dtype, device, as_json)
+        findings["advice"] = _advice(findings["model"])
+    if as_json:
+        print(json.dumps(findings))
+    else:
+        _show(findings)
+    if not findings.get("model", {}).get("identical", True):
+        raise typer.Exit(1)
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    import hunch
+    from hunch.hub import cache_dir
+
+    machine: dict[str, Any] = {
+        "hunch": hunch.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "cache": str(cache_dir()),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+    return machine
+
+
+def _model(
+    model: str, speculate: str, threads: int | None, dtype: str, device: str, quiet: bool
+) -> dict[str, Any]:
+    from hunch.bench.workloads import PROMPTS
+
+    params = o.sampling(max_tokens=48, temperature=0)
+    found: dict[str, Any] = {"model": model, "speculate": speculate}
+    texts = []
+    for name in ("off", speculate):
+        with o.open_llm(
+            model, name, quiet=quiet, threads=threads, dtype=dtype, device=device, max_num_seqs=4
+        ) as llm:
+            prompts = [o.prompt_ids(llm, record) for record in PROMPTS[:4]]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            texts.append([output.outputs[0].token_ids for output in outputs])
+            found["kernels"] = llm.engine.runner.target.kernels
+            stats = llm.stats()
+    found["identical"] = texts[0] == texts[1]
+    keys = ("tokens_per_pass", "acceptance_rate", "drafted", "accepted", "drafter_bytes")
+    return found | {key: stats[key] for key in keys}
+
+
+def _advice(found: dict[str, Any]) -> list[str]:
+    advice: list[str] = []
+    if not found["identical"]:
+        advice.append("speculative text differs: run `hunch verify --json` and report its margin")
+    if found["drafted"] and found["acceptance_rate"] < LOW_ACCEPTANCE:
+        advice.append(
+            f"only {found['acceptance_rate']:.0%} of guesses are accepted: n-gram and suffix "
+            "drafting pay where answers repeat their prompt (code, summaries, rewriting); for open "
+            "chat use a draft model trained for this target, or speculate=auto, which drafts "
+            "nothing where it does not pay"
+        )
+    return advice or ["all is well"]
+
+
+def _show(findings: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for title in ("machine", "model"):
+        if title in findings:
+            table = Table(title=title, show_header=False, title_justify="left")
+            for key, value in findings[title].items():
+                shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+                table.add_row(key, shown)
+            console.print(table)
+    for line in findings.get("advice", []):
+        console.print(f"- {line}")

@@ -1,0 +1,87 @@
+"""Options several commands share, and what they turn into."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hunch.config import DEFAULT_MODEL
+from hunch.errors import RequestError
+
+if TYPE_CHECKING:
+    from hunch import LLM, SamplingParams
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="A known name, a directory, a .gguf file or a hub id.")
+]
+Speculate = Annotated[
+    str, typer.Option(help="What drafts: NAME[:PATH][:KEY=VALUE]..., e.g. ngram:max_match=4.")
+]
+Verifier = Annotated[str, typer.Option(help="Who judges drafts; exact never changes the text.")]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.", min=1)]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
+TopK = Annotated[int, typer.Option(help="Keep the K likeliest tokens; 0: all.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text.", min=0)]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; default: the cores.", min=1)]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, int8 or int4.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(help="JSON lines with `turns` (chat template on the first) or `prompt` (raw)."),
+]
+
+__all__ = ["DEFAULT_MODEL"]
+
+
+def open_llm(model: str, speculate: str, *, quiet: bool = False, **arguments: Any) -> LLM:
+    """Load a model, with a word to the user while it takes a moment."""
+    from rich.console import Console
+
+    from hunch import LLM
+
+    if quiet:
+        return LLM(model, speculate=speculate, **arguments)
+    with Console(stderr=True).status(f"loading {model}"):
+        return LLM(model, speculate=speculate, **arguments)
+
+
+def read_prompts(path: Path, limit: int | None) -> list[dict[str, Any]]:
+    """Prompt records of a JSON-lines file, each with an id; a broken line is named."""
+    if not path.is_file():
+        raise RequestError(f"{path}: no such file")
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RequestError(f"{path}, line {number}: not JSON ({error})") from None
+        if not isinstance(record, dict) or not ("turns" in record or "prompt" in record):
+            raise RequestError(f"{path}, line {number}: needs 'turns' or 'prompt'")
+        records.append({"id": str(number), **record})
+        if limit is not None and len(records) >= limit:
+            break
+    if not records:
+        raise RequestError(f"{path}: no prompts in it")
+    return records
+
+
+def prompt_ids(llm: LLM, record: dict[str, Any]) -> list[int]:
+    """Token ids of a record: the chat template on its first turn, or the raw prompt."""
+    if "turns" in record:
+        return llm.encode_chat([{"role": "user", "content": record["turns"][0]}])
+    return llm.tokenizer.encode(record["prompt"])
+
+
+def sampling(**given: Any) -> SamplingParams:
+    from hunch import SamplingParams
+
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})

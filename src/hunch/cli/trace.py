@@ -1,0 +1,50 @@
+"""What speculation did, for eyes: guesses kept, guesses struck out, the target's own word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from hunch.text.tokenizer import Tokenizer
+    from hunch.types import CompletionOutput
+
+ACCEPTED, REJECTED, TARGET = "green", "red strike", "bold"
+
+
+def show_trace(tokenizer: Tokenizer, answer: CompletionOutput) -> None:
+    """One line per step: accepted guesses, rejected ones struck out, then the target's token."""
+    console = Console(highlight=False)
+    position = 0
+    for number, step in enumerate(answer.trace or [], 1):
+        line = Text(f"{number:4d}  ", style="dim")
+        accepted = set(step.accepted)
+        for node in step.accepted:
+            line.append(_show(tokenizer, step.tokens[node]), style=ACCEPTED)
+        for node, token in enumerate(step.tokens):
+            if node not in accepted:
+                line.append(_show(tokenizer, token), style=REJECTED)
+        position += len(step.accepted)
+        if position < len(answer.token_ids):
+            line.append(_show(tokenizer, answer.token_ids[position]), style=TARGET)
+        position += 1
+        console.print(line)
+    key = Text("\n      ")
+    for word, style in (("accepted", ACCEPTED), ("rejected", REJECTED), ("the target's", TARGET)):
+        key.append(word, style=style).append("  ")
+    console.print(key)
+
+
+def _show(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.decode([token], skip_special_tokens=False).replace("\n", "\u23ce")
+
+
+def show_stats(stats: dict[str, Any]) -> None:
+    """One line of figures under an answer, on stderr so that the text can be piped."""
+    Console(stderr=True, highlight=False).print(
+        f"[dim]{stats['tokens_per_second']:.1f} tok/s, {stats['steps']} passes, "
+        f"{stats['tokens_per_pass']:.2f} tokens per pass, "
+        f"{stats['accepted']} of {stats['drafted']} guesses accepted[/dim]"
+    )

@@ -1,0 +1,310 @@
+"""The offline front door, and the only place where the parts are put together."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from hunch.compat import config_from_vllm
+from hunch.config import DEFAULT_MODEL, Config, SpecConfig
+from hunch.engine.engine import Engine
+from hunch.errors import ConfigError, HunchError, RequestError
+from hunch.hub import ModelFiles, resolve
+from hunch.registry import DRAFTERS, VERIFIERS
+from hunch.registry import resolve as resolve_name
+from hunch.text.tokenizer import Tokenizer, load_tokenizer
+from hunch.types import Capacity, GroupInfo, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from hunch.runner.runner import LocalRunner
+
+log = logging.getLogger("hunch")
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model ready to generate.
+
+    >>> llm = LLM("smollm2-135m", speculate="ngram")
+    >>> llm.generate("The future of AI is")[0].outputs[0].text
+
+    Takes vLLM's arguments by their names, and hunch's own: `speculate`, `verifier`, `threads`.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **arguments: Any) -> None:
+        self._open(config_from_vllm(model=model, **arguments))
+
+    def _open(self, config: Config) -> None:
+        self.config = config
+        self.tokenizer = load_text(config)
+        self.engine = build_engine(config, self.tokenizer)
+        self._ids = count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answers in the order of the prompts: texts, token ids, or vLLM's prompt dicts."""
+        batch = [prompts] if _is_one(prompts) else list(prompts)
+        ids = self._add_all(batch, params if params is not None else sampling_params)  # type: ignore[arg-type]
+        done: dict[str, RequestOutput] = {}
+        with _progress(len(ids), use_tqdm) as advance:
+            for output in self._run(ids):
+                if output.finished:
+                    done[output.request_id] = output
+                    advance()
+        return [done[request_id] for request_id in ids]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """One conversation, or several: each is a list of {"role", "content"}."""
+        if not messages:
+            raise RequestError("chat needs at least one message")
+        is_one = isinstance(messages[0], Mapping)
+        conversations = [messages] if is_one else messages
+        prompts = [
+            self.tokenizer.render_chat(
+                list(conversation),  # type: ignore[arg-type]
+                template=chat_template or self.config.model.chat_template,
+                add_generation_prompt=add_generation_prompt,
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, params, sampling_params=sampling_params, use_tqdm=use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """The answer as it grows; leaving the loop early aborts the request."""
+        (request_id,) = self._add_all([prompt], params)
+        return self._run([request_id])
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.tokenizer.render_chat(list(messages), template=self.config.model.chat_template)
+
+    def stats(self) -> dict[str, Any]:
+        """Totals since the start, with the keys every hunch tool uses."""
+        return self.engine.stats()
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _add_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[str]:
+        if params is None:
+            params = SamplingParams()
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts but {len(each)} sampling parameters")
+        ids: list[str] = []
+        try:
+            for prompt, one in zip(prompts, each, strict=True):
+                text, token_ids = self._read_prompt(prompt)
+                request_id = str(next(self._ids))
+                self.engine.add(request_id, token_ids, one, prompt=text)
+                ids.append(request_id)
+        except HunchError:
+            for request_id in ids:
+                self.engine.abort(request_id)
+            raise
+        return ids
+
+    def _read_prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            if "prompt" not in prompt:
+                raise RequestError("a prompt dict needs 'prompt' or 'prompt_token_ids'")
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        return None, list(prompt)  # type: ignore[arg-type]
+
+    def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
+        open_ids = set(ids)
+        try:
+            while open_ids:
+                for output in self.engine.step():
+                    if output.request_id in open_ids:
+                        if output.finished:
+                            open_ids.discard(output.request_id)
+                        yield output
+        finally:
+            for request_id in open_ids:
+                self.engine.abort(request_id)
+
+
+def load_text(config: Config) -> Tokenizer:
+    """Tokenizer and chat template of the config's model; no torch."""
+    return load_tokenizer(resolve(config.model.tokenizer or config.model.model))
+
+
+def build_engine(config: Config, tokenizer: Tokenizer | None = None) -> Engine:
+    """Load the model and put the engine together."""
+    files = resolve(config.model.model, revision=config.model.revision)
+    tokenizer = tokenizer or load_text(config)
+    return Engine(config, _build_runner(config, files, tokenizer), tokenizer)
+
+
+def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> LocalRunner:
+    import torch
+
+    from hunch.draft import KVShape
+    from hunch.models.load import load_decoder
+    from hunch.models.weights import open_weights
+    from hunch.runner.calibrate import calibrate
+    from hunch.runner.kv_cache import allocate, count_blocks
+    from hunch.runner.runner import LocalRunner
+    from hunch.sampling.state import SamplingState
+    from hunch.spec.base import DrafterContext
+    from hunch.spec.cost import CostCurve
+
+    if config.parallel.tensor_parallel_size != 1:
+        raise ConfigError("tensor_parallel_size above 1 is not available yet; use 1")
+    device = torch.device(_pick_device(config.model.device))
+    target = load_decoder(
+        open_weights(files), dtype=config.model.dtype, device=device, threads=config.model.threads
+    )
+    max_rows, max_len = config.schedule.max_num_seqs, _max_len(config, target.spec.max_len)
+    sampling = SamplingState(max_rows, target.spec.vocab_size, device)
+    cost = CostCurve()
+    context = DrafterContext(
+        target=target,
+        sampling=sampling,
+        cost=cost,
+        device=device,
+        max_rows=max_rows,
+        max_len=max_len,
+        vocab_size=target.spec.vocab_size,
+        vocab=tokenizer.vocab,
+    )
+    spec = _detect(config.spec)
+    drafter = resolve_name(DRAFTERS, spec.method)(spec.options, spec.path, context)
+    needs = drafter.needs
+    num_layers, num_kv_heads, head_dim = target.kv_shape()
+    shapes = [
+        KVShape(
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=target.kv_dtype,
+        )
+    ]
+    groups = [GroupInfo(name="target")]
+    if needs.kv is not None:
+        shapes.append(needs.kv)
+        groups.append(needs.group or GroupInfo(name=spec.method))
+    num_blocks = count_blocks(config, shapes, max_len, needs.max_nodes)
+    block_size = config.cache.block_size
+    kv = [allocate(shape, num_blocks, block_size, device) for shape in shapes]
+    if needs.kv is not None:
+        context.kv, context.group = kv[1], 1
+    capacity = Capacity(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_rows=max_rows,
+        max_len=max_len,
+        max_nodes=needs.max_nodes,
+        groups=tuple(groups),
+    )
+    depth = config.schedule.depth
+    runner = LocalRunner(
+        capacity=capacity,
+        target=target,
+        kv=kv,
+        drafter=drafter,
+        verify=resolve_name(VERIFIERS, spec.verifier),
+        sampling=sampling,
+        cost=cost,
+        depth=int(device.type == "cuda") if depth is None else depth,
+    )
+    if needs.max_nodes:
+        calibrate(runner)
+    return runner
+
+
+def _detect(spec: SpecConfig) -> SpecConfig:
+    """`auto` with a path means: the method its config.json names."""
+    if spec.method != "auto" or spec.path is None:
+        return spec
+    from hunch.models.heads.load import detect
+
+    return replace(spec, method=detect(Path(spec.path)))
+
+
+def _max_len(config: Config, own: int) -> int:
+    asked = config.model.max_model_len
+    if asked is None:
+        return own
+    if asked > own:
+        raise ConfigError(f"max_model_len={asked} is more than the model's context of {own}")
+    return asked
+
+
+def _pick_device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda': torch sees no CUDA device here; use device='cpu'")
+    return device
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    if isinstance(prompts, (str, Mapping)):
+        return True
+    return len(prompts) > 0 and isinstance(prompts[0], int)
+
+
+class _progress:  # noqa: N801  (a context manager, read like a function)
+    """A bar on stderr for many prompts, when a person watches."""
+
+    def __init__(self, total: int, wanted: bool | None) -> None:
+        self.bar: Any = None
+        if wanted or (wanted is None and total > 1 and sys.stderr.isatty()):
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self.bar = Progress(console=Console(stderr=True), transient=True)
+            self.task = self.bar.add_task("generating", total=total)
+
+    def __enter__(self) -> Any:
+        if self.bar is not None:
+            self.bar.start()
+        return lambda: self.bar and self.bar.advance(self.task)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()

@@ -1,0 +1,154 @@
+"""Gather: the rows of a plan become one packed batch of tokens with their slots and key paths.
+
+Shape letters: T packed tokens, S sequences of the step, B blocks, P tree depth, N nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Draft
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.runner.rows import RowBuffers
+from hunch.types import RowWork
+
+
+@dataclass(slots=True)
+class Part:
+    """One row's share of the packed step: known tokens first, then the nodes of its draft."""
+
+    row: int
+    first: int  # packed index of its first token
+    start: int  # position of that token
+    num_known: int
+    tokens_N: np.ndarray
+    parents_N: np.ndarray
+    is_caught_up: bool  # its last known token is among them: the target chooses what follows
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.tokens_N)
+
+    @property
+    def root(self) -> int:
+        """Packed index of the last known token; the nodes follow it."""
+        return self.first + self.num_known - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_known + len(self.tokens_N)
+
+    @property
+    def is_tree(self) -> bool:
+        return bool((self.parents_N != np.arange(-1, len(self.parents_N) - 1)).any())
+
+
+@dataclass(slots=True)
+class Batch:
+    """A packed step."""
+
+    ids_T: Tensor
+    attn: AttnInputs
+    parts: list[Part]  # in the order of the plan's work; rows with nothing to do are left out
+
+    def draft(self, parts: list[Part]) -> Draft:
+        """The drafts of `parts`, one row each."""
+        num_nodes = max((part.num_nodes for part in parts), default=0)
+        tokens_RN = np.zeros((len(parts), num_nodes), dtype=np.int64)
+        parents_RN = np.full((len(parts), num_nodes), -1, dtype=np.int64)
+        for place, part in enumerate(parts):
+            tokens_RN[place, : part.num_nodes] = part.tokens_N
+            parents_RN[place, : part.num_nodes] = part.parents_N
+        num_nodes_R = np.array([part.num_nodes for part in parts], dtype=np.int64)
+        return Draft(
+            torch.from_numpy(tokens_RN), torch.from_numpy(parents_RN), torch.from_numpy(num_nodes_R)
+        )
+
+
+def gather(rows: RowBuffers, work: list[RowWork]) -> Batch:
+    """Pack what the plan asks for; a row that is behind the plan's guess gives what it has."""
+    parts: list[Part] = []
+    first = 0
+    for item in work:
+        if rows.requests[item.row] is None:
+            continue  # finished on the device before this plan was made
+        start, known = int(rows.computed[0, item.row]), int(rows.known[item.row])
+        num_known = min(item.num_tokens, known - start)
+        is_caught_up = start + num_known == known
+        max_nodes = item.num_nodes if is_caught_up else 0
+        tokens, parents = rows.take_draft(item.row, max_nodes)
+        parts.append(
+            Part(item.row, first, start, num_known, tokens.numpy(), parents.numpy(), is_caught_up)
+        )
+        first += parts[-1].num_tokens
+    return _pack(rows, parts, first)
+
+
+def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
+    ids_T = np.empty(num_tokens, dtype=np.int64)
+    pos_T = np.empty(num_tokens, dtype=np.int64)
+    slot_T = np.empty(num_tokens, dtype=np.int64)
+    seq_T = np.empty(num_tokens, dtype=np.int64)
+    base_T = np.empty(num_tokens, dtype=np.int64)
+    spans: list[Span] = []
+    paths: list[tuple[Part, np.ndarray]] = []
+    for seq, part in enumerate(parts):
+        known = part.start + part.num_known
+        here, last = slice(part.first, part.first + part.num_tokens), part.first + part.num_tokens
+        ids_T[part.first : part.root + 1] = rows.tokens[part.row, part.start : known]
+        ids_T[part.root + 1 : last] = part.tokens_N
+        pos_T[here] = np.arange(part.start, part.start + part.num_tokens)
+        slot_T[here] = rows.slots(part.row, part.start, part.start + part.num_tokens)
+        seq_T[here] = seq
+        base_T[here] = known + part.num_nodes  # everything through the table
+        is_tree = part.num_nodes > 0 and part.is_tree
+        if is_tree:
+            path_NP = _paths(part.parents_N)
+            pos_T[part.root + 1 : last] = known + (path_NP >= 0).sum(1) - 1
+            base_T[here] = known
+            paths.append((part, path_NP))
+        spans.append(Span(part.first, last, seq, part.start, part.num_known, is_tree))
+    attn = AttnInputs(
+        pos_T=torch.from_numpy(pos_T),
+        slot_T=torch.from_numpy(slot_T),
+        seq_T=torch.from_numpy(seq_T),
+        table_SB=torch.from_numpy(_tables(rows, parts)),
+        base_T=torch.from_numpy(base_T),
+        tree_TP=_tree_slots(slot_T, paths),
+        block_size=rows.block_size,
+        spans=tuple(spans),
+    )
+    return Batch(torch.from_numpy(ids_T), attn, parts)
+
+
+def _tables(rows: RowBuffers, parts: list[Part]) -> np.ndarray:
+    longest = max((rows.num_blocks[part.row] for part in parts), default=0)
+    return np.ascontiguousarray(rows.table[[part.row for part in parts], :longest])
+
+
+def _paths(parents_N: np.ndarray) -> np.ndarray:
+    """Per node, the nodes from the root down to itself, padded with -1."""
+    chains: list[list[int]] = []
+    for node, parent in enumerate(parents_N.tolist()):
+        chains.append((chains[parent] if parent >= 0 else []) + [node])
+    path_NP = np.full((len(chains), max(map(len, chains))), -1, dtype=np.int64)
+    for node, chain in enumerate(chains):
+        path_NP[node, : len(chain)] = chain
+    return path_NP
+
+
+def _tree_slots(slot_T: np.ndarray, paths: list[tuple[Part, np.ndarray]]) -> Tensor | None:
+    """Slots of each branching node's ancestors and its own, by depth."""
+    if not paths:
+        return None
+    tree_TP = np.full((len(slot_T), max(path.shape[1] for _, path in paths)), -1, dtype=np.int64)
+    for part, path_NP in paths:
+        slots_N = slot_T[part.root + 1 : part.root + 1 + part.num_nodes]
+        tree_TP[part.root + 1 : part.root + 1 + part.num_nodes, : path_NP.shape[1]] = np.where(
+            path_NP >= 0, slots_N[path_NP], -1
+        )
+    return torch.from_numpy(tree_TP)

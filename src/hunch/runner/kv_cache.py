@@ -1,0 +1,73 @@
+"""KV storage: one pair of tensors per group, all over the same block ids.
+
+Shape letters: L layers, C slots, M KV heads, H head width.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from hunch.config import Config
+from hunch.draft import KVShape
+from hunch.errors import CapacityError
+from hunch.kernels.attention import KVCache
+
+
+def bytes_per_slot(shapes: Sequence[KVShape]) -> int:
+    return sum(2 * s.num_layers * s.num_kv_heads * s.head_dim * s.dtype.itemsize for s in shapes)
+
+
+def count_blocks(config: Config, shapes: Sequence[KVShape], max_len: int, max_nodes: int) -> int:
+    """How many blocks the budget holds, and no more than all rows at full length could use."""
+    cache, max_rows = config.cache, config.schedule.max_num_seqs
+    if cache.num_blocks is not None:
+        return cache.num_blocks
+    block_bytes = bytes_per_slot(shapes) * cache.block_size
+    budget = cache.kv_bytes if cache.kv_bytes is not None else _free_memory() // 4
+    useful = max_rows * (-(-(max_len + 2 * max_nodes + 2) // cache.block_size))
+    num_blocks = min(budget // block_bytes, useful)
+    if num_blocks < 1:
+        raise CapacityError(
+            f"the KV cache has {budget:,} bytes, one block of {cache.block_size} tokens needs "
+            f"{block_bytes:,}: give kv_bytes more, or a smaller block_size"
+        )
+    return int(num_blocks)
+
+
+def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
+    size = (shape.num_layers, num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
+    try:  # zeros, not empty: fresh pages are zero anyway, and masked products must not meet a NaN
+        k_LCMH = torch.zeros(size, dtype=shape.dtype, device=device)
+        v_LCMH = torch.zeros(size, dtype=shape.dtype, device=device)
+    except RuntimeError as error:
+        raise CapacityError(
+            f"no memory for {num_blocks} KV blocks on {device}: give a smaller kv_bytes, "
+            "max_model_len or max_num_seqs"
+        ) from error
+    return KVCache(k_LCMH, v_LCMH)
+
+
+def compact(kv: KVCache, source: np.ndarray, target: np.ndarray) -> None:
+    """Move an accepted path's KV to the slots of its positions."""
+    moved = source != target
+    if not moved.any():
+        return
+    source_P, target_P = torch.from_numpy(source[moved]), torch.from_numpy(target[moved])
+    kv.k_LCMH[:, target_P] = kv.k_LCMH[:, source_P]
+    kv.v_LCMH[:, target_P] = kv.v_LCMH[:, source_P]
+
+
+def _free_memory() -> int:
+    """Memory the system could give without swapping."""
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,259 @@
+"""The device side of a step: gather, target forward, verify, commit, observe, propose.
+
+Shape letters: T packed tokens, M rows of logits, R rows of the step, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Draft, TargetStep, Verdict
+from hunch.kernels.attention import KVCache
+from hunch.runner.batch import Batch, Part, gather
+from hunch.runner.kv_cache import compact
+from hunch.runner.rows import RowBuffers
+from hunch.sampling.logprobs import logprobs_at
+from hunch.sampling.state import SamplingState
+from hunch.sampling.stop import finish
+from hunch.spec.base import Drafter
+from hunch.spec.cost import CostCurve
+from hunch.types import Capacity, DraftTrace, Logprob, RowResult, StepPlan, StepResult
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One row's step in the making."""
+
+    part: Part
+    result: RowResult
+    accepted: list[int] = field(default_factory=list)  # nodes of the accepted path
+    is_running: bool = False  # caught up and not finished: it may draft
+
+
+class LocalRunner:
+    """Runs steps in this process, each within its submit; at depth 1 its result is read later."""
+
+    def __init__(
+        self,
+        *,
+        capacity: Capacity,
+        target: Any,
+        kv: Sequence[KVCache],
+        drafter: Drafter,
+        verify: Callable[..., Verdict],
+        sampling: SamplingState,
+        cost: CostCurve,
+        depth: int = 0,
+    ) -> None:
+        self.capacity, self.depth = capacity, depth
+        self.target, self.kv, self.drafter, self.verify = target, kv, drafter, verify
+        self.sampling, self.cost = sampling, cost
+        self.rows = RowBuffers(capacity)
+        self._results: deque[StepResult] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        for row in plan.leaves:
+            self.rows.leave(row)
+            self.sampling.leave(row)
+        if plan.leaves:
+            self.drafter.forget(plan.leaves)
+        for start in plan.starts:
+            self.rows.start(start)
+            self.sampling.start(start.row, start.request, start.tokens)
+        for work in plan.work:
+            self.rows.add_blocks(work.row, work.new_blocks)
+            self.rows.max_draft[work.row] = work.max_draft
+        self._results.append(self._step(plan))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def close(self) -> None:
+        self._results.clear()
+
+    @torch.inference_mode()
+    def _step(self, plan: StepPlan) -> StepResult:
+        started = perf_counter()
+        batch = gather(self.rows, plan.work)
+        outcomes = [Outcome(part, RowResult(row=part.row)) for part in batch.parts]
+        hidden = None
+        if batch.parts:
+            hidden = self.target.forward(
+                batch.ids_T, batch.attn, self.kv[0], self.drafter.needs.feature_layers
+            )
+            self._prompt_logprobs(hidden.last_TD, outcomes)
+        checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
+        logits_MV = self._judge(batch, hidden, checked) if checked else None
+        self._commit(outcomes)
+        committed = perf_counter()
+        if hidden is not None:
+            self.drafter.observe(self._target_step(batch, hidden, outcomes, logits_MV))
+            self._propose([outcome for outcome in outcomes if outcome.is_running])
+        drafted = perf_counter()
+        return self._result(plan, batch, outcomes, committed - started, drafted - committed)
+
+    def _judge(self, batch: Batch, hidden: Any, checked: list[Outcome]) -> Tensor:
+        """Logits at every root and node, and the verifier's word on them."""
+        parts = [outcome.part for outcome in checked]
+        index_M = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
+        logits_MV: Tensor = self.target.logits(hidden.last_TD[torch.from_numpy(index_M)])
+        draft = batch.draft(parts)
+        rows = self.rows.view([part.row for part in parts])
+        verdict = self.verify(draft, logits_MV, rows, self.sampling)
+        first = 0
+        tokens_RK, num_R = verdict.tokens_RK.tolist(), verdict.num_tokens_R.tolist()
+        path_RK = verdict.path_RK.tolist()
+        for place, outcome in enumerate(checked):
+            part, num_tokens = outcome.part, num_R[place]
+            outcome.accepted = path_RK[place][: num_tokens - 1]
+            outcome.result.tokens = tokens_RK[place][:num_tokens]
+            outcome.result.num_accepted = num_tokens - 1
+            self._score(outcome, logits_MV, first)
+            first += 1 + part.num_nodes
+        return logits_MV
+
+    def _score(self, outcome: Outcome, logits_MV: Tensor, first: int) -> None:
+        request = self.rows.requests[outcome.part.row]
+        assert request is not None
+        if request.params.logprobs is not None:
+            index = [first, *(first + 1 + node for node in outcome.accepted)]
+            outcome.result.logprobs = logprobs_at(
+                logits_MV[index], outcome.result.tokens, request.params.logprobs
+            )
+
+    def _commit(self, outcomes: list[Outcome]) -> None:
+        """Write the decided tokens, settle their KV, and say which rows are done."""
+        rows: list[int] = []
+        tokens: list[list[int]] = []
+        for outcome in outcomes:
+            part, result = outcome.part, outcome.result
+            request = self.rows.requests[part.row]
+            assert request is not None
+            known, result.num_processed = part.start + part.num_known, part.num_known
+            self.rows.computed[0, part.row] = known
+            if not part.is_caught_up:
+                continue
+            result.num_drafted = min(part.num_nodes, max(int(self.rows.end[part.row]) - known, 0))
+            if request.params.speculation.trace:
+                result.trace = DraftTrace(
+                    tokens=part.tokens_N.tolist(),
+                    parents=part.parents_N.tolist(),
+                    accepted=outcome.accepted,
+                )
+            if outcome.accepted:
+                nodes = np.asarray(outcome.accepted)
+                slots = self.rows.slots(part.row, known, known + part.num_nodes)
+                compact(self.kv[0], slots[nodes], slots[: len(nodes)])
+            num_kept, result.finish = finish(
+                result.tokens, request, known - len(request.prompt_ids)
+            )
+            result.tokens = result.tokens[:num_kept]
+            if result.logprobs is not None:
+                result.logprobs = result.logprobs[:num_kept]
+            self.rows.commit(part.row, result.tokens)
+            self.rows.computed[0, part.row] += min(len(outcome.accepted), num_kept)
+            rows.append(part.row)
+            tokens.append(result.tokens)
+            outcome.is_running = result.finish is None
+            if not outcome.is_running:
+                self.rows.leave(part.row)
+        self.sampling.commit(rows, tokens)
+
+    def _prompt_logprobs(self, last_TD: Tensor, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            part, request = outcome.part, self.rows.requests[outcome.part.row]
+            assert request is not None
+            if request.params.prompt_logprobs is None:
+                continue
+            following = request.prompt_ids[part.start + 1 : part.start + part.num_known + 1]
+            scores: list[dict[int, Logprob]] = []
+            for first in range(0, len(following), 64):  # whole prompts of logits would not fit
+                chunk = following[first : first + 64]
+                hidden_MD = last_TD[part.first + first : part.first + first + len(chunk)]
+                logits_MV = self.target.logits(hidden_MD)
+                scores += logprobs_at(logits_MV, chunk, request.params.prompt_logprobs)
+            outcome.result.prompt_logprobs = scores
+
+    def _target_step(
+        self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None
+    ) -> TargetStep:
+        needs = self.drafter.needs
+        counts = np.array([o.part.num_known + len(o.accepted) for o in outcomes], dtype=np.int64)
+        start_R = np.array([outcome.part.start for outcome in outcomes], dtype=np.int64)
+        step = TargetStep(
+            rows=self.rows.view([outcome.part.row for outcome in outcomes]),
+            start_R=torch.from_numpy(start_R),
+            known_R=torch.from_numpy(start_R + counts),
+            offset_R=torch.from_numpy(counts.cumsum() - counts),
+            hidden_TD=None,
+            is_caught_up_R=torch.tensor([outcome.part.is_caught_up for outcome in outcomes]),
+        )
+        if needs.hidden or needs.feature_layers:
+            index = [i for o in outcomes for i in _kept(o)]
+            index_T = torch.tensor(index)
+            step.hidden_TD = hidden.last_TD[index_T]
+            step.features = tuple(feature_TD[index_T] for feature_TD in hidden.features)
+        if needs.top and logits_MV is not None:
+            parts = [outcome.part for outcome in outcomes if outcome.part.is_caught_up]
+            index = [i for p in parts for i in range(p.root, p.root + 1 + p.num_nodes)]
+            step.checked_M = batch.ids_T[torch.tensor(index)]
+            step.top_MC = logits_MV.topk(needs.top, dim=-1).indices
+        return step
+
+    def _propose(self, running: list[Outcome]) -> None:
+        """Ask for drafts where the plan allows them and a draft could still be used."""
+        drafting: list[Outcome] = []
+        for outcome in running:
+            row = outcome.part.row
+            remaining = int(self.rows.end[row] - self.rows.known[row]) - 1
+            self.rows.max_draft[row] = min(int(self.rows.max_draft[row]), max(remaining, 0))
+            if self.rows.max_draft[row] > 0:
+                drafting.append(outcome)
+        if not drafting:
+            return
+        draft: Draft = self.drafter.propose(self.rows.view([o.part.row for o in drafting]))
+        for place, (outcome, num_nodes) in enumerate(
+            zip(drafting, draft.num_nodes_R.tolist(), strict=True)
+        ):
+            assert num_nodes <= self.rows.max_draft[outcome.part.row], "a draft over its limit"
+            outcome.result.num_nodes = num_nodes
+            self.rows.drafts[outcome.part.row] = (draft, place) if num_nodes else None
+
+    def _result(
+        self,
+        plan: StepPlan,
+        batch: Batch,
+        outcomes: list[Outcome],
+        target_seconds: float,
+        draft_seconds: float,
+    ) -> StepResult:
+        by_row = {outcome.part.row: outcome.result for outcome in outcomes}
+        for row, result in by_row.items():
+            result.computed = tuple(self.rows.computed[:, row].tolist())
+        num_tokens = sum(part.num_tokens for part in batch.parts)
+        num_known = sum(part.num_known for part in batch.parts)
+        if num_tokens:
+            self.cost.record(num_tokens, target_seconds)
+        share = self.cost.seconds(num_known) / self.cost.seconds(num_tokens) if num_tokens else 0.0
+        return StepResult(
+            id=plan.id,
+            rows=[by_row.get(work.row) or RowResult(row=work.row) for work in plan.work],
+            target_seconds=target_seconds,
+            draft_seconds=draft_seconds,
+            plain_seconds=target_seconds * share,
+        )
+
+
+def _kept(outcome: Outcome) -> list[int]:
+    """Packed indices of a row's known tokens and accepted nodes."""
+    part = outcome.part
+    known = list(range(part.first, part.first + part.num_known))
+    return known + [part.root + 1 + node for node in outcome.accepted]

@@ -1,0 +1,124 @@
+"""The import table of the design, held by walking the source."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "hunch"
+
+# Room -> rooms it may import from, besides itself. "torch" and "triton" are rooms too.
+FREE = {"errors", "types"}
+TABLE: dict[str, set[str]] = {
+    "errors": set(),
+    "types": {"errors"},
+    "registry": set(),
+    "config": {"errors", "registry", "types"},
+    "compat": {"errors", "registry", "types", "config"},
+    "hub": {"errors"},
+    "text": {"types", "errors", "hub"},
+    "grammar": {"types", "errors"},
+    "draft": {"torch", "types"},
+    "kernels": {"torch", "triton", "errors"},
+    "parallel.group": {"torch", "errors"},
+    "layers": {"torch", "kernels", "parallel.group", "errors"},
+    "sampling": {"torch", "draft", "kernels", "types", "errors"},
+    "models": {
+        "torch", "layers", "kernels", "parallel.group", "config", "registry", "errors", "hub",
+    },
+    "verify": {"torch", "draft", "sampling", "kernels", "errors"},
+    "spec": {
+        "torch", "draft", "sampling", "config", "registry", "models", "layers", "kernels",
+        "errors", "types",
+    },
+    "runner": {
+        "torch", "types", "draft", "errors", "config", "registry", "kernels", "parallel.group",
+        "layers", "sampling", "models", "verify", "spec",
+    },
+    "engine": {"types", "config", "errors"},
+    "server": {"engine.client", "types", "config", "errors"},
+    "train": {
+        "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
+    },
+    "bench": {"hunch", "errors", "types"},
+    "cli": {"hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat"},
+    "sglang": {"compat", "llm", "types"},
+    "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},
+}  # fmt: skip
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    """'hunch.spec.ngram' -> 'spec'; 'hunch' -> 'hunch'."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return "hunch"
+    name = ".".join(parts[1:])
+    for room in ("parallel.group", "engine.client"):
+        if name == room or name.startswith(room + "."):
+            return room
+    return parts[1]
+
+
+def imports_of(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.append(node.module)
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_room_imports_only_what_the_table_allows(path: Path) -> None:
+    name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    room = room_of(f"hunch.{name}")
+    if room in ("__init__", "llm"):
+        return
+    allowed = TABLE[room]
+    for imported in imports_of(path):
+        top = imported.split(".")[0]
+        if top in ("torch", "triton"):
+            assert top in allowed, f"{room} must not import {top}"
+        elif top == "hunch":
+            other = room_of(imported)
+            is_own = other == room or other.split(".")[0] == room.split(".")[0]
+            assert is_own or other in allowed, f"{room} must not import {imported}"
+
+
+def test_a_method_never_imports_another_method() -> None:
+    from hunch.registry import DRAFTERS
+
+    files = {entry.split(":")[0] for entry in DRAFTERS.values()}
+    for path in sorted((SOURCE / "spec").glob("*.py")):
+        module = f"hunch.spec.{path.stem}"
+        if module in files and path.stem != "auto":  # the planner may hold the others
+            assert not (set(imports_of(path)) & (files - {module})), path.name
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module", ["hunch", "hunch.engine.engine", "hunch.text.tokenizer", "hunch.cli", "hunch.compat"]
+)
+def test_torch_free_rooms_load_no_torch(module: str) -> None:
+    assert "torch" not in loaded_by(f"import {module}")
+
+
+def test_import_hunch_is_quick() -> None:
+    code = "import time; t = time.perf_counter(); import hunch; print(time.perf_counter() - t)"
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) < 0.3
