@@ -15,10 +15,8 @@ from hunch.config import DEFAULT_MODEL, Config, SpecConfig
 from hunch.engine.engine import Engine
 from hunch.errors import ConfigError, HunchError, RequestError
 from hunch.hub import ModelFiles, resolve
-from hunch.registry import DRAFTERS, VERIFIERS
-from hunch.registry import resolve as resolve_name
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
-from hunch.types import Capacity, GroupInfo, RequestOutput, SamplingParams
+from hunch.types import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from hunch.runner.runner import LocalRunner
@@ -180,15 +178,9 @@ def build_engine(config: Config, tokenizer: Tokenizer | None = None) -> Engine:
 def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> LocalRunner:
     import torch
 
-    from hunch.draft import KVShape
     from hunch.models.load import load_decoder
     from hunch.models.weights import open_weights
-    from hunch.runner.calibrate import calibrate
-    from hunch.runner.kv_cache import allocate, count_blocks
-    from hunch.runner.runner import LocalRunner
-    from hunch.sampling.state import SamplingState
-    from hunch.spec.base import DrafterContext
-    from hunch.spec.cost import CostCurve
+    from hunch.runner.assemble import assemble
 
     if config.parallel.tensor_parallel_size != 1:
         raise ConfigError("tensor_parallel_size above 1 is not available yet; use 1")
@@ -196,62 +188,7 @@ def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> Lo
     target = load_decoder(
         open_weights(files), dtype=config.model.dtype, device=device, threads=config.model.threads
     )
-    max_rows, max_len = config.schedule.max_num_seqs, _max_len(config, target.spec.max_len)
-    sampling = SamplingState(max_rows, target.spec.vocab_size, device)
-    cost = CostCurve()
-    context = DrafterContext(
-        target=target,
-        sampling=sampling,
-        cost=cost,
-        device=device,
-        max_rows=max_rows,
-        max_len=max_len,
-        vocab_size=target.spec.vocab_size,
-        vocab=tokenizer.vocab,
-    )
-    spec = _detect(config.spec)
-    drafter = resolve_name(DRAFTERS, spec.method)(spec.options, spec.path, context)
-    needs = drafter.needs
-    num_layers, num_kv_heads, head_dim = target.kv_shape()
-    shapes = [
-        KVShape(
-            num_layers=num_layers,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            dtype=target.kv_dtype,
-        )
-    ]
-    groups = [GroupInfo(name="target")]
-    if needs.kv is not None:
-        shapes.append(needs.kv)
-        groups.append(needs.group or GroupInfo(name=spec.method))
-    num_blocks = count_blocks(config, shapes, max_len, needs.max_nodes)
-    block_size = config.cache.block_size
-    kv = [allocate(shape, num_blocks, block_size, device) for shape in shapes]
-    if needs.kv is not None:
-        context.kv, context.group = kv[1], 1
-    capacity = Capacity(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_rows=max_rows,
-        max_len=max_len,
-        max_nodes=needs.max_nodes,
-        groups=tuple(groups),
-    )
-    depth = config.schedule.depth
-    runner = LocalRunner(
-        capacity=capacity,
-        target=target,
-        kv=kv,
-        drafter=drafter,
-        verify=resolve_name(VERIFIERS, spec.verifier),
-        sampling=sampling,
-        cost=cost,
-        depth=int(device.type == "cuda") if depth is None else depth,
-    )
-    if needs.max_nodes:
-        calibrate(runner)
-    return runner
+    return assemble(replace(config, spec=_detect(config.spec)), target, device, tokenizer.vocab)
 
 
 def _detect(spec: SpecConfig) -> SpecConfig:
@@ -261,15 +198,6 @@ def _detect(spec: SpecConfig) -> SpecConfig:
     from hunch.models.heads.load import detect
 
     return replace(spec, method=detect(Path(spec.path)))
-
-
-def _max_len(config: Config, own: int) -> int:
-    asked = config.model.max_model_len
-    if asked is None:
-        return own
-    if asked > own:
-        raise ConfigError(f"max_model_len={asked} is more than the model's context of {own}")
-    return asked
 
 
 def _pick_device(device: str) -> str:

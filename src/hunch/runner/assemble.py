@@ -1,0 +1,82 @@
+"""Put a runner together: drafter, KV groups over the same blocks, capacity, verifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hunch.config import Config
+from hunch.draft import KVShape, Needs
+from hunch.errors import ConfigError
+from hunch.registry import DRAFTERS, VERIFIERS, resolve
+from hunch.runner.calibrate import calibrate
+from hunch.runner.kv_cache import allocate, count_blocks
+from hunch.runner.runner import LocalRunner
+from hunch.sampling.state import SamplingState
+from hunch.spec.base import DrafterContext
+from hunch.spec.cost import CostCurve
+from hunch.types import Capacity, GroupInfo
+
+
+def assemble(
+    config: Config, target: Any, device: torch.device, vocab: dict[str, int] | None
+) -> LocalRunner:
+    """A runner for a loaded target; the drafter says by its needs what it must be given."""
+    schedule, spec = config.schedule, config.spec
+    sampling = SamplingState(schedule.max_num_seqs, target.spec.vocab_size, device)
+    context = DrafterContext(
+        target=target,
+        sampling=sampling,
+        cost=CostCurve(),
+        device=device,
+        max_rows=schedule.max_num_seqs,
+        max_len=_max_len(config, target.spec.max_len),
+        vocab_size=target.spec.vocab_size,
+        vocab=vocab,
+    )
+    drafter = resolve(DRAFTERS, spec.method)(spec.options, spec.path, context)
+    shapes, groups = _groups(target, drafter.needs, spec.method)
+    capacity = Capacity(
+        num_blocks=count_blocks(config, shapes, context.max_len, drafter.needs.max_nodes),
+        block_size=config.cache.block_size,
+        max_rows=schedule.max_num_seqs,
+        max_len=context.max_len,
+        max_nodes=drafter.needs.max_nodes,
+        groups=tuple(groups),
+    )
+    kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]
+    if drafter.needs.kv is not None:
+        context.kv, context.group = kv[1], 1
+    runner = LocalRunner(
+        capacity=capacity,
+        target=target,
+        kv=kv,
+        drafter=drafter,
+        verify=resolve(VERIFIERS, spec.verifier),
+        sampling=sampling,
+        cost=context.cost,
+        depth=int(device.type == "cuda") if schedule.depth is None else schedule.depth,
+    )
+    if capacity.max_nodes:
+        calibrate(runner)
+    return runner
+
+
+def _groups(target: Any, needs: Needs, method: str) -> tuple[list[KVShape], list[GroupInfo]]:
+    num_layers, num_kv_heads, head_dim = target.kv_shape()
+    shape = KVShape(
+        num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=target.kv_dtype
+    )
+    if needs.kv is None:
+        return [shape], [GroupInfo(name="target")]
+    return [shape, needs.kv], [GroupInfo(name="target"), needs.group or GroupInfo(name=method)]
+
+
+def _max_len(config: Config, own: int) -> int:
+    asked = config.model.max_model_len
+    if asked is None:
+        return own
+    if asked > own:
+        raise ConfigError(f"max_model_len={asked} is more than the model's context of {own}")
+    return asked
