@@ -1,0 +1,268 @@
+"""Per-row sampling parameters, and the one rule by which every token is chosen.
+
+token = argmax(processed logits / T + gumbel(seed, sample index, position)), in float32, ties to the
+lowest id; T = 0 takes the argmax of the processed logits without noise. The position is the place
+in the sequence of the token being chosen, so nothing but the request and the logits enters a choice.
+
+Shape letters: X rows of the engine, R rows of the step, M rows of logits, V vocabulary, C columns
+of a drafter's logits, P longest path, K tokens of a step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hunch.kernels.noise import (
+    MAX_GUMBEL,
+    MIN_GUMBEL,
+    TARGET,
+    gumbel,
+    gumbel_at,
+    gumbel_row,
+)
+from hunch.sampling.dense import DeviceProcessors
+from hunch.sampling.filters import filter_ref, keep
+from hunch.sampling.processors import HostProcessors, needs_history
+from hunch.types import Request
+
+GREEDY_BELOW = 1e-5  # as in vLLM: a smaller temperature is 0
+SAMPLED, FILTERED, HISTORY = 1, 2, 4  # what a row asks for
+
+Floats = npt.NDArray[np.float32]
+
+
+class SamplingState:
+    """Parameters of every row; choices for any rows of logits."""
+
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        dense: bool | None = None,  # work in tensors only; None: yes, except on a CPU
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.is_dense = self.device.type != "cpu" if dense is None else dense
+
+        def column(value: float, dtype: torch.dtype) -> Tensor:
+            return torch.full((max_rows,), value, dtype=dtype, device=self.device)
+
+        self.temperature_X = column(0, torch.float32)
+        self.top_k_X = column(0, torch.int64)
+        self.top_p_X = column(1, torch.float64)
+        self.log_min_p_X = column(-math.inf, torch.float32)
+        self.seed_X = column(0, torch.int64)
+        self.sample_X = column(0, torch.int64)
+        self.asks_X = np.zeros(max_rows, np.int64)  # flags of the rows in use, on the host
+        self.processors: HostProcessors | DeviceProcessors = (
+            DeviceProcessors(max_rows, vocab_size, self.device)
+            if self.is_dense
+            else HostProcessors(max_rows, vocab_size)
+        )
+
+    # --- rows come and go ---------------------------------------------------------------------
+
+    def start(self, row: int, request: Request, tokens: list[int]) -> None:
+        """A request enters a row; `tokens` is its prompt and the output so far."""
+        params = request.params
+        is_sampled = params.temperature >= GREEDY_BELOW
+        self.temperature_X[row] = params.temperature if is_sampled else 0.0
+        self.top_k_X[row] = params.top_k if params.top_k < self.vocab_size else 0
+        self.top_p_X[row] = params.top_p
+        self.log_min_p_X[row] = math.log(params.min_p) if params.min_p > 0 else -math.inf
+        self.seed_X[row] = request.seed
+        self.sample_X[row] = request.sample_index
+        is_filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        asks = (SAMPLED | FILTERED * is_filtered) if is_sampled else 0
+        if needs_history(request):
+            asks |= HISTORY
+            self.processors.start(row, request, tokens[len(request.prompt_ids) :])
+        self.asks_X[row] = asks
+
+    def commit(self, rows: list[int], tokens: list[list[int]]) -> None:
+        """Tokens that became output, per row."""
+        for row, new in zip(rows, tokens, strict=True):
+            if self.asks_X[row] & HISTORY:
+                self.processors.commit(row, new)
+
+    def commit_rows(self, row_R: Tensor, tokens_RK: Tensor, num_tokens_R: Tensor) -> None:
+        """The same from device values, without asking the host."""
+        if self._asks(row_R) & HISTORY:
+            self.processors.commit_rows(row_R, tokens_RK, num_tokens_R)
+
+    def leave(self, row: int) -> None:
+        if self.asks_X[row] & HISTORY:
+            self.processors.leave(row)
+        self.asks_X[row] = 0
+        self.temperature_X[row] = 0.0
+
+    def is_plain(self, row_M: Tensor) -> bool:
+        """Every row is greedy without processors: a choice is an argmax."""
+        return self._asks(row_M) == 0
+
+    def _asks(self, row_M: Tensor) -> int:
+        # Reading row_M from a device would wait for it; there, any row in use counts.
+        asks = self.asks_X if self.is_dense else self.asks_X[row_M.numpy()]
+        return int(np.bitwise_or.reduce(asks, initial=0))
+
+    # --- choices ------------------------------------------------------------------------------
+
+    def process(
+        self,
+        logits_MV: Tensor,
+        row_M: Tensor,
+        pos_M: Tensor,
+        path_MP: Tensor,
+        mask_MV: Tensor | None = None,
+    ) -> Tensor:
+        """Processed logits / T in float32, -inf for removed tokens; for T = 0 nothing is filtered.
+
+        path_MP holds the drafted tokens from the root to the node, the node included, then -1;
+        mask_MV is False where a grammar forbids a token.
+        """
+        x_MV = self._with_history(logits_MV, row_M, pos_M, path_MP, mask_MV)
+        return self._filtered(x_MV, row_M)
+
+    def choose(
+        self,
+        logits_MV: Tensor,
+        row_M: Tensor,
+        pos_M: Tensor,
+        path_MP: Tensor,
+        mask_MV: Tensor | None = None,
+    ) -> Tensor:
+        """The target's token after each node."""
+        asks = self._asks(row_M)
+        if asks & HISTORY or mask_MV is not None:
+            logits_MV = self._with_history(logits_MV, row_M, pos_M, path_MP, mask_MV)
+        if not asks & SAMPLED:
+            return argmax(logits_MV)
+        if self.is_dense:
+            return argmax(self.scores(logits_MV, row_M, pos_M))
+        return self._draw_rows(logits_MV, row_M, pos_M)
+
+    def draw(
+        self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
+    ) -> Tensor:
+        """A drafter's guess: the target's noise, temperature and filters, no history.
+
+        ids_C names the target's token of each column where a drafter's vocabulary is a part of it.
+        """
+        if not self._asks(row_M) & SAMPLED:
+            best_M = argmax(logits_MC)
+        elif self.is_dense or ids_C is not None:
+            best_M = argmax(self.scores(logits_MC, row_M, pos_M, ids_C))
+        else:
+            best_M = self._draw_rows(logits_MC, row_M, pos_M)
+        return best_M if ids_C is None else ids_C[best_M]
+
+    def scores(
+        self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
+    ) -> Tensor:
+        """What `draw` takes the best of; a tree's children are its best few."""
+        z_MC = self._filtered(logits_MC.float(), row_M)
+        if not self._asks(row_M) & SAMPLED:
+            return z_MC
+        key = self.seed_X[row_M], self.sample_X[row_M], pos_M, TARGET
+        if ids_C is None:
+            noise_MC = gumbel(*key, self.vocab_size)
+        else:
+            noise_MC = gumbel_at(*key, ids_C.expand(z_MC.shape))
+        is_sampled_M1 = self.temperature_X[row_M, None] > 0
+        return torch.where(is_sampled_M1, z_MC + noise_MC, z_MC)
+
+    def _with_history(
+        self,
+        logits_MV: Tensor,
+        row_M: Tensor,
+        pos_M: Tensor,
+        path_MP: Tensor,
+        mask_MV: Tensor | None,
+    ) -> Tensor:
+        x_MV = logits_MV.to(torch.float32, copy=True)
+        if mask_MV is not None:
+            x_MV.masked_fill_(~mask_MV, -torch.inf)
+        if self._asks(row_M) & HISTORY:
+            self.processors.apply(x_MV, row_M, pos_M, path_MP)
+        return x_MV
+
+    def _filtered(self, x_MV: Tensor, row_M: Tensor) -> Tensor:
+        asks = self._asks(row_M)
+        if not asks & SAMPLED:
+            return x_MV
+        temperature_M1 = self.temperature_X[row_M, None]
+        z_MV = x_MV / torch.where(temperature_M1 > 0, temperature_M1, 1.0)
+        if not asks & FILTERED:
+            return z_MV
+        if self.is_dense:
+            is_greedy_M = temperature_M1[:, 0] == 0
+            return filter_ref(
+                z_MV,
+                torch.where(is_greedy_M, 0, self.top_k_X[row_M]),
+                torch.where(is_greedy_M, 1.0, self.top_p_X[row_M]),
+                torch.where(is_greedy_M, -torch.inf, self.log_min_p_X[row_M]),
+            )
+        z = z_MV.numpy()
+        for m, row in enumerate(row_M.tolist()):
+            if self.asks_X[row] & FILTERED:
+                kept = self._keep(z[m], row)
+                values = z[m, kept]
+                z[m] = -np.inf
+                z[m, kept] = values
+        return z_MV
+
+    def _keep(self, z_V: Floats, row: int) -> npt.NDArray[np.int64]:
+        top_k, top_p = int(self.top_k_X[row]), float(self.top_p_X[row])
+        return keep(z_V, top_k, top_p, float(self.log_min_p_X[row]))
+
+    def choose_row(
+        self,
+        logits_V: Floats,
+        row: int,
+        pos: int,
+        path: list[int],
+        mask_V: npt.NDArray[np.bool_] | None = None,
+    ) -> int:
+        """`choose` for one node on a CPU: noise only for the tokens that can still win."""
+        asks = int(self.asks_X[row])
+        if asks & HISTORY or mask_V is not None:
+            logits_V = logits_V.copy()
+            if mask_V is not None:
+                logits_V[~mask_V] = -np.inf
+            if asks & HISTORY:
+                assert isinstance(self.processors, HostProcessors)
+                self.processors.rules[row].apply(logits_V, pos, path)
+        return self._draw_row(logits_V, row, pos)
+
+    def _draw_rows(self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor) -> Tensor:
+        x, rows, places = logits_MV.float().numpy(), row_M.tolist(), pos_M.tolist()
+        columns = zip(x, rows, places, strict=True)
+        return torch.tensor([self._draw_row(x_V, row, pos) for x_V, row, pos in columns])
+
+    def _draw_row(self, logits_V: Floats, row: int, pos: int) -> int:
+        asks = int(self.asks_X[row])
+        if not asks & SAMPLED:
+            return int(logits_V.argmax())
+        z_V = logits_V / self.temperature_X.numpy()[row]
+        if asks & FILTERED:
+            ids = self._keep(z_V, row)
+        else:  # the rest would lose to the best token, whatever their noise and its
+            ids = np.flatnonzero(z_V + MAX_GUMBEL >= z_V.max() + MIN_GUMBEL)
+        key = int(self.seed_X[row]), int(self.sample_X[row]), pos, TARGET
+        is_many = len(ids) * 4 > len(z_V)  # a Philox call serves four neighbours
+        noise = gumbel_row(*key, len(z_V))[ids] if is_many else gumbel_row(*key, ids)
+        return int(ids[(z_V[ids] + noise).argmax()])  # ids ascend: ties go to the lowest
+
+
+def argmax(x_MV: Tensor) -> Tensor:
+    """The best token of each row, the lowest id among equals."""
+    if x_MV.device.type != "cpu":
+        return x_MV.argmax(dim=1)
+    return torch.from_numpy(x_MV.float().numpy().argmax(axis=1))  # vectorised there, not in torch
