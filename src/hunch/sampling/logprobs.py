@@ -10,6 +10,7 @@ Shape letters: M rows, V vocabulary, C best tokens asked for.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -45,17 +46,21 @@ def _best_row(x_V: Floats, count: int) -> Ids:
     return ranked
 
 
-def logprobs(logits_MV: Tensor, token_M: Tensor, num_best: int) -> list[dict[int, Logprob]]:
-    """For each row its token's entry first, then those of the `num_best` best tokens."""
+def logprobs_at(
+    logits_MV: Tensor, tokens: Sequence[int], num_best: int
+) -> list[dict[int, Logprob]]:
+    """For each row its token's entry first, then those of the `num_best` best tokens.
+
+    Prompt log-probabilities are the same thing: logits at a position, and the token after it.
+    """
     x_MV = logits_MV.float()
     norm_M1 = log_normaliser(x_MV)[:, None]
-    token_M1 = token_M[:, None]
+    token_M1 = torch.tensor(tokens, device=x_MV.device)[:, None]
     own_M1 = x_MV.gather(1, token_M1)
     ids_V = torch.arange(x_MV.shape[1], device=x_MV.device)
     is_before_MV = (x_MV > own_M1) | ((x_MV == own_M1) & (ids_V < token_M1))
     rank_M = (is_before_MV.sum(dim=1) + 1).tolist()
     own_M = (own_M1 - norm_M1).float()[:, 0].tolist()
-    tokens = token_M.tolist()
     rows = [
         {token: Logprob(logprob=own, rank=rank)}
         for token, own, rank in zip(tokens, own_M, rank_M, strict=True)
@@ -67,14 +72,3 @@ def logprobs(logits_MV: Tensor, token_M: Tensor, num_best: int) -> list[dict[int
             for rank, (token, value) in enumerate(zip(ids, values, strict=True), start=1):
                 entries.setdefault(token, Logprob(logprob=value, rank=rank))
     return rows
-
-
-def prompt_logprobs(
-    logits_TV: Tensor, next_T: Tensor, num_best: int, chunk: int = 256
-) -> list[dict[int, Logprob]]:
-    """Entries of known tokens: logits at each position, and the token that follows it."""
-    out: list[dict[int, Logprob]] = []
-    for first in range(0, len(next_T), chunk):  # bounds the float32 copies of long prompts
-        some = slice(first, first + chunk)
-        out += logprobs(logits_TV[some], next_T[some], num_best)
-    return out

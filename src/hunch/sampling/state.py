@@ -1,8 +1,8 @@
 """Per-row sampling parameters, and the one rule by which every token is chosen.
 
 token = argmax(processed logits / T + gumbel(seed, sample index, position)), in float32, ties to the
-lowest id; T = 0 takes the argmax of the processed logits without noise. The position is the place
-in the sequence of the token being chosen, so nothing but the request and the logits enters a choice.
+lowest id; T = 0 takes the argmax of the processed logits without noise. The position is that of the
+token being chosen, so nothing but the request and the logits enters a choice.
 
 Shape letters: X rows of the engine, R rows of the step, M rows of logits, V vocabulary, C columns
 of a drafter's logits, P longest path, K tokens of a step.

@@ -8,29 +8,26 @@ Shape letters: R rows, K tokens of the step, S stop ids.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from hunch.types import Request
 
 GOES_ON, STOP, LENGTH = 0, 1, 2
 REASONS = (None, "stop", "length")
 
 
-def finish(
-    tokens: Sequence[int],
-    num_output: int,
-    max_tokens: int,
-    stop_ids: Collection[int],
-    min_tokens: int = 0,
-) -> tuple[list[int], str | None]:
-    """The tokens to keep of those committed after `num_output` others, and why the row ends."""
+def finish(tokens: Sequence[int], request: Request, num_output: int) -> tuple[int, str | None]:
+    """How many of the tokens that follow `num_output` others to keep, and why the row ends."""
+    stop_ids, min_tokens = request.stop_ids, request.params.min_tokens
     for i, token in enumerate(tokens):
         if token in stop_ids and num_output + i >= min_tokens:
-            return list(tokens[: i + 1]), "stop"
-        if num_output + i + 1 >= max_tokens:
-            return list(tokens[: i + 1]), "length"
-    return list(tokens), None
+            return i + 1, "stop"
+        if num_output + i + 1 >= request.max_tokens:
+            return i + 1, "length"
+    return len(tokens), None
 
 
 def finish_rows(

@@ -22,7 +22,7 @@ class Drafter(Protocol):
         """What the target just committed: tokens, features, slots."""
 
     def propose(self, rows: Rows) -> Draft:
-        """A tree for each of `rows.ids_R`, at most rows.max_draft_X nodes each; zero nodes is fine."""
+        """A tree per row of rows.ids_R, at most rows.max_draft_X nodes each; zero nodes is fine."""
 
     def forget(self, rows: list[int]) -> None:
         """Requests that left these rows; another may enter them next."""

@@ -1,0 +1,82 @@
+"""What a target pass costs by packed tokens, measured as it runs, and how many nodes that buys."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+WINDOW = 15  # passes remembered per size
+
+
+class CostCurve:
+    """Seconds of a pass over n packed tokens; never falls as n grows.
+
+    Passes are remembered by size (each one up to 16, then by eighths of a power of two); a size's
+    estimate is the lower quartile of its last passes, since noise only ever adds time. Between
+    sizes the curve is a straight line; beyond them it keeps its last slope. Before anything is
+    measured, a pass costs one unit and every further token `prior` units.
+    """
+
+    def __init__(self, prior: float = 0.05) -> None:
+        self.prior = prior
+        self._passes: dict[int, deque[float]] = {}
+        self._estimates: dict[int, float] = {}
+        self._sizes: list[int] = []
+        self._seconds: list[float] = []  # non-decreasing, beside _sizes
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        size = _bucket(num_tokens)
+        passes = self._passes.setdefault(size, deque(maxlen=WINDOW))
+        passes.append(seconds * size / num_tokens if num_tokens > 16 else seconds)
+        self._estimates[size] = sorted(passes)[(len(passes) - 1) // 4]
+        self._sizes = sorted(self._estimates)
+        # The cheapest larger pass bounds every smaller one, so the curve cannot fall.
+        backwards = accumulate((self._estimates[n] for n in reversed(self._sizes)), min)
+        self._seconds = list(backwards)[::-1]
+
+    def seconds(self, num_tokens: int) -> float:
+        sizes, seconds = self._sizes, self._seconds
+        if not sizes:
+            return 1.0 + self.prior * (num_tokens - 1)
+        at = bisect_left(sizes, num_tokens)
+        if at < len(sizes) and sizes[at] == num_tokens:
+            return seconds[at]
+        if len(sizes) == 1 or at == 0:
+            unit = seconds[0] / (1.0 + self.prior * (sizes[0] - 1))
+            return unit * (1.0 + self.prior * (num_tokens - 1))
+        at = min(at, len(sizes) - 1)
+        slope = (seconds[at] - seconds[at - 1]) / (sizes[at] - sizes[at - 1])
+        return seconds[at] + slope * (num_tokens - sizes[at])
+
+    def relative(self, num_tokens: int) -> float:
+        """In passes over one token."""
+        return self.seconds(num_tokens) / self.seconds(1)
+
+    def best_count(self, chances: Sequence[float], num_rows: int = 1, margin: float = 0.0) -> int:
+        """How many nodes to check, best first, for the most expected tokens per second.
+
+        `chances` are the nodes' chances to be accepted, falling; `num_rows` rows decide one token
+        each in any case. A count above zero must beat plain decoding by the share `margin`.
+        """
+        best, best_rate = 0, num_rows / self.seconds(num_rows) * (1.0 + margin)
+        tokens = float(num_rows)
+        for count, chance in enumerate(chances, start=1):
+            tokens += chance
+            rate = tokens / self.seconds(num_rows + count)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    def best_length(self, acceptance_probs: Sequence[float], base_tokens: int = 1) -> int:
+        """The length of a chain whose node i is accepted with this chance, given those before."""
+        return self.best_count(list(accumulate(acceptance_probs, mul)), base_tokens)
+
+
+def _bucket(num_tokens: int) -> int:
+    if num_tokens <= 16:
+        return num_tokens
+    step = 1 << (num_tokens.bit_length() - 4)  # eighths of the power of two below
+    return (num_tokens + step // 2) // step * step
