@@ -1,0 +1,259 @@
+"""Paged attention on a GPU: one kernel for decoding, trees and chunked prefill.
+
+A row walks positions in tiles of TILE from position 0, in splits of SPLIT positions; split results
+are merged in order. Which program computes a split, and which rows share a tile, changes nothing.
+
+Shape letters: T packed tokens, I tiles of tokens, N heads, M KV heads, H head width, C cache slots,
+S splits, B blocks of a table, P tree depth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+
+TILE = 64  # positions per step of the walk
+SPLIT = 256  # positions per partial result
+MAX_PROGRAMS = 32  # most programs that share one row's splits
+NUM_SMS = 132
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _attend(
+    q, k_ptr, v_ptr, slot_P, is_key, is_pair, m, l, acc, scale, offs_h, kv_stride,
+    HEAD: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Fold one tile of positions into (m, l, acc). A row with no pair here is left as it was."""
+    is_h = offs_h < HEAD
+    at = slot_P.to(tl.int64) * kv_stride
+    k = tl.load(k_ptr + at[None, :] + offs_h[:, None], mask=is_key[None, :] & is_h[:, None],
+                other=0.0)  # fmt: skip
+    v = tl.load(v_ptr + at[:, None] + offs_h[None, :], mask=is_key[:, None] & is_h[None, :],
+                other=0.0)  # fmt: skip
+    scores = tl.where(is_pair, tl.dot(q, k, input_precision="ieee"), -1e30)
+    m_new = tl.maximum(m, tl.max(scores, axis=1) * scale)
+    p = tl.where(is_pair, tl.math.exp2(scores * scale - m_new[:, None]), 0.0).to(v.dtype)
+    shrink = tl.math.exp2(m - m_new)
+    # The sum goes through the tensor core too: its order must not depend on the layout.
+    ones = tl.full((TILE, 16), 1.0, v.dtype)
+    l = tl.dot(p, ones, l * shrink[:, None], input_precision="ieee")
+    acc = tl.dot(p, v, acc * shrink[:, None], input_precision="ieee")
+    return m_new, l, acc
+
+
+@triton.jit
+def _merge(m, l, acc, m1, l1, acc1):
+    """Two partial results of one row, the earlier positions first."""
+    m_new = tl.maximum(m, m1)
+    w, w1 = tl.math.exp2(m - m_new), tl.math.exp2(m1 - m_new)
+    l = l * w + l1 * w1
+    acc = acc * w[:, None] + acc1 * w1[:, None]
+    return m_new, l, acc
+
+
+@triton.jit
+def _split(
+    q, k_ptr, v_ptr, table_ptr, tree_ptr, tok_R, pos_R, low_R, base_R, token0, num_tokens,
+    low, first, last, shared, scale, offs_h, kv_stride, tree_stride,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
+):  # fmt: skip
+    """Positions [first, last) of one split; below `shared` every row finds its keys by table."""
+    m = tl.full((ROWS,), -1e30, tl.float32)
+    l = tl.zeros((ROWS, 16), tl.float32)
+    acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
+    offs_p = tl.arange(0, TILE)
+    first = tl.maximum(first, low // TILE * TILE)
+    for p0 in range(first, tl.minimum(last, shared), TILE):
+        p = p0 + offs_p
+        is_key = p < last
+        block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
+        m, l, acc = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key, is_pair,
+                            m, l, acc, scale, offs_h, kv_stride, HEAD, TILE)  # fmt: skip
+    if HAS_TREE:  # each token has keys of its own here: one tile per token
+        for p0 in range(tl.maximum(first, shared), last, TILE):
+            p = p0 + offs_p
+            for j in range(num_tokens):
+                token = token0 + j
+                base = tl.min(tl.where(tok_R == token, base_R, 2147483647), axis=0)
+                pos = tl.max(tl.where(tok_R == token, pos_R, -1), axis=0)
+                is_key = p <= pos
+                in_table = is_key & (p < base)
+                block = tl.load(table_ptr + p // BLOCK_SIZE, mask=in_table, other=0).to(tl.int64)
+                node = tl.load(tree_ptr + token.to(tl.int64) * tree_stride + (p - base),
+                               mask=is_key & (p >= base), other=0).to(tl.int64)  # fmt: skip
+                slot = tl.where(in_table, block * BLOCK_SIZE + p % BLOCK_SIZE, node)
+                is_pair = is_key[None, :] & (tok_R == token)[:, None]
+                is_pair &= (p[None, :] >= low_R[:, None])
+                m, l, acc = _attend(q, k_ptr, v_ptr, slot, is_key, is_pair, m, l, acc, scale,
+                                    offs_h, kv_stride, HEAD, TILE)  # fmt: skip
+    return m, tl.max(l, axis=1), acc  # the 16 columns of l are equal
+
+
+@triton.jit
+def _attention_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, acc_ptr, stat_ptr, count_ptr,
+    pos_ptr, slot_ptr, seq_ptr, table_ptr, base_ptr, tree_ptr, tile_ptr,
+    scale, window, table_stride, tree_stride, max_splits, num_packed,
+    NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    SPLIT: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HAS_TREE: tl.constexpr, HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of tokens of one sequence, KV head, share of the splits)."""
+    tile, kv_head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    wait_for_inputs()
+    let_next_start()
+    token0, num_tokens = tile, 1
+    if HAS_TILES:
+        token0 = tl.load(tile_ptr + 2 * tile)
+        num_tokens = tl.load(tile_ptr + 2 * tile + 1)
+    row = tl.arange(0, ROWS)
+    tok_R = token0 + row // GROUP_PAD
+    head_R = kv_head * GROUP + row % GROUP_PAD
+    is_row = (row // GROUP_PAD < num_tokens) & (row % GROUP_PAD < GROUP) & (tok_R < num_packed)
+    is_live = is_row & (tl.load(slot_ptr + tok_R, mask=is_row, other=-1) >= 0)
+    pos_R = tl.load(pos_ptr + tok_R, mask=is_live, other=-1).to(tl.int32)
+    low_R = tl.where(is_live, tl.maximum(pos_R - window + 1, 0), 2147483647) if HAS_WINDOW else (
+        tl.where(is_live, 0, 2147483647))  # fmt: skip
+    base_R = tl.load(base_ptr + tok_R, mask=is_live, other=2147483647).to(tl.int32)
+    base_R = tl.where(base_R > pos_R, 2147483647, base_R)  # no drafted ancestor
+    offs_h = tl.arange(0, HEAD_PAD)
+    at = (tok_R.to(tl.int64) * NUM_HEADS + head_R) * HEAD
+    is_q = is_row[:, None] & (offs_h < HEAD)[None, :]
+    num_keys = tl.max(pos_R, axis=0) + 1
+    if num_keys == 0:  # padding: leave numbers, not garbage
+        if share == 0:
+            zero = tl.zeros((ROWS, HEAD_PAD), out_ptr.dtype.element_ty)
+            tl.store(out_ptr + at[:, None] + offs_h[None, :], zero, mask=is_q)
+        return
+    low = tl.min(low_R, axis=0)
+    shared = tl.min(base_R, axis=0) // TILE * TILE if HAS_TREE else num_keys
+    first_split = low // SPLIT
+    num_splits = tl.cdiv(num_keys, SPLIT)
+    num_shares = 1 if PROGRAMS == 1 else tl.minimum(num_splits - first_split, PROGRAMS)
+    if share >= num_shares:
+        return
+    seq = tl.load(seq_ptr + token0).to(tl.int64)
+    table_ptr += seq * table_stride
+    k_ptr += kv_head * HEAD
+    v_ptr += kv_head * HEAD
+    q = tl.load(q_ptr + at[:, None] + offs_h[None, :], mask=is_q, other=0.0)
+
+    m = tl.full((ROWS,), -1e30, tl.float32)
+    l = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
+    part_R = (tok_R.to(tl.int64) * NUM_HEADS + head_R) * max_splits
+    for s in range(first_split + share, num_splits, PROGRAMS):
+        last = tl.minimum((s + 1) * SPLIT, num_keys)
+        m1, l1, acc1 = _split(q, k_ptr, v_ptr, table_ptr, tree_ptr, tok_R, pos_R, low_R, base_R,
+                              token0, num_tokens, low, s * SPLIT, last, shared, scale, offs_h,
+                              NUM_KV * HEAD, tree_stride,
+                              ROWS, HEAD, HEAD_PAD, TILE, BLOCK_SIZE, HAS_TREE)  # fmt: skip
+        if num_shares == 1:
+            m, l, acc = _merge(m, l, acc, m1, l1, acc1)
+        else:
+            to_R = part_R + s
+            tl.store(acc_ptr + to_R[:, None] * HEAD + offs_h[None, :], acc1, mask=is_q)
+            tl.store(stat_ptr + to_R * 2, m1, mask=is_row)
+            tl.store(stat_ptr + to_R * 2 + 1, l1, mask=is_row)
+    if num_shares > 1:  # whoever comes last merges all, in order
+        tl.debug_barrier()
+        done = tl.atomic_add(count_ptr + tile * NUM_KV + kv_head, 1, sem="acq_rel")
+        if done != num_shares - 1:
+            return
+        for s in range(first_split, num_splits):
+            at_R = part_R + s
+            acc1 = tl.load(acc_ptr + at_R[:, None] * HEAD + offs_h[None, :], mask=is_q, other=0.0,
+                           cache_modifier=".cg")  # fmt: skip
+            m1 = tl.load(stat_ptr + at_R * 2, mask=is_row, other=-1e30, cache_modifier=".cg")
+            l1 = tl.load(stat_ptr + at_R * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+            m, l, acc = _merge(m, l, acc, m1, l1, acc1)
+        tl.store(count_ptr + tile * NUM_KV + kv_head, 0)
+    out = acc / tl.where(l > 0, l, 1.0)[:, None]
+    tl.store(out_ptr + at[:, None] + offs_h[None, :], out.to(out_ptr.dtype.element_ty), mask=is_q)
+
+
+@dataclass(slots=True)
+class Workspace:
+    """Partial results of rows whose splits are shared out. Counts return to zero by themselves."""
+
+    acc: Tensor
+    stat: Tensor
+    count: Tensor
+    max_tokens: int
+    max_splits: int
+
+    @staticmethod
+    def create(
+        max_tokens: int, num_heads: int, head: int, max_len: int, device: torch.device | str
+    ) -> Workspace:
+        max_splits = triton.cdiv(max_len, SPLIT)
+        parts = max_tokens * num_heads * max_splits
+        return Workspace(
+            torch.empty(parts * head, dtype=torch.float32, device=device),
+            torch.empty(parts * 2, dtype=torch.float32, device=device),
+            torch.zeros(max_tokens * num_heads, dtype=torch.int32, device=device),
+            max_tokens,
+            max_splits,
+        )
+
+
+def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int) -> Tensor:
+    """(first token, tokens) of each tile, none across two sequences, padded to num_tiles."""
+    tiles = [
+        (first, min(block_tokens, span.last - first))
+        for span in spans
+        for first in range(span.first, span.last, block_tokens)
+    ]
+    assert len(tiles) <= num_tiles, (len(tiles), num_tiles)
+    return torch.tensor(tiles + [(0, 0)] * (num_tiles - len(tiles)), dtype=torch.int32)
+
+
+def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
+    """Into how many programs a row's splits are shared out: enough to fill the chip."""
+    wanted = triton.cdiv(2 * NUM_SMS, max(num_tiles * num_kv_heads, 1))
+    return max(1, min(wanted, triton.cdiv(max_len, SPLIT), MAX_PROGRAMS))
+
+
+def attention(
+    q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, attn: AttnInputs, scale: float, out_TNH: Tensor,
+    *, window: int | None = None, tiles_I2: Tensor | None = None, block_tokens: int = 1,
+    workspace: Workspace | None = None, programs: int = 1,
+) -> None:  # fmt: skip
+    """softmax(q K^T * scale) V over each token's positions. Without tiles, every token is one."""
+    num_tokens, num_heads, head = q_TNH.shape
+    num_kv = k_CMH.shape[1]
+    group = num_heads // num_kv
+    group_pad = next_power_of_2(group)
+    rows = max(16, block_tokens * group_pad)
+    group_pad = rows // block_tokens
+    if workspace is None or num_tokens > workspace.max_tokens:
+        programs = 1
+    num_tiles = num_tokens if tiles_I2 is None else tiles_I2.shape[0]
+    tree = attn.tree_TP
+    head_pad = next_power_of_2(head)
+    acc, stat, count, max_splits = q_TNH, q_TNH, q_TNH, 0
+    if programs > 1:
+        acc, stat, count = workspace.acc, workspace.stat, workspace.count
+        max_splits = workspace.max_splits
+    _attention_kernel[(num_tiles, num_kv, programs)](
+        q_TNH, k_CMH, v_CMH, out_TNH, acc, stat, count,
+        attn.pos_T, attn.slot_T, attn.seq_T, attn.table_SB, attn.base_T,
+        attn.pos_T if tree is None else tree, attn.pos_T if tiles_I2 is None else tiles_I2,
+        scale * LOG2E, 0 if window is None else window, attn.table_SB.stride(0),
+        0 if tree is None else tree.stride(0), max_splits, num_tokens,
+        NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, HEAD=head,
+        HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, PROGRAMS=programs,
+        BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
+        HAS_WINDOW=window is not None, **options(8 if rows >= 128 else 4, 2),
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""Row-wise steps between products: gather, residual add, norm; rotary and KV write with head norms.
+
+One program owns one row (or one head of it) with a layout fixed by the width, so a row's sum is
+always added in the same order.
+
+Shape letters: T rows out, V rows of a table, D width, S slices, N heads, M KV heads, H head width,
+C cache slots, L positions.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.gpu_gemm import rope_ref
+from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+
+
+def add_norm_ref(
+    x_VD: Tensor, weight_D: Tensor, eps: float, parts_SVD: Tensor | None = None,
+    index_T: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(x + parts, its norm), in float64, for the rows named by index_T."""
+    x = x_VD.double() if parts_SVD is None else x_VD.double() + parts_SVD.double().sum(0)
+    x = x if index_T is None else x[index_T]
+    x = x.to(x_VD.dtype).double()  # the sum is stored, then normed
+    rstd = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return x, x * rstd * weight_D.double()
+
+
+def rope_kv_ref(
+    qkv_TK: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor, cos_LH: Tensor,
+    sin_LH: Tensor, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
+) -> Tensor:  # fmt: skip
+    """Returns q, normed and rotated; writes k and v to the cache."""
+    head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
+    x = qkv_TK.double().unflatten(-1, (-1, head))
+    q, k, v = x.split([x.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
+    if norms is not None:
+        q, k = (_norm_ref(y, w, eps) for y, w in zip((q, k), norms, strict=True))
+    live_T = slot_T >= 0
+    k_CMH[slot_T[live_T]] = rope_ref(k, pos_T, cos_LH, sin_LH)[live_T].to(k_CMH.dtype)
+    v_CMH[slot_T[live_T]] = v[live_T].to(v_CMH.dtype)
+    return rope_ref(q, pos_T, cos_LH, sin_LH)
+
+
+def _norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+
+
+@triton.jit
+def _add_norm_kernel(
+    x_ptr, parts_ptr, index_ptr, weight_ptr, sum_ptr, y_ptr, part_stride, D, eps,
+    NUM_SPLITS: tl.constexpr, IS_INDEXED: tl.constexpr, HAS_SUM: tl.constexpr,
+    HAS_NORM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    offs = tl.arange(0, BLOCK_D)
+    is_in = offs < D
+    if HAS_NORM:
+        weight = tl.load(weight_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
+    wait_for_inputs()
+    let_next_start()
+    source = tl.load(index_ptr + row).to(tl.int64) if IS_INDEXED else row
+    x = tl.load(x_ptr + source * D + offs, mask=is_in, other=0.0)
+    dtype = x.dtype
+    if NUM_SPLITS > 0:
+        total = tl.load(parts_ptr + source * D + offs, mask=is_in, other=0.0)
+        for s in tl.static_range(1, NUM_SPLITS):
+            total += tl.load(parts_ptr + s * part_stride + source * D + offs, mask=is_in, other=0.0)
+        x = (x.to(tl.float32) + total).to(dtype)
+    if HAS_SUM:
+        tl.store(sum_ptr + row * D + offs, x, mask=is_in)
+    if HAS_NORM:
+        x = x.to(tl.float32)
+        rstd = tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps)
+        tl.store(y_ptr + row * D + offs, (x * rstd * weight).to(dtype), mask=is_in)
+
+
+@triton.jit
+def _rope_kv_kernel(
+    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, cos_ptr, sin_ptr,
+    q_norm_ptr, k_norm_ptr, eps,
+    HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """One program per token and head: q heads, then k heads, then v heads."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    HALF: tl.constexpr = HEAD // 2
+    offs = tl.arange(0, HALF_PAD)
+    is_in = offs < HALF
+    wait_for_inputs()
+    let_next_start()
+    row_ptr = qkv_ptr + (token * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD
+    lo = tl.load(row_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
+    hi = tl.load(row_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
+    if head < NUM_HEADS + NUM_KV:
+        if HAS_NORM:
+            norm_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
+            rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
+            lo = lo * rstd * tl.load(norm_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
+            hi = hi * rstd * tl.load(norm_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
+        at = tl.load(pos_ptr + token) * HALF + offs
+        cos = tl.load(cos_ptr + at, mask=is_in, other=0.0)
+        sin = tl.load(sin_ptr + at, mask=is_in, other=0.0)
+        lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
+    if head < NUM_HEADS:
+        out_ptr = q_ptr + (token * NUM_HEADS + head) * HEAD + offs
+        tl.store(out_ptr, lo.to(q_ptr.dtype.element_ty), mask=is_in)
+        tl.store(out_ptr + HALF, hi.to(q_ptr.dtype.element_ty), mask=is_in)
+    else:
+        slot = tl.load(slot_ptr + token).to(tl.int64)
+        cache_ptr = k_cache_ptr if head < NUM_HEADS + NUM_KV else v_cache_ptr
+        out_ptr = cache_ptr + (slot * NUM_KV + (head - NUM_HEADS) % NUM_KV) * HEAD + offs
+        is_live = is_in & (slot >= 0)
+        tl.store(out_ptr, lo.to(cache_ptr.dtype.element_ty), mask=is_live)
+        tl.store(out_ptr + HALF, hi.to(cache_ptr.dtype.element_ty), mask=is_live)
+
+
+def add_norm(
+    x_VD: Tensor, weight_D: Tensor | None, eps: float, y_TD: Tensor | None,
+    sum_TD: Tensor | None = None, parts_SVD: Tensor | None = None, index_T: Tensor | None = None,
+) -> None:  # fmt: skip
+    """x + parts (slices in order) to sum_TD, its norm to y_TD; rows by index_T where given.
+
+    With an embedding table for x and token ids for index_T this is the embedding; without
+    weight_D only the sum is stored. sum_TD may be x itself where no index is given.
+    """
+    out = y_TD if sum_TD is None else sum_TD
+    assert out is not None and (weight_D is None) == (y_TD is None)
+    width = x_VD.shape[1]
+    block = next_power_of_2(width)
+    _add_norm_kernel[(out.shape[0],)](
+        x_VD, x_VD if parts_SVD is None else parts_SVD, x_VD if index_T is None else index_T,
+        x_VD if weight_D is None else weight_D, out, out if y_TD is None else y_TD,
+        0 if parts_SVD is None else parts_SVD.stride(0), width, eps,
+        NUM_SPLITS=0 if parts_SVD is None else parts_SVD.shape[0],
+        IS_INDEXED=index_T is not None, HAS_SUM=sum_TD is not None, HAS_NORM=y_TD is not None,
+        BLOCK_D=block, **options(max(1, min(8, block // 512))),
+    )  # fmt: skip
+
+
+def embed(table_VD: Tensor, ids_T: Tensor, out_TD: Tensor) -> None:
+    """Rows of the embedding table."""
+    add_norm(table_VD, None, 0.0, None, sum_TD=out_TD, index_T=ids_T)
+
+
+def rope_kv(
+    qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
+    cos_LH: Tensor, sin_LH: Tensor, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
+) -> None:  # fmt: skip
+    """Head norms (where given), rotation, KV write: for models whose q and k are normed."""
+    head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
+    num_heads = qkv_TK.shape[1] // head - 2 * num_kv
+    assert cos_LH.dtype == torch.float32
+    q_norm, k_norm = norms or (qkv_TK, qkv_TK)
+    _rope_kv_kernel[(qkv_TK.shape[0], num_heads + 2 * num_kv)](
+        qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, cos_LH, sin_LH, q_norm, k_norm, eps,
+        HEAD=head, HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv,
+        HAS_NORM=norms is not None, **options(1),
+    )  # fmt: skip

@@ -1,0 +1,278 @@
+"""Matrix products whose rows do not depend on each other: y = x W^T, with fused endings.
+
+K is walked in order, 16 at a time inside the tensor core, in `split` slices fixed by the weight's
+shape; slice sums are added in order. Tile sizes change with M, the order of additions never does.
+
+Shape letters: M rows, N outputs, K inputs, F width of a gated layer, S slices, T packed tokens,
+C cache slots, H head width, L positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.gpu_launch import let_next_start, options, prefetch_l2, wait_for_inputs
+
+SLICE = 64  # a slice of K is a multiple of this
+NUM_SMS = 132
+
+
+def gemm_ref(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """The specification, in float64."""
+    y_MN = x_MK.double() @ w_NK.double().T
+    return y_MN if bias_N is None else y_MN + bias_N.double()
+
+
+def gated_ref(x_MK: Tensor, w_2FK: Tensor) -> Tensor:
+    """silu(gate) * up; gate rows stand before up rows."""
+    gate_MF, up_MF = gemm_ref(x_MK, w_2FK).chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate_MF) * up_MF
+
+
+def rope_ref(x_TNH: Tensor, pos_T: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
+    """Rotate halves; cos_LH and sin_LH hold the first half of a head."""
+    lo, hi = x_TNH.double().chunk(2, dim=-1)
+    cos, sin = cos_LH[pos_T, None].double(), sin_LH[pos_T, None].double()
+    return torch.cat([lo * cos - hi * sin, hi * cos + lo * sin], dim=-1)
+
+
+@triton.jit
+def _walk(
+    x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, k_last,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    IS_DUAL: tl.constexpr, IS_EVEN: tl.constexpr,
+):  # fmt: skip
+    """One slice of K, in order. The second product exists for pairs (gate and up, rotary halves)."""
+    offs_k = tl.arange(0, BLOCK_K)
+    a = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    b = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(k_first, k_last, BLOCK_K):
+        if IS_EVEN:
+            x = tl.load(x_ptrs + k, mask=is_row[:, None], other=0.0)
+            wa = tl.load(wa_ptrs + k)
+        else:
+            is_k = offs_k < k_last - k
+            x = tl.load(x_ptrs + k, mask=is_row[:, None] & is_k[None, :], other=0.0)
+            wa = tl.load(wa_ptrs + k, mask=is_k[:, None], other=0.0)
+        a = tl.dot(x, wa, a, input_precision="ieee")
+        if IS_DUAL:
+            if IS_EVEN:
+                wb = tl.load(wb_ptrs + k)
+            else:
+                wb = tl.load(wb_ptrs + k, mask=is_k[:, None], other=0.0)
+            b = tl.dot(x, wb, b, input_precision="ieee")
+    return a, b
+
+
+@triton.jit
+def _gemm_kernel(
+    x_ptr, w_ptr, y_ptr, bias_ptr, residual_ptr, M, N, K, x_stride, y_stride,
+    pos_ptr, slot_ptr, cos_ptr, sin_ptr, k_cache_ptr, v_cache_ptr,
+    NUM_SPLITS: tl.constexpr, SLICE_K: tl.constexpr, IS_GRID_SPLIT: tl.constexpr,
+    ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr,
+):  # fmt: skip
+    """ENDING: "store" (+bias, +residual), "gated" (silu(a) * b), "rope" (q out, k and v to cache)."""
+    pid_m, pid_n, pid_s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    IS_DUAL: tl.constexpr = ENDING != "store"
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = offs_m < M
+    if ENDING == "rope":  # columns of a head's first half; their partners stand half a head on
+        HALF: tl.constexpr = HEAD // 2
+        TILES: tl.constexpr = HALF // BLOCK_N
+        head = pid_n // TILES
+        offs_h = (pid_n % TILES) * BLOCK_N + tl.arange(0, BLOCK_N)
+        offs_a = head * HEAD + offs_h
+        offs_b = offs_a + HALF
+        offs_n = offs_a
+        is_col = offs_h < HALF
+    else:
+        offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_col = offs_n < N
+        offs_a = tl.minimum(offs_n, N - 1)
+        offs_b = offs_a + N  # gated: N outputs of 2N weight rows
+    offs_k = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + offs_m[:, None] * x_stride + offs_k[None, :]
+    wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + offs_k[:, None]
+    wb_ptrs = w_ptr + offs_b[None, :].to(tl.int64) * K + offs_k[:, None]
+    first_split = pid_s if IS_GRID_SPLIT else 0
+    if PREFETCH > 0:  # weights do not depend on the kernel before: start reading them
+        lines = first_split * SLICE_K + tl.arange(0, PREFETCH) * 64
+        lines = tl.minimum(lines, K - 1)
+        prefetch_l2(w_ptr + offs_a[:, None].to(tl.int64) * K + lines[None, :])
+        if IS_DUAL:
+            prefetch_l2(w_ptr + offs_b[:, None].to(tl.int64) * K + lines[None, :])
+    wait_for_inputs()
+
+    k_first = first_split * SLICE_K
+    a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, tl.minimum(k_first + SLICE_K, K),
+                 BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
+    if not IS_GRID_SPLIT:
+        for s in tl.static_range(1, NUM_SPLITS):
+            a1, b1 = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, s * SLICE_K,
+                           tl.minimum((s + 1) * SLICE_K, K),
+                           BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
+            a += a1
+            b += b1
+    let_next_start()
+
+    if HAS_BIAS:
+        a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
+        if IS_DUAL:
+            b += tl.load(bias_ptr + offs_b).to(tl.float32)[None, :]
+    is_out = is_row[:, None] & is_col[None, :]
+    y_ptrs = y_ptr + offs_m[:, None].to(tl.int64) * y_stride + offs_n[None, :]
+    if ENDING == "store":
+        if IS_GRID_SPLIT:
+            y_ptrs += pid_s.to(tl.int64) * M * y_stride
+        if HAS_RESIDUAL:
+            a += tl.load(residual_ptr + offs_m[:, None] * y_stride + offs_n[None, :],
+                         mask=is_out, other=0.0).to(tl.float32)  # fmt: skip
+        tl.store(y_ptrs, a.to(y_ptr.dtype.element_ty), mask=is_out)
+    elif ENDING == "gated":
+        gated = a / (1.0 + tl.exp(-a)) * b
+        tl.store(y_ptrs, gated.to(y_ptr.dtype.element_ty), mask=is_out)
+    else:
+        _store_rotated(a, b, y_ptrs, is_out, offs_m, offs_h, head, pos_ptr, slot_ptr, cos_ptr,
+                       sin_ptr, k_cache_ptr, v_cache_ptr, is_row, HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
+
+
+@triton.jit
+def _store_rotated(
+    lo, hi, q_ptrs, is_out, offs_m, offs_h, head, pos_ptr, slot_ptr, cos_ptr, sin_ptr,
+    k_cache_ptr, v_cache_ptr, is_row,
+    HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
+):  # fmt: skip
+    """Rotate q and k; q goes out, k and v go to each token's slot."""
+    HALF: tl.constexpr = HEAD // 2
+    if head < NUM_HEADS + NUM_KV:
+        pos = tl.load(pos_ptr + offs_m, mask=is_row, other=0)
+        at = pos[:, None] * HALF + offs_h[None, :]
+        cos, sin = tl.load(cos_ptr + at), tl.load(sin_ptr + at)
+        lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
+    if head < NUM_HEADS:
+        tl.store(q_ptrs, lo.to(q_ptrs.dtype.element_ty), mask=is_out)
+        tl.store(q_ptrs + HALF, hi.to(q_ptrs.dtype.element_ty), mask=is_out)
+    else:
+        slot = tl.load(slot_ptr + offs_m, mask=is_row, other=-1)
+        is_live = is_out & (slot >= 0)[:, None]
+        kv_head = (head - NUM_HEADS) % NUM_KV
+        at = (slot[:, None].to(tl.int64) * NUM_KV + kv_head) * HEAD + offs_h[None, :]
+        cache_ptr = k_cache_ptr if head < NUM_HEADS + NUM_KV else v_cache_ptr
+        tl.store(cache_ptr + at, lo.to(cache_ptr.dtype.element_ty), mask=is_live)
+        tl.store(cache_ptr + at + HALF, hi.to(cache_ptr.dtype.element_ty), mask=is_live)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one launch cuts the work. Any tile gives the same bits."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    prefetch: int = 0  # lines of 64 weights per row asked for before the inputs are ready
+
+
+def split_of(num_outputs: int, k: int) -> int:
+    """Slices of K: fixed by the weight's shape, so that few-output weights still fill the chip."""
+    best = 1
+    for split in (2, 3, 4, 6, 8):
+        slice_k = slice_of(k, split)
+        if triton.cdiv(num_outputs, 32) * best >= 1.5 * NUM_SMS:
+            break
+        if slice_k >= 192 and slice_k * (split - 1) < k:
+            best = split
+    return best
+
+
+def slice_of(k: int, split: int) -> int:
+    return triton.cdiv(triton.cdiv(k, split), SLICE) * SLICE
+
+
+def tile_of(m: int, num_outputs: int, slice_k: int, num_splits: int, is_dual: bool) -> Tile:
+    """A tile for m rows. Up to 64 rows the weights' bytes decide; above, arithmetic does."""
+    half = 2 if is_dual else 1
+    block_k = next(b for b in (256, 128, 64, 32, 16) if slice_k % b == 0 or b == 16)
+    if m > 128:
+        return Tile(128, 128 // half, min(block_k, 64), 8, 4)
+    if m > 64:
+        return Tile(128, 64 // half, min(block_k, 64), 4, 4)
+    if m > 16:
+        block_m = 32 if m <= 32 else 64
+        is_wide = num_outputs * half * num_splits >= 64 * NUM_SMS
+        return Tile(block_m, (64 if is_wide else 32) // half, min(block_k, 128), 4, 4, 8)
+    is_wide = num_outputs * half * num_splits >= 64 * NUM_SMS
+    return Tile(16, (32 if is_wide else 16 * half) // half, block_k, 4, 4, 8)
+
+
+def _launch(
+    x_MK: Tensor, w_NK: Tensor, y: Tensor, ending: str, num_outputs: int, split: int,
+    *, bias: Tensor | None = None, residual: Tensor | None = None, rope: tuple | None = None,
+    heads: tuple[int, int, int] = (2, 0, 0), tile: Tile | None = None,
+) -> None:  # fmt: skip
+    m, k = x_MK.shape
+    is_dual = ending != "store"
+    is_grid_split = y.dim() == 3 and y.shape[0] == split > 1
+    slice_k = slice_of(k, split)
+    tile = tile or tile_of(m, num_outputs, slice_k, split if is_grid_split else 1, is_dual)
+    if ending == "rope":  # a tile must not cross a head's half
+        block_n = min(tile.block_n, heads[0] // 2)
+        num_tiles = w_NK.shape[0] // heads[0] * (heads[0] // 2 // block_n)
+    else:
+        block_n = tile.block_n
+        num_tiles = triton.cdiv(num_outputs, block_n)
+    grid = (triton.cdiv(m, tile.block_m), num_tiles, split if is_grid_split else 1)
+    pos, slot, cos, sin, k_cache, v_cache = rope or (x_MK,) * 6
+    _gemm_kernel[grid](
+        x_MK, w_NK, y, x_MK if bias is None else bias, x_MK if residual is None else residual,
+        m, num_outputs, k, x_MK.stride(0), y.stride(-2), pos, slot, cos, sin, k_cache, v_cache,
+        NUM_SPLITS=split, SLICE_K=slice_k, IS_GRID_SPLIT=is_grid_split, ENDING=ending,
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
+        BLOCK_M=tile.block_m, BLOCK_N=block_n, BLOCK_K=tile.block_k,
+        IS_EVEN=k % tile.block_k == 0 and slice_k % tile.block_k == 0, PREFETCH=tile.prefetch,
+        **options(tile.num_warps, tile.num_stages),
+    )  # fmt: skip
+
+
+def gemm(
+    x_MK: Tensor, w_NK: Tensor, y_MN: Tensor, bias_N: Tensor | None = None,
+    residual_MN: Tensor | None = None, tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """y = x W^T + bias + residual, rounded once. K is one slice."""
+    _launch(x_MK, w_NK, y_MN, "store", w_NK.shape[0], 1, bias=bias_N, residual=residual_MN,
+            tile=tile)  # fmt: skip
+
+
+def gemm_parts(x_MK: Tensor, w_NK: Tensor, parts_SMN: Tensor, tile: Tile | None = None) -> None:
+    """The slices' sums in float32, for `add_norm` to add in order. S = 1: already added."""
+    split = split_of(*w_NK.shape)
+    assert parts_SMN.dtype == torch.float32 and parts_SMN.shape[0] in (1, split)
+    _launch(x_MK, w_NK, parts_SMN, "store", w_NK.shape[0], split, tile=tile)
+
+
+def gemm_gated(x_MK: Tensor, w_2FK: Tensor, y_MF: Tensor, tile: Tile | None = None) -> None:
+    """silu(x Wg^T) * (x Wu^T); w_2FK holds the gate's rows, then the up projection's."""
+    _launch(x_MK, w_2FK, y_MF, "gated", w_2FK.shape[0] // 2, 1, tile=tile)
+
+
+def gemm_rope(
+    x_TK: Tensor, w_NK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor,
+    slot_T: Tensor, cos_LH: Tensor, sin_LH: Tensor, bias_N: Tensor | None = None,
+    tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """q, k and v of each token: q and k rotated, k and v written to the token's slot."""
+    head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
+    num_heads = w_NK.shape[0] // head - 2 * num_kv
+    rope = (pos_T, slot_T, cos_LH, sin_LH, k_CMH, v_CMH)
+    _launch(x_TK, w_NK, q_TN, "rope", w_NK.shape[0] // 2, 1, bias=bias_N, rope=rope,
+            heads=(head, num_heads, num_kv), tile=tile)  # fmt: skip

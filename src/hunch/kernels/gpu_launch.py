@@ -1,0 +1,66 @@
+"""What every Triton launcher shares: launch options, rounding, and overlap with the kernel before.
+
+Kernels start early (programmatic dependent launch): what comes before `wait_for_inputs` may touch
+weights only, everything else comes after it. Each kernel calls it once, so a chain is safe.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+IS_INTERPRETED = triton.knobs.runtime.interpret
+
+
+def options(num_warps: int, num_stages: int = 1) -> dict[str, object]:
+    """Launch options. Multiply-add contraction is off: it could differ from tile to tile."""
+    if IS_INTERPRETED:
+        return {"num_warps": num_warps, "num_stages": num_stages}
+    return {
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "launch_pdl": HAS_EARLY_START,
+        "enable_fp_fusion": False,
+    }
+
+
+def _has_early_start() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+
+
+HAS_EARLY_START = not IS_INTERPRETED and _has_early_start()
+EARLY = tl.constexpr(HAS_EARLY_START)  # known when a kernel is compiled
+
+
+@triton.jit
+def wait_for_inputs():
+    """Nothing the kernel before writes may be read above this line."""
+    if EARLY:
+        gdc_wait()
+
+
+@triton.jit
+def let_next_start():
+    """The next kernel may take free multiprocessors now; it still waits for our results."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch_l2(ptrs):
+    """Ask for the lines behind `ptrs` without waiting for them."""
+    if EARLY:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [ptrs.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,161 @@
+"""The Triton kernels against their references: on a GPU, else through Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm
+from hunch.kernels.attention import AttnInputs, Span, attention_ref
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+
+
+def rand(*shape: int, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(seed + sum(shape))
+    return (torch.randn(*shape, generator=gen) * scale).to(DEVICE)
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 2e-5) -> None:
+    assert (got.double() - want.double()).norm() / want.double().norm() < tolerance
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 48, 64), (5, 40, 96), (17, 33, 80), (70, 64, 64)])
+def test_gemm_adds_bias_and_residual(m: int, n: int, k: int) -> None:
+    x, w, bias, residual = rand(m, k), rand(n, k), rand(n), rand(m, n, seed=1)
+    y = torch.full((m, n), float("nan"), device=DEVICE)
+    gpu_gemm.gemm(x, w, y, bias, residual)
+    close(y, gpu_gemm.gemm_ref(x, w, bias) + residual)
+
+
+def test_slices_of_k_add_up_in_one_program_as_in_many() -> None:
+    x, w = rand(3, 400), rand(24, 400)
+    split = gpu_gemm.split_of(24, 400)
+    assert split > 1
+    parts = torch.full((split, 3, 24), float("nan"), device=DEVICE)
+    whole = torch.full((1, 3, 24), float("nan"), device=DEVICE)
+    gpu_gemm.gemm_parts(x, w, parts)
+    gpu_gemm.gemm_parts(x, w, whole)
+    close(parts.sum(0), gpu_gemm.gemm_ref(x, w))
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    assert torch.equal(total, whole[0])
+
+
+def test_gated_product() -> None:
+    x, w = rand(3, 64), rand(80, 64, scale=0.1)
+    y = torch.full((3, 40), float("nan"), device=DEVICE)
+    gpu_gemm.gemm_gated(x, w, y)
+    close(y, gpu_gemm.gated_ref(x, w))
+
+
+@pytest.mark.parametrize(("heads", "kv", "head"), [(3, 1, 32), (4, 2, 16)])
+def test_projection_rotates_and_writes_slots(heads: int, kv: int, head: int) -> None:
+    x, w, bias = rand(4, 64), rand((heads + 2 * kv) * head, 64, scale=0.1), rand(6 * 32)
+    bias = bias[: w.shape[0]]
+    pos = torch.tensor([7, 0, 3, 9], device=DEVICE)
+    slot = torch.tensor([5, 2, -1, 0], device=DEVICE)
+    angle = rand(16, head // 2)
+    cos, sin = angle.cos(), angle.sin()
+    q = torch.full((4, heads * head), float("nan"), device=DEVICE)
+    cache = [rand(8, kv, head, seed=s) for s in (1, 2)]
+    want = [c.clone() for c in cache]
+    gpu_gemm.gemm_rope(x, w, q, *cache, pos, slot, cos, sin, bias)
+    qkv = gpu_gemm.gemm_ref(x, w, bias)
+    want_q = gpu_fused.rope_kv_ref(qkv, *want, pos, slot, cos, sin)
+    close(q, want_q.flatten(1))
+    for got, ref in zip(cache, want, strict=True):
+        close(got, ref)
+
+
+def test_rope_with_head_norms() -> None:
+    heads, kv, head = 3, 1, 24
+    qkv = rand(4, (heads + 2 * kv) * head)
+    pos = torch.tensor([7, 0, 3, 9], device=DEVICE)
+    slot = torch.tensor([5, 2, -1, 0], device=DEVICE)
+    angle = rand(16, head // 2)
+    norms = (rand(head, seed=3), rand(head, seed=4))
+    q = torch.full((4, heads, head), float("nan"), device=DEVICE)
+    cache = [rand(8, kv, head, seed=s) for s in (1, 2)]
+    want = [c.clone() for c in cache]
+    gpu_fused.rope_kv(qkv, q, *cache, pos, slot, angle.cos(), angle.sin(), norms)
+    close(q, gpu_fused.rope_kv_ref(qkv, *want, pos, slot, angle.cos(), angle.sin(), norms))
+    for got, ref in zip(cache, want, strict=True):
+        close(got, ref)
+
+
+@pytest.mark.parametrize("num_parts", [0, 1, 3])
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_add_norm(num_parts: int, is_indexed: bool) -> None:
+    x, weight = rand(5, 100), rand(100)
+    parts = rand(num_parts, 5, 100, seed=2) if num_parts else None
+    index = torch.tensor([4, 0, 4], device=DEVICE) if is_indexed else None
+    num_rows = 3 if is_indexed else 5
+    y, total = (torch.full((num_rows, 100), float("nan"), device=DEVICE) for _ in range(2))
+    gpu_fused.add_norm(x, weight, 1e-5, y, sum_TD=total, parts_SVD=parts, index_T=index)
+    want_total, want = gpu_fused.add_norm_ref(x, weight, 1e-5, parts, index)
+    close(total, want_total)
+    close(y, want)
+
+
+def packed(lengths: list[int], news: list[int], tree: list[int] | None = None) -> AttnInputs:
+    """Sequences of `lengths` positions, the last `news` packed; tree: parents of extra nodes."""
+    block = 16
+    num_blocks = [(n + 64) // block + 1 for n in lengths]
+    gen = torch.Generator().manual_seed(sum(lengths))
+    order = torch.randperm(sum(num_blocks), generator=gen)
+    table = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int64)
+    pos, slot, seq, base, paths, spans, at = [], [], [], [], [], [], 0
+    for s, (length, new) in enumerate(zip(lengths, news, strict=True)):
+        table[s, : num_blocks[s]] = order[at : at + num_blocks[s]]
+        at += num_blocks[s]
+        first = len(pos)
+
+        def slot_of(p: int, s: int = s) -> int:
+            return int(table[s, p // block]) * block + p % block
+
+        for p in range(length - new, length):
+            pos.append(p), slot.append(slot_of(p)), seq.append(s)
+            base.append(length), paths.append([])
+        for n, parent in enumerate(tree or []):
+            path = [] if parent < 0 else paths[first + new + parent]
+            slot.append(slot_of(length + n)), seq.append(s)
+            pos.append(length + len(path)), base.append(length)
+            paths.append([*path, slot[-1]])
+        spans.append(Span(first, len(pos), s, length - new, new, bool(tree)))
+    depth = max(map(len, paths))
+    tree_TP = torch.tensor([p + [0] * (depth - len(p)) for p in paths]) if tree else None
+    slot[-1] = -1  # the last token is padding
+    return AttnInputs(
+        *(torch.tensor(v).to(DEVICE) for v in (pos, slot, seq)), table.to(DEVICE),
+        torch.tensor(base).to(DEVICE), None if tree_TP is None else tree_TP.to(DEVICE), block,
+        tuple(spans),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("block_tokens", [1, 4])
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("tree", [None, [-1, 0, -1, 0, 1]])
+def test_attention(
+    programs: int, block_tokens: int, window: int | None, tree: list[int] | None
+) -> None:
+    heads, kv, head = 6, 2, 24
+    attn = packed([300, 1, 62], [3, 1, 2], tree)
+    num_tokens = len(attn.pos_T)
+    num_slots = int(attn.table_SB.max() + 1) * 16
+    q, k, v = (rand(n, h, head) for n, h in ((num_tokens, heads), (num_slots, kv), (num_slots, kv)))
+    out = torch.full_like(q, float("nan"))
+    tiles = None
+    if block_tokens > 1:
+        tiles = gpu_attention.tiles_of(attn.spans, block_tokens, 10).to(DEVICE)
+    space = gpu_attention.Workspace.create(num_tokens, heads, head, 512, DEVICE)
+    gpu_attention.attention(q, k, v, attn, 0.2, out, window=window, tiles_I2=tiles,
+                            block_tokens=block_tokens, workspace=space,
+                            programs=programs)  # fmt: skip
+    close(out, attention_ref(q, k, v, attn, 0.2, window))
+    assert not space.count.any()
