@@ -1,0 +1,210 @@
+"""The routes: OpenAI's API, what operators ask for, and the page."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+from hunch import __version__
+from hunch.errors import HunchError
+from hunch.server.guard import Guard, Keys
+from hunch.server.problems import ProblemError, from_error, from_validation
+from hunch.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ErrorBody,
+    TokenizeBody,
+)
+from hunch.server.service import Service
+from hunch.server.streaming import ClientGoneError
+
+PAGE = {  # path -> file of hunch.web, media type
+    "/": ("index.html", "text/html"),
+    "/static/app.js": ("app.js", "text/javascript"),
+    "/static/charts.js": ("charts.js", "text/javascript"),
+    "/static/style.css": ("style.css", "text/css"),
+    "/favicon.ico": ("icon.svg", "image/svg+xml"),
+}
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "cache-control": "no-cache",
+    "x-frame-options": "DENY",
+}
+FAULTS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
+}
+
+
+def build_app(service: Service) -> Guard | CORSMiddleware:
+    """The whole ASGI application around one service."""
+    app = FastAPI(
+        title="hunch",
+        version=__version__,
+        docs_url=None,  # its pages come from a CDN
+        redoc_url=None,
+        responses=FAULTS,
+    )
+    _add_openai(app, service)
+    _add_operations(app, service)
+    if service.settings.has_page:
+        _add_page(app)
+    _add_faults(app, service)
+    _drop_default_faults(app)
+    settings = service.settings
+    known = {route.path for route in app.routes}  # type: ignore[attr-defined]
+
+    def answered(path: str, status: int, seconds: float) -> None:
+        service.metrics.answered(path if path in known else "other", status)
+
+    guard = Guard(
+        app,
+        keys=Keys(settings.api_keys),
+        public_paths=frozenset({"/health", *(PAGE if settings.has_page else ())}),
+        max_body_bytes=settings.limits.max_body_bytes,
+        is_draining=lambda: service.is_draining,
+        answered=answered,
+    )
+    if not settings.cors_origins:
+        return guard
+    return CORSMiddleware(
+        guard,
+        allow_origins=settings.cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        expose_headers=["X-Request-Id", "Retry-After"],
+    )
+
+
+def _add_openai(app: FastAPI, service: Service) -> None:
+    def model(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(service.started),
+            "owned_by": "hunch",
+            "root": service.settings.served_model_names[0],
+            "max_model_len": service.engine.info.max_len,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        names = service.settings.served_model_names
+        return {"object": "list", "data": [model(name) for name in names]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return model(name)
+
+    @app.post("/v1/completions", response_class=Response)
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        return await service.complete(body, request)
+
+    @app.post("/v1/chat/completions", response_class=Response)
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        return await service.chat(body, request)
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ProblemError(400, "give either prompt or messages")
+        if body.messages is not None:
+            ids = await service.render(body.messages, None)
+        else:
+            ids = await service.encode(body.prompt or "", body.add_special_tokens)
+        return {"tokens": ids, "count": len(ids), "max_model_len": service.engine.info.max_len}
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        service.check_model(body.model)
+        service.check_ids(body.tokens)
+        return {"prompt": service.text.decode(body.tokens, skip_special_tokens=False)}
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the process is of use at all: 503 once the engine is dead."""
+        if service.engine.death is not None:
+            raise ProblemError(503, service.engine.death, code="engine_unavailable")
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        """Whether to send requests here: 503 while draining."""
+        if service.is_draining:
+            raise ProblemError(503, "the server is shutting down", code="shutting_down")
+        return await health()
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        media_type = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(service.metrics.exposition(), media_type=media_type)
+
+    @app.get("/stats")
+    async def stats() -> dict[str, Any]:
+        return service.overview()
+
+
+def _add_page(app: FastAPI) -> None:
+    folder = files("hunch.web")
+    for path, (name, media_type) in PAGE.items():
+        content = folder.joinpath(name).read_bytes()
+        serve = partial(_static, content, media_type)
+        app.add_route(path, serve, methods=["GET"], include_in_schema=False)
+
+
+async def _static(content: bytes, media_type: str, request: Request) -> Response:
+    return Response(content, media_type=media_type, headers=PAGE_HEADERS)
+
+
+def _add_faults(app: FastAPI, service: Service) -> None:
+    async def on_hunch(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HunchError)
+        if isinstance(error, ClientGoneError):
+            return Response(status_code=499)
+        return from_error(error, retry_after=service.retry_after()).response()
+
+    async def on_body(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return from_validation(error.errors()).response()
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = ProblemError(error.status_code, str(error.detail)).response()
+        response.headers.update(error.headers or {})  # 405 says what is allowed
+        return response
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        # The server logs the stack; the client learns only that it was not its fault.
+        return JSONResponse(
+            ProblemError(500, "the request failed inside the server", code="internal_error").body(),
+            status_code=500,
+        )
+
+    app.add_exception_handler(HunchError, on_hunch)
+    app.add_exception_handler(RequestValidationError, on_body)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_bug)
+
+
+def _drop_default_faults(app: FastAPI) -> None:
+    """Bodies that do not fit get 400, as from OpenAI; FastAPI's document would say 422."""
+    document = app.openapi()
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)

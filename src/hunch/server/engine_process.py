@@ -1,0 +1,196 @@
+"""The engine's own process: commands in, steps, differences out. HTTP work never stalls it.
+
+One thread does all of it: between two steps it takes the commands that have arrived, so an abort
+takes effect within one step and nothing competes with the step for the interpreter.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Protocol
+
+from hunch.errors import HunchError
+from hunch.server import wire
+from hunch.types import RequestOutput, Runner, SamplingParams
+
+STATS_SECONDS = 1.0  # between two reports while requests run
+IDLE_SECONDS = 5.0  # between two reports while none do
+RECEIVE_BYTES = 1 << 18
+
+
+class Engine(Protocol):
+    """What this process drives; the real one comes from the factory named on start."""
+
+    runner: Runner
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        stream: bool = True,
+    ) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class Channel:
+    """The socket to the HTTP side. Sending never waits: what does not fit is kept for later."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._unpacker = wire.Unpacker()
+        self._unsent = bytearray()
+        self.is_open = True
+
+    def send(self, message: wire.Message) -> None:
+        self._unsent += wire.pack(message)
+        self._flush()
+
+    def receive(self, timeout: float) -> Iterator[wire.Message]:
+        """The messages that have arrived; waits up to `timeout` seconds for the first."""
+        writers = [self._sock] if self._unsent else []
+        readable, writable, _ = select.select([self._sock], writers, [], timeout)
+        if writable:
+            self._flush()
+        if not readable:
+            return
+        try:
+            data = self._sock.recv(RECEIVE_BYTES)
+        except ConnectionError:
+            data = b""
+        self.is_open = bool(data)
+        yield from self._unpacker.feed(data)
+
+    def flush(self, timeout: float) -> None:
+        """Send what is kept, for at most `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while self._unsent and self.is_open and time.monotonic() < end:
+            select.select([], [self._sock], [], max(0.0, end - time.monotonic()))
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._sock.send(self._unsent)]
+        except BlockingIOError:
+            pass  # the reader is behind; the next receive() tries again
+        except ConnectionError:
+            self.is_open = False
+
+
+class Loop:
+    """Commands, a step, answers; until the HTTP side hangs up."""
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self.engine = engine
+        self.channel = channel
+        self.sent: dict[str, wire.Sent] = {}
+        self.is_closing = False
+        self._next_stats = 0.0
+
+    def run(self) -> None:
+        while self.channel.is_open and not self.is_closing:
+            has_work = self.engine.has_work
+            for message in self.channel.receive(0.0 if has_work else IDLE_SECONDS):
+                self._obey(message)
+            if self.engine.has_work:
+                self._step()
+            self._report(is_idle=not self.engine.has_work)
+
+    def _obey(self, message: wire.Message) -> None:
+        match message["op"]:
+            case "submit":
+                self._submit(message)
+            case "abort":
+                if self.sent.pop(message["id"], None) is not None:
+                    self.engine.abort(message["id"])
+            case "close":
+                self.is_closing = True
+
+    def _submit(self, message: wire.Message) -> None:
+        request_id = message["id"]
+        try:
+            params = wire.load_params(message["params"])
+            stream = message["stream"]
+            self.engine.add(request_id, message["prompt_ids"], params, stream=stream)
+        except HunchError as error:
+            self.channel.send({"op": "refused", "id": request_id, **wire.dump_error(error)})
+            return
+        self.sent[request_id] = wire.Sent()
+        self.channel.send({"op": "accepted", "id": request_id})
+
+    def _step(self) -> None:
+        items = []
+        for output in self.engine.step():
+            sent = self.sent.get(output.request_id)
+            if sent is None:
+                continue
+            items.append(wire.dump_delta(output, sent))
+            if output.finished:
+                del self.sent[output.request_id]
+        if items:
+            self.channel.send({"op": "deltas", "items": items})
+
+    def _report(self, *, is_idle: bool) -> None:
+        now = time.monotonic()
+        if is_idle or now >= self._next_stats:
+            self._next_stats = now + STATS_SECONDS
+            self.channel.send({"op": "stats", "stats": self.engine.stats()})
+
+
+def resolve(path: str) -> Any:
+    """The object 'package.module:name' names."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def main(fd: int) -> int:
+    """Build the engine the first message describes and serve until the socket closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the HTTP side decides when to drain and leave
+    channel = Channel(socket.socket(fileno=fd))
+    start: wire.Message | None = None
+    while start is None:
+        start = next(channel.receive(IDLE_SECONDS), None)
+        if not channel.is_open:
+            return 0
+    try:
+        engine: Engine = resolve(start["factory"])(wire.load_config(start["config"]))
+    except HunchError as error:
+        channel.send({"op": "fatal", "message": str(error)})
+        channel.flush(5.0)
+        return 1
+    capacity = engine.runner.capacity
+    info = {name: getattr(capacity, name) for name in ("num_blocks", "block_size", "max_rows")}
+    channel.send({"op": "ready", "info": {**info, "max_len": capacity.max_len}})
+    loop = Loop(engine, channel)
+    try:
+        loop.run()
+    except HunchError as error:
+        channel.send({"op": "fatal", "message": str(error)})
+        channel.flush(5.0)
+        return 1
+    engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

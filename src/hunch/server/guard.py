@@ -1,0 +1,166 @@
+"""What every request passes first: its id, its key, its size, and whether the server is leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from hunch.server import logs
+from hunch.server.problems import ProblemError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+BODY_SECONDS = 30.0  # how long a client may take to send its body
+HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+QUIET = frozenset({"/health", "/ready", "/metrics", "/stats"})  # polled; not worth a line each
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Keys:
+    """API keys, compared in constant time and kept as digests."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def admit(self, header: str | None) -> bool:
+        """Whether an Authorization header carries one of the keys."""
+        kind, _, key = (header or "").partition(" ")
+        given = _digest(key.strip())
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return kind.lower() == "bearer" and any(matches)
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        keys: Keys,
+        public_paths: frozenset[str],
+        max_body_bytes: int,
+        is_draining: Callable[[], bool],
+        answered: Callable[[str, int, float], None],
+    ) -> None:
+        self.app = app
+        self.keys = keys
+        self.public_paths = public_paths
+        self.max_body_bytes = max_body_bytes
+        self.is_draining = is_draining
+        self.answered = answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        token = logs.request_id.set(request_id)
+        start = time.monotonic()
+        status = 499  # what is logged if the client leaves before an answer begins
+
+        async def send_marked(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                marks = [(b"x-request-id", request_id.encode()), *HEADERS]
+                message = {**message, "headers": [*message.get("headers", ()), *marks]}
+            await send(message)
+
+        try:
+            receive = await self._check(scope, headers, receive)
+            await self.app(scope, receive, send_marked)
+        except ProblemError as problem:
+            body = json.dumps(problem.body()).encode()
+            extra = {"content-type": "application/json", "connection": "close"}
+            pairs = {**extra, **problem.headers(), "content-length": str(len(body))}
+            raw = [(name.lower().encode(), value.encode()) for name, value in pairs.items()]
+            begin = {"type": "http.response.start", "status": problem.status, "headers": raw}
+            await send_marked(begin)
+            await send({"type": "http.response.body", "body": body})
+        finally:
+            seconds = time.monotonic() - start
+            self.answered(scope["path"], status, seconds)
+            level = logging.DEBUG if scope["path"] in QUIET and status < 400 else logging.INFO
+            path = scope["path"][:200]
+            logs.event(
+                level, "http", method=scope["method"], path=path, status=status, seconds=seconds
+            )
+            logs.request_id.reset(token)
+
+    async def _check(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+        path = scope["path"]
+        if self.keys and path not in self.public_paths:
+            header = headers.get(b"authorization", b"").decode("latin-1")
+            if not self.keys.admit(header):
+                message = "this server needs an API key: send 'Authorization: Bearer KEY'"
+                raise ProblemError(401, message, code="invalid_api_key")
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            return receive
+        if self.is_draining():
+            raise ProblemError(
+                503, "the server is shutting down", code="shutting_down", retry_after=5
+            )
+        kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
+        if kind.lower() != "application/json":
+            raise ProblemError(415, "send the body with 'Content-Type: application/json'")
+        return _replay(await self._read(headers, receive), receive)
+
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self.max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ProblemError(400, "the client left before its body was complete")
+                    body += message.get("body", b"")
+                    if len(body) > self.max_body_bytes:
+                        raise self._too_large()
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            message_text = f"the body took longer than {BODY_SECONDS:.0f} s"
+            raise ProblemError(408, message_text, code="timeout") from None
+
+    def _too_large(self) -> ProblemError:
+        return ProblemError(
+            413, f"the body is larger than {self.max_body_bytes} bytes", code="limit_exceeded"
+        )
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body as one message; after it, whatever the connection says."""
+    is_given = False
+
+    async def receive_again() -> MutableMapping[str, Any]:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

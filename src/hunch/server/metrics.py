@@ -1,0 +1,167 @@
+"""What Prometheus scrapes: vLLM's metric names under the prefix `hunch:`.
+
+Requests' sizes and ends are counted here. Everything about time and speculation comes from the
+engine's own report, whose totals only grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from hunch.types import SamplingParams
+
+PREFIX = "hunch:"
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+SEQUENCES = (1, 2, 5, 10, 20)
+
+# name, key of the engine's report, help
+_GAUGES = (
+    ("num_requests_running", "running", "Sequences being generated."),
+    ("num_requests_waiting", "waiting", "Sequences waiting for a row."),
+    ("kv_cache_usage_perc", "kv_use", "Share of KV blocks in use; 1 is all of them."),
+    ("drafter_memory_bytes", "drafter_bytes", "Memory held by drafters."),
+)
+_COUNTERS = (
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens taken in."),
+    ("generation_tokens", "generation_tokens", "Tokens generated."),
+    ("prefix_cache_queries", "prefix_queries", "Prompt tokens looked up in the prefix cache."),
+    ("prefix_cache_hits", "prefix_hits", "Prompt tokens found in the prefix cache."),
+    ("num_preemptions", "preemptions", "Sequences sent back to the queue for lack of blocks."),
+    ("engine_steps", "engine_steps", "Passes of the target."),
+    ("spec_decode_num_drafts", "num_drafts", "Drafts that were verified."),
+    ("spec_decode_num_draft_tokens", "drafted", "Drafted nodes that were verified."),
+    ("spec_decode_num_accepted_tokens", "accepted", "Drafted nodes that were accepted."),
+    ("spec_decode_draft_seconds", "draft_seconds", "Seconds spent drafting."),
+    ("target_seconds", "target_seconds", "Seconds spent in the target."),
+)
+_SAVED = "Seconds plain decoding would have taken on top for the same tokens; may fall."
+_HISTOGRAMS = (
+    ("time_to_first_token_seconds", "ttft", "From arrival to the first token."),
+    ("inter_token_latency_seconds", "inter_token", "Between tokens; a step's are spread evenly."),
+    ("e2e_request_latency_seconds", "e2e", "From arrival to the last token."),
+    ("request_queue_time_seconds", "queue", "From arrival to a row."),
+    ("request_prefill_time_seconds", "prefill", "From a row to the first token."),
+    ("request_decode_time_seconds", "decode", "From the first token to the last."),
+    ("request_inference_time_seconds", "inference", "From a row to the last token."),
+)
+
+
+class EngineView(Protocol):
+    """What metrics read of the engine."""
+
+    def stats(self) -> dict[str, Any]: ...
+
+
+class Metrics:
+    """Counts and histograms of one server."""
+
+    def __init__(self, model_name: str, engine: EngineView) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self.registry.register(_EngineCollector(engine, self._labels))
+        self._prompt_size = self._histogram("request_prompt_tokens", TOKENS)
+        self._output_size = self._histogram("request_generation_tokens", TOKENS)
+        self._params_n = self._histogram("request_params_n", SEQUENCES)
+        self._params_max_tokens = self._histogram("request_params_max_tokens", TOKENS)
+        self._success = self._counter("request_success", "Requests by end.", "finished_reason")
+        self._http = self._counter("http_requests", "HTTP answers.", "path", "status")
+
+    def exposition(self) -> bytes:
+        """The text Prometheus reads."""
+        return generate_latest(self.registry)
+
+    def answered(self, path: str, status: int) -> None:
+        self._http.labels(**self._labels, path=path, status=str(status)).inc()
+
+    def finished(
+        self, num_prompt: int, num_output: int, params: SamplingParams, reason: str
+    ) -> None:
+        """A request ended, whichever way."""
+        self._success.labels(**self._labels, finished_reason=reason).inc()
+        if reason == "refused":
+            return
+        self._prompt_size.observe(num_prompt)
+        self._output_size.observe(num_output)
+        self._params_n.observe(params.n)
+        if params.max_tokens is not None:
+            self._params_max_tokens.observe(params.max_tokens)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        help_text = name.replace("_", " ").capitalize() + "."
+        histogram = Histogram(
+            PREFIX + name, help_text, list(self._labels), buckets=buckets, registry=self.registry
+        )
+        return histogram.labels(**self._labels)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        names = [*self._labels, *labels]
+        return Counter(PREFIX + name, help_text, names, registry=self.registry)
+
+
+class _EngineCollector(Collector):
+    """The engine's own report, at the moment of the scrape."""
+
+    def __init__(self, engine: EngineView, labels: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._names = list(labels)
+        self._values = list(labels.values())
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        for name, key, text in _GAUGES:
+            yield self._gauge(name, text, stats.get(key))
+        # A gauge: drafting that did not pay makes it fall.
+        yield self._gauge("spec_decode_time_saved_seconds", _SAVED, stats.get("seconds_saved"))
+        for name, key, text in _COUNTERS:
+            counter = CounterMetricFamily(PREFIX + name, text, labels=self._names)
+            counter.add_metric(self._values, float(stats.get(key) or 0))
+            yield counter
+        for name, key, text in _HISTOGRAMS:
+            yield self._histogram(name, text, (stats.get("histograms") or {}).get(key))
+        yield self._by_position(stats)
+        yield from self._by_drafter(stats)
+
+    def _gauge(self, name: str, text: str, value: float | None) -> Metric:
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=self._names)
+        gauge.add_metric(self._values, float(value or 0))
+        return gauge
+
+    def _histogram(self, name: str, text: str, snapshot: Mapping[str, Any] | None) -> Metric:
+        metric = HistogramMetricFamily(PREFIX + name, text, labels=self._names)
+        if snapshot is not None:
+            bounds = [*map(floatToGoString, snapshot["bounds"]), "+Inf"]
+            buckets = list(zip(bounds, accumulate(snapshot["counts"]), strict=True))
+            metric.add_metric(self._values, buckets, sum_value=snapshot["sum"])
+        return metric
+
+    def _by_position(self, stats: Mapping[str, Any]) -> Metric:
+        name = PREFIX + "spec_decode_num_accepted_tokens_per_pos"
+        text = "Accepted nodes by their depth in the draft."
+        metric = CounterMetricFamily(name, text, labels=[*self._names, "position"])
+        for position, accepted in enumerate(stats.get("accepted_per_position") or ()):
+            metric.add_metric([*self._values, str(position)], float(accepted))
+        return metric
+
+    def _by_drafter(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
+        drafters: Mapping[str, Mapping[str, float]] = stats.get("drafters") or {}
+        for key, text in (
+            ("drafted", "Drafted nodes that were verified, by drafter."),
+            ("accepted", "Drafted nodes that were accepted, by drafter."),
+        ):
+            name = f"{PREFIX}spec_decode_drafter_{key}_tokens"
+            metric = CounterMetricFamily(name, text, labels=[*self._names, "drafter"])
+            for drafter, counts in drafters.items():
+                metric.add_metric([*self._values, drafter], float(counts.get(key, 0)))
+            yield metric

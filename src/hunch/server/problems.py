@@ -1,0 +1,95 @@
+"""What went wrong, in the form OpenAI's clients expect. No paths, no stacks, no internals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from hunch.errors import CapacityError, EngineError, HunchError, QueueFullError, RequestError
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ProblemError(HunchError):
+    """An answer with an error status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": KINDS.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(max(1, round(self.retry_after)))
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
+
+
+def from_error(error: HunchError, *, retry_after: float = 1.0) -> ProblemError:
+    """The HTTP form of an error the engine or the text side raised."""
+    if isinstance(error, ProblemError):
+        return error
+    if isinstance(error, RequestError | CapacityError):
+        message = str(error)
+        code = "context_length_exceeded" if "context" in message else None
+        return ProblemError(400, message, code=code)
+    if isinstance(error, QueueFullError):
+        return ProblemError(429, str(error), code="queue_full", retry_after=retry_after)
+    if isinstance(error, EngineError):
+        return ProblemError(503, str(error), code="engine_unavailable")
+    return ProblemError(500, "the request failed inside the server", code="internal_error")
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
+    """The first few faults pydantic found in a body, without what the client sent."""
+    texts = []
+    param = None
+    for error in errors[:3]:
+        where = ".".join(str(part) for part in error["loc"] if part != "body")
+        where = where.encode("utf-8", "replace").decode()[:120]
+        param = param or where or None
+        texts.append(f"{where}: {error['msg']}" if where else str(error["msg"]))
+    rest = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
+    return ProblemError(400, "; ".join(texts) + rest, param=param)

@@ -1,0 +1,277 @@
+"""The HTTP side's end of the engine's process: submit, stream, abort, and notice its death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hunch.config import Config
+from hunch.errors import EngineError, HunchError, QueueFullError, RequestError
+from hunch.server import wire
+from hunch.types import RequestOutput, SamplingParams
+
+RECEIVE_BYTES = 1 << 18
+KILL_SECONDS = 5.0  # how long a process that was asked to leave may take
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """What the engine has room for."""
+
+    max_len: int
+    max_rows: int
+    num_blocks: int
+    block_size: int
+
+
+class Watcher(Protocol):
+    """Who wants to know when requests end (metrics, logs)."""
+
+    def finished(self, stream: RemoteStream, reason: str) -> None: ...
+
+
+class RemoteStream(AsyncIterator[RequestOutput]):
+    """One request's growing answer. A reader that is slow gets several steps' news at once."""
+
+    def __init__(self, engine: RemoteEngine, output: RequestOutput, params: SamplingParams) -> None:
+        self.output = output
+        self.params = params
+        self.id = output.request_id
+        self.num_sequences = params.n
+        self.arrival = time.monotonic()
+        self.first_token: float | None = None
+        self._engine = engine
+        self._news = asyncio.Event()
+        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._error: HunchError | None = None
+        self._is_read = False
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_read:
+            raise StopAsyncIteration
+        await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            raise self._error
+        self._is_read = self.output.finished
+        return self.output
+
+    def abort(self) -> None:
+        """Stop generating; no more news come. Safe to call at any time."""
+        self._engine.abort(self.id)
+
+    async def wait_accepted(self) -> None:
+        await self._accepted
+
+    def accept(self) -> None:
+        if not self._accepted.done():
+            self._accepted.set_result(None)
+
+    def update(self, item: wire.Message) -> None:
+        if self.first_token is None:
+            self.first_token = time.monotonic()
+        wire.apply_delta(self.output, item)
+        self._news.set()
+
+    def fail(self, error: HunchError) -> None:
+        self._error = error
+        self._news.set()
+        if not self._accepted.done():
+            self._accepted.set_exception(error)
+            self._accepted.exception()  # a reader that left will not ask
+
+
+class RemoteEngine:
+    """The engine in its own process. All methods belong to one event loop."""
+
+    def __init__(self, config: Config, factory: str, *, max_queue: int = 256) -> None:
+        self._config = config
+        self._factory = factory
+        self._max_queue = max_queue
+        self._streams: dict[str, RemoteStream] = {}
+        self._stats: dict[str, Any] = {}
+        self._fatal: str | None = None
+        self._is_closing = False
+        self.watcher: Watcher | None = None
+        self.num_open = 0  # sequences: a request with n = 3 is three
+        self.info: EngineInfo
+        self.died = asyncio.Event()
+        self.death: str | None = None  # why, once it has died
+
+    async def start(self) -> None:
+        """Start the process and wait until its model is loaded."""
+        ours, theirs = socket.socketpair()
+        fd = theirs.fileno()
+        command = [sys.executable, "-m", "hunch.server.engine_process", str(fd)]
+        # Its own session: Ctrl-C on the terminal is for the HTTP side, which drains first.
+        self._process = subprocess.Popen(
+            command, pass_fds=(fd,), start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
+        )
+        theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._receiver = asyncio.create_task(self._receive(reader))
+        config = wire.dump_config(self._config)
+        self._send({"op": "start", "factory": self._factory, "config": config})
+        await self._ready
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def submit(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        stream: bool = True,
+    ) -> RemoteStream:
+        """Hand a request to the engine; raises if the engine does not take it.
+
+        With stream=False the only news are the finished output.
+        """
+        self._admit(prompt_ids, params)
+        output = wire.empty_output(request_id, prompt_ids, params.n)
+        opened = RemoteStream(self, output, params)
+        self._streams[request_id] = opened
+        self.num_open += opened.num_sequences
+        message = {"op": "submit", "id": request_id, "prompt_ids": prompt_ids, "stream": stream}
+        self._send({**message, "params": wire.dump_params(params)})
+        try:
+            await opened.wait_accepted()
+        except asyncio.CancelledError:
+            self.abort(request_id)
+            raise
+        return opened
+
+    def abort(self, request_id: str, error: HunchError | None = None) -> None:
+        """Stop a request; its reader, if there is one, is told `error`."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        self._send({"op": "abort", "id": request_id})
+        self._leave(stream, "abort")
+        stream.fail(error or RequestError("the request was aborted"))
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's last report, at most a second old while it works."""
+        return self._stats
+
+    async def drain(self, seconds: float, reason: str = "the server is shutting down") -> None:
+        """Let open requests finish for so long; tell the rest `reason`."""
+        end = time.monotonic() + seconds
+        while self._streams and not self.died.is_set() and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        for request_id in list(self._streams):
+            self.abort(request_id, EngineError(reason))
+
+    async def close(self) -> None:
+        """Tell open requests, and end the process."""
+        await self.drain(0.0)
+        self._is_closing = True
+        self._send({"op": "close"})
+        try:
+            await asyncio.wait_for(self._receiver, KILL_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            self._process.wait()
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    def _admit(self, prompt_ids: list[int], params: SamplingParams) -> None:
+        if self.death is not None:
+            raise EngineError(self.death)
+        if len(prompt_ids) >= self.info.max_len:
+            raise RequestError(
+                f"the prompt has {len(prompt_ids)} tokens; with at least one token of output it "
+                f"must fit the context of {self.info.max_len}"
+            )
+        if self.num_open + params.n > self.info.max_rows + self._max_queue:
+            raise QueueFullError(
+                f"{self.num_open} sequences are running or waiting; try again later"
+            )
+
+    def _send(self, message: wire.Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(wire.pack(message))
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        unpacker = wire.Unpacker()
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(RECEIVE_BYTES):
+                for message in unpacker.feed(data):
+                    self._take(message)
+        await self._bury()
+
+    def _take(self, message: wire.Message) -> None:
+        match message["op"]:
+            case "deltas":
+                for item in message["items"]:
+                    self._take_delta(item)
+            case "stats":
+                self._stats = message["stats"]
+            case "accepted":
+                if stream := self._streams.get(message["id"]):
+                    stream.accept()
+            case "refused":
+                if stream := self._streams.get(message["id"]):
+                    self._leave(stream, "refused")
+                    stream.fail(wire.load_error(message))
+            case "ready":
+                self.info = EngineInfo(**message["info"])
+                self._ready.set_result(None)
+            case "fatal":
+                self._fatal = message["message"]
+
+    def _take_delta(self, item: wire.Message) -> None:
+        stream = self._streams.get(item["id"])
+        if stream is None:
+            return  # aborted while this was on its way
+        stream.update(item)
+        if stream.output.finished:
+            self._leave(stream, stream.output.outputs[0].finish_reason or "stop")
+
+    def _leave(self, stream: RemoteStream, reason: str) -> None:
+        del self._streams[stream.id]
+        self.num_open -= stream.num_sequences
+        if self.watcher is not None:
+            self.watcher.finished(stream, reason)
+
+    async def _bury(self) -> None:
+        """The socket closed: the process is gone, or about to be."""
+        code = await asyncio.to_thread(_wait, self._process)
+        if self._is_closing:
+            return
+        self.death = self._fatal or f"the engine's process {_how(code)}"
+        for stream in list(self._streams.values()):
+            self._leave(stream, "error")
+            stream.fail(EngineError(self.death))
+        if not self._ready.done():
+            self._ready.set_exception(EngineError(self.death))
+        self.died.set()
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(1.0)
+    except subprocess.TimeoutExpired:  # it closed its end but goes on: it is of no use any more
+        process.kill()
+        return process.wait()
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"

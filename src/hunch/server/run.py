@@ -1,0 +1,138 @@
+"""A server's life: bind, load, serve, drain on a signal, and leave with a reason if it must."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from hunch.config import Config
+from hunch.errors import ConfigError, EngineError
+from hunch.server import logs
+from hunch.server.app import build_app
+from hunch.server.engine_process import resolve
+from hunch.server.remote import RemoteEngine
+from hunch.server.service import Service
+from hunch.server.settings import ServeConfig
+from hunch.server.status import StatusLines
+from hunch.server.text import Text
+
+ENGINE_FACTORY = "hunch.llm:build_engine"  # Config -> Engine, called in the engine's process
+TEXT_FACTORY = "hunch.llm:load_text"  # Config -> Text, called in this one
+
+
+def serve(
+    config: Config,
+    settings: ServeConfig,
+    *,
+    engine_factory: str = ENGINE_FACTORY,
+    text_factory: str = TEXT_FACTORY,
+) -> int:
+    """Serve until told to stop; returns the exit code."""
+    logs.set_up(settings.log_format, settings.log_level)
+    return asyncio.run(_serve(config, settings, engine_factory, text_factory))
+
+
+async def _serve(
+    config: Config, settings: ServeConfig, engine_factory: str, text_factory: str
+) -> int:
+    sock = _bind(settings)  # before the model is loaded: a taken port is told at once
+    engine = RemoteEngine(config, engine_factory, max_queue=settings.max_queue)
+    try:
+        text: Text = await asyncio.to_thread(lambda: resolve(text_factory)(config))
+        await engine.start()
+    except EngineError as error:
+        logs.event(logging.ERROR, f"the engine did not start: {error}")
+        sock.close()
+        return 1
+    service = Service(settings, engine, text)
+    server = _Server(
+        uvicorn.Config(
+            build_app(service),
+            log_config=None,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=2,
+        )
+    )
+    keeper = Keeper(service, server)
+    host, port = sock.getsockname()[:2]
+    names = ", ".join(settings.served_model_names)
+    logs.event(logging.INFO, f"serving {names} on http://{host}:{port}", engine_pid=engine.pid)
+    tasks = [asyncio.create_task(keeper.watch()), asyncio.create_task(StatusLines(service).run())]
+    keeper.catch_signals()
+    await server.serve(sockets=[sock])
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await engine.close()
+    return keeper.exit_code
+
+
+class Keeper:
+    """Decides when a server leaves, and how."""
+
+    def __init__(self, service: Service, server: uvicorn.Server) -> None:
+        self.service = service
+        self.server = server
+        self.exit_code = 0
+        self._drain: asyncio.Task[None] | None = None
+
+    def catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
+    def stop(self) -> None:
+        """The first signal drains, the second leaves at once."""
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._finish())
+        else:
+            self.server.should_exit = True
+            self.server.force_exit = True
+
+    async def _finish(self) -> None:
+        """No new requests; the running ones get their time, then an error."""
+        service = self.service
+        seconds = service.settings.drain_timeout
+        service.is_draining = True
+        logs.event(logging.INFO, f"draining {service.engine.num_open} sequences", limit=seconds)
+        await service.engine.drain(seconds)
+        self.server.should_exit = True
+
+    async def watch(self) -> None:
+        """The engine's death ends the server, once the clients were told."""
+        engine = self.service.engine
+        await engine.died.wait()
+        self.exit_code = 1
+        logs.event(logging.ERROR, f"the engine died: {engine.death}; the server leaves")
+        await asyncio.sleep(self.service.settings.death_grace)
+        self.server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its own idea of what a signal means."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(settings: ServeConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    address: Any = (settings.host, settings.port)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+    return sock

@@ -1,0 +1,221 @@
+"""A server's state, and how a checked body becomes a running request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hunch.errors import HunchError
+from hunch.server import logs
+from hunch.server.answers import ChatShape, CompletionShape, Cursor, Shape
+from hunch.server.metrics import Metrics
+from hunch.server.origins import Painter
+from hunch.server.params import at_most, chat_params, completion_params
+from hunch.server.problems import ProblemError
+from hunch.server.remote import RemoteEngine, RemoteStream
+from hunch.server.schemas import ChatBody, CompletionBody, Message, SamplingBody
+from hunch.server.settings import ServeConfig
+from hunch.server.streaming import EventStream, collect, while_connected
+from hunch.server.text import Text
+from hunch.types import SamplingParams
+
+INLINE_CHARS = 2048  # longer prompts are tokenized beside the event loop
+MAX_RETRY_SECONDS = 60.0
+
+
+class Service:
+    """What the routes share."""
+
+    def __init__(self, settings: ServeConfig, engine: RemoteEngine, text: Text) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.text = text
+        self.metrics = Metrics(settings.served_model_names[0], engine)
+        self.started = time.time()
+        self.is_draining = False
+        self._mean_seconds = 1.0  # of recent requests, for Retry-After
+        engine.watcher = self
+
+    def finished(self, stream: RemoteStream, reason: str) -> None:
+        """A request ended, whichever way."""
+        output = stream.output
+        num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
+        self.metrics.finished(len(output.prompt_token_ids), num_tokens, stream.params, reason)
+        seconds = time.monotonic() - stream.arrival
+        self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+        first = None if stream.first_token is None else stream.first_token - stream.arrival
+        logs.event(
+            logging.INFO,
+            "request",
+            id=stream.id,
+            reason=reason,
+            prompt_tokens=len(output.prompt_token_ids),
+            output_tokens=num_tokens,
+            first_token_seconds=first,
+            seconds=seconds,
+        )
+
+    def retry_after(self) -> float:
+        """Seconds until the queue has probably moved by a batch."""
+        rounds = self.engine.num_open / self.engine.info.max_rows
+        return min(MAX_RETRY_SECONDS, max(1.0, rounds * self._mean_seconds))
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.settings.served_model_names:
+            known = ", ".join(self.settings.served_model_names)
+            raise ProblemError(
+                404,
+                f"the model {name[:100]!r} does not exist here; this server has: {known}",
+                code="model_not_found",
+                param="model",
+            )
+
+    async def complete(self, body: CompletionBody, request: Request) -> Response:
+        """POST /v1/completions."""
+        self.check_model(body.model)
+        prompts = _prompts(body)
+        limits = self.settings.limits
+        at_most("prompt", len(prompts), limits.max_prompts, "prompts")
+        at_most("n", len(prompts) * body.n, limits.max_sequences, "sequences in all")
+        params = completion_params(body, limits, self.engine.info.max_len)
+        ids = [await self.encode(prompt, body.add_special_tokens) for prompt in prompts]
+        echo = None
+        if body.echo:
+            echo = [
+                prompt if isinstance(prompt, str) else self.text.decode(prompt)
+                for prompt in prompts
+            ]
+        shape = CompletionShape(
+            id=f"cmpl-{uuid.uuid4().hex}",
+            model=body.model or self.settings.served_model_names[0],
+            text=self.text,
+            num_answers=body.n,
+            echo=echo,
+        )
+        return await self._answer(body, ids, params, shape, request)
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        self.check_model(body.model)
+        if body.chat_template is not None and not self.settings.allow_request_chat_template:
+            raise ProblemError(
+                400, "this server takes no chat templates from requests", param="chat_template"
+            )
+        at_most("n", body.n, self.settings.limits.max_sequences, "sequences in all")
+        params = chat_params(body, self.settings.limits, self.engine.info.max_len)
+        ids = await self.render(body.messages, body.chat_template)
+        shape = ChatShape(
+            id=f"chatcmpl-{uuid.uuid4().hex}",
+            model=body.model or self.settings.served_model_names[0],
+            text=self.text,
+        )
+        return await self._answer(body, [ids], params, shape, request)
+
+    async def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt; ids are checked instead."""
+        if isinstance(prompt, str):
+            if len(prompt) <= INLINE_CHARS:
+                ids = self.text.encode(prompt, add_special_tokens=add_special_tokens)
+            else:
+                ids = await asyncio.to_thread(
+                    self.text.encode, prompt, add_special_tokens=add_special_tokens
+                )
+        else:
+            self.check_ids(prompt)
+            ids = prompt
+        if not ids:
+            raise ProblemError(400, "the prompt is empty", param="prompt")
+        return ids
+
+    async def render(self, messages: Sequence[Message], template: str | None) -> list[int]:
+        """Token ids of a chat."""
+        at_most("messages", len(messages), self.settings.limits.max_messages, "messages")
+        plain = [message.plain() for message in messages]
+        return await asyncio.to_thread(self.text.render_chat, plain, template=template)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        if ids and max(ids) >= self.text.vocab_size:
+            raise ProblemError(
+                400, f"token ids must be below {self.text.vocab_size}, the vocabulary's size"
+            )
+
+    async def _answer(
+        self,
+        body: SamplingBody,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        shape: ChatShape | CompletionShape,
+        request: Request,
+    ) -> Response:
+        seconds = min(body.timeout or self.settings.request_timeout, self.settings.request_timeout)
+        deadline = asyncio.get_running_loop().time() + seconds
+        streams = await self._submit(prompts, params, shape.id, body.stream)
+        if body.stream:
+            return self._stream(body, streams, params, shape, deadline)
+        outputs = await while_connected(request.receive, collect(streams, deadline))
+        return JSONResponse(shape.whole(outputs))
+
+    async def _submit(
+        self, prompts: list[list[int]], params: SamplingParams, answer_id: str, stream: bool
+    ) -> list[RemoteStream]:
+        """All prompts or none."""
+        streams: list[RemoteStream] = []
+        try:
+            for number, ids in enumerate(prompts):
+                opened = await self.engine.submit(
+                    ids, params, request_id=f"{answer_id}-{number}", stream=stream
+                )
+                streams.append(opened)
+        except (HunchError, asyncio.CancelledError):
+            for opened in streams:
+                opened.abort()
+            raise
+        return streams
+
+    def _stream(
+        self,
+        body: SamplingBody,
+        streams: Sequence[RemoteStream],
+        params: SamplingParams,
+        shape: Shape,
+        deadline: float,
+    ) -> EventStream:
+        cursors = []
+        for number, stream in enumerate(streams):
+            row = []
+            for index in range(params.n):
+                painter = None
+                if params.speculation.trace:
+                    ids = stream.output.prompt_token_ids
+                    painter = Painter(self.text, ids, params.skip_special_tokens)
+                row.append(Cursor(number * params.n + index, painter))
+            cursors.append(row)
+        has_usage = body.stream_options is not None and body.stream_options.include_usage
+        return EventStream(streams, shape, cursors, deadline=deadline, has_usage=has_usage)
+
+    def overview(self) -> dict[str, Any]:
+        """What the page's charts and curious operators read."""
+        return {
+            "time": time.time(),
+            "uptime_seconds": time.time() - self.started,
+            "model": self.settings.served_model_names[0],
+            "is_draining": self.is_draining,
+            "num_open": self.engine.num_open,
+            "engine": self.engine.stats(),
+        }
+
+
+def _prompts(body: CompletionBody) -> list[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]  # one prompt, given as ids
+    return list(prompt)

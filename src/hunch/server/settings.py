@@ -1,0 +1,72 @@
+"""What the HTTP side is told at its start: where to listen, whom to serve, how much to accept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hunch.errors import ConfigError
+
+LOG_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The most that one request may ask for. Every field has a flag of the same name."""
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_prompts: int = 64  # prompts in one /v1/completions body
+    max_messages: int = 1024
+    max_n: int = 16  # answers per prompt
+    max_sequences: int = 64  # prompts times n
+    max_tokens: int | None = None  # None: the model's context
+    max_stop: int = 16  # stop strings, and stop token ids
+    max_stop_chars: int = 256  # length of one stop string
+    max_bad_words: int = 64
+    max_logit_bias: int = 1024
+    max_logprobs: int = 20
+    max_grammar_bytes: int = 64 * 1024
+    max_choices: int = 256
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeConfig:
+    """Everything `hunch serve` needs besides the engine's own configuration."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    served_model_names: tuple[str, ...] = ("hunch",)  # the first is the one answers carry
+    cors_origins: tuple[str, ...] = ()
+    max_queue: int = 256  # sequences that may be open beyond those that run at once
+    request_timeout: float = 600.0  # seconds from arrival to the last byte
+    drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
+    stats_interval: float = 10.0  # seconds between two status lines; 0: none
+    death_grace: float = 1.0  # seconds to tell clients that the engine died, before leaving
+    log_format: str = "text"
+    log_level: str = "info"
+    allow_request_chat_template: bool = False
+    has_page: bool = True
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port={self.port} must be from 0 to 65535")
+        if not self.served_model_names:
+            raise ConfigError("served_model_name: at least one name is needed")
+        if any(not key for key in self.api_keys):
+            raise ConfigError("api_key: a key must not be empty")
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError(f"log_format={self.log_format!r} must be one of {LOG_FORMATS}")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ConfigError(f"log_level={self.log_level!r} must be debug, info, warning or error")
+        if self.request_timeout <= 0:
+            raise ConfigError(f"request_timeout={self.request_timeout} must be above 0")
+        for name in ("max_queue", "drain_timeout", "stats_interval", "death_grace"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more")

@@ -1,0 +1,83 @@
+"""The line every ten seconds: how fast, how full, what speculation brought, as vLLM prints it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hunch.server import logs
+from hunch.server.service import Service
+
+
+class StatusLines:
+    """Compares the engine's totals with those of the line before."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._last: Mapping[str, Any] = {}
+        self._time = time.monotonic()
+        self._is_quiet = True  # an idle server says so once
+
+    async def run(self) -> None:
+        interval = self._service.settings.stats_interval
+        while interval > 0:
+            await asyncio.sleep(interval)
+            self.tell()
+
+    def tell(self) -> None:
+        now, stats = time.monotonic(), self._service.engine.stats()
+        seconds, gained = now - self._time, _gained(stats, self._last)
+        self._time, self._last = now, stats
+        is_quiet = not any(gained.values()) and not stats.get("running")
+        if is_quiet and self._is_quiet:
+            return
+        self._is_quiet = is_quiet
+        line = (
+            f"Engine 000: Avg prompt throughput: {gained['prompt_tokens'] / seconds:.1f} tokens/s, "
+            f"Avg generation throughput: {gained['generation_tokens'] / seconds:.1f} tokens/s, "
+            f"Running: {stats.get('running', 0)} reqs, "
+            f"Waiting: {stats.get('waiting', 0)} reqs, "
+            f"KV cache usage: {100 * (stats.get('kv_use') or 0):.1f}%, "
+            f"Prefix cache hit rate: {100 * _share(gained, 'prefix_hits', 'prefix_queries'):.1f}%"
+        )
+        logs.event(logging.INFO, line)
+        if gained["drafted"]:
+            self._tell_speculation(stats, gained, seconds)
+
+    def _tell_speculation(
+        self, stats: Mapping[str, Any], gained: Mapping[str, float], seconds: float
+    ) -> None:
+        rates = ", ".join(f"{rate:.3f}" for rate in stats.get("per_position") or ())
+        length = gained["generation_tokens"] / max(gained["steps"], 1)
+        line = (
+            f"SpecDecoding metrics: Mean acceptance length: {length:.2f}, "
+            f"Accepted throughput: {gained['accepted'] / seconds:.2f} tokens/s, "
+            f"Drafted throughput: {gained['drafted'] / seconds:.2f} tokens/s, "
+            f"Accepted: {gained['accepted']:.0f} tokens, "
+            f"Drafted: {gained['drafted']:.0f} tokens, "
+            f"Per-position acceptance rate: {rates}, "
+            f"Avg Draft acceptance rate: {100 * _share(gained, 'accepted', 'drafted'):.1f}%"
+        )
+        logs.event(logging.INFO, line)
+
+
+_TOTALS = (
+    "prompt_tokens",
+    "generation_tokens",
+    "steps",
+    "drafted",
+    "accepted",
+    "prefix_hits",
+    "prefix_queries",
+)
+
+
+def _gained(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, float]:
+    return {name: (now.get(name) or 0) - (before.get(name) or 0) for name in _TOTALS}
+
+
+def _share(gained: Mapping[str, float], part: str, whole: str) -> float:
+    return gained[part] / gained[whole] if gained[whole] else 0.0

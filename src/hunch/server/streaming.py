@@ -1,0 +1,178 @@
+"""Answers on their way to a client: collected or as events, with a deadline, until it hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+
+from hunch.errors import HunchError
+from hunch.server.answers import Cursor, Json, Shape, report, usage
+from hunch.server.guard import Receive, Scope, Send
+from hunch.server.problems import ProblemError, from_error
+from hunch.server.remote import RemoteStream
+from hunch.types import RequestOutput
+
+LAST_WORDS_SECONDS = 1.0  # for telling a client that may not be reading why its stream ends
+
+T = TypeVar("T")
+
+
+class ClientGoneError(HunchError):
+    """The client hung up; there is nobody to answer."""
+
+
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, unless the client hangs up first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hung_up(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError("the client hung up")
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def collect(streams: Sequence[RemoteStream], deadline: float) -> list[RequestOutput]:
+    """The finished outputs; nothing is left running if one fails or the deadline passes."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            async for _ in merge(streams):
+                pass
+    except TimeoutError:
+        raise too_late() from None
+    finally:
+        for stream in streams:
+            stream.abort()
+    return [stream.output for stream in streams]
+
+
+async def merge(streams: Sequence[RemoteStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """The news of several streams, each with its stream's number."""
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    tasks = {_next(stream): number for number, stream in enumerate(streams)}
+    try:
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number = tasks.pop(task)
+                output = task.result()
+                if not output.finished:
+                    tasks[_next(streams[number])] = number
+                yield number, output
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class EventStream(Response):
+    """Server-sent events in OpenAI's form; a client that hangs up stops its requests."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        streams: Sequence[RemoteStream],
+        shape: Shape,
+        cursors: Sequence[Sequence[Cursor]],
+        *,
+        deadline: float,
+        has_usage: bool,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._streams = streams
+        self._shape = shape
+        self._cursors = cursors
+        self._deadline = deadline
+        self._has_usage = has_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._write(send))
+        except ClientGoneError:
+            pass
+        finally:
+            for stream in self._streams:
+                stream.abort()
+
+    async def _write(self, send: Send) -> None:
+        begin = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(begin)
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                async for events in self._events():
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+        except TimeoutError:
+            await _last_words(send, too_late())
+        except HunchError as error:
+            await _last_words(send, from_error(error))
+        else:
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        num_choices = sum(map(len, self._cursors))
+        opening = b"".join(map(event, self._shape.opening(num_choices)))
+        if opening:
+            yield opening
+        num_open = num_choices
+        async for number, output in merge(self._streams):
+            chunks: list[Json] = []
+            for cursor, choice in zip(self._cursors[number], output.outputs, strict=True):
+                delta = cursor.advance(choice)
+                if delta is not None:
+                    num_open -= delta.finish_reason is not None
+                    chunks.append(self._shape.chunk(delta))
+            if num_open == 0 and chunks:
+                chunks = self._close(chunks)
+            if chunks:
+                yield b"".join(map(event, chunks))
+
+    def _close(self, chunks: list[Json]) -> list[Json]:
+        """The last chunk says how the request went."""
+        outputs = [stream.output for stream in self._streams]
+        if self._has_usage:
+            chunks.append({**self._shape.head, "choices": [], "usage": usage(outputs)})
+        last = chunks[-1]
+        last["hunch"] = {**last.get("hunch", {}), **report(outputs)}
+        return chunks
+
+
+def event(data: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def too_late() -> ProblemError:
+    return ProblemError(504, "the request reached its deadline", code="deadline_exceeded")
+
+
+async def _last_words(send: Send, problem: ProblemError) -> None:
+    body = event(problem.body()) + b"data: [DONE]\n\n"
+    try:
+        async with asyncio.timeout(LAST_WORDS_SECONDS):
+            await send({"type": "http.response.body", "body": body})
+    except TimeoutError:
+        pass  # it does not read; the connection closes with the request
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _next(stream: RemoteStream) -> asyncio.Task[RequestOutput]:
+    async def news() -> Any:
+        return await stream.__anext__()
+
+    return asyncio.ensure_future(news())

@@ -1,0 +1,207 @@
+"""Messages between the HTTP side and the engine's process: length-prefixed JSON, plain values only.
+
+To the engine:   submit {id, prompt_ids, params, stream}, abort {id}, close {}
+From the engine: ready {info}, accepted {id}, refused {id, kind, message}, deltas {items},
+                 stats {stats}, fatal {message}
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from hunch import errors
+from hunch.config import (
+    CacheConfig,
+    Config,
+    ModelConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    SpecConfig,
+)
+from hunch.types import (
+    CompletionOutput,
+    DraftTrace,
+    Logprob,
+    RequestOutput,
+    SamplingParams,
+    Speculation,
+)
+
+Message = dict[str, Any]
+
+_LENGTH = struct.Struct(">I")
+_SECTIONS = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "schedule": ScheduleConfig,
+    "spec": SpecConfig,
+    "parallel": ParallelConfig,
+}
+
+
+def pack(message: Message) -> bytes:
+    """One frame."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unpacker:
+    """Whole messages out of bytes that arrive in any pieces."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            yield json.loads(self._buffer[start + _LENGTH.size : end])
+            start = end
+        del self._buffer[:start]
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def dump_params(params: SamplingParams) -> Message:
+    """The fields that differ from their defaults."""
+    default = SamplingParams()
+    out: Message = {}
+    for f in fields(SamplingParams):
+        value = getattr(params, f.name)
+        if value == getattr(default, f.name):
+            continue
+        if f.name == "logit_bias":
+            value = list(value.items())  # JSON would turn the ids into strings
+        out[f.name] = asdict(value) if f.name == "speculation" else value
+    return out
+
+
+def load_params(message: Message) -> SamplingParams:
+    """The parameters `dump_params` wrote, checked again."""
+    values = dict(message)
+    if "logit_bias" in values:
+        values["logit_bias"] = dict(values["logit_bias"])
+    if "speculation" in values:
+        values["speculation"] = Speculation(**values["speculation"])
+    return SamplingParams(**values)
+
+
+def dump_config(config: Config) -> Message:
+    """A configuration as plain values."""
+    return asdict(config)
+
+
+def load_config(message: Message) -> Config:
+    """The configuration `dump_config` wrote."""
+    return Config(**{name: section(**message[name]) for name, section in _SECTIONS.items()})
+
+
+def dump_error(error: errors.HunchError) -> Message:
+    """An error one request met, by the name of its class."""
+    return {"kind": type(error).__name__, "message": str(error)}
+
+
+def load_error(message: Message) -> errors.HunchError:
+    """The same error on the other side."""
+    kind = getattr(errors, message["kind"], errors.EngineError)
+    error: errors.HunchError = kind(message["message"])
+    return error
+
+
+# --- outputs, as differences --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Sent:
+    """How much of one request the other side already has."""
+
+    text: dict[int, int] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+    traces: dict[int, int] = field(default_factory=dict)
+    has_prompt_logprobs: bool = False
+
+
+def dump_delta(output: RequestOutput, sent: Sent) -> Message:
+    """What `output` says beyond what was sent; counts it as sent."""
+    choices = []
+    for choice in output.outputs:
+        num_text = sent.text.get(choice.index, 0)
+        num_tokens = sent.tokens.get(choice.index, 0)
+        delta: Message = {
+            "i": choice.index,
+            "x": choice.text[num_text:],
+            "t": choice.token_ids[num_tokens:],
+        }
+        if not delta["x"] and not delta["t"] and choice.finish_reason is None:
+            continue
+        sent.text[choice.index] = len(choice.text)
+        sent.tokens[choice.index] = len(choice.token_ids)
+        if choice.logprobs is not None:
+            delta["l"] = [_dump_logprobs(entry) for entry in choice.logprobs[num_tokens:]]
+        if choice.trace is not None:
+            num_traces = sent.traces.get(choice.index, 0)
+            delta["r"] = [[t.tokens, t.parents, t.accepted] for t in choice.trace[num_traces:]]
+            sent.traces[choice.index] = len(choice.trace)
+        if choice.finish_reason is not None:
+            delta["f"] = [choice.finish_reason, choice.stop_reason, choice.seed, choice.stats]
+        choices.append(delta)
+    item: Message = {"id": output.request_id, "c": choices}
+    if output.finished:
+        item["s"] = output.stats
+    if output.prompt_logprobs is not None and not sent.has_prompt_logprobs:
+        item["p"] = [None if e is None else _dump_logprobs(e) for e in output.prompt_logprobs]
+        sent.has_prompt_logprobs = True
+    return item
+
+
+def apply_delta(output: RequestOutput, item: Message) -> None:
+    """Bring `output` up to date."""
+    for delta in item["c"]:
+        choice = output.outputs[delta["i"]]
+        choice.text += delta["x"]
+        choice.token_ids += delta["t"]
+        if "l" in delta:
+            choice.logprobs = choice.logprobs or []
+            choice.logprobs.extend(_load_logprobs(entry) for entry in delta["l"])
+        if "r" in delta:
+            choice.trace = choice.trace or []
+            for tokens, parents, accepted in delta["r"]:
+                step = DraftTrace(tokens=tokens, parents=parents, accepted=accepted)
+                choice.trace.append(step)
+        if "f" in delta:
+            choice.finish_reason, choice.stop_reason, choice.seed, choice.stats = delta["f"]
+    if "p" in item:
+        output.prompt_logprobs = [None if e is None else _load_logprobs(e) for e in item["p"]]
+    if "s" in item:
+        output.stats = item["s"]
+        output.finished = True
+
+
+def empty_output(request_id: str, prompt_ids: list[int], n: int) -> RequestOutput:
+    """A request before its first token."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt=None,
+        prompt_token_ids=prompt_ids,
+        outputs=[CompletionOutput(index=index) for index in range(n)],
+    )
+
+
+def _dump_logprobs(entry: Mapping[int, Logprob]) -> list[Any]:
+    return [[token, lp.logprob, lp.rank, lp.decoded_token] for token, lp in entry.items()]
+
+
+def _load_logprobs(entry: list[Any]) -> dict[int, Logprob]:
+    return {
+        token: Logprob(logprob=logprob, rank=rank, decoded_token=text)
+        for token, logprob, rank, text in entry
+    }
