@@ -1,0 +1,26 @@
+"""Weight files of every kind behind one interface: `open_weights(path)`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hunch.errors import ModelFormatError
+from hunch.models.weights.base import Packed, Weights, iterate
+from hunch.models.weights.gguf import GgufWeights
+from hunch.models.weights.safetensors import SafetensorsWeights
+from hunch.models.weights.torch_file import TorchWeights, load_torch_file
+
+__all__ = ["Packed", "Weights", "iterate", "load_torch_file", "open_weights"]
+
+
+def open_weights(files: str | os.PathLike[str]) -> Weights:
+    """The weights of a .gguf file or of a directory in Hugging Face form; nothing is read yet."""
+    path = Path(files)
+    if path.is_file():
+        return GgufWeights(path)
+    if not path.is_dir():
+        raise ModelFormatError(f"{path}: no such file or directory")
+    if any(path.glob("*.safetensors")) or not any([*path.glob("*.bin"), *path.glob("*.pt")]):
+        return SafetensorsWeights(path)
+    return TorchWeights(path)

@@ -1,0 +1,82 @@
+"""What every kind of weight file offers, and the progress bar of a slow load."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A matrix as the file holds it: rows of quantised blocks, in Hugging Face's row order."""
+
+    kind: str  # a name of dequant.FORMATS, such as "Q4_1"
+    shape: tuple[int, int]  # [out, in], in weights
+    data: Tensor  # uint8 [out, bytes of a row]; still in the file where the order allows it
+
+
+class Weights(Protocol):
+    """A model's tensors under Hugging Face names, read from the file when asked for."""
+
+    path: Path
+    config: dict[str, Any]  # as in config.json; made from the metadata of a GGUF file
+    metadata: Mapping[str, Any]  # a GGUF file's metadata (tokenizer, template); else empty
+    nbytes: int  # of all tensors, as stored
+
+    def names(self) -> list[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor: ...
+
+    def packed(self, name: str) -> Packed | None:
+        """The matrix still quantised; None where the file holds plain numbers."""
+        ...
+
+
+def iterate(names: Iterable[str], *, title: str = "loading", delay: float = 1.0) -> Iterator[str]:
+    """The same names, with a progress bar on the terminal once it took longer than `delay`."""
+    todo = list(names)
+    started = time.perf_counter()
+    for done, name in enumerate(todo):
+        if time.perf_counter() - started > delay and sys.stderr.isatty():
+            yield from _with_bar(todo, done, title)
+            return
+        yield name
+
+
+def _with_bar(todo: list[str], done: int, title: str) -> Iterator[str]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=len(todo), completed=done)
+        for name in todo[done:]:
+            yield name
+            bar.advance(task)
+
+
+def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the rope settings where readers expect them, whoever wrote the file.
+
+    Newer files hold `rope_parameters` ({"rope_theta", "rope_type", ...}) and `dtype` in place of
+    `rope_theta`, `rope_scaling` and `torch_dtype`.
+    """
+    config = dict(raw)
+    rope = config.pop("rope_parameters", None)
+    if isinstance(rope, dict):
+        rope = dict(rope)
+        if "rope_theta" in rope:
+            config.setdefault("rope_theta", rope.pop("rope_theta"))
+        if rope.get("rope_type", "default") != "default":
+            config.setdefault("rope_scaling", rope)
+    if "dtype" in config:
+        config.setdefault("torch_dtype", config["dtype"])
+    return config

@@ -1,0 +1,82 @@
+"""Weights in a GGUF file, memory-mapped, under Hugging Face names and in its row order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.errors import ModelFormatError
+from hunch.models.weights.base import Packed
+from hunch.models.weights.dequant import PLAIN, dequantise
+from hunch.models.weights.gguf_config import INTERLEAVED, architecture, config_of, hf_name
+from hunch.models.weights.gguf_file import TensorPlace, read_header
+
+
+class GgufWeights:
+    """The `Weights` of one GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        header = read_header(path)
+        self.path = path
+        self.metadata: Mapping[str, Any] = header.metadata
+        self.nbytes = sum(place.nbytes for place in header.tensors.values())
+        is_interleaved = architecture(header) in INTERLEAVED
+        self._places = {hf_name(header, name): place for name, place in header.tensors.items()}
+        # Copy-on-write: torch wants writable memory, and the file must never change.
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="c")
+        factors = self.tensor("rope_freqs.weight") if "rope_freqs.weight" in self._places else None
+        self.config = config_of(header, None if factors is None else factors.tolist())
+        self._num_heads = {}  # of the tensors whose rows stand in the file's own order
+        if is_interleaved:
+            self._num_heads = {
+                "q_proj": self.config["num_attention_heads"],
+                "k_proj": self.config["num_key_value_heads"],
+            }
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._place(name).shape
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        place = self._place(name)
+        rows = self._rows(name, place)
+        return dequantise(place.kind, rows, place.shape[-1], dtype).view(place.shape)
+
+    def packed(self, name: str) -> Packed | None:
+        place = self._place(name)
+        if place.kind in PLAIN or len(place.shape) != 2:
+            return None
+        return Packed(place.kind, (place.shape[0], place.shape[1]), self._rows(name, place))
+
+    def _place(self, name: str) -> TensorPlace:
+        if name not in self._places:
+            raise ModelFormatError(f"{self.path} has no tensor for {name}")
+        return self._places[name]
+
+    def _rows(self, name: str, place: TensorPlace) -> Tensor:
+        """The tensor's bytes, [rows, bytes of a row], in Hugging Face's order of rows."""
+        raw = self._bytes[place.start : place.start + place.nbytes]
+        rows = torch.from_numpy(raw).view(-1, place.row_bytes)
+        parts = name.split(".")
+        num_heads = self._num_heads.get(parts[-2]) if hasattr(self, "_num_heads") else None
+        if num_heads is None:
+            return rows
+        if parts[-1] == "bias":  # one row of numbers, not one number per row
+            rows = rows.view(place.shape[0], -1)
+        order = _rotary_order(self.path, name, len(rows), num_heads)
+        rows = rows[order]
+        return rows.view(1, -1) if parts[-1] == "bias" else rows
+
+
+def _rotary_order(path: Path, name: str, num_rows: int, num_heads: int) -> Tensor:
+    """Where the rows of q and k lie: the file has rotary pairs (i, i + half) side by side."""
+    if num_rows % (2 * num_heads):
+        raise ModelFormatError(f"{path}: {name} has {num_rows} rows for {num_heads} heads")
+    return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)

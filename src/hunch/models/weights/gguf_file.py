@@ -1,0 +1,212 @@
+"""The header of a GGUF file: metadata and the places of its tensors. No torch.
+
+A file may come from anywhere, so every count and length is checked against the bytes that are
+there before it is believed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from hunch.errors import ModelFormatError, UnsupportedModelError
+
+# ggml's number of a type -> (name, weights per block, bytes per block)
+TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    30: ("BF16", 1, 2),
+}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING, _ARRAY = 8, 9
+_MAX_DIMS = 4
+_MIN_ENTRY_BYTES = 13  # the shortest metadata entry: key length, type, one byte
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor lies, and what it is."""
+
+    kind: str
+    shape: tuple[int, ...]  # outermost first, as torch has it (the file has it the other way)
+    start: int  # byte in the file
+    row_bytes: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorPlace]  # under the names of the file
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Metadata and tensor places of `path`, all of them inside the file."""
+    size = path.stat().st_size
+    if size < 24:
+        raise _damaged(path, f"it has only {size} bytes")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cursor = _Cursor(path, data)
+        num_tensors, num_entries = _read_start(cursor)
+        metadata: dict[str, Any] = {}
+        for _ in range(num_entries):
+            key = cursor.string()
+            if key in metadata:
+                raise _damaged(path, f"{key!r} stands twice in its metadata")
+            metadata[key] = cursor.value(cursor.number("I"))
+        if metadata.get("split.count", 1) not in (0, 1):
+            raise UnsupportedModelError(
+                f"{path} is one part of a split GGUF; merge the parts first "
+                "(llama-gguf-split --merge FIRST_PART OUTPUT)"
+            )
+        infos = [_read_info(cursor) for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
+            raise _damaged(path, f"general.alignment is {alignment!r}")
+        data_start = -(-cursor.position // alignment) * alignment
+    tensors: dict[str, TensorPlace] = {}
+    for name, shape, kind, offset in infos:
+        if name in tensors:
+            raise _damaged(path, f"tensor {name!r} stands twice in it")
+        tensors[name] = _place(path, name, shape, kind, data_start + offset, size)
+    return GgufHeader(path, metadata, tensors)
+
+
+def _read_start(cursor: _Cursor) -> tuple[int, int]:
+    path = cursor.path
+    magic = bytes(cursor.data[:4])
+    if magic != b"GGUF":
+        raise ModelFormatError(f"{path} is not a GGUF file: it begins with {magic!r}, not b'GGUF'")
+    cursor.position = 4
+    version = cursor.number("I")
+    if version not in (2, 3):
+        what = "big-endian" if version in (2 << 24, 3 << 24) else f"GGUF version {version}"
+        raise UnsupportedModelError(f"{path} is {what}; little-endian versions 2 and 3 can be read")
+    num_tensors, num_entries = cursor.number("Q"), cursor.number("Q")
+    most = len(cursor.data) // _MIN_ENTRY_BYTES
+    if num_tensors > most or num_entries > most:
+        raise _damaged(path, f"it claims {num_tensors} tensors and {num_entries} metadata entries")
+    return num_tensors, num_entries
+
+
+def _read_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name = cursor.string()
+    num_dims = cursor.number("I")
+    if not 1 <= num_dims <= _MAX_DIMS:
+        raise _damaged(cursor.path, f"tensor {name!r} has {num_dims} dimensions")
+    shape = tuple(cursor.number("Q") for _ in range(num_dims))[::-1]
+    return name, shape, cursor.number("I"), cursor.number("Q")
+
+
+def _place(
+    path: Path, name: str, shape: tuple[int, ...], kind: int, start: int, size: int
+) -> TensorPlace:
+    if kind not in TYPES:
+        known = ", ".join(known for known, _, _ in TYPES.values())
+        raise UnsupportedModelError(
+            f"{path}: tensor {name!r} has ggml type {kind}, which is not one of {known}; "
+            "take another quantisation of the model"
+        )
+    title, block, block_bytes = TYPES[kind]
+    if min(shape) < 1 or shape[-1] % block:
+        raise _damaged(path, f"tensor {name!r} of type {title} has shape {list(shape)}")
+    row_bytes = shape[-1] // block * block_bytes
+    nbytes = prod(shape[:-1]) * row_bytes
+    if start + nbytes > size:
+        raise _damaged(
+            path,
+            f"tensor {name!r} should end at byte {start + nbytes} but the file has {size} bytes",
+        )
+    return TensorPlace(title, shape, start, row_bytes, nbytes)
+
+
+class _Cursor:
+    """Reads values one after another and never past the end."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.position = 0
+
+    def _advance(self, num_bytes: int) -> int:
+        start, self.position = self.position, self.position + num_bytes
+        if self.position > len(self.data):
+            raise _damaged(self.path, "its header ends in the middle")
+        return start
+
+    def number(self, code: str) -> Any:
+        start = self._advance(struct.calcsize("<" + code))
+        return struct.unpack_from("<" + code, self.data, start)[0]
+
+    def string(self) -> str:
+        length = self.number("Q")
+        start = self._advance(length)
+        return self.data[start : start + length].decode("utf-8", "replace")
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY or depth > 2:
+            raise _damaged(self.path, f"its metadata has a value of type {kind}")
+        item, count = self.number("I"), self.number("Q")
+        if item in _SCALARS:
+            code = _SCALARS[item]
+            start = self._advance(count * struct.calcsize("<" + code))
+            return list(struct.unpack_from(f"<{count}{code}", self.data, start))
+        if count * 8 > len(self.data) - self.position:  # each item begins with an 8-byte length
+            raise _damaged(self.path, f"its metadata claims an array of {count} items")
+        if item == _STRING:
+            return self._strings(count)
+        return [self.value(item, depth + 1) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary has 50 to 250 thousand of them: this loop is most of a file's opening."""
+        data, position, end = self.data, self.position, len(self.data)
+        length_at: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
+        strings = []
+        for _ in range(count):
+            if position + 8 > end:
+                raise _damaged(self.path, "its header ends in the middle")
+            start = position + 8
+            position = start + length_at(data, position)[0]
+            if position > end:
+                raise _damaged(self.path, "its header ends in the middle")
+            strings.append(data[start:position].decode("utf-8", "replace"))
+        self.position = position
+        return strings
+
+
+def _damaged(path: Path, what: str) -> ModelFormatError:
+    return ModelFormatError(
+        f"{path} is damaged or cut short: {what}. Delete it and download it again"
+    )

@@ -1,0 +1,106 @@
+"""Weights in safetensors files, one or several, memory-mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hunch.errors import ModelFormatError
+from hunch.models.weights.base import Packed, unified_config
+from hunch.models.weights.json_file import read_json
+
+INDEX = "model.safetensors.index.json"
+
+
+class SafetensorsWeights:
+    """The `Weights` of a directory in Hugging Face form."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self.config = unified_config(read_json(folder / "config.json"))
+        self.metadata: Mapping[str, Any] = {}
+        self.nbytes = 0
+        self._homes: dict[str, Any] = {}  # tensor -> its open file
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for file in _files(folder):
+            self._open(file)
+        self._check_index()
+
+    def _open(self, file: Path) -> None:
+        try:
+            # Stays open: the tensors are read from it later.
+            source: Any = safe_open(file, framework="pt")
+            names = list(source.keys())
+            shapes = {name: tuple(source.get_slice(name).get_shape()) for name in names}
+        except (SafetensorError, OSError) as error:
+            raise ModelFormatError(
+                f"{file} is damaged or cut short ({error}). Delete it and download it again"
+            ) from None
+        self.nbytes += file.stat().st_size
+        self._shapes |= shapes
+        self._homes |= dict.fromkeys(names, source)
+
+    def _check_index(self) -> None:
+        if not (self.path / INDEX).is_file():
+            return
+        missing = sorted(set(_weight_map(self.path)) - set(self._homes))
+        if missing:
+            raise ModelFormatError(
+                f"{self.path}: {INDEX} names {len(missing)} tensors that no file holds, "
+                f"such as {missing[0]}. Download the model again"
+            )
+
+    def names(self) -> list[str]:
+        return list(self._homes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        self._home(name)
+        return self._shapes[name]
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        loaded: Tensor = self._home(name).get_tensor(name)
+        return loaded.to(dtype)
+
+    def packed(self, name: str) -> Packed | None:
+        self._home(name)
+        return None
+
+    def _home(self, name: str) -> Any:
+        if name not in self._homes:
+            raise ModelFormatError(f"{self.path} has no tensor {name}")
+        return self._homes[name]
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        shards = [folder / shard for shard in sorted(set(_weight_map(folder).values()))]
+        for shard in shards:
+            if not shard.is_file():
+                raise ModelFormatError(
+                    f"{shard} is missing, though {INDEX} names it. Download the model again"
+                )
+        return shards
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found
+    raise ModelFormatError(
+        f"{folder} has {len(found)} safetensors files, none named model.safetensors, and no {INDEX}"
+    )
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    mapping = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
+        raise ModelFormatError(f"{folder / INDEX} has no weight_map; download the model again")
+    for shard in set(mapping.values()):
+        if Path(shard).name != shard:  # an index must not point outside its directory
+            raise ModelFormatError(f"{folder / INDEX} names {shard!r}, which is no file beside it")
+    return mapping
