@@ -1,15 +1,17 @@
 """Paged attention: a packed token reads its sequence's keys by block table and tree path.
 
 Shape letters: T packed tokens, S sequences of the step, B blocks of a table, P tree depth, N heads,
-M KV heads, H head width, L layers, C slots of the cache.
+M KV heads, H head width, L layers, C slots of the cache, W tokens of one span, K its keys.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class AttnInputs:
     tree_TP: Tensor | None
     block_size: int
     spans: tuple[Span, ...] = ()
+    # What backends derive from the fields above, made once per step and read by every layer.
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -86,3 +90,159 @@ def attention_ref(
         scores_NP = torch.einsum("nh,pnh->np", q_TNH[token].double(), k_PNH) * scale
         out_TNH[token] = torch.einsum("np,pnh->nh", scores_NP.softmax(-1), v_PNH).to(out_TNH.dtype)
     return out_TNH
+
+
+# --- torch ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Piece:
+    """One span, ready for torch: its tokens, its keys' slots, who sees whom."""
+
+    first: int
+    last: int
+    slot: int  # first slot where the keys lie in a row; they are then read in place
+    num_keys: int
+    slots_K: Tensor | None  # the slots where they do not
+    mask_WK: Tensor | None  # added to the scores; None: every token sees every key
+
+
+def spans_of(attn: AttnInputs) -> tuple[Span, ...]:
+    """The step's spans; where the host was not told, read back from the device."""
+    if attn.spans or not len(attn.pos_T):
+        return attn.spans
+    if "spans" not in attn.memo:
+        attn.memo["spans"] = _find_spans(attn)
+    return attn.memo["spans"]
+
+
+def _find_spans(attn: AttnInputs) -> tuple[Span, ...]:
+    pos, slot, seq = attn.pos_T.tolist(), attn.slot_T.tolist(), attn.seq_T.tolist()
+    base = attn.base_T.tolist()
+    spans: list[Span] = []
+    for token in range(len(pos)):
+        if slot[token] < 0:
+            continue
+        is_node = attn.tree_TP is not None and pos[token] >= base[token]
+        last = spans[-1] if spans else None
+        if last is not None and last.last == token and last.seq == seq[token]:
+            last.last += 1
+            last.is_tree |= is_node or pos[token] != last.start + token - last.first
+            last.num_known += not is_node
+        else:
+            spans.append(Span(token, token + 1, seq[token], pos[token], int(not is_node), is_node))
+    return tuple(spans)
+
+
+def live_tokens(attn: AttnInputs) -> Tensor | None:
+    """Packed tokens that are not padding; None when all are."""
+    if "live" not in attn.memo:
+        is_live_T = attn.slot_T >= 0
+        attn.memo["live"] = None if bool(is_live_T.all()) else is_live_T.nonzero().flatten()
+    return attn.memo["live"]
+
+
+def pieces_of(attn: AttnInputs, window: int | None, dtype: torch.dtype) -> list[Piece]:
+    key = ("pieces", window, dtype)
+    if key not in attn.memo:
+        attn.memo[key] = [_piece(attn, span, window, dtype) for span in spans_of(attn)]
+    return attn.memo[key]
+
+
+def _piece(attn: AttnInputs, span: Span, window: int | None, dtype: torch.dtype) -> Piece:
+    if span.is_tree:
+        slots_K, is_seen_WK = _tree_keys(attn, span, window)
+    else:
+        slots_K, is_seen_WK = _chain_keys(attn, span, window)
+    mask_WK = None
+    if is_seen_WK is not None:
+        mask_WK = torch.zeros(is_seen_WK.shape, dtype=dtype, device=is_seen_WK.device)
+        mask_WK.masked_fill_(~is_seen_WK, -torch.inf)
+    num_keys, slot = len(slots_K), int(slots_K[0])
+    is_row = bool((slots_K[1:] - slots_K[:-1] == 1).all())
+    return Piece(span.first, span.last, slot, num_keys, None if is_row else slots_K, mask_WK)
+
+
+def _table_slots(attn: AttnInputs, seq: int, first: int, last: int) -> Tensor:
+    """Slots of positions [first, last) by the block table."""
+    positions = torch.arange(first, last, device=attn.table_SB.device)
+    blocks = attn.table_SB[seq].index_select(0, positions // attn.block_size)
+    return blocks * attn.block_size + positions % attn.block_size
+
+
+def _chain_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tensor, Tensor | None]:
+    """Consecutive positions: each token sees those up to its own."""
+    num_tokens = span.last - span.first
+    first = 0 if window is None else max(0, span.start - window + 1)
+    last = span.start + num_tokens
+    slots_K = _table_slots(attn, span.seq, first, last)
+    if num_tokens == 1:
+        return slots_K, None
+    keys_K = torch.arange(first, last, device=slots_K.device)
+    pos_W1 = torch.arange(span.start, last, device=slots_K.device)[:, None]
+    is_seen_WK = keys_K <= pos_W1
+    if window is not None:
+        is_seen_WK &= keys_K > pos_W1 - window
+    return slots_K, is_seen_WK
+
+
+def _tree_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tensor, Tensor | None]:
+    """Committed positions by the table, then every slot any path of the span goes through."""
+    assert attn.tree_TP is not None
+    part = slice(span.first, span.last)
+    pos_W1, base_W1 = attn.pos_T[part, None], attn.base_T[part, None]
+    path_WP = attn.tree_TP[part]
+    depth_P = torch.arange(path_WP.shape[1], device=path_WP.device)
+    is_path_WP = depth_P <= pos_W1 - base_W1
+    num_table = int(torch.minimum(base_W1, pos_W1 + 1).max())
+    is_table_WK = torch.arange(num_table, device=path_WP.device) < torch.minimum(
+        base_W1, pos_W1 + 1
+    )
+    if window is not None:
+        is_table_WK &= torch.arange(num_table, device=path_WP.device) > pos_W1 - window
+        is_path_WP &= base_W1 + depth_P > pos_W1 - window
+    nodes_U, place_WP = path_WP.masked_fill(~is_path_WP, -1).unique(return_inverse=True)
+    is_node_WU = torch.zeros(len(path_WP), len(nodes_U), dtype=torch.bool, device=path_WP.device)
+    is_node_WU.scatter_(1, place_WP, True)
+    is_real_U = nodes_U >= 0  # -1 stands for what is on no path
+    nodes_U, is_node_WU = nodes_U[is_real_U], is_node_WU[:, is_real_U]
+    slots_K = torch.cat((_table_slots(attn, span.seq, 0, num_table), nodes_U))
+    return slots_K, torch.cat((is_table_WK, is_node_WU), dim=1)
+
+
+def attention(
+    q_TNH: Tensor,
+    k_CMH: Tensor,
+    v_CMH: Tensor,
+    attn: AttnInputs,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """torch's attention, one call per span; indices and masks are made once per step."""
+    pieces = pieces_of(attn, window, q_TNH.dtype)
+    if len(pieces) == 1 and pieces[0].last - pieces[0].first == len(q_TNH):
+        return _attend(q_TNH, k_CMH, v_CMH, pieces[0], scale)
+    out_TNH = torch.zeros_like(q_TNH)
+    for piece in pieces:
+        out_TNH[piece.first : piece.last] = _attend(
+            q_TNH[piece.first : piece.last], k_CMH, v_CMH, piece, scale
+        )
+    return out_TNH
+
+
+def _attend(q_WNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, piece: Piece, scale: float) -> Tensor:
+    if piece.slots_K is None:
+        k_KMH = k_CMH.narrow(0, piece.slot, piece.num_keys)
+        v_KMH = v_CMH.narrow(0, piece.slot, piece.num_keys)
+    else:
+        k_KMH = k_CMH.index_select(0, piece.slots_K)
+        v_KMH = v_CMH.index_select(0, piece.slots_K)
+    out_NWH = functional.scaled_dot_product_attention(
+        q_WNH.transpose(0, 1)[None],
+        k_KMH.transpose(0, 1)[None],
+        v_KMH.transpose(0, 1)[None],
+        attn_mask=piece.mask_WK,
+        scale=scale,
+        enable_gqa=q_WNH.shape[1] != k_CMH.shape[1],
+    )[0]
+    return out_NWH.transpose(0, 1)

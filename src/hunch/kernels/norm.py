@@ -1,0 +1,33 @@
+"""Normalisation over the last dimension: by root mean square, or by mean and variance.
+
+Shape letters: T packed tokens, D width (any leading shape works).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm_ref(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+    """The specification, in float64."""
+    x = x_TD.double()
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (x * scale * w_D.double()).to(x_TD.dtype)
+
+
+def rms_norm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+    return functional.rms_norm(x_TD, w_D.shape, w_D, eps)
+
+
+def layer_norm_ref(x_TD: Tensor, w_D: Tensor, b_D: Tensor, eps: float) -> Tensor:
+    """The specification, in float64."""
+    x = x_TD.double()
+    centred = x - x.mean(-1, keepdim=True)
+    scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    return (centred * scale * w_D.double() + b_D.double()).to(x_TD.dtype)
+
+
+def layer_norm(x_TD: Tensor, w_D: Tensor, b_D: Tensor, eps: float) -> Tensor:
+    return functional.layer_norm(x_TD, w_D.shape, w_D, b_D, eps)

@@ -1,0 +1,102 @@
+"""Self-attention: project, let the caller attend, project back.
+
+Shape letters: T packed tokens, D width (E: width of the input, where it differs), N heads, M KV
+heads, H head width, A = N + 2M heads of q, k and v side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs, KVCache, attention, live_tokens
+from hunch.kernels.kv_store import kv_store
+from hunch.kernels.rope import Rotation, rope
+from hunch.layers.linear import Linear
+from hunch.layers.norm import RMSNorm
+from hunch.layers.part import Part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heads:
+    """The heads of one layer, as far as this device holds them."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None  # a token sees so many positions, its own included; None: all
+
+
+class Attend(Protocol):
+    """How tokens see each other: over the paged cache when serving, over a batch when training."""
+
+    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+        """Turn q and k by their positions and return what the tokens read, TNH."""
+
+
+class Paged:
+    """Attend over the paged cache; the step's keys and values are written first."""
+
+    def __init__(self, attn: AttnInputs, kv: KVCache, rotation: Rotation | None) -> None:
+        self.attn = attn
+        self.rotation = rotation  # None: positions are not in the heads
+        self.live_T = live_tokens(attn)
+        self.slot_T = attn.slot_T if self.live_T is None else attn.slot_T[self.live_T]
+        # One unbind per step is cheaper than two selects per layer.
+        self.k = kv.k_LCMH.unbind(0)
+        self.v = kv.v_LCMH.unbind(0)
+
+    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, self.rotation)
+        k_CMH, v_CMH = self.k[layer], self.v[layer]
+        if self.live_T is None:
+            kv_store(k_TMH, v_TMH, k_CMH, v_CMH, self.slot_T)
+        else:
+            kv_store(k_TMH[self.live_T], v_TMH[self.live_T], k_CMH, v_CMH, self.slot_T)
+        return attention(q_TNH, k_CMH, v_CMH, self.attn, heads.scale, heads.window)
+
+
+def split_heads(
+    qkv_TAH: Tensor, heads: Heads, rotation: Rotation | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v; q and k turned together, as one tensor costs half the calls of two."""
+    num_turned = heads.num_heads + heads.num_kv_heads
+    qk_TBH, v_TMH = qkv_TAH.split((num_turned, heads.num_kv_heads), dim=1)
+    if rotation is not None:
+        qk_TBH = rope(qk_TBH, rotation.cos_TH, rotation.sin_TH)
+    q_TNH, k_TMH = qk_TBH.split((heads.num_heads, heads.num_kv_heads), dim=1)
+    return q_TNH, k_TMH, v_TMH
+
+
+class Attention(Part):
+    """q, k and v in one product; `layer` is the cache layer they are kept in."""
+
+    def __init__(
+        self,
+        qkv: Linear,
+        out: Linear,
+        heads: Heads,
+        layer: int,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> None:
+        self.qkv = qkv
+        self.out = out
+        self.heads = heads
+        self.layer = layer
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+
+    def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
+        heads = self.heads
+        qkv_TAH = self.qkv(x_TE).unflatten(-1, (-1, heads.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = qkv_TAH.split(
+                (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1
+            )
+            qkv_TAH = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1)
+        return self.out(attend(qkv_TAH, heads, self.layer).flatten(1))

@@ -1,0 +1,39 @@
+"""Linear layers, whole or split over a group.
+
+Shape letters: T packed tokens, K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hunch.kernels.linear import linear
+from hunch.layers.part import Part
+from hunch.parallel.group import SINGLE, Group
+
+
+class Linear(Part):
+    """y = x W^T + b. Split by outputs it needs no word with the group: each rank has its own."""
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
+        self.weight_NK = weight_NK
+        self.bias_N = bias_N
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        return linear(x_TK, self.weight_NK, self.bias_N)
+
+
+class RowLinear(Linear):
+    """Split by inputs: each rank has a part of every output's sum. The bias is added once."""
+
+    def __init__(
+        self, weight_NK: Tensor, bias_N: Tensor | None = None, group: Group = SINGLE
+    ) -> None:
+        super().__init__(weight_NK, bias_N)
+        self.group = group
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return linear(x_TK, self.weight_NK, self.bias_N)
+        y_TN = self.group.all_reduce(linear(x_TK, self.weight_NK))
+        return y_TN if self.bias_N is None else y_TN + self.bias_N

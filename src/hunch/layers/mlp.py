@@ -1,0 +1,39 @@
+"""The feed-forward half of a layer.
+
+Shape letters: T packed tokens, D width, F inner width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hunch.kernels.activation import ACTIVATIONS, gated
+from hunch.layers.linear import Linear
+from hunch.layers.part import Part
+
+
+class GatedMLP(Part):
+    """down(act(gate(x)) * up(x)), with gate and up in one product."""
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = activation
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        return self.down(gated(self.gate_up(x_TD), self.activation))
+
+
+class PlainMLP(Part):
+    """down(act(up(x)))."""
+
+    def __init__(self, up: Linear, down: Linear, activation: str) -> None:
+        self.up = up
+        self.down = down
+        self.activation = activation
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        return self.down(ACTIVATIONS[self.activation](self.up(x_TD)))
+
+
+MLP = GatedMLP | PlainMLP

@@ -1,0 +1,37 @@
+"""Normalisation layers.
+
+Shape letters: T packed tokens, D width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hunch.kernels.norm import layer_norm, rms_norm
+from hunch.layers.part import Part
+
+
+class RMSNorm(Part):
+    """Divide by the root mean square, times a weight."""
+
+    def __init__(self, weight_D: Tensor, eps: float) -> None:
+        self.weight_D = weight_D
+        self.eps = eps
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        return rms_norm(x_TD, self.weight_D, self.eps)
+
+
+class LayerNorm(Part):
+    """Subtract the mean, divide by the deviation, times a weight, plus a bias."""
+
+    def __init__(self, weight_D: Tensor, bias_D: Tensor, eps: float) -> None:
+        self.weight_D = weight_D
+        self.bias_D = bias_D
+        self.eps = eps
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        return layer_norm(x_TD, self.weight_D, self.bias_D, self.eps)
+
+
+Norm = RMSNorm | LayerNorm

@@ -1,0 +1,56 @@
+"""A part of a network: plain attributes that hold tensors and other parts.
+
+Leaner than torch.nn.Module: no hooks, no registration, attributes at the speed of Python's own. A
+trainer finds the tensors by `named_tensors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+class Part:
+    """Base of every layer and network."""
+
+    def named_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """Every tensor, named by the path of attributes that leads to it."""
+        for name, value in vars(self).items():
+            yield from _walk(f"{prefix}{name}", value)
+
+    def replace_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put `change(tensor)` in place of every tensor; one that is shared stays shared."""
+        done: dict[int, tuple[Tensor, Tensor]] = {}  # the old ones are kept, so ids stay unique
+        self._replace(change, done)
+
+    def _replace(
+        self, change: Callable[[Tensor], Tensor], done: dict[int, tuple[Tensor, Tensor]]
+    ) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                if id(value) not in done:
+                    done[id(value)] = (value, change(value))
+                setattr(self, name, done[id(value)][1])
+            elif isinstance(value, Part):
+                value._replace(change, done)
+            elif isinstance(value, list):
+                for part in value:
+                    part._replace(change, done)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the tensors; a shared one counts once."""
+        seen = {t.data_ptr(): t.numel() * t.element_size() for _, t in self.named_tensors()}
+        return sum(seen.values())
+
+
+def _walk(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Part):
+        yield from value.named_tensors(f"{name}.")
+    elif isinstance(value, list):  # lists hold parts, nothing else
+        for index, part in enumerate(value):
+            yield from _walk(f"{name}.{index}", part)

@@ -1,0 +1,94 @@
+"""Rotary frequencies and their scalings, and the table every step reads.
+
+Shape letters: T packed tokens, H head width, L positions of the table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.rope import Rotation, rotation
+from hunch.layers.part import Part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeSpec:
+    """How positions turn the heads. `kind` is Hugging Face's rope_type."""
+
+    theta: float = 10000.0
+    kind: str = "default"  # default, linear, llama3, yarn, factors
+    factor: float = 1.0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    original_len: int = 0  # llama3, yarn: context the model was first trained at
+    attention_factor: float | None = None  # yarn: scale of cos and sin; None: from factor
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    is_truncated: bool = True  # yarn: ramp ends at whole dimensions
+    factors: tuple[float, ...] = ()  # factors: one divisor per frequency, as GGUF files store them
+
+
+def frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
+    """Angle per position for each pair of a head, float32, H/2 of them."""
+    freq = 1.0 / spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if spec.kind == "linear":
+        return freq / spec.factor
+    if spec.kind == "llama3":
+        return _llama3(spec, freq)
+    if spec.kind == "yarn":
+        return _yarn(spec, freq, head_dim)
+    if spec.kind == "factors":
+        return freq / torch.tensor(spec.factors, dtype=torch.float32)
+    return freq
+
+
+def _llama3(spec: RopeSpec, freq: Tensor) -> Tensor:
+    """Long waves are stretched, short ones kept, those between blended."""
+    wavelength = 2 * math.pi / freq
+    low_span = spec.high_freq_factor - spec.low_freq_factor
+    share = (spec.original_len / wavelength - spec.low_freq_factor) / low_span
+    share = share.clamp(0, 1)
+    return (1 - share) * freq / spec.factor + share * freq
+
+
+def _yarn(spec: RopeSpec, freq: Tensor, head_dim: int) -> Tensor:
+    """Pairs that turn fewer than beta_slow times in the original context are stretched."""
+
+    def pair_turning(num_turns: float) -> float:
+        waves = spec.original_len / (num_turns * 2 * math.pi)
+        return head_dim * math.log(waves) / (2 * math.log(spec.theta))
+
+    low, high = pair_turning(spec.beta_fast), pair_turning(spec.beta_slow)
+    if spec.is_truncated:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    stretch = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
+    return stretch * freq / spec.factor + (1 - stretch) * freq
+
+
+def amplitude(spec: RopeSpec) -> float:
+    """What cos and sin are multiplied with: 1 but for yarn."""
+    if spec.kind != "yarn":
+        return 1.0
+    if spec.attention_factor is not None:
+        return spec.attention_factor
+    return 0.1 * math.log(spec.factor) + 1.0 if spec.factor > 1 else 1.0
+
+
+class Rope(Part):
+    """The table of a model: cos | sin per position, float32 whatever the model's dtype."""
+
+    def __init__(
+        self, spec: RopeSpec, head_dim: int, max_len: int, device: torch.device | str = "cpu"
+    ) -> None:
+        positions = torch.arange(max_len, dtype=torch.float32, device=device)
+        angle = torch.outer(positions, frequencies(spec, head_dim).to(device))
+        self.table_LH = torch.cat((angle.cos(), angle.sin()), dim=-1) * amplitude(spec)
+
+    def __call__(self, pos_T: Tensor) -> Rotation:
+        return rotation(self.table_LH, pos_T)

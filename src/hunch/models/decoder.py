@@ -1,0 +1,145 @@
+"""The decoder every family shares: embedding, layers, final norm, output matrix.
+
+Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.layers.attention import Attend, Paged
+from hunch.layers.linear import Linear
+from hunch.layers.part import Part
+from hunch.layers.rope import Rope
+from hunch.models.build import LLAMA_NAMES, Names, build_block, local_heads
+from hunch.models.source import RandomSource, Source
+from hunch.models.spec import Config, ModelSpec, read_common
+from hunch.registry import MODELS, resolve
+
+Progress = Callable[[Iterable[str]], Iterable[str]]
+
+
+@dataclass(slots=True)
+class Hidden:
+    """What a pass leaves behind for every packed token."""
+
+    last_TD: Tensor  # after the final norm
+    features: tuple[Tensor, ...] = ()  # the residual stream after so many layers, each TD
+
+
+class Decoder(Part):
+    """A target or a draft model. It keeps no state between passes: KV and positions come in."""
+
+    names: ClassVar[Names] = LLAMA_NAMES
+
+    def __init__(
+        self, spec: ModelSpec, source: Source, progress: Progress = lambda names: names
+    ) -> None:
+        self.spec = spec
+        self.device = source.device
+        self.dtype = source.dtype
+        self.kv_dtype = source.dtype
+        self.group = source.group
+        self.heads = local_heads(spec, source.group)
+        self.rope = None
+        if spec.rope is not None:
+            self.rope = Rope(spec.rope, spec.head_dim, spec.max_len, source.device)
+        self.embedding_VD = source.take(self.names.embed, spec.vocab_size, self._embed_width)
+        layers = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
+        self.layers = [
+            build_block(spec, source, prefix, layer, names=self.names)
+            for layer, prefix in enumerate(layers)
+        ]
+        self.final_norm = None
+        if spec.has_final_norm:
+            self.final_norm = source.norm(
+                self.names.final_norm, spec.width, spec.norm_eps, spec.norm
+            )
+        self.head = self._build_head(source)
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        """The spec of a config.json; a family overrides what it reads differently."""
+        return ModelSpec(**read_common(config, architecture))
+
+    @staticmethod
+    def random(spec: ModelSpec, seed: int = 0, scale: float = 1.0) -> Decoder:
+        """A model of random weights, the same for the same seed."""
+        family: type[Decoder] = resolve(MODELS, spec.architecture)
+        return family(spec, RandomSource(seed, scale=scale))
+
+    @property
+    def _embed_width(self) -> int:
+        return self.spec.embed_width or self.spec.width
+
+    def _build_head(self, source: Source) -> Linear:
+        """The output matrix, each rank with a part of the vocabulary where it divides evenly."""
+        vocab_size = self.spec.vocab_size
+        split = 0 if vocab_size % self.group.size == 0 else None
+        self.is_head_split = split is not None and self.group.size > 1
+        if not self.spec.is_tied:
+            return Linear(source.take(self.names.head, vocab_size, self._embed_width, split=split))
+        if not self.is_head_split:
+            return Linear(self.embedding_VD)
+        size = vocab_size // self.group.size
+        return Linear(self.embedding_VD.narrow(0, self.group.rank * size, size))
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Token embeddings."""
+        return functional.embedding(ids_T, self.embedding_VD)
+
+    def start(self, ids_T: Tensor, pos_T: Tensor) -> Tensor:
+        """The residual stream before the first layer."""
+        return self.embed(ids_T)
+
+    def run(self, x_TD: Tensor, attend: Attend, feature_layers: tuple[int, ...] = ()) -> Hidden:
+        """All layers over a residual stream, however the caller lets tokens attend."""
+        found = {0: x_TD}
+        for num_done, layer in enumerate(self.layers, start=1):
+            x_TD = layer(x_TD, attend)
+            if num_done in feature_layers:
+                found[num_done] = x_TD
+        features = tuple(found[layer] for layer in feature_layers)
+        return Hidden(x_TD if self.final_norm is None else self.final_norm(x_TD), features)
+
+    def forward(
+        self,
+        ids_T: Tensor,
+        attn: AttnInputs,
+        kv: KVCache,
+        feature_layers: tuple[int, ...] = (),
+    ) -> Hidden:
+        """One pass: writes each token's KV and returns its hidden state.
+
+        `feature_layers` asks for the stream after so many layers; 0 is what enters the first.
+        """
+        rotation = None if self.rope is None else self.rope(attn.pos_T)
+        attend = Paged(attn, kv, rotation)
+        return self.run(self.start(ids_T, attn.pos_T), attend, feature_layers)
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """float32 scores of every token after each given hidden state."""
+        logits_MV = self.head(hidden_MD)
+        if self.is_head_split:
+            logits_MV = self.group.all_gather(logits_MV)
+        return logits_MV.float()
+
+    def kv_shape(self) -> tuple[int, int, int]:
+        """Layers, KV heads and head width of the cache on this device."""
+        return self.spec.num_layers, self.heads.num_kv_heads, self.spec.head_dim
+
+    def new_kv(self, num_slots: int) -> KVCache:
+        """An empty cache of so many slots."""
+        num_layers, num_kv_heads, head_dim = self.kv_shape()
+        shape = (num_layers, num_slots, num_kv_heads, head_dim)
+        return KVCache(
+            torch.zeros(shape, dtype=self.kv_dtype, device=self.device),
+            torch.zeros(shape, dtype=self.kv_dtype, device=self.device),
+        )

@@ -1,0 +1,90 @@
+"""From weight files to a decoder, checked before anything is read."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from hunch.errors import ConfigError, ModelFormatError
+from hunch.models.decoder import Decoder, Progress
+from hunch.models.source import FileSource, ShapeSource
+from hunch.models.spec import ModelSpec
+from hunch.models.weights.base import Weights, iterate
+from hunch.parallel.group import SINGLE, Group
+from hunch.registry import MODELS, resolve
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MAX_NAMED = 6  # tensors an error names before it counts the rest
+# Stored by older tools though they follow from the config; or heads that draft, which a target
+# does not need.
+_IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)mtp(_layers)?\.|masked_bias$|rope_freqs")
+
+
+def load_decoder(
+    weights: Weights,
+    *,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    group: Group = SINGLE,
+    progress: Progress = iterate,
+) -> Decoder:
+    """The model of `weights`, on `device`. `auto` is float32 on a CPU, else the file's own."""
+    spec = ModelSpec.from_config(weights.config)
+    device = torch.device(device)
+    source = FileSource(weights, choose_dtype(dtype, spec, device), device, group)
+    check_tensors(spec, source)
+    family: type[Decoder] = resolve(MODELS, spec.architecture)
+    return family(spec, source, progress)
+
+
+def choose_dtype(dtype: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        if device.type == "cpu":
+            return torch.float32  # 16-bit products are many times slower there
+        return _DTYPES["float16" if spec.dtype == "float16" else "bfloat16"]
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not one torch computes in: {', '.join(_DTYPES)}")
+    return _DTYPES[dtype]
+
+
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor a model of this spec consists of."""
+    source = ShapeSource()
+    resolve(MODELS, spec.architecture)(spec, source)
+    return source.shapes
+
+
+def check_tensors(spec: ModelSpec, source: FileSource) -> None:
+    """Raise for tensors that are missing, of another shape, or that nothing would read."""
+    expected = tensor_shapes(spec)
+    found = {name: source.find(name) for name in expected}
+    missing = [name for name, there in found.items() if there is None]
+    if missing:
+        raise ModelFormatError(f"the model's files lack {_some(missing)}")
+    wrong = [
+        f"{there} {tuple(source.weights.shape(there))}, expected {expected[name]}"
+        for name, there in found.items()
+        if there is not None and tuple(source.weights.shape(there)) != expected[name]
+    ]
+    if wrong:
+        raise ModelFormatError(f"tensors whose shape contradicts the config: {_some(wrong)}")
+    extra = set(source.weights.names()) - set(found.values())
+    extra = {name for name in extra if not _may_stay_unread(name, spec)}
+    if extra:
+        raise ModelFormatError(
+            f"the config does not account for {_some(sorted(extra))}; ignoring them would change "
+            "the text"
+        )
+
+
+def _may_stay_unread(name: str, spec: ModelSpec) -> bool:
+    if _IGNORED.search(name) or (spec.is_tied and name == "lm_head.weight"):
+        return True
+    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return layer is not None and int(layer[1]) >= spec.num_layers  # a drafting head's layers
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _MAX_NAMED
+    return "; ".join(names[:_MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")

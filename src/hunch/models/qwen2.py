@@ -1,0 +1,21 @@
+"""Qwen2 and Qwen2.5: Llama with biases on q, k and v."""
+
+from __future__ import annotations
+
+from hunch.models.decoder import Decoder
+from hunch.models.spec import Config, ModelSpec, read_common, read_windows
+
+
+class Qwen2(Decoder):
+    """The upper layers may have a sliding window, where the config switches it on."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        common = read_common(config, architecture)
+        common["windows"] = read_windows(
+            config,
+            common["num_layers"],
+            is_on=bool(config.get("use_sliding_window", False)),
+            first=int(config.get("max_window_layers", 0)),
+        )
+        return ModelSpec(**common, has_qkv_bias=True)

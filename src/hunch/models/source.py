@@ -1,0 +1,143 @@
+"""Where a network's tensors come from: a file, random numbers, or nowhere (shapes alone).
+
+A network asks its source for each tensor by name and shape, so that one construction serves
+loading, checking a file before it is read, and making small models for tests.
+Shape letters: K inputs, N outputs, D width.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor
+
+from hunch.errors import ModelFormatError
+from hunch.layers.linear import Linear, RowLinear
+from hunch.layers.norm import LayerNorm, Norm, RMSNorm
+from hunch.models.weights.base import Weights
+from hunch.parallel.group import SINGLE, Group, shard
+
+Shape = tuple[int, ...]
+
+
+class Source:
+    """Base: how tensors become layers. A subclass says how one tensor is read."""
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | str = "cpu", group: Group = SINGLE
+    ) -> None:
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.group = group
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        """The whole tensor, in any place and precision."""
+        raise NotImplementedError
+
+    def take(self, name: str, *shape: int, split: int | None = None) -> Tensor:
+        """This rank's part of a tensor (all of it without `split`), where it will be used."""
+        tensor = self.read(name, shape)
+        if split is not None:
+            tensor = shard(tensor, split, self.group)
+        return tensor.to(self.device, self.dtype)
+
+    def norm(self, name: str, width: int, eps: float, kind: str = "rms") -> Norm:
+        weight_D = self.take(f"{name}.weight", width)
+        if kind == "rms":
+            return RMSNorm(weight_D, eps)
+        return LayerNorm(weight_D, self.take(f"{name}.bias", width), eps)
+
+    def linear(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        num_in: int,
+        *,
+        has_bias: bool = False,
+        is_split: bool = True,
+    ) -> Linear:
+        """One layer for several matrices of the same input; each rank has a part of every one."""
+        split = 0 if is_split else None
+        weights = [
+            self.take(f"{n}.weight", s, num_in, split=split)
+            for n, s in zip(names, sizes, strict=True)
+        ]
+        biases = [
+            self.take(f"{n}.bias", s, split=split)
+            for n, s in zip(names, sizes, strict=True)
+            if has_bias
+        ]
+        return Linear(_join(weights), _join(biases) if biases else None)
+
+    def row_linear(self, name: str, num_out: int, num_in: int, *, has_bias: bool) -> RowLinear:
+        """A layer whose inputs are split over the group."""
+        weight_NK = self.take(f"{name}.weight", num_out, num_in, split=1).contiguous()
+        bias_N = self.take(f"{name}.bias", num_out) if has_bias else None
+        return RowLinear(weight_NK, bias_N, self.group)
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+
+class FileSource(Source):
+    """Tensors of a file, under Hugging Face's names with or without their `model.` in front."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        group: Group = SINGLE,
+    ) -> None:
+        super().__init__(dtype, device, group)
+        self.weights = weights
+        self._names = set(weights.names())
+
+    def find(self, name: str) -> str | None:
+        """The name the file has for a tensor; None where it has none."""
+        for candidate in (name, name.removeprefix("model.")):
+            if candidate in self._names:
+                return candidate
+        return None
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        found = self.find(name)
+        if found is None:
+            raise ModelFormatError(f"the model's files lack the tensor {name}")
+        if tuple(self.weights.shape(found)) != shape:
+            raise ModelFormatError(
+                f"tensor {found} has shape {tuple(self.weights.shape(found))}, expected {shape}"
+            )
+        return self.weights.tensor(found, self.dtype)
+
+
+class RandomSource(Source):
+    """Normal numbers keyed by seed and name: the same tensors in any order of asking."""
+
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> None:
+        super().__init__(dtype)
+        self.seed = seed
+        self.scale = scale
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        key = zlib.crc32(name.encode()) ^ (self.seed * 0x9E3779B1 & 0xFFFFFFFF)
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(key))
+        if len(shape) == 1:
+            centre = 1.0 if "norm" in name and name.endswith(".weight") else 0.0
+            return centre + 0.1 * noise
+        return noise * (self.scale / math.sqrt(shape[-1]))
+
+
+class ShapeSource(Source):
+    """Remembers what was asked for and reads nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float32, "meta")
+        self.shapes: dict[str, Shape] = {}
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        self.shapes[name] = shape
+        return torch.empty(shape, device="meta")

@@ -1,0 +1,92 @@
+"""The torch path of paged attention against its specification."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from builders import BLOCK_SIZE, Seq, pack, tables
+from hunch.kernels.attention import attention, attention_ref
+
+STEPS = {
+    "one token": [Seq([1], start=13)],
+    "prompt": [Seq(range(11))],
+    "chunk": [Seq(range(7), start=9)],
+    "chain": [Seq([1], start=6, draft=[2, 3, 4])],
+    "tree": [Seq([1], start=6, draft=[2, 3, 4, 5, 6], parents=[-1, -1, 0, 0, 2])],
+    "tree after a chunk": [Seq(range(5), start=3, draft=[2, 3, 4], parents=[-1, -1, 1])],
+    "several": [
+        Seq([1], start=20),
+        Seq(range(6)),
+        Seq([1], start=2, draft=[2, 3, 4], parents=[-1, 0, 0]),
+        Seq([1], start=9, draft=[2, 3]),
+    ],
+}
+
+
+def make(seqs, num_heads, num_kv_heads, num_padding=0):
+    random = torch.Generator().manual_seed(3)
+    ids_T, attn = pack(seqs, tables(len(seqs)), num_padding=num_padding)
+    num_slots = attn.table_SB.numel() * BLOCK_SIZE
+    q_TNH = torch.randn(len(ids_T), num_heads, 8, generator=random)
+    k_CMH, v_CMH = (torch.randn(num_slots, num_kv_heads, 8, generator=random) for _ in "kv")
+    return q_TNH, k_CMH, v_CMH, attn
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("window", [None, 1, 4, 100])
+def test_torch_path_is_the_reference(step, heads, window):
+    q_TNH, k_CMH, v_CMH, attn = make(STEPS[step], *heads)
+    expected = attention_ref(q_TNH, k_CMH, v_CMH, attn, 0.3, window)
+    torch.testing.assert_close(
+        attention(q_TNH, k_CMH, v_CMH, attn, 0.3, window), expected, atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_spans_are_found_where_the_host_was_not_told(step):
+    q_TNH, k_CMH, v_CMH, attn = make(STEPS[step], 4, 2, num_padding=2)
+    told = attention(q_TNH, k_CMH, v_CMH, attn, 0.3)
+    untold = attention(q_TNH, k_CMH, v_CMH, replace(attn, spans=(), memo={}), 0.3)
+    torch.testing.assert_close(untold, told, atol=1e-6, rtol=1e-6)
+
+
+def test_padding_reads_nothing():
+    q_TNH, k_CMH, v_CMH, attn = make(STEPS["several"], 4, 2, num_padding=3)
+    out_TNH = attention(q_TNH, k_CMH, v_CMH, attn, 0.3)
+    assert (out_TNH[-3:] == 0).all()
+    expected = attention_ref(q_TNH, k_CMH, v_CMH, attn, 0.3)
+    torch.testing.assert_close(out_TNH, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_ancestors_may_come_from_earlier_steps():
+    """A drafter grows its tree level by level: the pack then holds only the newest nodes."""
+    seqs = [Seq([1], start=6, draft=[2, 3, 4, 5, 6], parents=[-1, -1, 0, 1, 2])]
+    q_TNH, k_CMH, v_CMH, attn = make(seqs, 4, 2)
+    level = slice(3, 6)  # nodes 2 to 4
+    part = replace(
+        attn,
+        pos_T=attn.pos_T[level],
+        slot_T=attn.slot_T[level],
+        seq_T=attn.seq_T[level],
+        base_T=attn.base_T[level],
+        tree_TP=attn.tree_TP[level],
+        spans=(replace(attn.spans[0], first=0, last=3, start=7, num_known=0),),
+        memo={},
+    )
+    expected = attention_ref(q_TNH, k_CMH, v_CMH, attn, 0.3)[level]
+    torch.testing.assert_close(
+        attention(q_TNH[level], k_CMH, v_CMH, part, 0.3), expected, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_contiguous_blocks_are_read_in_place():
+    """Slots that lie in a row give what scattered ones give."""
+    seqs = [Seq([1], start=14)]
+    q_TNH, k_CMH, v_CMH, attn = make(seqs, 4, 2)
+    in_row = replace(attn, table_SB=torch.arange(16)[None], memo={})
+    expected = attention_ref(q_TNH, k_CMH, v_CMH, in_row, 0.3)
+    torch.testing.assert_close(
+        attention(q_TNH, k_CMH, v_CMH, in_row, 0.3), expected, atol=1e-5, rtol=1e-5
+    )
