@@ -1,0 +1,178 @@
+"""The KV blocks: who holds which, and which hold a known prefix and can be used again.
+
+A block is `block_size` slots under one id in every KV group. A full block is *published* under a
+key made of its tokens and its parent's key, so equal keys mean equal text from the first token on.
+It stays findable after its last owner let go of it, until the slots are needed for something else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from hunch.types import GroupInfo
+
+_NO_TOKEN = -1
+_TARGET_BIT = 1
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """One sequence's blocks, for all KV groups."""
+
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # of the leading full blocks of its tokens
+    num_published: list[int] = field(default_factory=list)  # per group: leading blocks published
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Leading blocks of a sequence that are already written."""
+
+    blocks: list[int]
+    num_computed: tuple[int, ...]  # per KV group: leading tokens that may be taken from them
+    num_idle: int  # how many of the blocks nobody holds now
+
+
+class BlockPool:
+    """All blocks of the device. Free ones with a key are given away last, oldest first."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        groups: Sequence[GroupInfo] = (GroupInfo(name="target"),),
+        *,
+        is_caching: bool = True,
+    ) -> None:
+        self.num_blocks, self.block_size, self.is_caching = num_blocks, block_size, is_caching
+        self.num_queried = 0  # tokens looked up so far
+        self.num_hit = 0  # of these, tokens found
+        self._groups = tuple(groups)
+        self._num_refs = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._by_key: dict[bytes, int] = {}
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._valid = [0] * num_blocks  # bit g: the block's KV of group g is written
+        self._following = [[_NO_TOKEN] * num_blocks for _ in self._groups]  # of ahead groups
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def num_owned(self, table: BlockTable) -> int:
+        """Blocks that come free when this table lets go."""
+        return sum(self._num_refs[block] == 1 for block in table.blocks)
+
+    def find(self, table: BlockTable, tokens: list[int], max_hit: int) -> Hit:
+        """The longest written prefix of `tokens`, of at most max_hit tokens. Takes nothing yet."""
+        if not self.is_caching:
+            return Hit([], (0,) * len(self._groups), 0)
+        size = self.block_size
+        max_blocks = max_hit // size
+        self._extend_keys(table, tokens, max_blocks)
+        blocks: list[int] = []
+        for key in table.keys[:max_blocks]:
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        num_computed = tuple(
+            size * self._num_valid(group, blocks, tokens) for group in range(len(self._groups))
+        )
+        num_idle = sum(self._num_refs[block] == 0 for block in blocks)
+        return Hit(blocks, num_computed, num_idle)
+
+    def _num_valid(self, group: int, blocks: list[int], tokens: list[int]) -> int:
+        is_ahead, following = self._groups[group].is_ahead, self._following[group]
+        for place, block in enumerate(blocks):
+            if not self._valid[block] >> group & 1:
+                return place
+            next_place = (place + 1) * self.block_size
+            if is_ahead and (next_place >= len(tokens) or following[block] != tokens[next_place]):
+                return place
+        return len(blocks)
+
+    def open(self, table: BlockTable, hit: Hit, num_slots: int) -> None:
+        """Fill an empty table: the blocks of the hit, then new ones up to num_slots."""
+        assert not table.blocks
+        for block in hit.blocks:
+            if self._num_refs[block] == 0:
+                del self._free[block]
+            self._num_refs[block] += 1
+        table.blocks = list(hit.blocks)
+        table.num_published = [tokens // self.block_size for tokens in hit.num_computed]
+        self.take(table, self.num_missing(table, num_slots))
+
+    def num_missing(self, table: BlockTable, num_slots: int) -> int:
+        return max(0, -(-num_slots // self.block_size) - len(table.blocks))
+
+    def take(self, table: BlockTable, num_blocks: int) -> tuple[int, ...]:
+        """Append free blocks to the table; the caller has checked that there are enough."""
+        taken = tuple(self._free.popitem(last=False)[0] for _ in range(num_blocks))
+        for block in taken:
+            self._num_refs[block] = 1
+            self._forget(block)
+        table.blocks.extend(taken)
+        return taken
+
+    def _forget(self, block: int) -> None:
+        key = self._keys[block]
+        if key is not None:
+            del self._by_key[key]
+            self._keys[block] = None
+        self._valid[block] = 0
+
+    def publish(self, table: BlockTable, tokens: list[int], num_computed: Sequence[int]) -> None:
+        """Make full blocks findable, each for the groups that have written all of it."""
+        if not self.is_caching:
+            return
+        published = table.num_published
+        for group, count in enumerate(num_computed):
+            num_full = count // self.block_size
+            if published[group] >= num_full:
+                continue
+            self._extend_keys(table, tokens, num_full)
+            for place in range(published[group], num_full):
+                if not self._publish_one(table, tokens, place, group):
+                    break
+                published[group] = place + 1
+
+    def _publish_one(self, table: BlockTable, tokens: list[int], place: int, group: int) -> bool:
+        block, key = table.blocks[place], table.keys[place]
+        if group == 0:
+            # Two sequences may compute the same block at the same time: the first is kept.
+            if self._keys[block] is None and key not in self._by_key:
+                self._by_key[key] = block
+                self._keys[block] = key
+                self._valid[block] = _TARGET_BIT
+            return True
+        if self._groups[group].is_ahead:
+            next_place = (place + 1) * self.block_size
+            if next_place >= len(tokens):
+                return False
+            self._following[group][block] = tokens[next_place]
+        if self._keys[block] == key:
+            self._valid[block] |= 1 << group
+        return True
+
+    def release(self, table: BlockTable) -> None:
+        """Let go of every block; later ones are given away sooner, as prefixes are worth more."""
+        for block in reversed(table.blocks):
+            self._num_refs[block] -= 1
+            if self._num_refs[block] == 0:
+                self._free[block] = None
+                if self._keys[block] is None:
+                    self._free.move_to_end(block, last=False)
+        table.blocks = []
+        table.num_published = []
+
+    def _extend_keys(self, table: BlockTable, tokens: list[int], num_blocks: int) -> None:
+        keys, size = table.keys, self.block_size
+        for place in range(len(keys), min(num_blocks, len(tokens) // size)):
+            parent = keys[-1] if keys else b""
+            ids = array("q", tokens[place * size : (place + 1) * size])
+            keys.append(blake2b(parent + ids.tobytes(), digest_size=16).digest())

@@ -1,0 +1,225 @@
+"""The engine: takes requests, plans steps for the runner, and hands out what they wrote."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from hunch.config import Config
+from hunch.engine import scheduler as scheduling
+from hunch.engine.intake import Asked, Intake
+from hunch.engine.output import SequenceOutput
+from hunch.engine.stats import EngineStats, Tally, together
+from hunch.errors import QueueFullError, RequestError
+from hunch.types import Capacity, RequestOutput, Runner, SamplingParams, StepResult, TextCodec
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A user's request and the sequences that answer it."""
+
+    asked: Asked
+    sequences: list[scheduling.Sequence] = field(default_factory=list)
+    num_open: int = 0  # sequences that are not over
+
+
+class Engine:
+    """Not thread-safe, except `check` and `stats`; `client.EngineClient` gives it a thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        runner: Runner,
+        codec: TextCodec,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self._codec = codec
+        self._clock = clock
+        self._intake = Intake(config, runner.capacity, codec)
+        self._scheduler = scheduling.Scheduler(
+            config.schedule,
+            runner.capacity,
+            is_caching=config.cache.enable_prefix_caching,
+            max_draft_batch=config.spec.max_batch,
+        )
+        self._jobs: dict[str, Job] = {}
+        self._flying: deque[list[scheduling.Member]] = deque()
+        self._changed: dict[str, Job] = {}  # an ordered set: jobs to report
+        self._stats = EngineStats()
+        self._arrivals = count()
+        self._last_step_end: float | None = None  # None: there was nothing to do
+
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        stream: bool = True,
+    ) -> None:
+        """Queue a request. With stream=False only its finished output is returned."""
+        self.admit(self.check(request_id, prompt_ids, params, prompt=prompt, stream=stream))
+
+    def check(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        stream: bool = True,
+    ) -> Asked:
+        """The request made ready for `admit`, or the error it deserves. Any thread may call it."""
+        return self._intake.check(request_id, prompt_ids, params, prompt=prompt, stream=stream)
+
+    def admit(self, asked: Asked) -> None:
+        if asked.id in self._jobs:
+            raise RequestError(f"request id {asked.id!r} is in use")
+        self.check_queue(0)
+        job = Job(asked, num_open=len(asked.requests))
+        self._jobs[asked.id] = job
+        self._stats.prompt_tokens += len(asked.prompt_ids)
+        now, drafter_bytes = self._clock(), self.runner.capacity.drafter_bytes
+        for request in asked.requests:
+            wish = request.params.speculation
+            allowed = self.runner.capacity.max_nodes if wish.mode != "off" else 0
+            sequence = scheduling.Sequence(
+                request=request,
+                job_id=asked.id,
+                arrival=next(self._arrivals),
+                output=SequenceOutput(request, self._codec, Tally(now, drafter_bytes)),
+                max_nodes=allowed if wish.max_nodes is None else min(allowed, wish.max_nodes),
+                tokens=asked.prompt_ids.copy(),
+                end=len(asked.prompt_ids) + request.max_tokens,
+            )
+            job.sequences.append(sequence)
+            self._scheduler.add(sequence)
+
+    def check_queue(self, num_coming: int) -> None:
+        """Raises QueueFullError if a request would wait too far back, after `num_coming` more."""
+        limit = self.config.schedule.max_queue
+        if limit is None:
+            return
+        num_free_rows = self._scheduler.max_rows - len(self._scheduler.running)
+        if len(self._scheduler.waiting) + num_coming >= limit + num_free_rows:
+            raise QueueFullError(f"{limit} requests wait already; try again later")
+
+    def abort(self, request_id: str) -> None:
+        """End a request now. Its last output, with finish reason "abort", comes with the next step.
+
+        An id that is not there is not an error: the request may just have finished.
+        """
+        job = self._jobs.get(request_id)
+        if job is None:
+            return
+        now = self._clock()
+        for sequence in job.sequences:
+            if not sequence.is_over:
+                sequence.output.abort()
+                self._end(job, sequence, now)
+
+    @property
+    def capacity(self) -> Capacity:
+        return self.runner.capacity
+
+    def has_work(self) -> bool:
+        return bool(self._jobs or self._flying or self._changed)
+
+    def step(self) -> list[RequestOutput]:
+        """Plan and submit one step, collect what is due; returns the requests that changed."""
+        started = self._clock()
+        plan, members = self._scheduler.plan()
+        for member in members[len(members) - len(plan.starts) :]:
+            member.sequence.output.tally.start(started)
+        if members:
+            self.runner.submit(plan)
+            self._flying.append(members)
+        if self._flying and (len(self._flying) > self.runner.depth or not members):
+            self._apply(self.runner.collect(), self._flying.popleft())
+        outputs = [self._output(job) for job in self._changed.values()]
+        self._changed.clear()
+        self._count_time(started)
+        return outputs
+
+    def _apply(self, result: StepResult, members: list[scheduling.Member]) -> None:
+        """Take in a collected step: tokens to their sequences, then whoever is over lets go."""
+        now = self._clock()
+        pairs = list(zip(members, result.rows, strict=True))
+        self._stats.step(
+            result,
+            [(m.sequence.output.tally, row) for m, row in pairs if not m.sequence.is_over],
+            now,
+        )
+        for member, row in pairs:
+            sequence = member.sequence
+            assert row.row == member.work.row
+            first_processed = sequence.num_computed
+            self._scheduler.land(member, row)
+            if not sequence.is_over and (row.tokens or row.prompt_logprobs):
+                job = self._jobs[sequence.job_id]
+                if sequence.output.push(row, first_processed):
+                    self._end(job, sequence, now)
+                elif job.asked.is_streaming and row.tokens:
+                    self._changed[job.asked.id] = job
+            self._scheduler.settle(sequence)
+
+    def _end(self, job: Job, sequence: scheduling.Sequence, now: float) -> None:
+        output = sequence.output
+        assert output.finish_reason is not None
+        self._scheduler.finish(sequence)
+        self._stats.end(output.tally, output.finish_reason, now)
+        job.num_open -= 1
+        if not job.num_open:
+            del self._jobs[job.asked.id]
+        if job.asked.is_streaming or not job.num_open:
+            self._changed[job.asked.id] = job
+
+    def _output(self, job: Job) -> RequestOutput:
+        asked, outputs = job.asked, [sequence.output for sequence in job.sequences]
+        scores = outputs[0].prompt_logprobs
+        if scores is not None and len(scores) < len(asked.prompt_ids):
+            scores = None  # not all of them yet
+        return RequestOutput(
+            request_id=asked.id,
+            prompt=asked.prompt,
+            prompt_token_ids=asked.prompt_ids,
+            outputs=[output.completion() for output in outputs],
+            finished=not job.num_open,
+            prompt_logprobs=scores,
+            stats={} if job.num_open else together([output.tally for output in outputs]).stats(),
+        )
+
+    def _count_time(self, started: float) -> None:
+        now = self._clock()
+        since = started if self._last_step_end is None else self._last_step_end
+        self._stats.busy_seconds += now - since
+        self._last_step_end = now if self.has_work() else None
+
+    def stats(self) -> dict[str, Any]:
+        """Totals since the start. Any thread may call it."""
+        scheduler, pool = self._scheduler, self._scheduler.pool
+        sequences = [s for job in list(self._jobs.values()) for s in job.sequences]
+        report = self._stats.report(
+            [s.output.tally for s in sequences if not s.is_over],
+            self.runner.capacity.drafter_bytes,
+        )
+        return report | {
+            "num_running": len(scheduler.running),
+            "num_waiting": len(scheduler.waiting),
+            "kv_usage": 1 - pool.num_free / pool.num_blocks,
+            "num_blocks": pool.num_blocks,
+            "prefix_queries": pool.num_queried,
+            "prefix_hits": pool.num_hit,
+            "num_preemptions": scheduler.num_preemptions,
+        }
+
+    def close(self) -> None:
+        self.runner.close()

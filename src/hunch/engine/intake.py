@@ -1,0 +1,123 @@
+"""From what a user asks to sequences: checked against the model, limits and seeds filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import count
+
+from hunch.config import Config
+from hunch.errors import CapacityError, RequestError
+from hunch.types import MAX_SEED, Capacity, Request, SamplingParams, TextCodec
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """A user's request that was found good: one Request per sample."""
+
+    id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    requests: list[Request]
+    is_streaming: bool
+
+
+class Intake:
+    """Checks requests. It changes nothing but its counter, so any thread may ask it."""
+
+    def __init__(self, config: Config, capacity: Capacity, codec: TextCodec) -> None:
+        self._codec = codec
+        self._vocab_size = codec.vocab_size
+        self._base_seed = config.model.seed
+        self._max_len = min(config.model.max_model_len or capacity.max_len, capacity.max_len)
+        self._max_slots = capacity.num_blocks * capacity.block_size
+        self._numbers = count()
+
+    def check(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        stream: bool = True,
+    ) -> Asked:
+        """Raises RequestError, or CapacityError for what could never fit into the KV memory."""
+        ids = list(prompt_ids)
+        if not ids:
+            raise RequestError("the prompt is empty: give at least one token")
+        self._check_ids("prompt", ids)
+        self._check_ids("logit_bias", params.logit_bias or ())
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > self._vocab_size:
+                raise RequestError(f"{name}={value} is more than the {self._vocab_size} tokens")
+        eos_ids = () if params.ignore_eos else tuple(self._codec.eos_ids)
+        seed = self._new_seed() if params.seed is None else params.seed
+        first = Request(
+            id=request_id,
+            prompt_ids=ids,
+            params=params,
+            seed=seed,
+            max_tokens=self._max_tokens(len(ids), params),
+            stop_ids=tuple(dict.fromkeys((*eos_ids, *params.stop_token_ids))),
+            eos_ids=eos_ids,
+            bad_word_ids=self._bad_words(params.bad_words),
+        )
+        others = replace(params, prompt_logprobs=None)  # one sample scores the prompt for all
+        requests = [first] + [
+            replace(first, id=f"{request_id}#{index}", sample_index=index, params=others)
+            for index in range(1, params.n)
+        ]
+        return Asked(
+            id=request_id, prompt=prompt, prompt_ids=ids, requests=requests, is_streaming=stream
+        )
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < self._vocab_size:
+                raise RequestError(
+                    f"{name}: token id {token!r} must be from 0 to {self._vocab_size - 1}"
+                )
+
+    def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
+        if num_prompt >= self._max_len:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens; the context of {self._max_len} must hold it "
+                "and at least one new token"
+            )
+        max_tokens = self._max_len - num_prompt
+        if params.max_tokens is not None:
+            max_tokens = min(max_tokens, params.max_tokens)
+        elif num_prompt < self._max_slots:
+            max_tokens = min(max_tokens, self._max_slots - num_prompt)
+        if num_prompt + max_tokens > self._max_slots:
+            raise CapacityError(
+                f"{num_prompt} prompt tokens and max_tokens={max_tokens} need more KV memory than "
+                f"the {self._max_slots} tokens there is room for; ask for fewer tokens, or give "
+                "the cache more memory"
+            )
+        return max_tokens
+
+    def _new_seed(self) -> int:
+        """A seed per request, the same again in the next run of the same program."""
+        text = f"{self._base_seed}/{next(self._numbers)}".encode()
+        return int.from_bytes(blake2b(text, digest_size=8).digest()) & MAX_SEED
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is written at the start of a text and after a space."""
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            bare = word.lstrip()
+            if not bare:
+                raise RequestError(f"bad_words: {word!r} has nothing but spaces")
+            plain = tuple(self._codec.encode(bare, add_special_tokens=False))
+            spaced = tuple(self._codec.encode(" " + bare, add_special_tokens=False))
+            found.append(plain)
+            # Where the space is a token of its own, `plain` already stands after it.
+            if len(spaced) == len(plain) and spaced[0] != plain[0]:
+                found.append(spaced)
+        return tuple(found)

@@ -1,0 +1,154 @@
+"""What one sequence has said so far: text, stop strings, logprobs, and why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hunch.engine.stats import Tally
+from hunch.types import (
+    CompletionOutput,
+    DraftTrace,
+    Logprob,
+    Request,
+    RowResult,
+    StopMatcher,
+    TextCodec,
+)
+
+
+class SequenceOutput:
+    """Grows by the tokens the device commits. `token_ids` keeps the token that completed a stop
+    string, the text is cut before it (or after it, where the request includes it)."""
+
+    def __init__(self, request: Request, codec: TextCodec, tally: Tally) -> None:
+        params = request.params
+        self.request = request
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.logprobs: list[dict[int, Logprob]] | None = None
+        self.cumulative_logprob: float | None = None
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.trace: list[DraftTrace] | None = [] if params.speculation.trace else None
+        self.tally = tally
+        self._codec = codec
+        self._detokenizer = codec.detokenizer(
+            request.prompt_ids, skip_special_tokens=params.skip_special_tokens
+        )
+        self._matcher: StopMatcher | None = None
+        if params.stop:
+            self._matcher = codec.stop_matcher(
+                tuple(params.stop), params.include_stop_str_in_output
+            )
+        if params.logprobs is not None:
+            self.logprobs, self.cumulative_logprob = [], 0.0
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]  # nothing comes before the first token
+        self._snapshot: CompletionOutput | None = None
+
+    @property
+    def num_known_prompt_logprobs(self) -> int | None:
+        """Prompt tokens scored so far; None when nobody asked."""
+        return None if self.prompt_logprobs is None else len(self.prompt_logprobs)
+
+    def push(self, row: RowResult, first_processed: int) -> bool:
+        """Take in a step's result; True when the sequence is over."""
+        if row.prompt_logprobs:
+            self._add_prompt_logprobs(row.prompt_logprobs, first_processed + 1)
+        if not row.tokens:
+            return False
+        self._snapshot = None
+        if self.trace is not None and row.trace is not None:
+            self.trace.append(row.trace)
+        is_stopped = row.finish == "stop"
+        last = len(row.tokens) - 1
+        for place, token in enumerate(row.tokens):
+            self.token_ids.append(token)
+            if self.logprobs is not None and row.logprobs is not None:
+                self._add_logprobs(row.logprobs[place], token)
+            if is_stopped and place == last:
+                self._end_at_token(token)
+                return True
+            piece = self._detokenizer.push(token)
+            if piece and self._add_text(piece):
+                return True
+        if row.finish is not None:
+            self._end(row.finish)
+            return True
+        return False
+
+    def abort(self) -> None:
+        self._snapshot = None
+        self.text += self._matcher.flush() if self._matcher is not None else ""
+        self.finish_reason = "abort"
+
+    def _add_text(self, piece: str) -> bool:
+        # Text of the first min_tokens tokens cannot end the answer, so it is not searched.
+        if self._matcher is None or len(self.token_ids) <= self.request.params.min_tokens:
+            self.text += piece
+            return False
+        safe, matched = self._matcher.feed(piece)
+        self.text += safe
+        if matched is None:
+            return False
+        self.finish_reason, self.stop_reason = "stop", matched
+        return True
+
+    def _end_at_token(self, token: int) -> None:
+        """A stop token ends the answer; its own text belongs to it only on request."""
+        if self.request.params.include_stop_str_in_output:
+            piece = self._detokenizer.push(token)
+            if piece and self._add_text(piece):
+                return
+        self.stop_reason = None if token in self.request.eos_ids else token
+        self._end("stop")
+
+    def _end(self, reason: str) -> None:
+        tail = self._detokenizer.flush()
+        if tail and self._add_text(tail):
+            return
+        if self._matcher is not None:
+            self.text += self._matcher.flush()
+        self.finish_reason = reason
+
+    def _add_logprobs(self, scores: dict[int, Logprob], token: int) -> None:
+        assert self.logprobs is not None
+        assert self.cumulative_logprob is not None
+        self.logprobs.append(self._with_text(scores))
+        self.cumulative_logprob += scores[token].logprob
+
+    def _add_prompt_logprobs(self, scores: list[dict[int, Logprob]], first: int) -> None:
+        """Scores of the tokens from position `first`; a restart may bring some a second time."""
+        assert self.prompt_logprobs is not None
+        fresh = len(self.prompt_logprobs) - first
+        assert fresh >= 0
+        room = len(self.request.prompt_ids) - len(self.prompt_logprobs)
+        for score in scores[fresh : fresh + room]:
+            self.prompt_logprobs.append(self._with_text(score))
+            self._snapshot = None
+
+    def _with_text(self, scores: dict[int, Logprob]) -> dict[int, Logprob]:
+        return {
+            token: replace(
+                score, decoded_token=self._codec.decode([token], skip_special_tokens=False)
+            )
+            for token, score in scores.items()
+        }
+
+    def completion(self) -> CompletionOutput:
+        """Everything up to now, as a value that later steps do not change."""
+        if self._snapshot is None:
+            self._snapshot = CompletionOutput(
+                index=self.request.sample_index,
+                text=self.text,
+                token_ids=self.token_ids.copy(),
+                cumulative_logprob=self.cumulative_logprob,
+                logprobs=None if self.logprobs is None else self.logprobs.copy(),
+                finish_reason=self.finish_reason,
+                stop_reason=self.stop_reason,
+                seed=self.request.seed,
+                stats=self.tally.stats() if self.finish_reason else {},
+                trace=None if self.trace is None else self.trace.copy(),
+            )
+        return self._snapshot

@@ -1,0 +1,290 @@
+"""Who takes part in the next step, with how many tokens, and in which blocks.
+
+There is no prefill and no decode: a sequence has known tokens, some of them computed, and catches
+up. Running rows come first, in order of arrival, then waiting ones, first come first served, while
+rows, blocks and the step's token budget last. Where tokens are short, every row gets one before any
+gets more; where blocks are short, drafts are trimmed first, then the last arrived is preempted.
+
+A step may be planned while earlier ones are *flying* (submitted, not collected). What they commit
+is known only as a range: at least one token each, at most one more than the nodes they check.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hunch.config import ScheduleConfig
+from hunch.engine.blocks import BlockPool, BlockTable
+from hunch.engine.output import SequenceOutput
+from hunch.types import Capacity, Request, RowResult, RowStart, RowWork, StepPlan
+
+
+class State(Enum):
+    """Where a sequence is."""
+
+    WAITING = 0
+    RUNNING = 1
+    LEAVING = 2  # has given its row back; its blocks wait for the last flying step that names it
+    GONE = 3
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request on its way through the engine."""
+
+    request: Request
+    job_id: str  # the user's request it belongs to
+    arrival: int  # its place in the order of all sequences
+    output: SequenceOutput
+    max_nodes: int  # most nodes it may draft in a step
+    tokens: list[int]  # everything known: prompt, and output so far
+    end: int  # known length at which max_tokens is reached
+    table: BlockTable = field(default_factory=BlockTable)
+    state: State = State.WAITING
+    is_over: bool = False  # it has its finish reason; nothing that still flies counts
+    row: int = -1
+    num_computed: int = 0  # tokens whose target KV is written, by all collected steps
+    num_nodes: int = 0  # most nodes that may wait to be checked in the next planned step
+    num_flying: int = 0  # steps that name it and are not collected
+    flying_tokens: int = 0  # known tokens they process
+    flying_least: int = 0  # tokens they commit at least
+    flying_most: int = 0  # and at most
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A sequence's part in one flying step."""
+
+    sequence: Sequence
+    work: RowWork
+    is_deciding: bool  # it catches up with all known tokens, so the target decides the next
+
+
+class Scheduler:
+    """Plans steps; holds the queue, the rows and the blocks."""
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        capacity: Capacity,
+        *,
+        is_caching: bool = True,
+        max_draft_batch: int | None = None,
+    ) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of arrival
+        self.max_rows = min(config.max_num_seqs, capacity.max_rows)
+        self.num_preemptions = 0
+        self.pool = BlockPool(
+            capacity.num_blocks, capacity.block_size, capacity.groups, is_caching=is_caching
+        )
+        self._max_tokens = config.max_num_batched_tokens
+        self._max_draft_batch = max_draft_batch
+        self._free_rows = list(range(self.max_rows))[::-1]
+        self._leaves: list[int] = []  # rows to report in the next plan that has work
+        self._leaving: list[Sequence] = []  # their blocks come free once flying steps are collected
+        self._next_id = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def plan(self) -> tuple[StepPlan, list[Member]]:
+        """The next step. Without work there is nothing to submit."""
+        plan = StepPlan(id=self._next_id)
+        members: list[Member] = []
+        budget = self._plan_running(members, self._max_tokens)
+        is_returning = any(not sequence.is_over for sequence in self._leaving)
+        if self.waiting and not is_returning:  # else: a preempted one is first in the queue
+            self._plan_waiting(plan, members, budget)
+        if members:
+            plan.work = [member.work for member in members]
+            plan.leaves, self._leaves = self._leaves, []
+            self._next_id += 1
+        return plan, members
+
+    def _plan_running(self, members: list[Member], budget: int) -> int:
+        num_later = len(self.running)
+        for sequence in tuple(self.running):
+            num_later -= 1
+            if budget <= 0:
+                break
+            if sequence.state is not State.RUNNING:
+                continue  # preempted by a row before it
+            if len(sequence.tokens) + sequence.flying_least >= sequence.end:
+                continue  # what flies will finish it
+            while True:
+                member = self._fit(sequence, max(budget - num_later, 1), num_later)
+                if member is not None:
+                    members.append(member)
+                    budget -= member.work.num_tokens + member.work.num_nodes
+                    break
+                if not self._make_room(sequence):
+                    break
+        return budget
+
+    def _plan_waiting(self, plan: StepPlan, members: list[Member], budget: int) -> None:
+        pool = self.pool
+        while self.waiting and self._free_rows and budget > 0:
+            sequence = self.waiting[0]
+            num_known = len(sequence.tokens)
+            # The last known token is always computed: its logits decide the next one. And a
+            # prompt's scores come from computing it.
+            scored = sequence.output.num_known_prompt_logprobs
+            hit = pool.find(
+                sequence.table,
+                sequence.tokens,
+                num_known - 1 if scored is None else min(num_known, scored) - 1,
+            )
+            num_missing = -(-num_known // pool.block_size) - len(hit.blocks)
+            # One block per running row is left over, or the next steps would preempt at once.
+            if num_missing + hit.num_idle + len(self.running) > pool.num_free:
+                return
+            pool.open(sequence.table, hit, num_known)
+            pool.num_queried += num_known
+            pool.num_hit += hit.num_computed[0]
+            self.waiting.popleft()
+            sequence.state, sequence.row = State.RUNNING, self._free_rows.pop()
+            sequence.num_computed = hit.num_computed[0]
+            self.running.append(sequence)
+            plan.starts.append(
+                RowStart(
+                    row=sequence.row,
+                    request=sequence.request,
+                    tokens=sequence.tokens.copy(),
+                    num_computed=hit.num_computed,
+                    blocks=sequence.table.blocks.copy(),
+                )
+            )
+            member = self._fit(sequence, budget, 0)
+            assert member is not None  # it has blocks for all it knows
+            members.append(member)
+            budget -= member.work.num_tokens + member.work.num_nodes
+
+    def _fit(self, sequence: Sequence, budget: int, num_later: int) -> Member | None:
+        """The sequence's part in this step, with its blocks taken; None if blocks are short.
+
+        Slots are needed for the known tokens, the nodes checked now and, as a drafter may write
+        KV while it drafts, for the bonus token and the next draft.
+        """
+        num_known = len(sequence.tokens)
+        num_lacking = num_known - sequence.num_computed - sequence.flying_tokens
+        if num_lacking > budget:
+            return self._launch(sequence, budget, 0, 0, (), is_deciding=False)
+        num_tokens = max(num_lacking, 1)  # at 0, what flies decides the token to process
+        num_wanted = sequence.end - num_known - sequence.flying_least
+        num_nodes = min(sequence.num_nodes, budget - num_tokens, num_wanted - 1)
+        max_draft = max(min(sequence.max_nodes, num_wanted - 2), 0)
+        if self._max_draft_batch is not None and len(self.running) > self._max_draft_batch:
+            max_draft = 0
+
+        pool, table = self.pool, sequence.table
+        reach = min(num_known + sequence.flying_most, sequence.end)
+        slots = min(reach + num_nodes + 1 + max_draft, sequence.end)
+        num_new = pool.num_missing(table, slots)
+        if num_new == 0:
+            return self._launch(sequence, num_tokens, num_nodes, max_draft, (), is_deciding=True)
+        num_needed = pool.num_missing(table, reach)
+        if num_needed > pool.num_free:
+            return None
+        # Drafts leave a block for each row that comes after.
+        num_new = max(num_needed, min(num_new, pool.num_free - num_later))
+        spare = (len(table.blocks) + num_new) * pool.block_size - reach
+        if slots - reach > spare:
+            num_nodes = min(num_nodes, spare)
+            max_draft = max(min(max_draft, spare - num_nodes - 1), 0)
+        blocks = pool.take(table, num_new)
+        return self._launch(sequence, num_tokens, num_nodes, max_draft, blocks, is_deciding=True)
+
+    def _launch(
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        num_nodes: int,
+        max_draft: int,
+        new_blocks: tuple[int, ...],
+        *,
+        is_deciding: bool,
+    ) -> Member:
+        work = RowWork(
+            row=sequence.row,
+            num_tokens=num_tokens,
+            num_nodes=num_nodes,
+            max_draft=max_draft,
+            new_blocks=new_blocks,
+        )
+        sequence.num_flying += 1
+        sequence.flying_tokens += num_tokens
+        sequence.num_nodes = max_draft
+        if is_deciding:
+            sequence.flying_least += 1
+            sequence.flying_most += 1 + num_nodes
+        return Member(sequence, work, is_deciding)
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Preempt the last arrived until `sequence` can have its blocks; True if it can now."""
+        pool = self.pool
+        reach = min(len(sequence.tokens) + sequence.flying_most, sequence.end)
+        num_needed = pool.num_missing(sequence.table, reach)
+        while pool.num_free + sum(pool.num_owned(s.table) for s in self._leaving) < num_needed:
+            victim = self.running[-1]
+            self.num_preemptions += 1
+            self._leave(victim)
+            if victim is sequence:
+                return False
+        return pool.num_free >= num_needed  # else: once the flying steps are collected
+
+    def land(self, member: Member, result: RowResult) -> None:
+        """A flying step was collected: what it did for one sequence."""
+        sequence, work = member.sequence, member.work
+        sequence.num_flying -= 1
+        sequence.flying_tokens -= work.num_tokens
+        if member.is_deciding:
+            sequence.flying_least -= 1
+            sequence.flying_most -= 1 + work.num_nodes
+        if sequence.is_over or not result.computed:
+            return
+        sequence.tokens += result.tokens
+        sequence.num_computed = result.computed[0]
+        if not sequence.num_flying:
+            sequence.num_nodes = result.num_nodes
+        self.pool.publish(sequence.table, sequence.tokens, result.computed)
+
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence has ended, or was aborted."""
+        sequence.is_over = True
+        if sequence.state is State.RUNNING:
+            self._leave(sequence)
+        elif sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+            sequence.state = State.GONE
+
+    def settle(self, sequence: Sequence) -> None:
+        """After `land`, and `finish` where it applies: let go of what nothing names any more."""
+        if sequence.state is State.LEAVING and not sequence.num_flying:
+            self._leaving.remove(sequence)
+            self._release(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._leaves.append(sequence.row)
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
+        if sequence.num_flying:
+            sequence.state = State.LEAVING
+            self._leaving.append(sequence)
+        else:
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.table)
+        sequence.num_computed = sequence.num_nodes = 0
+        if sequence.is_over:
+            sequence.state = State.GONE
+            return
+        sequence.state = State.WAITING
+        place = 0
+        while place < len(self.waiting) and self.waiting[place].arrival < sequence.arrival:
+            place += 1
+        self.waiting.insert(place, sequence)

@@ -1,0 +1,264 @@
+"""Counting what happened: per sequence and in total, under the names every hunch tool uses."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hunch.types import RowResult, StepResult
+
+NUM_RECENT = 1024  # values a histogram keeps for percentiles
+SECONDS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.8,
+    1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
+
+
+class Tally:
+    """What one sequence, or many together, cost and gained."""
+
+    __slots__ = (
+        "accepted", "arrived", "decode_draft", "decode_plain", "decode_target", "draft_seconds",
+        "drafted", "drafter_bytes", "drafts_by_accepted", "drafts_by_levels", "first_token", "gaps",
+        "last_token", "started", "steps", "target_seconds", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, arrived: float = 0.0, drafter_bytes: int = 0) -> None:
+        self.tokens = 0
+        self.steps = 0  # target passes that committed tokens
+        self.drafted = 0
+        self.accepted = 0
+        self.drafts_by_levels: Counter[int] = Counter()  # drafts of so many levels
+        self.drafts_by_accepted: Counter[int] = Counter()  # drafts with so many levels accepted
+        self.target_seconds = 0.0
+        self.draft_seconds = 0.0
+        # The share of passes that processed nothing but the last token and a draft, and what plain
+        # passes would have cost for the same tokens:
+        self.decode_target = 0.0
+        self.decode_draft = 0.0
+        self.decode_plain = 0.0
+        self.drafter_bytes = drafter_bytes
+        self.arrived = arrived
+        self.started: float | None = None  # first given a row
+        self.first_token: float | None = None
+        self.last_token = 0.0
+        self.gaps: list[float] = []  # seconds per token after the first
+
+    def start(self, now: float) -> None:
+        """The sequence was given a row; a second time after a preemption."""
+        if self.started is None:
+            self.started = now
+
+    def add(self, row: RowResult, target: float, draft: float, plain: float, now: float) -> None:
+        """A step's result for this sequence, with its share of the step's seconds."""
+        num_tokens = len(row.tokens)
+        self.target_seconds += target
+        self.draft_seconds += draft
+        if not num_tokens:
+            return
+        self.steps += 1
+        self.tokens += num_tokens
+        if row.num_drafted:
+            self.drafted += row.num_drafted
+            self.accepted += row.num_accepted
+            levels = row.num_drafted if row.num_levels is None else row.num_levels
+            self.drafts_by_levels[levels] += 1
+            self.drafts_by_accepted[row.num_accepted] += 1
+        if row.num_processed == 1:
+            self.decode_target += target
+            self.decode_draft += draft
+            self.decode_plain += plain * num_tokens
+        if self.first_token is None:
+            self.first_token = now
+        else:
+            gap = (now - self.last_token) / num_tokens
+            self.gaps += (gap,) * num_tokens
+        self.last_token = now
+
+    def merge(self, other: Tally) -> None:
+        """Add another's counts; times of arrival and such stay its own."""
+        for name in (
+            "tokens", "steps", "drafted", "accepted", "target_seconds", "draft_seconds",
+            "decode_target", "decode_draft", "decode_plain",
+        ):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        # Copies: the other may be counting on in the engine's thread.
+        self.drafts_by_levels.update(dict(other.drafts_by_levels))
+        self.drafts_by_accepted.update(dict(other.drafts_by_accepted))
+
+    def stats(self, seconds: float | None = None) -> dict[str, Any]:
+        """The keys of every report. Speeds that were not measured are None."""
+        started = self.arrived if self.started is None else self.started
+        if seconds is None:
+            seconds = self.last_token - started
+        per_pass = _ratio(self.tokens, self.steps)
+        overhead = _ratio(self.decode_draft, self.decode_target)
+        spent = self.decode_target + self.decode_draft
+        return {
+            "tokens_per_second": _ratio(self.tokens, seconds),
+            "steps": self.steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_rate": _ratio(self.accepted, self.drafted),
+            "tokens_per_pass": per_pass,
+            "per_position": self.per_position(),
+            "draft_seconds": self.draft_seconds,
+            "target_seconds": self.target_seconds,
+            "draft_overhead": overhead,
+            "memory_bound_speedup": per_pass / (1 + overhead),
+            "speedup": _ratio(self.decode_plain, spent) or None,
+            "cost_per_token": _ratio(spent, self.decode_plain) or None,
+            "drafter_bytes": self.drafter_bytes,
+            "latency_ms": percentiles_ms(self.gaps),
+            "queue_seconds": max(0.0, started - self.arrived),
+        }
+
+    def per_position(self) -> list[float]:
+        """Of the drafts that had a guess at each depth, the share whose guess was accepted."""
+        guessed = _at_least_each(self.drafts_by_levels)
+        accepted = _at_least_each(self.drafts_by_accepted)
+        accepted += [0] * (len(guessed) - len(accepted))
+        return [part / whole for part, whole in zip(accepted, guessed, strict=True)]
+
+
+def _at_least_each(counts: Counter[int]) -> list[int]:
+    """How many count 1 or more, 2 or more, and so on to the largest."""
+    counts = counts.copy()
+    return [
+        sum(times for value, times in counts.items() if value >= least)
+        for least in range(1, max(counts, default=0) + 1)
+    ]
+
+
+def together(tallies: Sequence[Tally]) -> Tally:
+    """The samples of one request as one."""
+    if len(tallies) == 1:
+        return tallies[0]
+    total = Tally(tallies[0].arrived, tallies[0].drafter_bytes)
+    total.started = min((t.started for t in tallies if t.started is not None), default=None)
+    total.last_token = max(tally.last_token for tally in tallies)
+    for tally in tallies:
+        total.merge(tally)
+        total.gaps += tally.gaps
+    return total
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def percentiles_ms(seconds: Iterable[float]) -> dict[str, float | None]:
+    """The middle, the slow twentieth and the slow hundredth, in milliseconds."""
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    return {
+        f"p{percent}": 1e3 * ordered[round(percent / 100 * last)] if ordered else None
+        for percent in (50, 95, 99)
+    }
+
+
+class Histogram:
+    """Counts per bucket for a metrics server, and recent values for percentiles."""
+
+    __slots__ = ("bounds", "counts", "recent", "total")
+
+    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # the last: above every bound
+        self.total = 0.0
+        self.recent: deque[float] = deque(maxlen=NUM_RECENT)
+
+    def add(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+        self.recent.append(value)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "bounds": list(self.bounds),
+            "counts": list(self.counts),
+            "sum": self.total,
+            "count": sum(self.counts),
+            "ms": percentiles_ms(list(self.recent)),
+        }
+
+
+class EngineStats:
+    """The engine's totals. Any thread may read them: only whole values and copies are looked at."""
+
+    def __init__(self) -> None:
+        self.done = Tally()  # of sequences that are over
+        self.busy_seconds = 0.0
+        self.num_steps = 0
+        self.prompt_tokens = 0
+        self.finished: Counter[str] = Counter()  # sequences by finish reason
+        self.histograms = {
+            name: Histogram()
+            for name in ("ttft", "inter_token", "queue", "prefill", "decode", "inference", "e2e")
+        }
+
+    def step(
+        self, result: StepResult, members: Sequence[tuple[Tally, RowResult]], now: float
+    ) -> None:
+        """Share a step's seconds among its rows: the target's by tokens, the draft's by rows."""
+        self.num_steps += 1
+        num_known = num_packed = num_drafting = 0
+        for _, row in members:
+            num_known += row.num_processed
+            num_packed += row.num_processed + row.num_drafted
+            num_drafting += bool(row.tokens)
+        target = result.target_seconds / max(num_packed, 1)
+        plain = result.plain_seconds / max(num_known, 1)
+        draft = result.draft_seconds / max(num_drafting, 1)
+        ttft, inter_token = self.histograms["ttft"], self.histograms["inter_token"]
+        for tally, row in members:
+            is_first, num_before = tally.first_token is None, len(tally.gaps)
+            tally.add(
+                row,
+                target * (row.num_processed + row.num_drafted),
+                draft if row.tokens else 0.0,
+                plain * row.num_processed,
+                now,
+            )
+            if is_first and row.tokens:
+                ttft.add(now - tally.arrived)
+            elif row.tokens:
+                inter_token.add(tally.gaps[-1], len(tally.gaps) - num_before)
+
+    def end(self, tally: Tally, reason: str, now: float) -> None:
+        """A sequence is over."""
+        self.done.merge(tally)
+        self.finished[reason] += 1
+        add = {name: histogram.add for name, histogram in self.histograms.items()}
+        add["e2e"](now - tally.arrived)
+        if tally.started is not None:
+            add["queue"](tally.started - tally.arrived)
+            add["inference"](now - tally.started)
+            if tally.first_token is not None:
+                add["prefill"](tally.first_token - tally.started)
+                add["decode"](now - tally.first_token)
+
+    def report(self, running: Iterable[Tally], drafter_bytes: int) -> dict[str, Any]:
+        """The common keys in total, and what a metrics server counts besides."""
+        total = Tally(drafter_bytes=drafter_bytes)
+        total.merge(self.done)
+        for tally in running:
+            total.merge(tally)
+        total.gaps = list(self.histograms["inter_token"].recent)
+        report = total.stats(self.busy_seconds)
+        report |= {
+            "generation_tokens": total.tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "num_steps": self.num_steps,
+            "num_drafts": total.drafts_by_levels.total(),
+            "accepted_per_position": _at_least_each(total.drafts_by_accepted),
+            "busy_seconds": self.busy_seconds,
+            "time_saved_seconds": total.decode_plain - total.decode_target - total.decode_draft,
+            "finished": dict(self.finished),
+            "histograms": {name: h.snapshot() for name, h in self.histograms.items()},
+        }
+        for key, name in (("ttft_ms", "ttft"), ("queue_ms", "queue"), ("e2e_ms", "e2e")):
+            report[key] = report["histograms"][name]["ms"]
+        return report

@@ -1,0 +1,231 @@
+"""Text depends on the request and its seed alone: not on depth, chunks, blocks, neighbours, drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from engine.fake_runner import VOCAB, FakeCodec, FakeRunner, expected_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hunch.config import CacheConfig, Config, ScheduleConfig
+from hunch.engine.engine import Engine
+from hunch.types import RequestOutput, SamplingParams, Speculation
+
+
+@dataclass
+class Ask:
+    """A request of a workload: when it comes, and when it is given up (in steps after that)."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    step: int = 0
+    abort_after: int | None = None
+
+
+@dataclass
+class Setting:
+    """One way to run a workload."""
+
+    depth: int = 0
+    budget: int = 64
+    max_rows: int = 4
+    num_blocks: int | None = None  # None: just enough for the largest request
+    spare_blocks: int = 0
+    block_size: int = 4
+    max_nodes: int = 0
+    width: int = 1
+    is_caching: bool = True
+
+
+@dataclass
+class Run:
+    """What a workload gave."""
+
+    outputs: dict[str, RequestOutput] = field(default_factory=dict)
+    runner: FakeRunner | None = None
+    engine: Engine | None = None
+
+
+def run(asks: list[Ask], setting: Setting) -> Run:
+    size = setting.block_size
+    need = max(-(-(len(a.prompt_ids) + (a.params.max_tokens or 0)) // size) for a in asks)
+    runner = FakeRunner(
+        num_blocks=setting.num_blocks or need + setting.spare_blocks,
+        block_size=size,
+        max_rows=setting.max_rows,
+        max_nodes=setting.max_nodes,
+        depth=setting.depth,
+        width=setting.width,
+    )
+    config = Config(
+        schedule=ScheduleConfig(max_num_batched_tokens=setting.budget),
+        cache=CacheConfig(enable_prefix_caching=setting.is_caching),
+    )
+    engine = Engine(config, runner, FakeCodec())
+    result = Run(runner=runner, engine=engine)
+    step = 0
+    while engine.has_work() or any(ask.step >= step for ask in asks):
+        for number, ask in enumerate(asks):
+            if ask.step == step:
+                engine.add(str(number), ask.prompt_ids, ask.params)
+            if ask.abort_after is not None and step == ask.step + ask.abort_after:
+                engine.abort(str(number))
+        for output in engine.step():
+            check_growth(result.outputs.get(output.request_id), output)
+            result.outputs[output.request_id] = output
+        step += 1
+        assert step < 20_000, "no progress"
+    pool = engine._scheduler.pool
+    assert pool.num_free == pool.num_blocks, "leaked blocks"
+    assert not any(pool._num_refs)
+    assert runner.max_plan_tokens <= setting.budget
+    return result
+
+
+def check_growth(before: RequestOutput | None, after: RequestOutput) -> None:
+    for index, now in enumerate(after.outputs):
+        then = before.outputs[index] if before else None
+        assert then is None or now.text.startswith(then.text)
+        assert then is None or now.token_ids[: len(then.token_ids)] == then.token_ids
+
+
+def check_answers(asks: list[Ask], done: Run) -> None:
+    assert done.engine is not None
+    for number, ask in enumerate(asks):
+        output = done.outputs[str(number)]
+        assert output.finished
+        wanted = done.engine.check(str(number), ask.prompt_ids, ask.params)
+        for request, answer in zip(wanted.requests, output.outputs, strict=True):
+            tokens = expected_tokens(request)
+            if answer.finish_reason == "abort":
+                assert ask.abort_after is not None
+                assert tokens[: len(answer.token_ids)] == answer.token_ids
+                continue
+            if answer.stop_reason is None or isinstance(answer.stop_reason, int):
+                assert answer.token_ids == tokens
+            else:
+                assert tokens[: len(answer.token_ids)] == answer.token_ids
+                text = FakeCodec().decode(answer.token_ids)
+                assert answer.stop_reason in text
+                assert answer.text + answer.stop_reason == text[
+                    : text.index(answer.stop_reason)
+                ] + (answer.stop_reason)
+
+
+tokens = st.integers(1, VOCAB - 1)
+prefixes = st.sampled_from([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 2, [7] * 9, [2, 7, 1, 8]])
+prompts = st.builds(
+    lambda head, cut, tail: head[:cut] + tail,
+    prefixes,
+    st.integers(1, 24),
+    st.lists(tokens, max_size=6),
+)
+params = st.builds(
+    SamplingParams,
+    n=st.sampled_from([1, 1, 1, 2, 3]),
+    seed=st.integers(0, 3),
+    max_tokens=st.integers(1, 24),
+    ignore_eos=st.booleans(),
+    stop=st.sampled_from([None, None, "ab", ["e", "qu"]]),
+    stop_token_ids=st.sampled_from([(), (5, 6)]),
+    speculation=st.builds(
+        Speculation,
+        mode=st.sampled_from(["default", "default", "off"]),
+        max_nodes=st.sampled_from([None, 0, 2]),
+    ),
+)
+workloads = st.lists(
+    st.builds(
+        Ask,
+        prompt_ids=prompts,
+        params=params,
+        step=st.integers(0, 12),
+        abort_after=st.one_of(st.none(), st.none(), st.integers(0, 20)),
+    ),
+    min_size=1,
+    max_size=7,
+)
+settings_of_a_run = st.builds(
+    Setting,
+    depth=st.integers(0, 1),
+    budget=st.sampled_from([1, 2, 3, 7, 16, 200]),
+    max_rows=st.integers(1, 6),
+    spare_blocks=st.sampled_from([0, 1, 3, 10, 100]),
+    block_size=st.sampled_from([1, 2, 4, 16]),
+    max_nodes=st.sampled_from([0, 1, 4, 9]),
+    width=st.integers(1, 3),
+    is_caching=st.booleans(),
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(workloads, settings_of_a_run)
+def test_answers_depend_on_the_request_alone(asks, setting):
+    check_answers(asks, run(asks, setting))
+
+
+def story() -> list[Ask]:
+    """Several requests that share beginnings, some with samples, some arriving late."""
+    head = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    asks = [
+        Ask(head + [i], SamplingParams(max_tokens=20, ignore_eos=True, seed=i), step=i)
+        for i in range(5)
+    ]
+    asks.append(Ask(head * 2, SamplingParams(n=3, max_tokens=12, ignore_eos=True, seed=9), step=2))
+    asks.append(Ask([7], SamplingParams(max_tokens=30, ignore_eos=True, seed=1), step=3))
+    return asks
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"budget": 1},
+        {"budget": 5},
+        {"max_rows": 1},
+        {"max_rows": 16},
+        {"block_size": 1, "spare_blocks": 50},
+        {"block_size": 16},
+        {"is_caching": False},
+        {"max_nodes": 5},
+        {"max_nodes": 9, "width": 3, "spare_blocks": 30},
+        {"max_nodes": 5, "num_blocks": 10, "max_rows": 8},
+    ],
+    ids=lambda change: "-".join(f"{k}={v}" for k, v in change.items()),
+)
+def test_one_setting_at_a_time(depth, change):
+    asks = story()
+    check_answers(asks, run(asks, Setting(depth=depth, **change)))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_few_blocks_force_preemption_and_nothing_is_lost(depth):
+    asks = story()
+    done = run(asks, Setting(depth=depth, spare_blocks=2, max_rows=8, max_nodes=3))
+    check_answers(asks, done)
+    assert done.engine.stats()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_later_requests_find_the_prefix_of_earlier_ones(depth):
+    asks = story()
+    done = run(asks, Setting(depth=depth, spare_blocks=40))
+    assert done.runner.num_shared > 0
+    assert done.engine.stats()["prefix_hits"] == done.runner.num_shared
+    without = run(asks, Setting(depth=depth, spare_blocks=40, is_caching=False))
+    assert without.runner.num_shared == 0
+    assert {k: o.outputs[0].token_ids for k, o in done.outputs.items()} == {
+        k: o.outputs[0].token_ids for k, o in without.outputs.items()
+    }
+
+
+def test_drafts_save_steps():
+    asks = [Ask([1, 2, 3], SamplingParams(max_tokens=60, ignore_eos=True, seed=1))]
+    setting = {"spare_blocks": 40}
+    plain = run(asks, Setting(**setting)).outputs["0"].outputs[0]
+    drafted = run(asks, Setting(**setting, max_nodes=6)).outputs["0"].outputs[0]
+    assert drafted.token_ids == plain.token_ids
+    assert plain.stats["steps"] == 60
+    assert drafted.stats["steps"] < 45
