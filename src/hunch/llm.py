@@ -55,7 +55,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: texts, token ids, or vLLM's prompt dicts."""
         batch = [prompts] if _is_one(prompts) else list(prompts)
-        ids = self._add_all(batch, params if params is not None else sampling_params)  # type: ignore[arg-type]
+        ids = self._add_all(batch, params if params is not None else sampling_params, stream=False)  # type: ignore[arg-type]
         done: dict[str, RequestOutput] = {}
         with _progress(len(ids), use_tqdm) as advance:
             for output in self._run(ids):
@@ -93,7 +93,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """The answer as it grows; leaving the loop early aborts the request."""
-        (request_id,) = self._add_all([prompt], params)
+        (request_id,) = self._add_all([prompt], params, stream=True)
         return self._run([request_id])
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -119,6 +119,8 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        stream: bool,
     ) -> list[str]:
         if params is None:
             params = SamplingParams()
@@ -130,7 +132,7 @@ class LLM:
             for prompt, one in zip(prompts, each, strict=True):
                 text, token_ids = self._read_prompt(prompt)
                 request_id = str(next(self._ids))
-                self.engine.add(request_id, token_ids, one, prompt=text)
+                self.engine.add(request_id, token_ids, one, prompt=text, stream=stream)
                 ids.append(request_id)
         except HunchError:
             for request_id in ids:
@@ -185,9 +187,9 @@ def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> Lo
     if config.parallel.tensor_parallel_size != 1:
         raise ConfigError("tensor_parallel_size above 1 is not available yet; use 1")
     device = torch.device(_pick_device(config.model.device))
-    target = load_decoder(
-        open_weights(files), dtype=config.model.dtype, device=device, threads=config.model.threads
-    )
+    if config.model.threads is not None:
+        torch.set_num_threads(config.model.threads)
+    target = load_decoder(open_weights(files), dtype=config.model.dtype, device=device)
     return assemble(replace(config, spec=_detect(config.spec)), target, device, tokenizer.vocab)
 
 

@@ -11,7 +11,7 @@ from hunch.draft import KVShape, Needs
 from hunch.errors import ConfigError
 from hunch.registry import DRAFTERS, VERIFIERS, resolve
 from hunch.runner.calibrate import calibrate
-from hunch.runner.kv_cache import allocate, count_blocks
+from hunch.runner.kv_cache import allocate, bytes_per_slot, count_blocks
 from hunch.runner.runner import LocalRunner
 from hunch.sampling.state import SamplingState
 from hunch.spec.base import DrafterContext
@@ -37,13 +37,16 @@ def assemble(
     )
     drafter = resolve(DRAFTERS, spec.method)(spec.options, spec.path, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
+    num_blocks = count_blocks(config, shapes, context.max_len, drafter.needs.max_nodes)
+    drafter_kv = bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size
     capacity = Capacity(
-        num_blocks=count_blocks(config, shapes, context.max_len, drafter.needs.max_nodes),
+        num_blocks=num_blocks,
         block_size=config.cache.block_size,
         max_rows=schedule.max_num_seqs,
         max_len=context.max_len,
         max_nodes=drafter.needs.max_nodes,
         groups=tuple(groups),
+        drafter_bytes=drafter.needs.weight_bytes + drafter_kv,
     )
     kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]
     if drafter.needs.kv is not None:

@@ -28,6 +28,7 @@ class Part:
     tokens_N: np.ndarray
     parents_N: np.ndarray
     is_caught_up: bool  # its last known token is among them: the target chooses what follows
+    num_levels: int | None = None  # depth of a draft that branches; None: a chain
 
     @property
     def num_nodes(self) -> int:
@@ -110,6 +111,7 @@ def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
             path_NP = _paths(part.parents_N)
             pos_T[part.root + 1 : last] = known + (path_NP >= 0).sum(1) - 1
             base_T[here] = known
+            part.num_levels = path_NP.shape[1]
             paths.append((part, path_NP))
         spans.append(Span(part.first, last, seq, part.start, part.num_known, is_tree))
     attn = AttnInputs(

@@ -141,6 +141,7 @@ class LocalRunner:
             self.rows.computed[0, part.row] = known
             if not part.is_caught_up:
                 continue
+            result.num_levels = part.num_levels
             result.num_drafted = min(part.num_nodes, max(int(self.rows.end[part.row]) - known, 0))
             if request.params.speculation.trace:
                 result.trace = DraftTrace(
