@@ -1,0 +1,121 @@
+"""Medusa's network: heads that each guess one further token from the target's hidden state.
+
+Shape letters: M packed rows, D width of the target, C columns of logits.
+Paper: arXiv 2401.10774. File forms: model_type "medusa" (blocks.*), and the older
+medusa_lm_head.pt (numbered modules) whose config names no sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hunch.errors import ModelFormatError
+from hunch.layers.linear import Linear
+from hunch.layers.part import Part
+from hunch.models.heads.files import HeadSource, check_hidden, check_vocab, number, read_config
+from hunch.models.heads.parts import check_map, column_ids, fit_rows
+
+_OLD_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
+
+
+class MedusaHead(Part):
+    """x + SiLU(W x + b) per layer, then an output matrix; None: the target's own."""
+
+    def __init__(self, layers: list[Linear], lm_head: Linear | None) -> None:
+        self.layers, self.lm_head = layers, lm_head
+
+    def hidden(self, x_MD: Tensor) -> Tensor:
+        for layer in self.layers:
+            x_MD = x_MD + F.silu(layer(x_MD))
+        return x_MD
+
+
+class MedusaNet(Part):
+    """Head h predicts token t + 2 + h from the hidden state of position t."""
+
+    def __init__(self, heads: list[MedusaHead], target: Any, scale: float = 1.0) -> None:
+        self.heads, self.scale = heads, scale
+        self._target_logits = target.logits
+
+    def logits(self, head: int, hidden_MD: Tensor) -> Tensor:
+        """What one head thinks of its token, a row per hidden state."""
+        part = self.heads[head]
+        output = self._target_logits if part.lm_head is None else part.lm_head
+        logits_MC: Tensor = output(part.hidden(hidden_MD))
+        return logits_MC if self.scale == 1.0 else logits_MC * self.scale
+
+
+def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None]:
+    """The network, and the target's id of each column of its logits (None: all of them)."""
+    config = read_config(path)
+    source = HeadSource(path, target, prefixes=("medusa_heads.",))
+    if any(_OLD_LAYER.fullmatch(name) for name in source.names):
+        return _load_old(source, target)
+    where, vocab_size = source.where, target.spec.vocab_size
+    width, vocab = number(config, "hidden_size", where), number(config, "vocab_size", where)
+    check_hidden(where, width, target)
+    check_vocab(where, vocab, vocab_size)
+    rows = number(config, "truncated_vocab_size", where, default=vocab)
+    ids_C = _token_map(source, rows, vocab, vocab_size)
+    shared = None
+    if "lm_head.weight" in source:
+        shared = Linear(_output(source, "lm_head.weight", rows, width, ids_C, vocab_size))
+    is_targets = bool(config.get("original_lm_head")) and "lm_heads.0.weight" not in source
+    num_layers = number(config, "num_hidden_layers", where, default=1)
+    heads = []
+    for head in range(number(config, "num_heads", where)):
+        layers = [
+            source.dense(f"blocks.{head}.layers.{layer}", width, width)
+            for layer in range(num_layers)
+        ]
+        lm_head = shared
+        if shared is None and not is_targets:
+            name = f"lm_heads.{head}.weight"
+            lm_head = Linear(_output(source, name, rows, width, ids_C, vocab_size))
+        heads.append(MedusaHead(layers, lm_head))
+    if ids_C is None and not (is_targets and shared is None):
+        ids_C = column_ids(min(rows, vocab_size), vocab_size)
+    return MedusaNet(heads, target, float(config.get("logit_scale") or 1.0)), ids_C
+
+
+def _token_map(source: HeadSource, rows: int, vocab: int, vocab_size: int) -> Tensor | None:
+    if "token_map" in source:
+        return check_map(source.ids("token_map", rows), vocab_size, source.where)
+    if rows != vocab:
+        raise ModelFormatError(
+            f"{source.where}: truncated_vocab_size={rows} of {vocab} needs a tensor token_map"
+        )
+    return None
+
+
+def _output(
+    source: HeadSource, name: str, rows: int, width: int, ids_C: Tensor | None, vocab_size: int
+) -> Tensor:
+    weight_CD = source.take(name, rows, width)
+    return fit_rows(weight_CD, vocab_size) if ids_C is None else weight_CD
+
+
+def _load_old(source: HeadSource, target: Any) -> tuple[MedusaNet, Tensor | None]:
+    """The file alone says how many heads and layers there are; its config is often wrong."""
+    found = [_OLD_LAYER.fullmatch(name) for name in source.names]
+    places = {(int(match[1]), int(match[2])) for match in found if match}
+    num_heads = 1 + max(head for head, _ in places)
+    num_layers = 1 + max(layer for _, layer in places)
+    width = source.shape("0.0.linear.weight")[0]
+    check_hidden(source.where, width, target)
+    rows, vocab_size = source.shape(f"0.{num_layers}.weight")[0], target.spec.vocab_size
+    check_vocab(source.where, rows, vocab_size)
+    heads = []
+    for head in range(num_heads):
+        layers = [
+            source.dense(f"{head}.{layer}.linear", width, width) for layer in range(num_layers)
+        ]
+        name = f"{head}.{num_layers}.weight"
+        lm_head = Linear(_output(source, name, rows, width, None, vocab_size))
+        heads.append(MedusaHead(layers, lm_head))
+    return MedusaNet(heads, target), column_ids(min(rows, vocab_size), vocab_size)

@@ -1,0 +1,91 @@
+"""The MLP speculator's network: one small stage per drafted token, fed with the token before.
+
+Shape letters: M packed nodes, D width of the target, I inner width, C columns of logits.
+Paper: arXiv 2404.19124. File form: architectures ["MLPSpeculatorPreTrainedModel"].
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hunch.layers.linear import Linear
+from hunch.layers.part import Part
+from hunch.models.heads.files import HeadSource, check_hidden, check_vocab, number, read_config
+from hunch.models.heads.parts import BiasedNorm, Table, column_ids, fit_rows
+
+EPS = 1e-6
+
+
+class MlpNet(Part):
+    """Stage i turns (state, token) into the next state and logits."""
+
+    def __init__(
+        self,
+        emb: list[Table],
+        proj: list[Linear],
+        norm: list[BiasedNorm],
+        head: list[Linear],
+        is_scaled: bool,
+    ) -> None:
+        self.emb, self.proj, self.norm, self.head = emb, proj, norm, head
+        self.is_scaled = is_scaled
+        self.num_stages = len(proj)
+        inner = proj[0].weight_NK.shape[0]
+        state_weight = 0.5 ** (0.5 / self.num_stages)
+        self.emb_scale = math.sqrt((1 - state_weight**2) * (inner / 2)) / state_weight
+
+    def start(self, hidden_MD: Tensor) -> Tensor:
+        """The first state: the target's last hidden state."""
+        if self.is_scaled:
+            return F.rms_norm(hidden_MD, hidden_MD.shape[-1:], None, EPS) / math.sqrt(2)
+        return hidden_MD
+
+    def step(self, stage: int, state_MI: Tensor, token_M: Tensor) -> tuple[Tensor, Tensor]:
+        """The next state, and logits for the token after `token_M`."""
+        state_MI = self.proj[stage](state_MI)
+        state_MI = torch.add(state_MI, self.emb[stage](token_M), alpha=self.emb_scale)
+        state_MI = F.gelu(self.norm[stage](state_MI))
+        return state_MI, self.head[stage](state_MI)
+
+
+def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
+    """The network, and the target's id of each column of its logits (None: all of them)."""
+    config = read_config(path)
+    source = HeadSource(path, target, prefixes=("speculator.",))
+    where, vocab_size = source.where, target.spec.vocab_size
+    width = number(config, "emb_dim", where)
+    inner = number(config, "inner_dim", where, default=0) or width
+    num_stages = number(config, "n_predict", where)
+    rows = number(config, "vocab_size", where)
+    check_hidden(where, width, target)
+    check_vocab(where, rows, vocab_size)
+    # Tied weights are stored once; the first projection alone has another shape.
+    is_tied = bool(config.get("tie_weights", False))
+    num_stored = 1 if is_tied else num_stages
+    emb = [Table(source.take(f"emb.{i}.weight", rows, inner)) for i in range(num_stored)]
+    norm = [
+        BiasedNorm(source.take(f"ln.{i}.weight", inner), source.take(f"ln.{i}.bias", inner), EPS)
+        for i in range(num_stored)
+    ]
+    head = [
+        Linear(fit_rows(source.take(f"head.{i}.weight", rows, inner), vocab_size))
+        for i in range(num_stored)
+    ]
+    proj = [
+        source.dense(f"proj.{i}", inner, inner if i else width)
+        for i in range(min(num_stages, 2) if is_tied else num_stages)
+    ]
+
+    def spread(parts: list[Any]) -> list[Any]:
+        return [parts[min(i, len(parts) - 1)] for i in range(num_stages)]
+
+    net = MlpNet(
+        spread(emb), spread(proj), spread(norm), spread(head), bool(config.get("scale_input"))
+    )
+    return net, column_ids(min(rows, vocab_size), vocab_size)

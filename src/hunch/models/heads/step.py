@@ -1,0 +1,60 @@
+"""What EAGLE's and MTP's networks have in common: (hidden state, next token) -> next hidden state.
+
+Shape letters: T packed tokens, D width of the network, C columns of logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.errors import ModelFormatError
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.layers.part import Part
+from hunch.layers.rope import Rope
+from hunch.models.heads.parts import Table
+from hunch.models.spec import ModelSpec
+
+MARGIN = 64  # positions past the trained context that a draft may reach
+
+
+class StepNet(Part):
+    """At position t it sees the hidden state of t and token t + 1, and predicts token t + 2."""
+
+    feature_layers: tuple[int, ...] = ()  # of the target; () with needs_hidden: its last state
+    ids_C: Tensor | None = None  # the target's id of each column of logits; None: all of them
+    num_tokens: int | None = None  # drafted per step, where the files say it
+
+    def __init__(
+        self, spec: ModelSpec, target: Any, embed: Table | None, num_kv_layers: int
+    ) -> None:
+        if embed is None and spec.width != target.spec.width:
+            raise ModelFormatError(
+                f"the head is {spec.width} wide and brings no embedding; the target's is "
+                f"{target.spec.width} wide: it is a head for another model"
+            )
+        assert spec.rope is not None
+        self.spec = spec
+        self.embed = embed or target.embed
+        self.target_logits = target.logits
+        self.rope = Rope(spec.rope, spec.head_dim, spec.max_len + MARGIN, target.device)
+        self.num_kv_layers = num_kv_layers
+        self.kv_dtype: torch.dtype = target.dtype
+
+    @property
+    def needs_hidden(self) -> bool:
+        return not self.feature_layers
+
+    def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
+        """The target's states as the network takes them."""
+        raise NotImplementedError
+
+    def step(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
+        """The next hidden state; its KV is written."""
+        raise NotImplementedError
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """Scores of what follows the token just fed."""
+        raise NotImplementedError

@@ -1,0 +1,222 @@
+"""Draft model: a smaller model of the same vocabulary guesses, token by token or as a tree.
+
+Shape letters: R rows of this step, T packed tokens, D width, V vocabulary, N nodes, P path.
+Papers: arXiv 2211.17192, 2302.01318.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.config import read_options
+from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
+from hunch.errors import ConfigError
+from hunch.models.heads.vocab import Columns, compare, read_vocab
+from hunch.models.load import load_decoder
+from hunch.models.weights import open_weights
+from hunch.spec.base import DrafterContext
+from hunch.spec.grow import Array, Judge, Level, grow
+from hunch.spec.options import GrowOptions
+from hunch.spec.watch import AcceptanceWatch
+from hunch.spec.window import MAX_PASS, KvWindow, host
+from hunch.types import GroupInfo
+
+log = logging.getLogger("hunch")
+
+MAX_COST = 0.2  # share of the target's cost above which a draft model rarely pays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftOptions(GrowOptions):
+    """draft:PATH[:KEY=VALUE]..."""
+
+    cross_vocab: bool = False  # draft over the tokens two vocabularies have in common
+    dtype: str = "auto"
+
+
+@dataclass(slots=True)
+class Pending:
+    """The draft a row waits with: node i says tokens[i] and was processed as numbers[i]."""
+
+    base: int  # position of the first node
+    tokens: list[int]
+    parents: list[int]
+    numbers: list[int]
+
+
+class DraftModelDrafter:
+    """Catches up with the row's tokens in one pass, then drafts on from its own KV."""
+
+    def __init__(
+        self, options: Mapping[str, str], path: str | None, context: DrafterContext
+    ) -> None:
+        if path is None:
+            raise ConfigError("speculate='draft' needs a model: draft:PATH")
+        self.options = read_options(DraftOptions, options, "draft")
+        self.context = context
+        weights = open_weights(path)
+        self.model = load_decoder(weights, dtype=self.options.dtype, device=context.device)
+        self.shape = self.options.shape()
+        size = self.model.spec.vocab_size
+        vocab = read_vocab(weights)
+        self.columns: Columns = compare(
+            vocab, size, context.vocab, context.vocab_size, path, self.options.cross_vocab
+        ).to(context.device)
+        _warn_of_cost(self.model.weight_bytes, context.target.weight_bytes)
+        limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)
+        self.window = KvWindow(context, max(limit - self.shape.depth, 1))
+        self.watch = AcceptanceWatch(
+            f"draft:{path}",
+            "choose a draft of the same family, or train one for this target (hunch train draft)",
+        )
+        self.pending: dict[int, Pending] = {}
+        num_layers, num_kv_heads, head_dim = self.model.kv_shape()
+        self.needs = Needs(
+            max_nodes=self.shape.num_nodes,
+            kv=KVShape(
+                num_layers=num_layers,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                dtype=self.model.kv_dtype,
+            ),
+            group=GroupInfo(name="draft"),
+            weight_bytes=self.model.weight_bytes,
+        )
+
+    def observe(self, step: TargetStep) -> None:
+        """Keep the KV of drafted nodes whose tokens the target chose too."""
+        rows = step.rows
+        ids_R = host(rows.ids_R)
+        self.window.meet(rows, ids_R)
+        known_X = None
+        for row in ids_R.tolist():
+            pending = self.pending.pop(row, None)
+            if pending is None:
+                continue
+            if known_X is None:
+                known_X, tokens_XL = host(rows.known_X), host(rows.tokens_XL)
+            decided = tokens_XL[row, pending.base : int(known_X[row])].tolist()
+            self._settle(rows, row, pending, decided)
+
+    def _settle(self, rows: Rows, row: int, pending: Pending, decided: list[int]) -> None:
+        path: list[int] = []
+        node, num_accepted = -1, 0
+        for token in decided[:-1]:  # the last one is the target's own: it is always processed anew
+            node = _child(pending, node, token)
+            if node < 0:
+                break
+            num_accepted += 1
+            if pending.numbers[node] < 0:
+                break
+            path.append(pending.numbers[node])
+        self.watch.count(min(self.shape.depth, len(pending.tokens)), num_accepted)
+        if path:
+            source_P = pending.base + np.array(path)
+            target_P = pending.base + np.arange(len(path))
+            if (source_P != target_P).any():
+                row_P = np.full(len(path), row)
+                self.window.move(
+                    self.window.slots(rows, row_P, source_P),
+                    self.window.slots(rows, row_P, target_P),
+                )
+        self.window.settle(rows, row, pending.base + len(path))
+
+    def propose(self, rows: Rows) -> Draft:
+        ids_R = host(rows.ids_R)
+        self.window.meet(rows, ids_R)
+        logits_RV = self._catch_up(rows, ids_R)
+        known_R = host(rows.known_X)[ids_R]
+        limit_R = host(rows.max_draft_X)[ids_R]
+        is_tree = not self.shape.is_chain
+
+        def feed(level: Level) -> Tensor:
+            attn = self.window.nodes(
+                rows, ids_R[level.place_M], known_R[level.place_M], level.path_MP, is_tree
+            )
+            token_M = self.columns.to_draft(torch.from_numpy(level.token_M))
+            hidden = self.model.forward(token_M, attn, self.window.kv)
+            return self.columns.fit(self.model.logits(hidden.last_TD))
+
+        judge = Judge(self.context.sampling, rows, self.context.device, self.columns.ids_C)
+        draft, number_RN = grow(logits_RV, feed, judge, limit_R, self.shape)
+        self._remember(ids_R, known_R, draft, number_RN)
+        return draft
+
+    def _catch_up(self, rows: Rows, ids_R: Array) -> Tensor:
+        """Process what the model has not seen yet; logits after each row's last token."""
+        tokens_XL, known_X = host(rows.tokens_XL), host(rows.known_X)
+        parts: list[tuple[int, int, int]] = []
+        for row in ids_R.tolist():
+            stop = int(known_X[row])
+            parts.append((row, min(self.window.resume(rows, row, stop), stop - 1), stop))
+        last: list[Tensor] = []
+        for some in _passes(parts):
+            ids_T = np.concatenate([tokens_XL[row, start:stop] for row, start, stop in some])
+            attn = self.window.spans(rows, some)
+            token_T = self.columns.to_draft(torch.from_numpy(ids_T))
+            hidden_TD = self.model.forward(token_T, attn, self.window.kv).last_TD
+            ends = np.cumsum([stop - start for _, start, stop in some]) - 1
+            is_last = [stop == known_X[row] for row, _, stop in some]
+            if all(is_last) and len(ends) == len(hidden_TD):
+                last.append(hidden_TD)
+            elif any(is_last):
+                last.append(hidden_TD[torch.from_numpy(ends[is_last])])
+        for row, _, stop in parts:
+            self.window.settle(rows, row, stop)
+        hidden_RD = last[0] if len(last) == 1 else torch.cat(last)
+        return self.columns.fit(self.model.logits(hidden_RD))
+
+    def _remember(self, ids_R: Array, known_R: Array, draft: Draft, number_RN: Array) -> None:
+        tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
+        numbers, counts = number_RN.tolist(), draft.num_nodes_R.tolist()
+        for place, (row, known) in enumerate(zip(ids_R.tolist(), known_R.tolist(), strict=True)):
+            count = counts[place]
+            if count:
+                self.pending[row] = Pending(
+                    known, tokens[place][:count], parents[place][:count], numbers[place][:count]
+                )
+
+    def forget(self, rows: list[int]) -> None:
+        self.window.drop(rows)
+        for row in rows:
+            self.pending.pop(row, None)
+
+
+def _child(pending: Pending, parent: int, token: int) -> int:
+    for node in range(parent + 1, len(pending.tokens)):
+        if pending.parents[node] == parent and pending.tokens[node] == token:
+            return node
+    return -1
+
+
+def _passes(parts: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """The parts cut into passes of a bounded size, in order."""
+    passes: list[list[tuple[int, int, int]]] = [[]]
+    room = MAX_PASS
+    for row, start, stop in parts:
+        while start < stop:
+            if room == 0:
+                passes.append([])
+                room = MAX_PASS
+            end = min(stop, start + room)
+            passes[-1].append((row, start, end))
+            room -= end - start
+            start = end
+    return passes
+
+
+def _warn_of_cost(draft_bytes: int, target_bytes: int) -> None:
+    share = draft_bytes / max(target_bytes, 1)
+    if share > MAX_COST:
+        log.warning(
+            "the draft model reads %.0f%% of the bytes the target reads per token; above %.0f%% "
+            "drafting rarely saves time: choose a smaller draft",
+            100 * share,
+            100 * MAX_COST,
+        )

@@ -1,0 +1,172 @@
+"""Drafters that continue the target's own hidden states (EAGLE, MTP): one network step per level.
+
+Shape letters: R rows of this step, X rows of the engine, T packed tokens, D width, C columns.
+
+At position t the network sees the target's state of t and token t + 1, so once the target has
+decided L tokens the network can cover positions 0 .. L - 2, and what it says there is about token
+L. Drafted nodes are fed with the network's own states; their KV is overwritten by the next step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
+from hunch.errors import ConfigError
+from hunch.models.heads.step import MARGIN, StepNet
+from hunch.spec.base import DrafterContext
+from hunch.spec.grow import Array, Judge, Level, grow
+from hunch.spec.options import GrowOptions
+from hunch.spec.watch import AcceptanceWatch
+from hunch.spec.window import MAX_PASS, KvWindow, host
+from hunch.types import GroupInfo
+
+
+class FeatureDrafter:
+    """Observes with the target's states, proposes with its own."""
+
+    def __init__(
+        self, name: str, net: StepNet, options: GrowOptions, context: DrafterContext
+    ) -> None:
+        self.net, self.context = net, context
+        self.shape = options.shape(default=net.num_tokens or 5)
+        if self.shape.depth > MARGIN:
+            raise ConfigError(f"{name}: drafts of depth {self.shape.depth}; at most {MARGIN}")
+        limit = min(options.window or net.spec.max_len, net.spec.max_len)
+        self.window = KvWindow(context, limit)
+        # The network's state at each row's last covered position, ready to be drafted from.
+        self.state_XD = torch.zeros(
+            context.max_rows, net.spec.width, dtype=net.kv_dtype, device=context.device
+        )
+        self.covered_X = np.full(context.max_rows, -1)  # known length that state belongs to
+        self.guessed: dict[int, tuple[int, int]] = {}  # row -> (known length, nodes) of its draft
+        self.watch = AcceptanceWatch(
+            name,
+            "check that the head was trained for this target and chat template, or train one "
+            "(hunch train eagle3)",
+        )
+        self.needs = Needs(
+            max_nodes=self.shape.num_nodes,
+            feature_layers=net.feature_layers,
+            hidden=net.needs_hidden,
+            kv=KVShape(
+                num_layers=net.num_kv_layers,
+                num_kv_heads=net.spec.num_kv_heads,
+                head_dim=net.spec.head_dim,
+                dtype=net.kv_dtype,
+            ),
+            group=GroupInfo(name=name, is_ahead=True),
+            weight_bytes=net.weight_bytes,
+        )
+
+    def observe(self, step: TargetStep) -> None:
+        """Cover the positions the target just processed, as far as the window needs them."""
+        rows = step.rows
+        ids_R = host(rows.ids_R)
+        self.window.meet(rows, ids_R)
+        known_X, prompt_X = host(rows.known_X), host(rows.prompt_X)
+        max_draft_X = host(rows.max_draft_X)
+        is_caught_up_R = host(step.is_caught_up_R) if step.is_caught_up_R is not None else None
+        columns = zip(
+            ids_R.tolist(),
+            host(step.start_R).tolist(),
+            host(step.known_R).tolist(),
+            host(step.offset_R).tolist(),
+            strict=True,
+        )
+        parts: list[tuple[int, int, int]] = []
+        source: list[Array] = []  # the packed state behind each position
+        for place, (row, start, stop, offset) in enumerate(columns):
+            known = int(known_X[row])
+            self._count(row, known)
+            stop = min(stop, known - 1)
+            is_caught_up = is_caught_up_R is None or bool(is_caught_up_R[place])
+            if stop <= start or (is_caught_up and max_draft_X[row] == 0):
+                continue  # nobody will draft from here: a hole is cheaper than the work
+            total = max(known, int(prompt_X[row]))
+            begin = self.window.resume_from(rows, row, start, stop, total)
+            if begin >= stop:
+                continue
+            parts.append((row, begin, stop))
+            # A window that starts at a block's edge before `start` borrows the first state there.
+            source.append(offset + np.maximum(np.arange(begin, stop) - start, 0))
+        for first in _cuts(parts):
+            self._cover(step, parts[first], source[first])
+
+    def _count(self, row: int, known: int) -> None:
+        before = self.guessed.pop(row, None)
+        if before is not None:
+            length, num_nodes = before
+            self.watch.count(min(self.shape.depth, num_nodes), min(known - length - 1, num_nodes))
+
+    def _cover(
+        self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
+    ) -> None:
+        rows, net = step.rows, self.net
+        tokens_XL = host(rows.tokens_XL)
+        next_T = np.concatenate([tokens_XL[row, a + 1 : b + 1] for row, a, b in parts])
+        index_T = np.concatenate(source)
+        hidden_TD, features = step.hidden_TD, step.features
+        count = len(hidden_TD if hidden_TD is not None else features[0])
+        if len(index_T) != count or (index_T != np.arange(count)).any():
+            index = self._put(index_T)
+            hidden_TD = None if hidden_TD is None else hidden_TD[index]
+            features = tuple(feature_TD[index] for feature_TD in features)
+        attn = self.window.spans(rows, parts)
+        state_TD = net.step(self._put(next_T), net.fuse(hidden_TD, features), attn, self.window.kv)
+        ends = np.cumsum([b - a for _, a, b in parts]) - 1
+        row_P = [row for row, _, _ in parts]
+        self.state_XD[torch.tensor(row_P)] = state_TD[torch.from_numpy(ends)]
+        for row, _, stop in parts:
+            self.window.settle(rows, row, stop)
+            self.covered_X[row] = stop + 1
+
+    def propose(self, rows: Rows) -> Draft:
+        ids_R = host(rows.ids_R)
+        known_R = host(rows.known_X)[ids_R]
+        is_ready_R = self.covered_X[ids_R] == known_R
+        limit_R = np.where(is_ready_R, host(rows.max_draft_X)[ids_R], 0)
+        state_MD = self.state_XD[torch.from_numpy(ids_R)]
+        net, is_tree = self.net, not self.shape.is_chain
+
+        def feed(level: Level) -> Tensor:
+            nonlocal state_MD
+            attn = self.window.nodes(
+                rows, ids_R[level.place_M], known_R[level.place_M] - 1, level.path_MP, is_tree
+            )
+            before_MD = state_MD[self._put(level.parent_M)]
+            state_MD = net.step(self._put(level.token_M), before_MD, attn, self.window.kv)
+            return net.logits(state_MD)
+
+        judge = Judge(self.context.sampling, rows, self.context.device, net.ids_C)
+        draft, _ = grow(net.logits(state_MD), feed, judge, limit_R, self.shape)
+        counts = draft.num_nodes_R.tolist()
+        for row, known, count in zip(ids_R.tolist(), known_R.tolist(), counts, strict=True):
+            if count:
+                self.guessed[row] = (known, count)
+        return draft
+
+    def forget(self, rows: list[int]) -> None:
+        self.window.drop(rows)
+        self.covered_X[rows] = -1
+        for row in rows:
+            self.guessed.pop(row, None)
+
+    def _put(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.context.device)
+
+
+def _cuts(parts: list[tuple[int, int, int]]) -> list[slice]:
+    """Slices of the parts that make passes of a bounded size; a part stays whole."""
+    cuts: list[slice] = []
+    first = size = 0
+    for at, (_, start, stop) in enumerate(parts):
+        if size and size + stop - start > MAX_PASS:
+            cuts.append(slice(first, at))
+            first, size = at, 0
+        size += stop - start
+    if parts:
+        cuts.append(slice(first, len(parts)))
+    return cuts

@@ -1,0 +1,71 @@
+"""MLP speculator: small stages that each guess one further token, fed with the token before.
+
+Shape letters: X rows of the engine, R rows of this step, M packed nodes, D width, C columns.
+Paper: arXiv 2404.19124.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.config import read_options
+from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.errors import ConfigError
+from hunch.models.heads.mlp import load_mlp
+from hunch.spec.base import DrafterContext
+from hunch.spec.grow import Judge, Level, grow
+from hunch.spec.hidden import LastHidden
+from hunch.spec.options import GrowOptions
+from hunch.spec.watch import AcceptanceWatch
+from hunch.spec.window import host
+
+
+class MlpDrafter:
+    """mlp:PATH[:KEY=VALUE]...; as many tokens as the file has stages."""
+
+    def __init__(
+        self, options: Mapping[str, str], path: str | None, context: DrafterContext
+    ) -> None:
+        if path is None:
+            raise ConfigError("speculate='mlp' needs its network: mlp:PATH")
+        self.context = context
+        self.net, self.ids_C = load_mlp(path, context.target)
+        num_stages = self.net.num_stages
+        given = read_options(GrowOptions, options, "mlp")
+        self.shape = given.shape(default=num_stages, max_depth=num_stages)
+        self.last = LastHidden(context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth)
+        self.needs = Needs(
+            max_nodes=self.shape.num_nodes, hidden=True, weight_bytes=self.net.weight_bytes
+        )
+
+    def observe(self, step: TargetStep) -> None:
+        self.last.observe(step)
+
+    def propose(self, rows: Rows) -> Draft:
+        ids_R, device = host(rows.ids_R), self.context.device
+        known_R = host(rows.known_X)[ids_R]
+        hidden_RD, limit_R = self.last.take(rows, ids_R)
+        token_R = torch.from_numpy(host(rows.tokens_XL)[ids_R, known_R - 1]).to(device)
+        state_MI, logits_MC = self.net.step(0, self.net.start(hidden_RD), token_R)
+
+        def feed(level: Level) -> Tensor:
+            nonlocal state_MI
+            before_MI = state_MI[torch.from_numpy(np.ascontiguousarray(level.parent_M)).to(device)]
+            token_M = torch.from_numpy(np.ascontiguousarray(level.token_M)).to(device)
+            state_MI, logits_MC = self.net.step(level.path_MP.shape[1], before_MI, token_M)
+            return logits_MC
+
+        judge = Judge(self.context.sampling, rows, device, self.ids_C)
+        draft, _ = grow(logits_MC, feed, judge, limit_R, self.shape)
+        self.last.remember(rows, draft)
+        return draft
+
+    def forget(self, rows: list[int]) -> None:
+        self.last.forget(rows)
+
+
+_REMEDY = "check that it was made for this target, or train one (hunch train mlp)"
