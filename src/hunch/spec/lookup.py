@@ -1,0 +1,108 @@
+"""What methods that look guesses up in text share: keeping up with rows, learning, planning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.spec.chance import Chances
+from hunch.spec.cost import CostCurve
+from hunch.spec.trees import Node, share_out, to_draft
+
+
+class Text(Protocol):
+    """One request's tokens, indexed for a method."""
+
+    tokens: list[int]
+
+    def extend(self, tokens: list[int]) -> None: ...
+
+
+@dataclass(slots=True)
+class LookupRow:
+    """What a method knows of one row."""
+
+    text: Text
+    num_prompt: int
+    term: float = 0.0  # log-odds by which this request is easier to guess than others
+    guesses: list[Node] = field(default_factory=list)  # for the tokens to come, sent or not
+
+
+class LookupDrafter:
+    """Base of the weightless methods: they say how to index a text and what to guess next."""
+
+    def __init__(
+        self,
+        *,
+        max_nodes: int,
+        chances: Chances,
+        cost: CostCurve,
+        device: torch.device,
+        margin: float = 0.0,
+        is_adaptive: bool = True,
+    ) -> None:
+        self.needs = Needs(max_nodes=max_nodes)
+        self.chances, self.cost, self.device = chances, cost, device
+        self.margin = margin  # share by which drafting must promise to beat plain decoding
+        self.is_adaptive = is_adaptive  # False: always as many nodes as allowed
+        self.rows: dict[int, LookupRow] = {}
+
+    def new_text(self) -> Text:
+        raise NotImplementedError
+
+    def guess(self, row: LookupRow) -> list[Node]:
+        """Guesses for what follows the row's text, their chances falling."""
+        raise NotImplementedError
+
+    def observe(self, step: TargetStep) -> None:
+        self._keep_up(step.rows)
+
+    def propose(self, rows: Rows) -> Draft:
+        self._keep_up(rows)
+        trees, limits = [], []
+        max_draft = rows.max_draft_X.cpu().numpy()
+        for row in rows.ids_R.tolist():
+            state = self.rows[row]
+            state.guesses = self.guess(state)
+            trees.append(state.guesses)
+            limits.append(int(max_draft[row]))
+        if self.is_adaptive:
+            counts = share_out(trees, limits, self.cost, self.margin)
+        else:
+            counts = [min(len(t), limit) for t, limit in zip(trees, limits, strict=True)]
+        return to_draft(trees, counts, self.device)
+
+    def forget(self, rows: list[int]) -> None:
+        for row in rows:
+            self.rows.pop(row, None)
+
+    def _keep_up(self, rows: Rows) -> None:
+        known_X = rows.known_X.cpu().numpy()
+        for row in rows.ids_R.tolist():
+            state = self.rows.get(row)
+            if state is None:
+                state = self.rows[row] = LookupRow(self.new_text(), int(rows.prompt_X[row]))
+            have, known = len(state.text.tokens), int(known_X[row])
+            if known > have:
+                tokens = rows.tokens_XL[row, have:known].tolist()
+                self._learn(state, tokens)
+                state.text.extend(tokens)
+
+    def _learn(self, state: LookupRow, tokens: list[int]) -> None:
+        """Compare the guesses on the path the target took; a miss teaches only where it parted."""
+        at = -1
+        guesses, state.guesses = state.guesses, []
+        for token in tokens:
+            found = -1
+            for index, node in enumerate(guesses):
+                if node.parent == at:
+                    is_right = node.token == token
+                    state.term = self.chances.learn(node.kind, state.term, is_right)
+                    if is_right:
+                        found = index
+            if found < 0:
+                return
+            at = found
