@@ -190,7 +190,7 @@ def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> Lo
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
     target = load_decoder(open_weights(files), dtype=config.model.dtype, device=device)
-    return assemble(replace(config, spec=_detect(config.spec)), target, device, tokenizer.vocab)
+    return assemble(replace(config, spec=_detect(config.spec)), target, device, tokenizer.vocab())
 
 
 def _detect(spec: SpecConfig) -> SpecConfig:
