@@ -156,6 +156,8 @@ class _Tree:
         self.judge, self.shape = judge, shape
         self.limit_R = np.minimum(limit_R, shape.num_nodes)
         self.depth_R = np.minimum(limit_R, shape.depth)
+        # What is grown on needs a slot each, and a row has as many as it may draft nodes.
+        self.width_R = np.clip(self.limit_R // np.maximum(self.depth_R - 1, 1), 1, shape.width)
         self.token: list[Array] = []  # per level, [R, candidates]
         self.parent: list[Array] = []  # index among all candidates of the row; -1: the root
         self.key: list[Array] = []  # log value, plus KEEP on the path that is always kept
@@ -170,7 +172,6 @@ class _Tree:
         value_RK = np.zeros((num_rows, 1))
         packed_RK = place_RK.copy()
         path_RKP = np.empty((num_rows, 1, 0), dtype=np.int64)
-        num_processed = 0
         for depth in range(int(self.depth_R.max(initial=0))):
             token_RKC, value_RKC = self._children(logits_MV, packed_RK, value_RK, depth)
             self._add(token_RKC, value_RKC, index_RK, depth)
@@ -180,17 +181,16 @@ class _Tree:
             key_RQ = self.key[-1]
             chosen_RK = np.argsort(-key_RQ, axis=1, kind="stable")[:, : shape.width]
             value_RK = np.take_along_axis(value_RKC.reshape(num_rows, -1), chosen_RK, 1)
-            number_K = num_processed + np.arange(chosen_RK.shape[1])
-            is_fed_RK = np.isfinite(value_RK) & (number_K < self.limit_R[:, None])
+            place_K = np.arange(chosen_RK.shape[1])
+            number_RK = depth * self.width_R[:, None] + place_K
+            is_fed_RK = np.isfinite(value_RK) & (place_K < self.width_R[:, None])
             is_fed_RK &= (self.depth_R > depth + 1)[:, None]
             if not is_fed_RK.any():
                 break
-            num_processed += chosen_RK.shape[1]
             before_RK = chosen_RK // shape.branch  # which node of the level before is its parent
-            np.put_along_axis(self.number[-1], chosen_RK, np.where(is_fed_RK, number_K, -1), 1)
+            np.put_along_axis(self.number[-1], chosen_RK, np.where(is_fed_RK, number_RK, -1), 1)
             parent_path = np.take_along_axis(path_RKP, before_RK[:, :, None], 1)
-            number_RK1 = np.broadcast_to(number_K, chosen_RK.shape)[:, :, None]
-            path_RKP = np.concatenate([parent_path, number_RK1], axis=2)
+            path_RKP = np.concatenate([parent_path, number_RK[:, :, None]], axis=2)
             level = Level(
                 place_M=np.broadcast_to(place_RK, chosen_RK.shape)[is_fed_RK],
                 token_M=np.take_along_axis(self.token[-1], chosen_RK, 1)[is_fed_RK],
