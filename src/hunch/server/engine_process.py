@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from hunch.errors import HunchError
 from hunch.server import wire
-from hunch.types import RequestOutput, Runner, SamplingParams
+from hunch.types import Capacity, RequestOutput, SamplingParams
 
 STATS_SECONDS = 1.0  # between two reports while requests run
 IDLE_SECONDS = 5.0  # between two reports while none do
@@ -27,9 +27,9 @@ RECEIVE_BYTES = 1 << 18
 class Engine(Protocol):
     """What this process drives; the real one comes from the factory named on start."""
 
-    runner: Runner
-
     @property
+    def capacity(self) -> Capacity: ...
+
     def has_work(self) -> bool: ...
 
     def add(
@@ -108,12 +108,12 @@ class Loop:
 
     def run(self) -> None:
         while self.channel.is_open and not self.is_closing:
-            has_work = self.engine.has_work
+            has_work = self.engine.has_work()
             for message in self.channel.receive(0.0 if has_work else IDLE_SECONDS):
                 self._obey(message)
-            if self.engine.has_work:
+            if self.engine.has_work():
                 self._step()
-            self._report(is_idle=not self.engine.has_work)
+            self._report(is_idle=not self.engine.has_work())
 
     def _obey(self, message: wire.Message) -> None:
         match message["op"]:
@@ -178,7 +178,7 @@ def main(fd: int) -> int:
         channel.send({"op": "fatal", "message": str(error)})
         channel.flush(5.0)
         return 1
-    capacity = engine.runner.capacity
+    capacity = engine.capacity
     info = {name: getattr(capacity, name) for name in ("num_blocks", "block_size", "max_rows")}
     channel.send({"op": "ready", "info": {**info, "max_len": capacity.max_len}})
     loop = Loop(engine, channel)

@@ -28,9 +28,9 @@ SEQUENCES = (1, 2, 5, 10, 20)
 
 # name, key of the engine's report, help
 _GAUGES = (
-    ("num_requests_running", "running", "Sequences being generated."),
-    ("num_requests_waiting", "waiting", "Sequences waiting for a row."),
-    ("kv_cache_usage_perc", "kv_use", "Share of KV blocks in use; 1 is all of them."),
+    ("num_requests_running", "num_running", "Sequences being generated."),
+    ("num_requests_waiting", "num_waiting", "Sequences waiting for a row."),
+    ("kv_cache_usage_perc", "kv_usage", "Share of KV blocks in use; 1 is all of them."),
     ("drafter_memory_bytes", "drafter_bytes", "Memory held by drafters."),
 )
 _COUNTERS = (
@@ -38,8 +38,8 @@ _COUNTERS = (
     ("generation_tokens", "generation_tokens", "Tokens generated."),
     ("prefix_cache_queries", "prefix_queries", "Prompt tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_hits", "Prompt tokens found in the prefix cache."),
-    ("num_preemptions", "preemptions", "Sequences sent back to the queue for lack of blocks."),
-    ("engine_steps", "engine_steps", "Passes of the target."),
+    ("num_preemptions", "num_preemptions", "Sequences sent back to the queue for lack of blocks."),
+    ("engine_steps", "num_steps", "Passes of the target."),
     ("spec_decode_num_drafts", "num_drafts", "Drafts that were verified."),
     ("spec_decode_num_draft_tokens", "drafted", "Drafted nodes that were verified."),
     ("spec_decode_num_accepted_tokens", "accepted", "Drafted nodes that were accepted."),
@@ -123,7 +123,7 @@ class _EngineCollector(Collector):
         for name, key, text in _GAUGES:
             yield self._gauge(name, text, stats.get(key))
         # A gauge: drafting that did not pay makes it fall.
-        yield self._gauge("spec_decode_time_saved_seconds", _SAVED, stats.get("seconds_saved"))
+        yield self._gauge("spec_decode_time_saved_seconds", _SAVED, stats.get("time_saved_seconds"))
         for name, key, text in _COUNTERS:
             counter = CounterMetricFamily(PREFIX + name, text, labels=self._names)
             counter.add_metric(self._values, float(stats.get(key) or 0))

@@ -31,16 +31,16 @@ class StatusLines:
         now, stats = time.monotonic(), self._service.engine.stats()
         seconds, gained = now - self._time, _gained(stats, self._last)
         self._time, self._last = now, stats
-        is_quiet = not any(gained.values()) and not stats.get("running")
+        is_quiet = not any(gained.values()) and not stats.get("num_running")
         if is_quiet and self._is_quiet:
             return
         self._is_quiet = is_quiet
         line = (
             f"Engine 000: Avg prompt throughput: {gained['prompt_tokens'] / seconds:.1f} tokens/s, "
             f"Avg generation throughput: {gained['generation_tokens'] / seconds:.1f} tokens/s, "
-            f"Running: {stats.get('running', 0)} reqs, "
-            f"Waiting: {stats.get('waiting', 0)} reqs, "
-            f"KV cache usage: {100 * (stats.get('kv_use') or 0):.1f}%, "
+            f"Running: {stats.get('num_running', 0)} reqs, "
+            f"Waiting: {stats.get('num_waiting', 0)} reqs, "
+            f"KV cache usage: {100 * (stats.get('kv_usage') or 0):.1f}%, "
             f"Prefix cache hit rate: {100 * _share(gained, 'prefix_hits', 'prefix_queries'):.1f}%"
         )
         logs.event(logging.INFO, line)
