@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
-from hunch import __version__
 from hunch.errors import HunchError
 from hunch.server.guard import Guard, Keys
 from hunch.server.problems import ProblemError, from_error, from_validation
@@ -48,7 +47,7 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
     """The whole ASGI application around one service."""
     app = FastAPI(
         title="hunch",
-        version=__version__,
+        version=service.settings.version,
         docs_url=None,  # its pages come from a CDN
         redoc_url=None,
         responses=FAULTS,
@@ -148,7 +147,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        return {"version": __version__}
+        return {"version": service.settings.version}
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -51,7 +51,13 @@ async def _serve(
         logs.event(logging.ERROR, f"the engine did not start: {error}")
         sock.close()
         return 1
-    service = Service(settings, engine, text)
+    service = Service(
+        settings,
+        engine,
+        text,
+        method=config.spec.method,
+        chat_template=config.model.chat_template,
+    )
     server = _Server(
         uvicorn.Config(
             build_app(service),

@@ -33,8 +33,18 @@ MAX_RETRY_SECONDS = 60.0
 class Service:
     """What the routes share."""
 
-    def __init__(self, settings: ServeConfig, engine: RemoteEngine, text: Text) -> None:
+    def __init__(
+        self,
+        settings: ServeConfig,
+        engine: RemoteEngine,
+        text: Text,
+        *,
+        method: str = "auto",
+        chat_template: str | None = None,
+    ) -> None:
         self.settings = settings
+        self.methods = tuple(dict.fromkeys(("auto", "off", method)))
+        self.chat_template = chat_template
         self.engine = engine
         self.text = text
         self.metrics = Metrics(settings.served_model_names[0], engine)
@@ -77,9 +87,18 @@ class Service:
                 param="model",
             )
 
+    def check_speculation(self, body: SamplingBody) -> None:
+        if body.speculation is not None and body.speculation.mode not in self.methods:
+            raise ProblemError(
+                400,
+                f"speculation.mode must be one of {', '.join(self.methods)}: only these are loaded",
+                param="speculation.mode",
+            )
+
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """POST /v1/completions."""
         self.check_model(body.model)
+        self.check_speculation(body)
         prompts = _prompts(body)
         limits = self.settings.limits
         at_most("prompt", len(prompts), limits.max_prompts, "prompts")
@@ -104,6 +123,7 @@ class Service:
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """POST /v1/chat/completions."""
         self.check_model(body.model)
+        self.check_speculation(body)
         if body.chat_template is not None and not self.settings.allow_request_chat_template:
             raise ProblemError(
                 400, "this server takes no chat templates from requests", param="chat_template"
@@ -138,6 +158,7 @@ class Service:
         """Token ids of a chat."""
         at_most("messages", len(messages), self.settings.limits.max_messages, "messages")
         plain = [message.plain() for message in messages]
+        template = template or self.chat_template
         return await asyncio.to_thread(self.text.render_chat, plain, template=template)
 
     def check_ids(self, ids: Sequence[int]) -> None:

@@ -52,6 +52,7 @@ class ServeConfig:
     log_level: str = "info"
     allow_request_chat_template: bool = False
     has_page: bool = True
+    version: str = "unknown"
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

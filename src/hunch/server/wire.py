@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from hunch import errors
+import hunch.errors as errors
 from hunch.config import (
     CacheConfig,
     Config,

@@ -1,0 +1,196 @@
+"""hunch serve: an OpenAI-compatible server. Flags are the fields of its settings, and vLLM's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer
+
+from hunch.compat import config_from_vllm, known_arguments
+from hunch.config import (
+    DEFAULT_MODEL,
+    CacheConfig,
+    Config,
+    ModelConfig,
+    ParallelConfig,
+    ScheduleConfig,
+)
+from hunch.errors import ConfigError
+
+# How `serve` must be registered: it reads its own flags, so that vLLM's are taken too.
+CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+_HELP = {
+    "host": "Address to listen on; 0.0.0.0 is every one the machine has.",
+    "port": "Port to listen on; 0 takes a free one.",
+    "cors_origins": "A web origin that may call the API; may be repeated.",
+    "max_queue": "Sequences that may wait; more get 429.",
+    "request_timeout": "Seconds from a request's arrival to its last byte.",
+    "drain_timeout": "Seconds that running requests get after SIGTERM.",
+    "stats_interval": "Seconds between two status lines; 0: none.",
+    "log_format": "text or json.",
+    "log_level": "debug, info, warning or error.",
+    "allow_request_chat_template": "Let requests bring their own (sandboxed) chat template.",
+    "speculate": "What drafts: NAME[:PATH][:KEY=VALUE]...",
+    "verifier": "Who judges drafts; exact never changes the text.",
+    "speculative_model": "vLLM's name for a drafter's path, or [ngram].",
+    "num_speculative_tokens": "vLLM's name for the length of a draft.",
+    "seed": "Seeds requests that bring none.",
+    "max_model_len": "Longest prompt and answer together; default: the model's own.",
+    "chat_template": "A template, or a file that holds one.",
+}
+_SWITCHES = (  # vLLM's flags that take no value
+    "use_v2_block_manager",
+    "enforce_eager",
+    "enable_chunked_prefill",
+    "disable_log_stats",
+    "disable_log_requests",
+    "disable_custom_all_reduce",
+    "trust_remote_code",
+    "speculative_disable_mqa_scorer",
+    "disable_logprobs_during_spec_decoding",
+    "worker_use_ray",
+)
+_ALIASES = {
+    "tensor_parallel_size": ("-tp",),
+    "allow_request_chat_template": ("--trust-request-chat-template",),
+}
+_OWN = ("api_keys", "served_model_names", "limits", "death_grace", "has_page", "version")
+
+
+def serve(ctx: typer.Context) -> None:
+    """Serve a model over HTTP, as OpenAI does; --help lists the flags."""
+    raise typer.Exit(run(ctx.args))
+
+
+def run(words: Sequence[str]) -> int:
+    """Start a server from command-line words; returns its exit code."""
+    from hunch import __version__
+    from hunch.server.run import serve as serve_forever
+    from hunch.server.settings import Limits, ServeConfig
+
+    given = vars(_parser().parse_args([_dashed(word) for word in words]))
+    limits = Limits(**_take(given, Limits))
+    settings = _take(given, ServeConfig)
+    model = given.pop("model_flag", None) or given.pop("model", None) or DEFAULT_MODEL
+    keys = given.pop("api_key", None) or _keys_from_environment()
+    names = given.pop("served_model_name", None) or [model]
+    has_page = not given.pop("no_page", False)
+    given.pop("model", None)
+    config = _engine_config(model, given)
+    if settings.get("cors_origins"):
+        settings["cors_origins"] = tuple(settings["cors_origins"])
+    return serve_forever(
+        config,
+        ServeConfig(
+            **settings,
+            api_keys=tuple(keys),
+            served_model_names=tuple(names),
+            has_page=has_page,
+            limits=limits,
+            version=__version__,
+        ),
+    )
+
+
+def _engine_config(model: str, given: dict[str, Any]) -> Config:
+    template = given.get("chat_template")
+    if template is not None and "{" not in template:
+        path = Path(template)
+        if not path.is_file():
+            raise ConfigError(f"chat_template: {template!r} is neither a template nor a file")
+        given["chat_template"] = path.read_text(encoding="utf-8")
+    return config_from_vllm(model=model, **given)
+
+
+def _keys_from_environment() -> list[str]:
+    """Keys in the environment are not shown by `ps`."""
+    text = os.environ.get("HUNCH_API_KEY", "")
+    return [key for key in text.split(",") if key]
+
+
+def _take(given: dict[str, Any], section: type) -> dict[str, Any]:
+    """The flags that are fields of `section`, taken out of `given`."""
+    names = [field.name for field in fields(section)]
+    return {name: given.pop(name) for name in names if name in given}
+
+
+def _parser() -> argparse.ArgumentParser:
+    from hunch.server.settings import Limits, ServeConfig
+
+    parser = argparse.ArgumentParser(
+        prog="hunch serve",
+        usage="hunch serve [MODEL] [flags]",
+        description="Serve a model over HTTP, as OpenAI does. Flags may use '-' or '_'.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("model", nargs="?", help=f"default: {DEFAULT_MODEL}")
+    parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same, as a flag")
+    server = parser.add_argument_group("server")
+    server.add_argument("--api-key", action="append", help="required of clients; may be repeated")
+    server.add_argument("--served-model-name", nargs="+", help="names clients may use")
+    server.add_argument("--no-page", action="store_true", help="serve no page at /")
+    _add_fields(server, ServeConfig, skip=_OWN)
+    _add_fields(parser.add_argument_group("limits per request"), Limits)
+    engine = parser.add_argument_group("engine")
+    for section in (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig):
+        _add_fields(engine, section, skip=("model", "max_queue"))
+    taken = {action.dest for action in parser._actions}
+    for name in sorted(known_arguments() - taken):
+        if name in _SWITCHES:
+            _add(engine, name, bool)
+        elif name not in ("model", "log_level"):
+            _add(engine, name, _value)
+    return parser
+
+
+def _add_fields(group: Any, section: type, skip: Sequence[str] = ()) -> None:
+    hints = get_type_hints(section)
+    for field in fields(section):
+        if field.name in skip:
+            continue
+        kinds = [
+            kind for kind in (bool, int, float, str) if hints[field.name] in (kind, kind | None)
+        ]
+        default = None if field.default is MISSING else field.default
+        _add(group, field.name, kinds[0] if kinds else tuple, default)
+
+
+def _add(group: Any, name: str, kind: Any, default: Any = None) -> None:
+    flags = [f"--{name.replace('_', '-')}", *_ALIASES.get(name, ())]
+    text = _HELP.get(name, "")
+    if default not in (None, (), "") and kind is not bool:
+        text = f"{text} [{default}]".strip()
+    if kind is bool:
+        group.add_argument(*flags, action=argparse.BooleanOptionalAction, dest=name, help=text)
+    elif kind is tuple:
+        group.add_argument(*flags, action="append", dest=name, help=text)
+    else:
+        group.add_argument(*flags, type=kind, dest=name, help=text, metavar="VALUE")
+
+
+def _value(text: str) -> Any:
+    """A number or JSON object where it is one; else the text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _dashed(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The page the server shows at /: plain files, no build."""
