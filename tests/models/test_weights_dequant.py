@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from hunch.hub.gguf_file import TYPES
 from hunch.models.weights.dequant import FORMATS, dequantise
-from hunch.models.weights.gguf_file import TYPES
 
 
 def random_rows(kind: str, num_rows: int, num_blocks: int) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.models.weights.gguf_file import TYPES
+from hunch.hub.gguf_file import TYPES
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -97,7 +97,7 @@ _BITS = np.arange(8, dtype=np.uint8).reshape(8, 1)
 
 def _unpack_pairs(qs_B64: Bytes) -> Bytes:
     """2-bit numbers, [B, 256]: 32 bytes hold 4 runs of 32 weights, lowest bits first."""
-    return ((qs_B64.reshape(-1, 2, 1, 32) >> _PAIRS) & 3).reshape(-1, 256)
+    return ((qs_B64.reshape(-1, 2, 1, 32) >> _PAIRS) & np.uint8(3)).reshape(-1, 256)
 
 
 def _q2_k(blocks: Bytes, out_BW: Floats) -> None:  # scales:16 (low: d, high: m) q:64 d:2 m:2

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
+from hunch.hub.gguf_file import TensorPlace, read_header
 from hunch.models.weights.base import Packed
 from hunch.models.weights.dequant import PLAIN, dequantise
 from hunch.models.weights.gguf_config import INTERLEAVED, architecture, config_of, hf_name
-from hunch.models.weights.gguf_file import TensorPlace, read_header
 
 
 class GgufWeights:

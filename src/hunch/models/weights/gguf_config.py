@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
-from hunch.models.weights.gguf_file import GgufHeader
+from hunch.hub.gguf_file import GgufHeader
 
 ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "llama": ("LlamaForCausalLM", "llama"),

@@ -10,6 +10,7 @@ import mmap
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,12 @@ class GgufHeader:
 
 def read_header(path: Path) -> GgufHeader:
     """Metadata and tensor places of `path`, all of them inside the file."""
-    size = path.stat().st_size
+    status = path.stat()
+    return _read_header(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)  # weights and tokenizer both ask; a vocabulary takes a while to read
+def _read_header(path: Path, size: int, changed: int) -> GgufHeader:
     if size < 24:
         raise _damaged(path, f"it has only {size} bytes")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -1,0 +1,88 @@
+"""Snapshots of Hugging Face repositories: the local cache first, then the network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hunch.errors import ModelNotFoundError
+
+_FILES = ["*.json", "*.safetensors", "tokenizer*", "*.txt", "*.model", "*.jinja"]
+_PICKLES = ["*.bin", "*.pt"]  # only where a repository has no safetensors
+_SKIP = ["*/*", "consolidated*"]  # a second copy of the weights in another layout
+
+
+def fetch_snapshot(name: str, revision: str | None, progress: bool) -> Path:
+    """A snapshot's directory: from the local cache where it is whole, else over the network."""
+    from huggingface_hub import errors as hub
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    try:
+        cached = _fetch(name, revision, _FILES, is_local=True)
+        if _is_whole(cached):
+            return cached
+    except hub.LocalEntryNotFoundError:
+        pass  # not here yet, or not all of it
+    except hub.HFValidationError as error:
+        raise ModelNotFoundError(f"{name!r} is not a Hugging Face id: {error}") from None
+
+    (enable_progress_bars if progress else disable_progress_bars)()
+    try:
+        fetched = _fetch(name, revision, _FILES)
+        if not any(fetched.glob("*.safetensors")):
+            fetched = _fetch(name, revision, _FILES + _PICKLES)
+    except hub.GatedRepoError:
+        raise ModelNotFoundError(
+            f"{name} is gated: accept its terms on its page, run `hf auth login`, and try again"
+        ) from None
+    except hub.RevisionNotFoundError:
+        raise ModelNotFoundError(f"{name} has no revision {revision!r}") from None
+    except hub.RepositoryNotFoundError:
+        raise ModelNotFoundError(
+            f"Hugging Face knows no model {name!r} (or it is private: run `hf auth login`)"
+        ) from None
+    except (
+        OSError,
+        hub.HTTPError,
+    ) as error:  # no network, offline mode, a server that does not answer
+        raise ModelNotFoundError(
+            f"{name} is neither a local path nor in the Hugging Face cache, and the hub cannot be "
+            f"reached ({type(error).__name__}). Try again with a network; or run "
+            f"`hf download {name} --local-dir DIR` on a machine that has one, copy DIR here and "
+            "give its path as the model"
+        ) from error
+    if not _is_whole(fetched):
+        raise ModelNotFoundError(
+            f"{name} on Hugging Face has no config.json with safetensors; for a GGUF repository, "
+            "download one .gguf file and give its path"
+        )
+    return fetched
+
+
+def _fetch(name: str, revision: str | None, patterns: list[str], *, is_local: bool = False) -> Path:
+    from huggingface_hub import snapshot_download
+
+    folder = snapshot_download(
+        name,
+        revision=revision,
+        local_files_only=is_local,
+        allow_patterns=patterns,
+        ignore_patterns=_SKIP,
+    )
+    return Path(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a snapshot has its config and all the weights it speaks of."""
+    if not (folder / "config.json").is_file():
+        return False
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return any(folder.glob("*.safetensors")) or any(
+            path for pattern in _PICKLES for path in folder.glob(pattern)
+        )
+    try:
+        shards = set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return all((folder / shard).is_file() for shard in shards)

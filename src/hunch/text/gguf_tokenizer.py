@@ -1,0 +1,204 @@
+"""A tokenizer built from a GGUF file's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from hunch.errors import ModelFormatError, UnsupportedModelError
+
+# tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
+
+_MARKS_AND_SPACE = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _split(pattern: str) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), "isolated")
+
+
+def _byte_level(use_regex: bool) -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Split:
+    """How one family cuts text before merging: a value of tokenizer.ggml.pre."""
+
+    steps: Callable[[], list[Any]]
+    has_bos: bool = False  # where the file does not say
+    is_nfc: bool = False
+    ignore_merges: bool = False  # a word that is a token is taken whole
+
+
+_GPT2 = _Split(steps=lambda: [_byte_level(True)])
+_OLD = _Split(  # what llama.cpp does with files older than the key
+    steps=lambda: [
+        _split(r"[\p{P}\$\+<=>\^~\|]+"),
+        _split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
+        _split(r"\p{N}+"),
+        _split(r"[0-9][0-9][0-9]"),
+        _byte_level(False),
+    ]
+)
+_DIGITS = _Split(steps=lambda: [pre_tokenizers.Digits(individual_digits=True), _byte_level(True)])
+_LLAMA3 = _Split(
+    steps=lambda: [_split(_WORDS + r"|\p{N}{1,3}" + _MARKS_AND_SPACE), _byte_level(False)],
+    has_bos=True,
+    ignore_merges=True,
+)
+_QWEN2 = _Split(
+    steps=lambda: [_split(_WORDS + r"|\p{N}" + _MARKS_AND_SPACE), _byte_level(False)],
+    is_nfc=True,
+)
+_SPLITS = {
+    "default": _OLD,
+    "gpt-2": _GPT2,
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "tekken": _Split(
+        steps=lambda: [_split(_TEKKEN), _byte_level(False)], has_bos=True, ignore_merges=True
+    ),
+}
+
+
+class _Reader:
+    """Typed access to the tokenizer's metadata."""
+
+    def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
+        self.metadata = metadata
+        self.where = where
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if value is not None and type(value) is not kind:
+            raise ModelFormatError(f"{self.where}: tokenizer.ggml.{key} is not a {kind.__name__}")
+        return value
+
+    def list(self, key: str, kind: type, length: int | None = None) -> list[Any]:
+        items: list[Any] = self.get(key, list, [])
+        if not set(map(type, items)) <= {kind} or length not in (None, len(items)):
+            raise ModelFormatError(f"{self.where}: tokenizer.ggml.{key} is damaged; download again")
+        return items
+
+
+def build_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
+    """The tokenizer of a GGUF file; `where` names the file in errors."""
+    read = _Reader(metadata, where)
+    kind = read.get("model", str)
+    builders = {"gpt2": _build_bpe, "llama": _build_spm}
+    if kind not in builders:
+        raise UnsupportedModelError(
+            f"{where} has a tokenizer of kind {kind!r}; known are {', '.join(builders)}"
+        )
+    tokens = read.list("tokens", str)
+    vocab = {token: index for index, token in enumerate(tokens)}
+    if not tokens or len(vocab) != len(tokens):
+        raise ModelFormatError(f"{where}: its vocabulary is empty or names a token twice")
+    types = (
+        read.list("token_type", int, len(tokens)) if "tokenizer.ggml.token_type" in metadata else []
+    )
+    try:
+        tokenizer, has_bos = builders[kind](read, vocab, types)
+        _add_special(tokenizer, tokens, types)
+        _add_bos(tokenizer, read, tokens, has_bos)
+    except (ModelFormatError, UnsupportedModelError):
+        raise
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelFormatError(f"{where}: no tokenizer can be built from it ({error})") from error
+    return tokenizer
+
+
+def _build_bpe(read: _Reader, vocab: dict[str, int], types: list[int]) -> tuple[Tokenizer, bool]:
+    name = read.get("pre", str, "default")
+    if name not in _SPLITS:
+        raise UnsupportedModelError(
+            f"{read.where} cuts text like {name!r}; known are {', '.join(_SPLITS)}"
+        )
+    split = _SPLITS[name]
+    merges = [tuple(merge.split(" ", 1)) for merge in read.list("merges", str)]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=split.ignore_merges))
+    if split.is_nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split.steps())
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, split.has_bos
+
+
+def _build_spm(read: _Reader, vocab: dict[str, int], types: list[int]) -> tuple[Tokenizer, bool]:
+    """SentencePiece's BPE: of neighbours whose union is a token, the best score merges first."""
+    scores = read.list("scores", float, len(vocab))
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, index in vocab.items():
+        if types and types[index] not in (_NORMAL, _USER, _UNUSED):
+            continue
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocab and right in vocab:
+                ranked.append((-scores[index], vocab[left], vocab[right], left, right))
+    merges = [(left, right) for *_, left, right in sorted(ranked)]
+    unknown = next((t for t, i in vocab.items() if types and types[i] == _UNKNOWN), None)
+    has_bytes = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    tokenizer = Tokenizer(
+        models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes)
+    )
+    has_prefix = read.get("add_space_prefix", bool, True)
+    mark = [normalizers.Prepend("▁")] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*mark, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return tokenizer, True
+
+
+def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    added = [
+        AddedToken(token, special=kind != _USER, normalized=False)
+        for token, kind in zip(tokens, types, strict=False)
+        if kind in (_CONTROL, _USER, _UNKNOWN) and token
+    ]
+    tokenizer.add_tokens(added)
+
+
+def _add_bos(tokenizer: Tokenizer, read: _Reader, tokens: list[str], has_bos: bool) -> None:
+    single: list[str] = ["$A"]
+    used: dict[str, int] = {}
+    for key, is_default, place in (("bos", has_bos, 0), ("eos", False, 1)):
+        index = read.get(f"{key}_token_id", int)
+        if not read.get(f"add_{key}_token", bool, is_default) or index is None:
+            continue
+        if not 0 <= index < len(tokens):
+            raise ModelFormatError(
+                f"{read.where}: its {key} token {index} is not in the vocabulary"
+            )
+        single.insert(place * len(single), tokens[index])
+        used[tokens[index]] = index
+    if used:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=list(used.items())
+        )

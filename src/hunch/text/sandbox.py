@@ -1,0 +1,365 @@
+"""A jinja environment for templates from anywhere: no access, bounded time, bounded memory.
+
+jinja's sandbox keeps a template from reaching Python; this one also keeps it from using up the
+machine. Bounded are: the template's own length; seconds per rendering (checked in every loop and
+macro body); the length of every string and list an operator, filter or method makes (refused
+before it is made); the size of integers; the characters written, captured ones included.
+Filters and methods that are not on the lists below do not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from types import BuiltinMethodType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MAX_TEMPLATE = 256 * 1024  # characters
+MAX_SIZE = 8_000_000  # characters of a text, items of a list, characters written in all
+MAX_SECONDS = 2.0
+MAX_BITS = 4096  # of an integer
+_ITEM = 16  # characters an item of a list counts as, besides its own
+
+_FILTERS = frozenset(  # as text: a list of one name per line hides what it says
+    """abs capitalize count d default dictsort first float groupby int items last length list lower
+    map max min reject rejectattr reverse select selectattr sort string title trim truncate unique
+    upper wordcount""".split()  # noqa: SIM905
+)
+_TEXT_METHODS = frozenset(
+    """capitalize casefold count endswith find index isalnum isalpha isdigit islower isnumeric
+    isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind
+    rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title
+    upper""".split()  # noqa: SIM905
+)
+_LIST_METHODS = frozenset(("count", "index"))
+_DICT_METHODS = frozenset(("get", "items", "keys", "values"))
+_WIDTHS = re.compile(r"%[^a-zA-Z%]*(\d{4,}|\*)")
+
+
+@dataclass(slots=True)
+class _Meter:
+    """What one rendering has used so far."""
+
+    deadline: float
+    written: int = 0
+
+    def write(self, num_chars: int) -> None:
+        self.written += num_chars
+        if self.written > MAX_SIZE:
+            raise SecurityError(f"the template writes more than {MAX_SIZE} characters")
+
+    def tick(self, num_chars: int) -> None:
+        """Runs in every loop and macro body; `num_chars` is the text that stands in it."""
+        self.write(num_chars)
+        if time.monotonic() > self.deadline:
+            raise SecurityError(f"the template runs longer than {MAX_SECONDS} seconds")
+
+
+_meter: ContextVar[_Meter] = ContextVar("hunch_template_meter")
+
+
+def _refuse_above(size: int) -> None:
+    if size > MAX_SIZE:
+        raise SecurityError(f"the template makes a value of more than {MAX_SIZE} characters")
+
+
+def weigh(*values: Any) -> int:
+    """About how many characters `values` would print as; refuses more than MAX_SIZE."""
+    total, todo = 0, list(values)
+    while todo:
+        value = todo.pop()
+        if isinstance(value, (str, bytes)):
+            total += len(value)
+        elif isinstance(value, Mapping):
+            todo.extend(value.keys())
+            todo.extend(value.values())
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            todo.extend(value)
+        elif isinstance(value, int):
+            total += value.bit_length() // 3
+        elif isinstance(value, Namespace):
+            raise SecurityError("the template uses a namespace as a value")
+        total += _ITEM
+        _refuse_above(total + _ITEM * len(todo))
+    return total
+
+
+def _draw(values: Iterator[Any]) -> list[Any]:
+    """A lazy filter's results, as far as the limit goes."""
+    drawn, total = [], 0
+    for value in values:
+        total += weigh(value)
+        _refuse_above(total)
+        drawn.append(value)
+    return drawn
+
+
+@jinja2.pass_context  # asking for the context also keeps jinja from running it while compiling
+def _finalize(context: Context, value: Any) -> Any:
+    """Every {{ expression }} passes here before it is written."""
+    _meter.get().tick(weigh(value))
+    return value
+
+
+def _bounded(function: Callable[..., Any], num_passed: int) -> Callable[..., Any]:
+    """A filter whose inputs are weighed first; lazy ones are drawn up to the limit."""
+
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        _meter.get().tick(0)
+        passed, given = args[:num_passed], list(args[num_passed:])
+        if given and isinstance(given[0], Iterator):
+            given[0] = _draw(given[0])
+        weigh(*given, *kwargs.values())
+        return function(*passed, *given, **kwargs)
+
+    for name in ("jinja_pass_arg", "jinja_async_variant"):
+        if hasattr(function, name):
+            setattr(guard, name, getattr(function, name))
+    return guard
+
+
+def _joined_size(separator: str, parts: Any) -> int:
+    return weigh(parts) + len(separator) * len(parts)
+
+
+def _replaced_size(text: str, old: str, new: str) -> int:
+    return len(text) + text.count(old) * len(new)
+
+
+def _replace(value: str, old: str, new: str, count: int = -1) -> str:
+    _refuse_above(_replaced_size(str(value), old, new))
+    return str(value).replace(old, new, -1 if count is None else count)
+
+
+def _join(value: Any, d: str = "", attribute: str | None = None) -> str:
+    parts = [str(part if attribute is None else part[attribute]) for part in value]
+    _refuse_above(_joined_size(d, parts))
+    return d.join(parts)
+
+
+def _indent(value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    prefix = width if isinstance(width, str) else " " * min(width, 1000)
+    lines = str(value).splitlines()
+    _refuse_above(len(value) + len(prefix) * len(lines))
+    indented = [prefix + line if line or blank else line for line in lines]
+    if lines and not first:
+        indented[0] = lines[0]
+    return "\n".join(indented)
+
+
+def _tojson(
+    value: Any,
+    indent: int | None = None,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As chat templates expect it: plain JSON, nothing escaped for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=None if indent is None else min(int(indent), 16),
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _safe(value: Any) -> Any:
+    """Nothing is escaped, so nothing has to be marked as safe."""
+    return value
+
+
+def raise_exception(message: Any) -> None:
+    """What a template calls when it cannot render these messages."""
+    raise jinja2.TemplateError(str(message)[:500])
+
+
+def strftime_now(pattern: str) -> str:
+    if len(pattern) > 100 or re.search(r"%[^a-zA-Z%]*\d", pattern):  # widths grow the text
+        raise SecurityError("strftime_now takes a short pattern without widths")
+    return datetime.now().strftime(pattern)
+
+
+class _Generation(Extension):
+    """{% generation %} marks the assistant's part for training; here it only groups."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """jinja's sandbox, with a meter."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+            finalize=_finalize,
+            optimized=False,  # folding constants would run the template's code without a meter
+        )
+        known: dict[str, Any] = dict(self.filters)
+        self.filters = {
+            name: _bounded(known[name], int(hasattr(known[name], "jinja_pass_arg")))
+            for name in _FILTERS
+        }
+        for function in (_replace, _join, _indent, _tojson, _safe):
+            self.filters[function.__name__[1:]] = _bounded(function, 0)
+        self.globals = {
+            "range": self.globals["range"],  # at most 100 000 numbers
+            "dict": dict,
+            "namespace": Namespace,
+            "raise_exception": raise_exception,
+            "strftime_now": strftime_now,
+        }
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str):
+            return attr in _TEXT_METHODS
+        if isinstance(obj, (list, tuple)):
+            return attr in _LIST_METHODS
+        if isinstance(obj, Mapping):
+            return attr in _DICT_METHODS
+        if isinstance(obj, (int, float, bytes, type)):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        return None  # str.format is not on the list of methods
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        _meter.get().tick(0)
+        if __obj is dict:
+            weigh(*args, *kwargs.values())
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(__obj, BuiltinMethodType) and isinstance(owner, str):
+            if __obj.__name__ == "replace" and len(args) >= 2:
+                _refuse_above(_replaced_size(owner, str(args[0]), str(args[1])))
+            elif __obj.__name__ == "join" and args:
+                args = (_draw(iter(args[0])), *args[1:])
+                _refuse_above(_joined_size(owner, args[0]))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            weigh(left, right)
+        elif operator == "*":
+            _check_product(left, right)
+        elif operator == "**":
+            _check_power(left, right)
+        elif isinstance(left, str):
+            if _WIDTHS.search(left):
+                raise SecurityError("the template formats with a very large width")
+            _refuse_above(len(left) + left.count("%") * (1000 + weigh(right)))
+        return super().call_binop(context, operator, left, right)
+
+    def compile_bounded(self, source: str) -> jinja2.Template:
+        """The template with a tick in every body that can run more than once."""
+        if len(source) > MAX_TEMPLATE:
+            raise SecurityError(f"the template is longer than {MAX_TEMPLATE} characters")
+        if _TICK in source or _WEIGH in source:
+            raise SecurityError("the template uses a name that is not its own")
+        tree = self.parse(source)
+        _meter_tree(tree)
+        tree.set_environment(self)
+        code = self.compile(tree)
+        return jinja2.Template.from_code(self, code, self.make_globals(None))
+
+    def render_bounded(self, template: jinja2.Template, values: Mapping[str, Any]) -> str:
+        meter = _Meter(deadline=time.monotonic() + MAX_SECONDS)
+        token = _meter.set(meter)
+        try:
+            return template.render({**values, _TICK: meter.tick, _WEIGH: _weighed})
+        finally:
+            _meter.reset(token)
+
+
+_TICK, _WEIGH = "hunch_tick", "hunch_weigh"
+
+
+def _weighed(value: Any) -> Any:
+    weigh(value)
+    return value
+
+
+def _check_product(left: Any, right: Any) -> None:
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, (str, list, tuple)) and isinstance(other, int):
+            _refuse_above(weigh(one) * max(other, 0))
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() + right.bit_length())
+
+
+def _check_power(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        _check_bits(left.bit_length() * abs(right))
+
+
+def _check_bits(num_bits: int) -> None:
+    if num_bits > MAX_BITS:
+        raise SecurityError(f"the template makes an integer of more than {MAX_BITS} bits")
+
+
+def _meter_tree(tree: nodes.Template) -> None:
+    """Rewrite what jinja runs without asking its environment: bodies, `~`, literals."""
+    for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
+        if tree.find(kind) is not None:
+            raise SecurityError("the template asks for another template")
+    bodies: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
+    for node in bodies:
+        text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        node.body.insert(0, nodes.ExprStmt(_call(_TICK, nodes.Const(text))))
+        if isinstance(node, nodes.For) and node.test is not None:  # runs where the body does not
+            node.test = nodes.Or(_call(_TICK, nodes.Const(0)), node.test)
+    _rewrite(tree)
+
+
+def _call(name: str, argument: nodes.Expr) -> nodes.Call:
+    return nodes.Call(nodes.Name(name, "load"), [argument], [], None, None)
+
+
+def _rewrite(node: nodes.Node) -> None:
+    for field, value in list(node.iter_fields()):
+        if isinstance(value, nodes.Node):
+            _rewrite(value)
+            setattr(node, field, _replacement(value))
+        elif isinstance(value, list):
+            for child in value:
+                if isinstance(child, nodes.Node):
+                    _rewrite(child)
+            value[:] = [_replacement(child) for child in value]
+
+
+def _replacement(node: Any) -> Any:
+    if isinstance(node, nodes.Concat):  # a ~ b: as +, which the environment sees
+        parts: list[nodes.Expr] = [
+            nodes.Filter(part, "string", [], [], None, None) for part in node.nodes
+        ]
+        joined = parts[0]
+        for part in parts[1:]:
+            joined = nodes.Add(joined, part)
+        return joined
+    is_list = isinstance(node, (nodes.List, nodes.Dict))
+    is_literal = is_list or (isinstance(node, nodes.Tuple) and node.ctx == "load")
+    if is_literal and any(not isinstance(c, nodes.Const) for c in node.iter_child_nodes()):
+        # [x, x] in a loop doubles what it would take to print or compare it.
+        return _call(_WEIGH, node)
+    return node

@@ -1,0 +1,208 @@
+"""Text to tokens and back, from a tokenizer.json or a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from hunch.errors import ModelFormatError, RequestError
+from hunch.hub.gguf_file import read_header
+from hunch.text.detokenizer import PieceDetokenizer
+from hunch.text.pieces import Pieces
+from hunch.text.stop import StopMatcher
+
+_NOTHING: frozenset[int] = frozenset()
+
+
+class Tokenizer:
+    """A `TextCodec` over the tokenizers library, with what a chat template needs to know."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.bos_id = bos_id
+        self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        self.chat_template = chat_template
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        decoder = backend.decoder and json.loads(backend.decoder.__getstate__())
+        contents = {index: token.content for index, token in added.items()}
+        self._pieces = Pieces(backend.id_to_token, decoder, contents)
+
+    @property
+    def bos_token(self) -> str | None:
+        return None if self.bos_id is None else self.backend.id_to_token(self.bos_id)
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.backend.id_to_token(self.eos_ids[0]) if self.eos_ids else None
+
+    def vocab(self) -> dict[str, int]:
+        """Every token as the vocabulary spells it."""
+        vocab: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        return vocab
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(f"the text cannot be encoded: {error}") from None
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._pieces.text(ids, self.special_ids if skip_special_tokens else _NOTHING)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token adds to a text; a special token's own name."""
+        return self._pieces[token]
+
+    def token_text(self, token: int) -> str:
+        return self._pieces[token].decode("utf-8", "replace")
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> PieceDetokenizer:
+        skip = self.special_ids if skip_special_tokens else _NOTHING
+        return PieceDetokenizer(self._pieces, skip, prompt_ids)
+
+    def stop_matcher(self, stops: Sequence[str], include: bool) -> StopMatcher:
+        return StopMatcher(stops, include)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **values: Any,
+    ) -> list[int]:
+        """The conversation's prompt as tokens; `template` replaces the model's own."""
+        from hunch.text.template import render
+
+        text = render(
+            messages,
+            template or self.chat_template,
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            **values,
+        )
+        return self.encode(text, add_special_tokens=False)  # the template writes its own
+
+
+def load_tokenizer(files: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a directory in Hugging Face form, or of a GGUF file."""
+    path = Path(files)
+    if path.is_dir():
+        return _from_directory(path)
+    return _from_gguf(read_header(path).metadata, str(path))
+
+
+def _from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer:
+    from hunch.text.gguf_tokenizer import build_tokenizer
+
+    backend = build_tokenizer(metadata, where)
+    ids: dict[str, int] = {}
+    for key in ("bos", "eos", "eot", "eom"):
+        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if index is None:
+            continue
+        if not isinstance(index, int) or not 0 <= index < backend.get_vocab_size():
+            raise ModelFormatError(f"{where}: its {key} token {index!r} is not in the vocabulary")
+        ids[key] = index
+    template = metadata.get("tokenizer.chat_template")
+    return Tokenizer(
+        backend,
+        bos_id=ids.get("bos"),
+        eos_ids=[ids[key] for key in ("eos", "eot", "eom") if key in ids],
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _from_directory(folder: Path) -> Tokenizer:
+    settings = _read_json(folder / "tokenizer_config.json")
+    backend = _backend(folder)
+    names = _read_json(folder / "special_tokens_map.json") | settings
+    bos, eos = (_content(names.get(key)) for key in ("bos_token", "eos_token"))
+    eos_ids = [] if eos is None else [backend.token_to_id(eos)]
+    for file in ("generation_config.json", "config.json"):
+        told = _read_json(folder / file).get("eos_token_id")
+        if told is not None:
+            eos_ids += told if isinstance(told, list) else [told]
+            break
+    bos_id = None if bos is None else backend.token_to_id(bos)
+    if bos_id is None:
+        bos_id = _read_json(folder / "config.json").get("bos_token_id")
+    return Tokenizer(
+        backend,
+        bos_id=bos_id if isinstance(bos_id, int) else None,
+        eos_ids=[index for index in eos_ids if isinstance(index, int)],
+        chat_template=_template(folder, settings),
+    )
+
+
+def _backend(folder: Path) -> Backend:
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            return Backend.from_file(str(file))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise ModelFormatError(f"{file} is damaged ({error}); download it again") from None
+    # Only vocab.json and merges.txt, or a SentencePiece model: transformers knows how to convert
+    # them. Its import takes seconds, so nobody else pays for it.
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        backend = loaded.backend_tokenizer
+    except (OSError, ValueError, ImportError, AttributeError, KeyError, TypeError) as error:
+        raise ModelFormatError(
+            f"{folder} has no tokenizer.json, and transformers cannot make one from what is there "
+            f"({str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__})"
+        ) from error
+    assert isinstance(backend, Backend)
+    return backend
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several under names; the one for chat is the default
+        named = [t for t in template if isinstance(t, dict)]
+        named = [t for t in named if t.get("name") == "default"] or named
+        template = named[0].get("template") if named else None
+    return template if isinstance(template, str) else None
+
+
+def _content(token: Any) -> str | None:
+    """A special token, written as text or as {"content": text, ...}."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{path} is not JSON ({error}); download it again") from None
+    return content if isinstance(content, dict) else {}
