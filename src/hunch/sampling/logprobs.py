@@ -32,6 +32,11 @@ def best(x_MV: Tensor, count: int) -> Tensor:
     count = min(count, x_MV.shape[1])
     if x_MV.device.type == "cpu":
         return torch.from_numpy(np.stack([_best_row(x_V, count) for x_V in x_MV.numpy()]))
+    return best_dense(x_MV, count)
+
+
+def best_dense(x_MV: Tensor, count: int) -> Tensor:
+    """The same in tensors, for any device."""
     # topk leaves open which of equals it takes, so it only finds the edge value here.
     edge_M1 = x_MV.topk(count, dim=1).values[:, -1:]
     rank_MV = torch.where(x_MV > edge_M1, 0, torch.where(x_MV == edge_M1, 1, 2)).to(torch.int8)

@@ -58,10 +58,21 @@ class LookupDrafter:
         raise NotImplementedError
 
     def observe(self, step: TargetStep) -> None:
-        self._keep_up(step.rows)
+        rows = step.rows
+        is_host = rows.tokens_XL.device.type == "cpu"
+        tokens_XL = rows.tokens_XL.numpy() if is_host else rows.tokens_XL  # cheaper to slice
+        known_X = rows.known_X.cpu().numpy()
+        for row in rows.ids_R.tolist():
+            state = self.rows.get(row)
+            if state is None:
+                state = self.rows[row] = LookupRow(self.new_text(), int(rows.prompt_X[row]))
+            have, known = len(state.text.tokens), int(known_X[row])
+            if known > have:
+                tokens = tokens_XL[row, have:known].tolist()
+                self._learn(state, tokens)
+                state.text.extend(tokens)
 
     def propose(self, rows: Rows) -> Draft:
-        self._keep_up(rows)
         trees, limits = [], []
         max_draft = rows.max_draft_X.cpu().numpy()
         for row in rows.ids_R.tolist():
@@ -78,18 +89,6 @@ class LookupDrafter:
     def forget(self, rows: list[int]) -> None:
         for row in rows:
             self.rows.pop(row, None)
-
-    def _keep_up(self, rows: Rows) -> None:
-        known_X = rows.known_X.cpu().numpy()
-        for row in rows.ids_R.tolist():
-            state = self.rows.get(row)
-            if state is None:
-                state = self.rows[row] = LookupRow(self.new_text(), int(rows.prompt_X[row]))
-            have, known = len(state.text.tokens), int(known_X[row])
-            if known > have:
-                tokens = rows.tokens_XL[row, have:known].tolist()
-                self._learn(state, tokens)
-                state.text.extend(tokens)
 
     def _learn(self, state: LookupRow, tokens: list[int]) -> None:
         """Compare the guesses on the path the target took; a miss teaches only where it parted."""

@@ -57,7 +57,7 @@ def paths(draft: Draft) -> tuple[Tensor, Tensor]:
     each_R = torch.arange(num_rows, device=device)
     for node in range(num_nodes):  # a parent stands before its children
         parent_R = draft.parents_RN[:, node]
-        has_parent_R = parent_R >= 0
+        has_parent_R = (parent_R >= 0) & (draft.num_nodes_R > node)  # padding hangs at the root
         at_R = parent_R.clamp(min=0)
         depth_R = torch.where(has_parent_R, depth_RN[each_R, at_R], 0)
         path_RP = torch.where(has_parent_R[:, None], path_RNP[each_R, at_R], -1)
@@ -81,7 +81,7 @@ def history_of(draft: Draft, rows: Rows, num_logits: int) -> History:
     root_R1 = torch.zeros((num_rows, 1), dtype=torch.int64, device=device)
     pos_RN = rows.known_X[rows.ids_R][:, None] + torch.cat([root_R1, depth_RN], dim=1)
     root_path = torch.full((num_rows, 1, num_nodes), -1, device=device)
-    path = torch.cat([root_path, path_RNP], dim=1).view(-1, num_nodes)
+    path = torch.cat([root_path, path_RNP], dim=1).flatten(0, 1)
 
     def spread(values: Tensor) -> Tensor:
         out = values.new_zeros((num_logits + 1, *values.shape[1:]))
