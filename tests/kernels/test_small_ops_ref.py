@@ -60,8 +60,8 @@ def test_rope_turns_pairs_by_their_angle():
     pos = torch.tensor([0, 3, 49])
     x = torch.randn(3, 2, 8)
     turned = rotation(table, pos)
-    given = rope(x, turned.cos_TH, turned.sin_TH)
-    close(given, rope_ref(x, turned.cos_TH, turned.sin_TH))
+    given = rope(x, turned.cos_T1H, turned.sin_T1H)
+    close(given, rope_ref(x, turned.cos_T1H, turned.sin_T1H))
     pairs = (
         torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.tensor(1.0), angle[pos])[:, None]
     )

@@ -15,27 +15,27 @@ from torch import Tensor
 class Rotation:
     """The angles of one step's tokens, made once and used by every layer."""
 
-    cos_TH: Tensor  # both halves carry the same cosines
-    sin_TH: Tensor  # the first half with a minus sign
+    cos_T1H: Tensor  # both halves carry the same cosines
+    sin_T1H: Tensor  # the first half with a minus sign
 
 
 def rotation(table_LH: Tensor, pos_T: Tensor) -> Rotation:
     """Rows of a table whose left half holds cosines and right half sines, H/2 of each."""
-    cos, sin = table_LH.index_select(0, pos_T).chunk(2, dim=-1)
+    cos, sin = table_LH.index_select(0, pos_T)[:, None].chunk(2, dim=-1)
     return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
-def rope_ref(x_TNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """The specification, in float64; sin_TH carries its signs as Rotation does."""
+def rope_ref(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
+    """The specification, in float64; sin_T1H carries its signs as Rotation does."""
     half = x_TNH.shape[-1] // 2
     left, right = x_TNH.double().split(half, dim=-1)
-    cos = cos_TH.double()[:, None, :half]
-    sin = sin_TH.double()[:, None, half:]
+    cos = cos_T1H.double()[..., :half]
+    sin = sin_T1H.double()[..., half:]
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_TNH.dtype)
 
 
-def rope(x_TNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+def rope(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
     """Three passes over x, in float32 whatever x holds."""
     x = x_TNH.float()
     swapped = x.roll(x.shape[-1] // 2, -1)
-    return torch.addcmul(x * cos_TH[:, None], swapped, sin_TH[:, None]).to(x_TNH.dtype)
+    return torch.addcmul(x * cos_T1H, swapped, sin_T1H).to(x_TNH.dtype)

@@ -1,7 +1,7 @@
 """Self-attention: project, let the caller attend, project back.
 
 Shape letters: T packed tokens, D width (E: width of the input, where it differs), N heads, M KV
-heads, H head width, A = N + 2M heads of q, k and v side by side.
+heads, H head width, A = N + 2M heads of q, k and v side by side, B = N + M of q and k.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def split_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v; q and k turned together, as one tensor costs half the calls of two."""
     num_turned = heads.num_heads + heads.num_kv_heads
-    qk_TBH, v_TMH = qkv_TAH.split((num_turned, heads.num_kv_heads), dim=1)
+    qk_TBH, v_TMH = qkv_TAH.split_with_sizes((num_turned, heads.num_kv_heads), 1)
     if rotation is not None:
-        qk_TBH = rope(qk_TBH, rotation.cos_TH, rotation.sin_TH)
-    q_TNH, k_TMH = qk_TBH.split((heads.num_heads, heads.num_kv_heads), dim=1)
+        qk_TBH = rope(qk_TBH, rotation.cos_T1H, rotation.sin_T1H)
+    q_TNH, k_TMH = qk_TBH.split_with_sizes((heads.num_heads, heads.num_kv_heads), 1)
     return q_TNH, k_TMH, v_TMH
 
 
@@ -93,7 +93,7 @@ class Attention(Part):
 
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         heads = self.heads
-        qkv_TAH = self.qkv(x_TE).unflatten(-1, (-1, heads.head_dim))
+        qkv_TAH = self.qkv(x_TE).view(len(x_TE), -1, heads.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv_TAH.split(
                 (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1

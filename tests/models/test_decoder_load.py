@@ -1,0 +1,87 @@
+"""Loading: files that do not fit are refused with the tensor's name."""
+
+import pytest
+import torch
+
+from builders import plain_logits, tiny_config, tiny_model, tiny_spec, tiny_weights
+from hunch.errors import ConfigError, ModelFormatError
+from hunch.models.decoder import Decoder
+from hunch.models.load import load_decoder
+
+IDS = [5, 9, 2, 40, 41]
+
+
+def test_missing_tensors_are_all_named():
+    weights = tiny_weights()
+    del weights.tensors["model.layers.1.mlp.up_proj.weight"]
+    del weights.tensors["model.norm.weight"]
+    with pytest.raises(ModelFormatError, match=r"layers\.1\.mlp\.up_proj\.weight.*model\.norm"):
+        load_decoder(weights)
+
+
+def test_a_wrong_shape_is_named_with_what_was_expected():
+    weights = tiny_weights()
+    weights.tensors["lm_head.weight"] = torch.zeros(95, 32)
+    with pytest.raises(ModelFormatError, match=r"lm_head\.weight \(95, 32\), expected \(96, 32\)"):
+        load_decoder(weights)
+
+
+def test_a_tensor_that_would_change_the_text_is_not_ignored():
+    weights = tiny_weights()
+    weights.tensors["model.layers.0.self_attn.q_proj.bias"] = torch.ones(32)
+    with pytest.raises(ModelFormatError, match=r"q_proj\.bias"):
+        load_decoder(weights)
+
+
+def test_harmless_leftovers_are_ignored():
+    expected = plain_logits(tiny_model(), IDS)
+    weights = tiny_weights()
+    weights.tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    weights.tensors["model.mtp_layers.0.input_proj.weight"] = torch.ones(4)
+    weights.tensors["model.layers.3.eh_proj.weight"] = torch.ones(4)
+    assert plain_logits(load_decoder(weights), IDS).equal(expected)
+    tied = tiny_weights(tiny_config(tie_word_embeddings=True))
+    tied.tensors["lm_head.weight"] = tied.tensors["model.embed_tokens.weight"]
+    load_decoder(tied)
+
+
+def test_names_without_the_model_prefix():
+    weights = tiny_weights()
+    weights.tensors = {n.removeprefix("model."): t for n, t in weights.tensors.items()}
+    assert plain_logits(load_decoder(weights), IDS).equal(plain_logits(tiny_model(), IDS))
+
+
+def test_dtypes():
+    weights = tiny_weights()
+    assert load_decoder(weights).dtype == torch.float32
+    small = load_decoder(weights, dtype="bfloat16")
+    assert small.kv_dtype == torch.bfloat16
+    logits = plain_logits(small, IDS)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, plain_logits(tiny_model(), IDS), atol=0.15, rtol=0.1)
+    with pytest.raises(ConfigError, match="int4"):
+        load_decoder(weights, dtype="int4")
+
+
+def test_a_tied_embedding_is_held_once():
+    untied, tied = tiny_model(), tiny_model(tie_word_embeddings=True)
+    assert untied.weight_bytes - tied.weight_bytes == 96 * 32 * 4
+
+
+def test_progress_is_told_of_every_layer():
+    seen = []
+
+    def watch(names):
+        for name in names:
+            seen.append(name)
+            yield name
+
+    load_decoder(tiny_weights(), progress=watch)
+    assert seen == ["model.layers.0.", "model.layers.1.", "model.layers.2."]
+
+
+def test_random_models_follow_their_seed():
+    spec = tiny_spec()
+    first, again, other = (plain_logits(Decoder.random(spec, seed), IDS) for seed in (1, 1, 2))
+    assert first.equal(again)
+    assert not torch.allclose(first, other, atol=0.1)

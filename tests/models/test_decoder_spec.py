@@ -1,0 +1,104 @@
+"""What a config.json may say, and what is refused by name."""
+
+import pytest
+
+from builders import tiny_config, tiny_spec
+from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.models.spec import ModelSpec
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_defaults_are_filled_in():
+    spec = tiny_spec(num_key_value_heads=None)
+    assert (spec.num_kv_heads, spec.head_dim, spec.max_len) == (4, 8, 256)
+    assert spec.rope is not None
+    assert spec.rope.kind == "default"
+    assert spec.windows == (None, None, None)
+
+
+def test_old_and_new_rope_settings_mean_the_same():
+    old = tiny_spec(rope_theta=500000.0, rope_scaling=LLAMA3)
+    new = tiny_spec(rope_theta=None, rope_parameters=LLAMA3 | {"rope_theta": 500000.0})
+    oldest = tiny_spec(
+        rope_theta=500000.0,
+        rope_scaling={("type" if k == "rope_type" else k): v for k, v in LLAMA3.items()},
+    )
+    assert old == new == oldest
+    assert old.rope is not None
+    assert (old.rope.kind, old.rope.original_len, old.rope.theta) == ("llama3", 8192, 500000.0)
+
+
+def test_windows_per_layer():
+    assert tiny_spec("MistralForCausalLM", sliding_window=9).windows == (9, 9, 9)
+    assert tiny_spec("MistralForCausalLM").windows == (None, None, None)
+    qwen = {"sliding_window": 9, "max_window_layers": 2}
+    assert tiny_spec("Qwen2ForCausalLM", **qwen).windows == (None, None, None)
+    on = qwen | {"use_sliding_window": True}
+    assert tiny_spec("Qwen2ForCausalLM", **on).windows == (None, None, 9)
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert tiny_spec("Qwen3ForCausalLM", **on, layer_types=types).windows == (9, None, 9)
+
+
+def test_opt_reads_its_own_keys():
+    spec = tiny_spec("OPTForCausalLM", word_embed_proj_dim=16, do_layer_norm_before=False)
+    assert (spec.embed_width, spec.is_post_norm, spec.has_final_norm) == (16, True, False)
+    assert spec.is_tied
+    assert spec.rope is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"vocab_size": 0}, "vocab_size=0"),
+        ({"num_hidden_layers": "3"}, "num_hidden_layers='3'"),
+        ({"num_attention_heads": 3}, "num_attention_heads=3"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"head_dim": 7}, "head_dim=7"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"rope_theta": float("nan")}, "rope_theta"),
+        ({"rope_scaling": "linear"}, "rope settings"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, "1 rope factors"),
+    ],
+)
+def test_wrong_values_are_named(changes, said):
+    with pytest.raises(ModelFormatError, match=said):
+        tiny_spec(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["LamaForCausalLM"]}, "did you mean 'LlamaForCausalLM'"),
+        ({"hidden_act": "sillu"}, "did you mean 'silu'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+    ],
+)
+def test_what_is_not_supported_is_named(changes, said):
+    with pytest.raises(UnsupportedModelError, match=said):
+        tiny_spec(**changes)
+
+
+def test_a_layer_type_that_is_not_known_is_named():
+    changes = {"use_sliding_window": True, "sliding_window": 4}
+    with pytest.raises(UnsupportedModelError, match="chunked_attention"):
+        tiny_spec("Qwen2ForCausalLM", **changes, layer_types=["chunked_attention"] * 3)
+    with pytest.raises(ModelFormatError, match="lists 2 layers"):
+        tiny_spec("Qwen2ForCausalLM", **changes, layer_types=["full_attention"] * 2)
+
+
+def test_a_config_without_architectures():
+    config = tiny_config()
+    del config["architectures"]
+    with pytest.raises(ModelFormatError, match="architectures"):
+        ModelSpec.from_config(config)
