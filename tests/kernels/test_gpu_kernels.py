@@ -60,13 +60,13 @@ def test_projection_rotates_and_writes_slots(heads: int, kv: int, head: int) -> 
     pos = torch.tensor([7, 0, 3, 9], device=DEVICE)
     slot = torch.tensor([5, 2, -1, 0], device=DEVICE)
     angle = rand(16, head // 2)
-    cos, sin = angle.cos(), angle.sin()
+    table = torch.cat([angle.cos(), angle.sin()], -1)
     q = torch.full((4, heads * head), float("nan"), device=DEVICE)
     cache = [rand(8, kv, head, seed=s) for s in (1, 2)]
     want = [c.clone() for c in cache]
-    gpu_gemm.gemm_rope(x, w, q, *cache, pos, slot, cos, sin, bias)
+    gpu_gemm.gemm_rope(x, w, q, *cache, pos, slot, table, bias)
     qkv = gpu_gemm.gemm_ref(x, w, bias)
-    want_q = gpu_fused.rope_kv_ref(qkv, *want, pos, slot, cos, sin)
+    want_q = gpu_fused.rope_kv_ref(qkv, *want, pos, slot, table)
     close(q, want_q.flatten(1))
     for got, ref in zip(cache, want, strict=True):
         close(got, ref)
@@ -78,12 +78,13 @@ def test_rope_with_head_norms() -> None:
     pos = torch.tensor([7, 0, 3, 9], device=DEVICE)
     slot = torch.tensor([5, 2, -1, 0], device=DEVICE)
     angle = rand(16, head // 2)
+    table = torch.cat([angle.cos(), angle.sin()], -1)
     norms = (rand(head, seed=3), rand(head, seed=4))
     q = torch.full((4, heads, head), float("nan"), device=DEVICE)
     cache = [rand(8, kv, head, seed=s) for s in (1, 2)]
     want = [c.clone() for c in cache]
-    gpu_fused.rope_kv(qkv, q, *cache, pos, slot, angle.cos(), angle.sin(), norms)
-    close(q, gpu_fused.rope_kv_ref(qkv, *want, pos, slot, angle.cos(), angle.sin(), norms))
+    gpu_fused.rope_kv(qkv, q, *cache, pos, slot, table, norms)
+    close(q, gpu_fused.rope_kv_ref(qkv, *want, pos, slot, table, norms))
     for got, ref in zip(cache, want, strict=True):
         close(got, ref)
 
@@ -154,8 +155,7 @@ def test_attention(
     if block_tokens > 1:
         tiles = gpu_attention.tiles_of(attn.spans, block_tokens, 10).to(DEVICE)
     space = gpu_attention.Workspace.create(num_tokens, heads, head, 512, DEVICE)
-    gpu_attention.attention(q, k, v, attn, 0.2, out, window=window, tiles_I2=tiles,
-                            block_tokens=block_tokens, workspace=space,
-                            programs=programs)  # fmt: skip
+    tiling = gpu_attention.Tiling(tiles, block_tokens, programs, space)
+    gpu_attention.attention(q, k, v, attn, 0.2, out, window=window, tiling=tiling)
     close(out, attention_ref(q, k, v, attn, 0.2, window))
     assert not space.count.any()

@@ -20,7 +20,7 @@ from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 
 TILE = 64  # positions per step of the walk
-SPLIT = 256  # positions per partial result
+SPLIT = 128  # positions per partial result
 MAX_PROGRAMS = 32  # most programs that share one row's splits
 NUM_SMS = 132
 LOG2E = 1.4426950408889634
@@ -28,10 +28,10 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def _attend(
-    q, k_ptr, v_ptr, slot_P, is_key, is_pair, m, l, acc, scale, offs_h, kv_stride,
+    q, k_ptr, v_ptr, slot_P, is_key, is_pair, m, z, acc, scale, offs_h, kv_stride,
     HEAD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Fold one tile of positions into (m, l, acc). A row with no pair here is left as it was."""
+    """Fold one tile of positions into (m, z, acc). A row with no pair here is left as it was."""
     is_h = offs_h < HEAD
     at = slot_P.to(tl.int64) * kv_stride
     k = tl.load(k_ptr + at[None, :] + offs_h[:, None], mask=is_key[None, :] & is_h[:, None],
@@ -44,19 +44,19 @@ def _attend(
     shrink = tl.math.exp2(m - m_new)
     # The sum goes through the tensor core too: its order must not depend on the layout.
     ones = tl.full((TILE, 16), 1.0, v.dtype)
-    l = tl.dot(p, ones, l * shrink[:, None], input_precision="ieee")
+    z = tl.dot(p, ones, z * shrink[:, None], input_precision="ieee")
     acc = tl.dot(p, v, acc * shrink[:, None], input_precision="ieee")
-    return m_new, l, acc
+    return m_new, z, acc
 
 
 @triton.jit
-def _merge(m, l, acc, m1, l1, acc1):
+def _merge(m, z, acc, m1, z1, acc1):
     """Two partial results of one row, the earlier positions first."""
     m_new = tl.maximum(m, m1)
     w, w1 = tl.math.exp2(m - m_new), tl.math.exp2(m1 - m_new)
-    l = l * w + l1 * w1
+    z = z * w + z1 * w1
     acc = acc * w[:, None] + acc1 * w1[:, None]
-    return m_new, l, acc
+    return m_new, z, acc
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _split(
 ):  # fmt: skip
     """Positions [first, last) of one split; below `shared` every row finds its keys by table."""
     m = tl.full((ROWS,), -1e30, tl.float32)
-    l = tl.zeros((ROWS, 16), tl.float32)
+    z = tl.zeros((ROWS, 16), tl.float32)
     acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
     offs_p = tl.arange(0, TILE)
     first = tl.maximum(first, low // TILE * TILE)
@@ -77,8 +77,8 @@ def _split(
         is_key = p < last
         block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
-        m, l, acc = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key, is_pair,
-                            m, l, acc, scale, offs_h, kv_stride, HEAD, TILE)  # fmt: skip
+        m, z, acc = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key, is_pair,
+                            m, z, acc, scale, offs_h, kv_stride, HEAD, TILE)  # fmt: skip
     if HAS_TREE:  # each token has keys of its own here: one tile per token
         for p0 in range(tl.maximum(first, shared), last, TILE):
             p = p0 + offs_p
@@ -94,12 +94,12 @@ def _split(
                 slot = tl.where(in_table, block * BLOCK_SIZE + p % BLOCK_SIZE, node)
                 is_pair = is_key[None, :] & (tok_R == token)[:, None]
                 is_pair &= (p[None, :] >= low_R[:, None])
-                m, l, acc = _attend(q, k_ptr, v_ptr, slot, is_key, is_pair, m, l, acc, scale,
+                m, z, acc = _attend(q, k_ptr, v_ptr, slot, is_key, is_pair, m, z, acc, scale,
                                     offs_h, kv_stride, HEAD, TILE)  # fmt: skip
-    return m, tl.max(l, axis=1), acc  # the 16 columns of l are equal
+    return m, tl.max(z, axis=1), acc  # the 16 columns of z are equal
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_packed", "max_splits", "table_stride", "tree_stride"])
 def _attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, acc_ptr, stat_ptr, count_ptr,
     pos_ptr, slot_ptr, seq_ptr, table_ptr, base_ptr, tree_ptr, tile_ptr,
@@ -111,8 +111,8 @@ def _attention_kernel(
 ):  # fmt: skip
     """Program (tile of tokens of one sequence, KV head, share of the splits)."""
     tile, kv_head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    wait_for_inputs()
     let_next_start()
+    wait_for_inputs()
     token0, num_tokens = tile, 1
     if HAS_TILES:
         token0 = tl.load(tile_ptr + 2 * tile)
@@ -122,14 +122,18 @@ def _attention_kernel(
     head_R = kv_head * GROUP + row % GROUP_PAD
     is_row = (row // GROUP_PAD < num_tokens) & (row % GROUP_PAD < GROUP) & (tok_R < num_packed)
     is_live = is_row & (tl.load(slot_ptr + tok_R, mask=is_row, other=-1) >= 0)
-    pos_R = tl.load(pos_ptr + tok_R, mask=is_live, other=-1).to(tl.int32)
+    pos_R = tl.load(pos_ptr + tok_R, mask=is_row, other=-1).to(tl.int32)
+    pos_R = tl.where(is_live, pos_R, -1)
     low_R = tl.where(is_live, tl.maximum(pos_R - window + 1, 0), 2147483647) if HAS_WINDOW else (
         tl.where(is_live, 0, 2147483647))  # fmt: skip
-    base_R = tl.load(base_ptr + tok_R, mask=is_live, other=2147483647).to(tl.int32)
+    base_R = tl.load(base_ptr + tok_R, mask=is_row, other=2147483647).to(tl.int32)
     base_R = tl.where(base_R > pos_R, 2147483647, base_R)  # no drafted ancestor
     offs_h = tl.arange(0, HEAD_PAD)
     at = (tok_R.to(tl.int64) * NUM_HEADS + head_R) * HEAD
     is_q = is_row[:, None] & (offs_h < HEAD)[None, :]
+    # Everything that needs no other answer is asked for first: latency is what a short row costs.
+    seq = tl.load(seq_ptr + token0).to(tl.int64)
+    q = tl.load(q_ptr + at[:, None] + offs_h[None, :], mask=is_q, other=0.0)
     num_keys = tl.max(pos_R, axis=0) + 1
     if num_keys == 0:  # padding: leave numbers, not garbage
         if share == 0:
@@ -143,43 +147,41 @@ def _attention_kernel(
     num_shares = 1 if PROGRAMS == 1 else tl.minimum(num_splits - first_split, PROGRAMS)
     if share >= num_shares:
         return
-    seq = tl.load(seq_ptr + token0).to(tl.int64)
     table_ptr += seq * table_stride
     k_ptr += kv_head * HEAD
     v_ptr += kv_head * HEAD
-    q = tl.load(q_ptr + at[:, None] + offs_h[None, :], mask=is_q, other=0.0)
 
     m = tl.full((ROWS,), -1e30, tl.float32)
-    l = tl.zeros((ROWS,), tl.float32)
+    z = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
     part_R = (tok_R.to(tl.int64) * NUM_HEADS + head_R) * max_splits
     for s in range(first_split + share, num_splits, PROGRAMS):
         last = tl.minimum((s + 1) * SPLIT, num_keys)
-        m1, l1, acc1 = _split(q, k_ptr, v_ptr, table_ptr, tree_ptr, tok_R, pos_R, low_R, base_R,
+        m1, z1, acc1 = _split(q, k_ptr, v_ptr, table_ptr, tree_ptr, tok_R, pos_R, low_R, base_R,
                               token0, num_tokens, low, s * SPLIT, last, shared, scale, offs_h,
                               NUM_KV * HEAD, tree_stride,
                               ROWS, HEAD, HEAD_PAD, TILE, BLOCK_SIZE, HAS_TREE)  # fmt: skip
         if num_shares == 1:
-            m, l, acc = _merge(m, l, acc, m1, l1, acc1)
+            m, z, acc = _merge(m, z, acc, m1, z1, acc1)
         else:
             to_R = part_R + s
             tl.store(acc_ptr + to_R[:, None] * HEAD + offs_h[None, :], acc1, mask=is_q)
             tl.store(stat_ptr + to_R * 2, m1, mask=is_row)
-            tl.store(stat_ptr + to_R * 2 + 1, l1, mask=is_row)
+            tl.store(stat_ptr + to_R * 2 + 1, z1, mask=is_row)
     if num_shares > 1:  # whoever comes last merges all, in order
         tl.debug_barrier()
         done = tl.atomic_add(count_ptr + tile * NUM_KV + kv_head, 1, sem="acq_rel")
         if done != num_shares - 1:
             return
-        for s in range(first_split, num_splits):
+        for s in tl.range(first_split, num_splits, num_stages=4):
             at_R = part_R + s
             acc1 = tl.load(acc_ptr + at_R[:, None] * HEAD + offs_h[None, :], mask=is_q, other=0.0,
                            cache_modifier=".cg")  # fmt: skip
             m1 = tl.load(stat_ptr + at_R * 2, mask=is_row, other=-1e30, cache_modifier=".cg")
-            l1 = tl.load(stat_ptr + at_R * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
-            m, l, acc = _merge(m, l, acc, m1, l1, acc1)
+            z1 = tl.load(stat_ptr + at_R * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+            m, z, acc = _merge(m, z, acc, m1, z1, acc1)
         tl.store(count_ptr + tile * NUM_KV + kv_head, 0)
-    out = acc / tl.where(l > 0, l, 1.0)[:, None]
+    out = acc / tl.where(z > 0, z, 1.0)[:, None]
     tl.store(out_ptr + at[:, None] + offs_h[None, :], out.to(out_ptr.dtype.element_ty), mask=is_q)
 
 
@@ -208,15 +210,26 @@ class Workspace:
         )
 
 
-def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int) -> Tensor:
-    """(first token, tokens) of each tile, none across two sequences, padded to num_tiles."""
+@dataclass(slots=True)
+class Tiling:
+    """How one launch shares out the work; set by size, never by content. Any tiling gives the
+    same bits. It stands in `AttnInputs.memo["tiling"]`."""
+
+    tiles_I2: Tensor | None  # (first token, tokens) of each tile; None: every token is one
+    block_tokens: int = 1  # most tokens of a tile
+    programs: int = 1  # programs that share one tile's splits
+    workspace: Workspace | None = None
+
+
+def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> Tensor:
+    """Tiles of up to block_tokens tokens, none across two sequences, padded to num_tiles."""
     tiles = [
         (first, min(block_tokens, span.last - first))
         for span in spans
         for first in range(span.first, span.last, block_tokens)
     ]
-    assert len(tiles) <= num_tiles, (len(tiles), num_tiles)
-    return torch.tensor(tiles + [(0, 0)] * (num_tiles - len(tiles)), dtype=torch.int32)
+    tiles += [(0, 0)] * (num_tiles - len(tiles))
+    return torch.tensor(tiles, dtype=torch.int32)
 
 
 def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
@@ -227,10 +240,12 @@ def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
 
 def attention(
     q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, attn: AttnInputs, scale: float, out_TNH: Tensor,
-    *, window: int | None = None, tiles_I2: Tensor | None = None, block_tokens: int = 1,
-    workspace: Workspace | None = None, programs: int = 1,
+    *, window: int | None = None, tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
-    """softmax(q K^T * scale) V over each token's positions. Without tiles, every token is one."""
+    """softmax(q K^T * scale) V over each token's positions. Without tiling, every token is a tile."""
+    tiling = tiling or Tiling(None)
+    tiles_I2, block_tokens, workspace = tiling.tiles_I2, tiling.block_tokens, tiling.workspace
+    programs = tiling.programs
     num_tokens, num_heads, head = q_TNH.shape
     num_kv = k_CMH.shape[1]
     group = num_heads // num_kv
@@ -255,5 +270,5 @@ def attention(
         NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, HEAD=head,
         HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, PROGRAMS=programs,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
-        HAS_WINDOW=window is not None, **options(8 if rows >= 128 else 4, 2),
+        HAS_WINDOW=window is not None, **options(8 if rows >= 128 else 4, 3 if rows <= 16 else 2),
     )  # fmt: skip

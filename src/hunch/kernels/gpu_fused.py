@@ -31,8 +31,8 @@ def add_norm_ref(
 
 
 def rope_kv_ref(
-    qkv_TK: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor, cos_LH: Tensor,
-    sin_LH: Tensor, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
+    qkv_TK: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor, table_LH: Tensor,
+    norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
     """Returns q, normed and rotated; writes k and v to the cache."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
@@ -41,9 +41,9 @@ def rope_kv_ref(
     if norms is not None:
         q, k = (_norm_ref(y, w, eps) for y, w in zip((q, k), norms, strict=True))
     live_T = slot_T >= 0
-    k_CMH[slot_T[live_T]] = rope_ref(k, pos_T, cos_LH, sin_LH)[live_T].to(k_CMH.dtype)
+    k_CMH[slot_T[live_T]] = rope_ref(k, pos_T, table_LH)[live_T].to(k_CMH.dtype)
     v_CMH[slot_T[live_T]] = v[live_T].to(v_CMH.dtype)
-    return rope_ref(q, pos_T, cos_LH, sin_LH)
+    return rope_ref(q, pos_T, table_LH)
 
 
 def _norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,13 +56,13 @@ def _add_norm_kernel(
     NUM_SPLITS: tl.constexpr, IS_INDEXED: tl.constexpr, HAS_SUM: tl.constexpr,
     HAS_NORM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_D)
     is_in = offs < D
     if HAS_NORM:
         weight = tl.load(weight_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
     wait_for_inputs()
-    let_next_start()
     source = tl.load(index_ptr + row).to(tl.int64) if IS_INDEXED else row
     x = tl.load(x_ptr + source * D + offs, mask=is_in, other=0.0)
     dtype = x.dtype
@@ -81,18 +81,18 @@ def _add_norm_kernel(
 
 @triton.jit
 def _rope_kv_kernel(
-    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, cos_ptr, sin_ptr,
+    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr,
     q_norm_ptr, k_norm_ptr, eps,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):  # fmt: skip
     """One program per token and head: q heads, then k heads, then v heads."""
+    let_next_start()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD // 2
     offs = tl.arange(0, HALF_PAD)
     is_in = offs < HALF
     wait_for_inputs()
-    let_next_start()
     row_ptr = qkv_ptr + (token * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD
     lo = tl.load(row_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
     hi = tl.load(row_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
@@ -102,9 +102,9 @@ def _rope_kv_kernel(
             rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
             lo = lo * rstd * tl.load(norm_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
             hi = hi * rstd * tl.load(norm_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
-        at = tl.load(pos_ptr + token) * HALF + offs
-        cos = tl.load(cos_ptr + at, mask=is_in, other=0.0)
-        sin = tl.load(sin_ptr + at, mask=is_in, other=0.0)
+        at = rope_ptr + tl.load(pos_ptr + token) * HEAD + offs
+        cos = tl.load(at, mask=is_in, other=0.0)
+        sin = tl.load(at + HALF, mask=is_in, other=0.0)
         lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
     if head < NUM_HEADS:
         out_ptr = q_ptr + (token * NUM_HEADS + head) * HEAD + offs
@@ -149,15 +149,15 @@ def embed(table_VD: Tensor, ids_T: Tensor, out_TD: Tensor) -> None:
 
 def rope_kv(
     qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
-    cos_LH: Tensor, sin_LH: Tensor, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
+    table_LH: Tensor, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
 ) -> None:  # fmt: skip
     """Head norms (where given), rotation, KV write: for models whose q and k are normed."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_heads = qkv_TK.shape[1] // head - 2 * num_kv
-    assert cos_LH.dtype == torch.float32
+    assert table_LH.dtype == torch.float32
     q_norm, k_norm = norms or (qkv_TK, qkv_TK)
     _rope_kv_kernel[(qkv_TK.shape[0], num_heads + 2 * num_kv)](
-        qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, cos_LH, sin_LH, q_norm, k_norm, eps,
+        qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, q_norm, k_norm, eps,
         HEAD=head, HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv,
         HAS_NORM=norms is not None, **options(1),
     )  # fmt: skip

@@ -34,10 +34,10 @@ def gated_ref(x_MK: Tensor, w_2FK: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate_MF) * up_MF
 
 
-def rope_ref(x_TNH: Tensor, pos_T: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
-    """Rotate halves; cos_LH and sin_LH hold the first half of a head."""
+def rope_ref(x_TNH: Tensor, pos_T: Tensor, table_LH: Tensor) -> Tensor:
+    """Rotate halves; the table holds cos | sin of each position."""
     lo, hi = x_TNH.double().chunk(2, dim=-1)
-    cos, sin = cos_LH[pos_T, None].double(), sin_LH[pos_T, None].double()
+    cos, sin = table_LH[pos_T, None].double().chunk(2, dim=-1)
     return torch.cat([lo * cos - hi * sin, hi * cos + lo * sin], dim=-1)
 
 
@@ -69,10 +69,10 @@ def _walk(
     return a, b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemm_kernel(
     x_ptr, w_ptr, y_ptr, bias_ptr, residual_ptr, M, N, K, x_stride, y_stride,
-    pos_ptr, slot_ptr, cos_ptr, sin_ptr, k_cache_ptr, v_cache_ptr,
+    pos_ptr, slot_ptr, rope_ptr, k_cache_ptr, v_cache_ptr,
     NUM_SPLITS: tl.constexpr, SLICE_K: tl.constexpr, IS_GRID_SPLIT: tl.constexpr,
     ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
@@ -81,6 +81,7 @@ def _gemm_kernel(
 ):  # fmt: skip
     """ENDING: "store" (+bias, +residual), "gated" (silu(a) * b), "rope" (q out, k and v to cache)."""
     pid_m, pid_n, pid_s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    let_next_start()
     IS_DUAL: tl.constexpr = ENDING != "store"
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = offs_m < M
@@ -114,6 +115,10 @@ def _gemm_kernel(
     k_first = first_split * SLICE_K
     a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, tl.minimum(k_first + SLICE_K, K),
                  BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
+    if HAS_BIAS and pid_s == 0:  # with the first slice, wherever the others are added
+        a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
+        if IS_DUAL:
+            b += tl.load(bias_ptr + offs_b).to(tl.float32)[None, :]
     if not IS_GRID_SPLIT:
         for s in tl.static_range(1, NUM_SPLITS):
             a1, b1 = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, s * SLICE_K,
@@ -121,12 +126,6 @@ def _gemm_kernel(
                            BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
             a += a1
             b += b1
-    let_next_start()
-
-    if HAS_BIAS:
-        a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
-        if IS_DUAL:
-            b += tl.load(bias_ptr + offs_b).to(tl.float32)[None, :]
     is_out = is_row[:, None] & is_col[None, :]
     y_ptrs = y_ptr + offs_m[:, None].to(tl.int64) * y_stride + offs_n[None, :]
     if ENDING == "store":
@@ -140,13 +139,13 @@ def _gemm_kernel(
         gated = a / (1.0 + tl.exp(-a)) * b
         tl.store(y_ptrs, gated.to(y_ptr.dtype.element_ty), mask=is_out)
     else:
-        _store_rotated(a, b, y_ptrs, is_out, offs_m, offs_h, head, pos_ptr, slot_ptr, cos_ptr,
-                       sin_ptr, k_cache_ptr, v_cache_ptr, is_row, HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
+        _store_rotated(a, b, y_ptrs, is_out, offs_m, offs_h, head, pos_ptr, slot_ptr, rope_ptr,
+                       k_cache_ptr, v_cache_ptr, is_row, HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
 
 
 @triton.jit
 def _store_rotated(
-    lo, hi, q_ptrs, is_out, offs_m, offs_h, head, pos_ptr, slot_ptr, cos_ptr, sin_ptr,
+    lo, hi, q_ptrs, is_out, offs_m, offs_h, head, pos_ptr, slot_ptr, rope_ptr,
     k_cache_ptr, v_cache_ptr, is_row,
     HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
 ):  # fmt: skip
@@ -154,8 +153,8 @@ def _store_rotated(
     HALF: tl.constexpr = HEAD // 2
     if head < NUM_HEADS + NUM_KV:
         pos = tl.load(pos_ptr + offs_m, mask=is_row, other=0)
-        at = pos[:, None] * HALF + offs_h[None, :]
-        cos, sin = tl.load(cos_ptr + at), tl.load(sin_ptr + at)
+        at = rope_ptr + pos[:, None] * HEAD + offs_h[None, :]
+        cos, sin = tl.load(at), tl.load(at + HALF)
         lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
     if head < NUM_HEADS:
         tl.store(q_ptrs, lo.to(q_ptrs.dtype.element_ty), mask=is_out)
@@ -198,20 +197,30 @@ def slice_of(k: int, split: int) -> int:
     return triton.cdiv(triton.cdiv(k, split), SLICE) * SLICE
 
 
-def tile_of(m: int, num_outputs: int, slice_k: int, num_splits: int, is_dual: bool) -> Tile:
-    """A tile for m rows. Up to 64 rows the weights' bytes decide; above, arithmetic does."""
+def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) -> Tile:
+    """A tile for m rows, as measured on an H200. Up to 64 rows the weights' bytes decide."""
     half = 2 if is_dual else 1
-    block_k = next(b for b in (256, 128, 64, 32, 16) if slice_k % b == 0 or b == 16)
+    is_deep = k >= 2048
+    num_tiles = num_outputs * num_splits / 32
     if m > 128:
-        return Tile(128, 128 // half, min(block_k, 64), 8, 4)
+        return Tile(128, 128 // half, 64, 8, 4)
     if m > 64:
-        return Tile(128, 64 // half, min(block_k, 64), 4, 4)
+        if is_deep:
+            return Tile(128, 128 // half if num_tiles > 2 * NUM_SMS else 32, 128, 8, 3, 8)
+        return Tile(128, 64 // half, 64, 8, 4, 8)
     if m > 16:
         block_m = 32 if m <= 32 else 64
-        is_wide = num_outputs * half * num_splits >= 64 * NUM_SMS
-        return Tile(block_m, (64 if is_wide else 32) // half, min(block_k, 128), 4, 4, 8)
-    is_wide = num_outputs * half * num_splits >= 64 * NUM_SMS
-    return Tile(16, (32 if is_wide else 16 * half) // half, block_k, 4, 4, 8)
+        if num_tiles > 2 * NUM_SMS:
+            return Tile(block_m, 32 if is_dual else 64, 64, 4, 5, 8)
+        if is_deep:
+            return Tile(block_m, 32, 128, 4, 4, 8)
+        return Tile(block_m, 16 if is_dual else 32, 64, 4, 5, 8)
+    if is_dual:
+        is_long = is_deep and num_tiles <= 2 * NUM_SMS
+        return Tile(16, 32, 256, 4, 4) if is_long else Tile(16, 32, 128, 4, 5, 8)
+    if is_deep:
+        return Tile(16, 32, 256, 4, 4)
+    return Tile(16, 64 if num_tiles > 2 * NUM_SMS else 16 if num_tiles < 64 else 32, 64, 4, 6, 8)
 
 
 def _launch(
@@ -223,7 +232,7 @@ def _launch(
     is_dual = ending != "store"
     is_grid_split = y.dim() == 3 and y.shape[0] == split > 1
     slice_k = slice_of(k, split)
-    tile = tile or tile_of(m, num_outputs, slice_k, split if is_grid_split else 1, is_dual)
+    tile = tile or tile_of(m, num_outputs, k, split if is_grid_split else 1, is_dual)
     if ending == "rope":  # a tile must not cross a head's half
         block_n = min(tile.block_n, heads[0] // 2)
         num_tiles = w_NK.shape[0] // heads[0] * (heads[0] // 2 // block_n)
@@ -231,10 +240,10 @@ def _launch(
         block_n = tile.block_n
         num_tiles = triton.cdiv(num_outputs, block_n)
     grid = (triton.cdiv(m, tile.block_m), num_tiles, split if is_grid_split else 1)
-    pos, slot, cos, sin, k_cache, v_cache = rope or (x_MK,) * 6
+    pos, slot, table, k_cache, v_cache = rope or (x_MK,) * 5
     _gemm_kernel[grid](
         x_MK, w_NK, y, x_MK if bias is None else bias, x_MK if residual is None else residual,
-        m, num_outputs, k, x_MK.stride(0), y.stride(-2), pos, slot, cos, sin, k_cache, v_cache,
+        m, num_outputs, k, x_MK.stride(0), y.stride(-2), pos, slot, table, k_cache, v_cache,
         NUM_SPLITS=split, SLICE_K=slice_k, IS_GRID_SPLIT=is_grid_split, ENDING=ending,
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
@@ -253,26 +262,38 @@ def gemm(
             tile=tile)  # fmt: skip
 
 
-def gemm_parts(x_MK: Tensor, w_NK: Tensor, parts_SMN: Tensor, tile: Tile | None = None) -> None:
+def gemm_parts(
+    x_MK: Tensor, w_NK: Tensor, parts_SMN: Tensor, bias_N: Tensor | None = None,
+    tile: Tile | None = None, split: int | None = None,
+) -> None:  # fmt: skip
     """The slices' sums in float32, for `add_norm` to add in order. S = 1: already added."""
-    split = split_of(*w_NK.shape)
+    split = split or split_of(*w_NK.shape)
     assert parts_SMN.dtype == torch.float32 and parts_SMN.shape[0] in (1, split)
-    _launch(x_MK, w_NK, parts_SMN, "store", w_NK.shape[0], split, tile=tile)
+    _launch(x_MK, w_NK, parts_SMN, "store", w_NK.shape[0], split, bias=bias_N, tile=tile)
 
 
-def gemm_gated(x_MK: Tensor, w_2FK: Tensor, y_MF: Tensor, tile: Tile | None = None) -> None:
+def gemm_gated(
+    x_MK: Tensor, w_2FK: Tensor, y_MF: Tensor, bias_2F: Tensor | None = None,
+    tile: Tile | None = None,
+) -> None:  # fmt: skip
     """silu(x Wg^T) * (x Wu^T); w_2FK holds the gate's rows, then the up projection's."""
-    _launch(x_MK, w_2FK, y_MF, "gated", w_2FK.shape[0] // 2, 1, tile=tile)
+    _launch(x_MK, w_2FK, y_MF, "gated", w_2FK.shape[0] // 2, 1, bias=bias_2F, tile=tile)
 
 
 def gemm_rope(
     x_TK: Tensor, w_NK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor,
-    slot_T: Tensor, cos_LH: Tensor, sin_LH: Tensor, bias_N: Tensor | None = None,
+    slot_T: Tensor, table_LH: Tensor, bias_N: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """q, k and v of each token: q and k rotated, k and v written to the token's slot."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_heads = w_NK.shape[0] // head - 2 * num_kv
-    rope = (pos_T, slot_T, cos_LH, sin_LH, k_CMH, v_CMH)
+    rope = (pos_T, slot_T, table_LH, k_CMH, v_CMH)
     _launch(x_TK, w_NK, q_TN, "rope", w_NK.shape[0] // 2, 1, bias=bias_N, rope=rope,
             heads=(head, num_heads, num_kv), tile=tile)  # fmt: skip
+
+
+def num_parts(m: int, n: int, k: int) -> int:
+    """Slices that `gemm_parts` should leave apart for m rows: all while they help fill the chip."""
+    tiles = triton.cdiv(m, 128) * triton.cdiv(n, 128)
+    return 1 if m > 128 and tiles >= NUM_SMS else split_of(n, k)
