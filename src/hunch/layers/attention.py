@@ -95,8 +95,7 @@ class Attention(Part):
         heads = self.heads
         qkv_TAH = self.qkv(x_TE).view(len(x_TE), -1, heads.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = qkv_TAH.split(
-                (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1
-            )
+            sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+            q, k, v = qkv_TAH.split_with_sizes(sizes, 1)
             qkv_TAH = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1)
         return self.out(attend(qkv_TAH, heads, self.layer).flatten(1))

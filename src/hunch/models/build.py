@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from hunch.layers.attention import Attention, Heads
 from hunch.layers.block import Block, PostNormBlock
 from hunch.layers.mlp import MLP, GatedMLP, PlainMLP
-from hunch.layers.norm import RMSNorm
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Group, shard_size
@@ -62,10 +61,8 @@ def build_attention(
     window = spec.windows[layer] if spec.windows else None
     q_norm = k_norm = None
     if spec.has_qk_norm:
-        q_norm = source.norm(prefix + names.q_norm, spec.head_dim, spec.norm_eps)
-        k_norm = source.norm(prefix + names.k_norm, spec.head_dim, spec.norm_eps)
-        assert isinstance(q_norm, RMSNorm)
-        assert isinstance(k_norm, RMSNorm)
+        q_norm = source.rms_norm(prefix + names.q_norm, spec.head_dim, spec.norm_eps)
+        k_norm = source.rms_norm(prefix + names.k_norm, spec.head_dim, spec.norm_eps)
     return Attention(
         source.linear(
             (prefix + names.q, prefix + names.k, prefix + names.v),

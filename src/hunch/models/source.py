@@ -43,11 +43,15 @@ class Source:
             tensor = shard(tensor, split, self.group)
         return tensor.to(self.device, self.dtype)
 
-    def norm(self, name: str, width: int, eps: float, kind: str = "rms") -> Norm:
-        weight_D = self.take(f"{name}.weight", width)
+    def rms_norm(self, name: str, width: int, eps: float) -> RMSNorm:
+        return RMSNorm(self.take(f"{name}.weight", width), eps)
+
+    def norm(self, name: str, width: int, eps: float, kind: str) -> Norm:
+        """The norm of a spec's kind: "rms" or "layer"."""
         if kind == "rms":
-            return RMSNorm(weight_D, eps)
-        return LayerNorm(weight_D, self.take(f"{name}.bias", width), eps)
+            return self.rms_norm(name, width, eps)
+        weight_D, bias_D = (self.take(f"{name}.{part}", width) for part in ("weight", "bias"))
+        return LayerNorm(weight_D, bias_D, eps)
 
     def linear(
         self,

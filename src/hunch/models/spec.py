@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,7 @@ def read_rope(config: Config) -> RopeSpec:
     if share != 1.0:
         raise UnsupportedModelError(f"partial_rotary_factor={share} is not supported; only 1")
     kind = rope.get("rope_type", rope.get("type")) or "default"
-    readers = {
+    readers: dict[str, Callable[[Config], dict[str, Any]]] = {
         "default": lambda _: {},
         "linear": lambda r: {"factor": read_float(r, "factor")},
         "llama3": _read_llama3,
