@@ -10,7 +10,13 @@ from drafters import speculate_for
 from hunch import LLM
 from tiny_models import write_llama
 
-SMALL = {"max_num_seqs": 16, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32"}
+SMALL = {
+    "max_num_seqs": 16,
+    "max_model_len": 256,
+    "kv_bytes": 8_000_000,
+    "dtype": "float32",
+    "threads": 1,
+}
 
 
 @pytest.fixture(scope="session")

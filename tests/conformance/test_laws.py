@@ -96,7 +96,7 @@ def test_drafts_are_made_and_some_are_accepted(name: str, tiny_llm: Callable[...
 def test_preemption_happens_where_blocks_are_few(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm("ngram", **ENGINES["few blocks"])
     llm.generate(PROMPTS, PARAMS["greedy"])
-    assert llm.stats()["preemptions"] > 0
+    assert llm.stats()["num_preemptions"] > 0
 
 
 @pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"off"}))
