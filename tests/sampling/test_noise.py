@@ -53,6 +53,8 @@ def test_some_ids_get_what_the_whole_vocabulary_gets():
     assert torch.equal(noise.gumbel_at(seed, index, pos, TARGET, ids_MK), all_MV.gather(1, ids_MK))
     row = noise.gumbel_row(2**62 + 5, 2, 12, TARGET, ids_MK[1].numpy())
     assert np.array_equal(row, all_MV[1, ids_MK[1]].numpy())
+    few = noise.gumbel_row(2**62 + 5, 2, 12, TARGET, ids_MK[1, :9].numpy())
+    assert np.array_equal(few, row[:9])
     assert np.array_equal(noise.gumbel_row(2**62 + 5, 2, 12, TARGET, 1003), all_MV[1].numpy())
 
 

@@ -22,6 +22,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
 LOW = 0xFFFFFFFF
+FEW = 24  # up to here Python's own numbers are quicker than arrays
 Words = npt.NDArray[np.uint64]
 BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 under 1
 
@@ -132,6 +133,10 @@ def gumbel_row(
     seed: int, index: int, pos: int, stream: int, ids: npt.NDArray[np.int64] | int
 ) -> npt.NDArray[np.float32]:
     """The noise of one row on a CPU: for some ids, or for a whole vocabulary of so many tokens."""
+    if not isinstance(ids, int) and len(ids) <= FEW:
+        key = (seed & LOW, seed >> 32)
+        few = [philox_ref((t >> 2, pos, index, stream), key)[t & 3] for t in ids.tolist()]
+        return gumbel_of(torch.tensor(few)).numpy()
     blocks = np.arange((ids + 3) // 4) if isinstance(ids, int) else ids >> 2
     single = [np.array([x], np.uint64) for x in (pos, index, stream, seed & LOW, seed >> 32)]
     four = philox_numpy((blocks.view(np.uint64), *single[:3]), (single[3], single[4]))

@@ -10,7 +10,7 @@ Shape letters: M rows, V vocabulary, K kept tokens.
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 MASS = 2.0**40
-NO_MASS = -28.0  # exp of less than this is under one unit of mass
+DEPTHS = (-3.0, -7.0, -14.0, -28.0, -math.inf)  # at -28 a token has no whole unit of mass
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -49,19 +49,30 @@ def filter_ref(z_MV: Tensor, top_k_M: Tensor, top_p_M: Tensor, log_min_p_M: Tens
 def keep(z_V: Floats, top_k: int, top_p: float, log_min_p: float) -> Ids:
     """The ids `filter_ref` keeps of one row, ascending, without sorting the vocabulary."""
     gap_V = z_V - z_V.max()
-    floor = max(log_min_p, NO_MASS) if top_p < 1.0 else log_min_p
-    ids = np.flatnonzero(gap_V >= floor)
-    if 0 < top_k < len(ids):
+    limit = math.inf
+    if top_p < 1.0 and not top_k:
+        mass_V = mass_of(torch.from_numpy(gap_V)).numpy()
+        is_all = log_min_p == -math.inf
+        limit = top_p * float(mass_V.sum() if is_all else mass_V[gap_V >= log_min_p].sum())
+    for depth in DEPTHS:  # what is kept is mostly near the top: look there first
+        ids = np.flatnonzero(gap_V >= max(depth, log_min_p))
+        if depth <= log_min_p or 0 < top_k <= len(ids):
+            break
+        if limit < math.inf and float(mass_V[ids].sum()) >= limit:
+            break
+    if top_k:
         ids = first_of(gap_V, ids, top_k)
     if top_p < 1.0:
-        ids = _nucleus(gap_V, ids, top_p)
-    # An empty or undefined row (nothing is allowed) falls back to what argmax would say.
+        ids = _nucleus(gap_V, ids, top_p, limit)
+    # An undefined row (nothing is allowed) falls back to what argmax would say.
     return ids if len(ids) else np.array([int(z_V.argmax())])
 
 
 def first_of(gap_V: Floats, ids: Ids, count: int) -> Ids:
     """The `count` best of ascending `ids`, ascending; of equals, the lower ids."""
     gaps = gap_V[ids]
+    if len(gaps) <= count:
+        return ids
     edge = np.partition(gaps, len(gaps) - count)[len(gaps) - count]
     above = gaps > edge
     at_edge = np.flatnonzero(gaps == edge)[: count - int(above.sum())]
@@ -70,14 +81,11 @@ def first_of(gap_V: Floats, ids: Ids, count: int) -> Ids:
     return kept
 
 
-def _nucleus(gap_V: Floats, ids: Ids, top_p: float) -> Ids:
-    gaps = gap_V[ids]
-    mass = mass_of(torch.from_numpy(gaps)).numpy()
-    limit = top_p * float(mass.sum())
-    for depth in (-3.0, -7.0, -14.0, NO_MASS):  # most nuclei are near the top: sort only those
-        near = np.flatnonzero(gaps >= depth)
-        if float(mass[near].sum()) >= limit:
-            break
-    near = near[np.argsort(-gaps[near], kind="stable")]
-    before: Any = mass[near].cumsum() - mass[near]
-    return np.sort(ids[near[before < limit]])
+def _nucleus(gap_V: Floats, ids: Ids, top_p: float, limit: float) -> Ids:
+    """Those of `ids` with less than `limit` mass before them (inf: top_p of their own)."""
+    ids = ids[np.argsort(-gap_V[ids], kind="stable")]
+    mass = mass_of(torch.from_numpy(gap_V[ids])).numpy()
+    upto = mass.cumsum()
+    if limit == math.inf and len(ids):
+        limit = top_p * float(upto[-1])
+    return np.sort(ids[upto - mass < limit])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hunch.draft import Draft, Rows, Verdict
 from hunch.sampling.state import SamplingState
-from hunch.verify.base import first_of, history_of
+from hunch.verify.base import history_of
 
 
 def exact(
@@ -46,8 +46,8 @@ def walk_rows(
     known = rows.known_X.numpy()
     tokens_RN, parents_RN = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
     committed, accepted = [], []
-    columns = zip(ids, draft.num_nodes_R.tolist(), first_of(draft).tolist(), strict=True)
-    for r, (row, num_nodes, first) in enumerate(columns):
+    first = 0  # where the row's root stands in M
+    for r, (row, num_nodes) in enumerate(zip(ids, draft.num_nodes_R.tolist(), strict=True)):
         nodes = zip(parents_RN[r][:num_nodes], tokens_RN[r][:num_nodes], strict=True)
         child = {guess: node for node, guess in enumerate(nodes)}
         pos, node = int(known[row]), -1
@@ -65,6 +65,7 @@ def walk_rows(
                 break
         committed.append(path)
         accepted.append(walked)
+        first += 1 + num_nodes
     num_k = max(map(len, committed), default=0)
     return Verdict(
         tokens_RK=_table([p + [0] * (num_k - len(p)) for p in committed], num_k),
