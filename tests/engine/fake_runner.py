@@ -1,4 +1,4 @@
-"""A device made of dicts: its model is a hash of the history, its KV the token ids themselves.
+"""A device made of dicts: its model is a hash of the history, and so is its KV.
 
 Every step it reads each row's history back through the row's block table, so a block that is
 shared, freed or published at the wrong moment shows at once. It drafts by asking its own model and
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from zlib import crc32
 
 from hunch.types import (
@@ -33,6 +34,13 @@ GROUPS = (GroupInfo(name="target"), GroupInfo(name="ahead", is_ahead=True))
 def next_token(history: Sequence[int], seed: int, sample: int) -> int:
     """The fake target: decided by the whole history, the seed and the sample alone."""
     return crc32(bytes(history), seed * 7 + sample) * 2654435761 % 2**32 * VOCAB >> 32
+
+
+def kv_of(tokens: Sequence[int]) -> list[int]:
+    """What the slot of each position holds: like real KV, it depends on all tokens up to it."""
+    return list(accumulate(tokens, lambda before, token: crc32(bytes([token]), before), initial=1))[
+        1:
+    ]
 
 
 def expected_tokens(request: Request) -> list[int]:
@@ -89,7 +97,7 @@ class FakeRunner:
         )
         self.depth, self.width = depth, width
         self.rows: dict[int, Row] = {}
-        self.memory: list[dict[int, object]] = [{} for _ in GROUPS]  # slot to content
+        self.memory: list[dict[int, int]] = [{} for _ in GROUPS]  # slot to content
         self.num_shared = 0  # tokens taken from the prefix cache
         self.max_plan_tokens = 0
         self.is_closed = False
@@ -148,11 +156,11 @@ class FakeRunner:
         return row.blocks[position // size] * size + position % size
 
     def _check_history(self, row: Row) -> None:
+        kv = kv_of(row.tokens)
         for position in range(row.computed[0]):
-            assert self.memory[0][self._slot(row, position)] == row.tokens[position]
+            assert self.memory[0][self._slot(row, position)] == kv[position]
         for position in range(row.computed[1]):
-            pair = tuple(row.tokens[position : position + 2])
-            assert self.memory[1][self._slot(row, position)] == pair
+            assert self.memory[1][self._slot(row, position)] == kv[position + 1]
 
     def _work(self, work: RowWork) -> RowResult:
         row = self.rows[work.row]
@@ -165,8 +173,9 @@ class FakeRunner:
         first, num_known = row.computed[0], len(row.tokens)
         result.num_processed = min(work.num_tokens, num_known - first)
         assert result.num_processed > 0
+        kv = kv_of(row.tokens)
         for position in range(first, first + result.num_processed):
-            self.memory[0][self._slot(row, position)] = row.tokens[position]
+            self.memory[0][self._slot(row, position)] = kv[position]
         row.computed[0] += result.num_processed
         scored = row.request.prompt_ids[first + 1 : row.computed[0] + 1]
         if row.request.params.prompt_logprobs is not None:
@@ -185,7 +194,7 @@ class FakeRunner:
     def _decide(self, row: Row, draft: list[tuple[int, int]], result: RowResult) -> None:
         request, num_known = row.request, len(row.tokens)
         for place, (token, _) in enumerate(draft):
-            self.memory[0][self._slot(row, num_known + place)] = token
+            self.memory[0][self._slot(row, num_known + place)] = token  # rejected until accepted
         history, tokens, path, node = list(row.tokens), [], [], -1
         while node is not None:
             token = next_token(history, request.seed, request.sample_index)
@@ -209,8 +218,9 @@ class FakeRunner:
             if row.finish:
                 break
         num_kept = min(len(path), len(result.tokens))
-        for place in range(num_kept):
-            self.memory[0][self._slot(row, num_known + place)] = result.tokens[place]
+        kv = kv_of(row.tokens)
+        for position in range(num_known, num_known + num_kept):
+            self.memory[0][self._slot(row, position)] = kv[position]
         row.computed[0] += num_kept
         if request.params.logprobs is not None:
             result.logprobs = [{token: Logprob(logprob=-0.5)} for token in result.tokens]
@@ -247,9 +257,9 @@ class FakeRunner:
     def _write_ahead(self, row: Row) -> None:
         if row.has_hole:
             return
+        kv = kv_of(row.tokens)
         for position in range(row.computed[1], min(row.computed[0], len(row.tokens) - 1)):
-            pair = tuple(row.tokens[position : position + 2])
-            self.memory[1][self._slot(row, position)] = pair
+            self.memory[1][self._slot(row, position)] = kv[position + 1]
             row.computed[1] = position + 1
 
 

@@ -1,14 +1,14 @@
-"""Text depends on the request and its seed alone: not on depth, chunks, blocks, neighbours, drafts."""
+"""Text depends on the request and its seed alone: not on depth, chunks, blocks or drafts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import pytest
-from engine.fake_runner import VOCAB, FakeCodec, FakeRunner, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.fake_runner import VOCAB, FakeCodec, FakeRunner, expected_tokens
 from hunch.config import CacheConfig, Config, ScheduleConfig
 from hunch.engine.engine import Engine
 from hunch.types import RequestOutput, SamplingParams, Speculation
@@ -170,7 +170,7 @@ def story() -> list[Ask]:
     """Several requests that share beginnings, some with samples, some arriving late."""
     head = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
     asks = [
-        Ask(head + [i], SamplingParams(max_tokens=20, ignore_eos=True, seed=i), step=i)
+        Ask([*head, i], SamplingParams(max_tokens=20, ignore_eos=True, seed=i), step=i)
         for i in range(5)
     ]
     asks.append(Ask(head * 2, SamplingParams(n=3, max_tokens=12, ignore_eos=True, seed=9), step=2))

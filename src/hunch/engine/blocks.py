@@ -155,8 +155,7 @@ class BlockPool:
             if next_place >= len(tokens):
                 return False
             self._following[group][block] = tokens[next_place]
-        if self._keys[block] == key:
-            self._valid[block] |= 1 << group
+        self._valid[block] |= 1 << group
         return True
 
     def release(self, table: BlockTable) -> None:

@@ -66,7 +66,9 @@ class Engine:
         stream: bool = True,
     ) -> None:
         """Queue a request. With stream=False only its finished output is returned."""
-        self.admit(self.check(request_id, prompt_ids, params, prompt=prompt, stream=stream))
+        asked = self.check(request_id, prompt_ids, params, prompt=prompt, stream=stream)
+        self.check_queue(0)
+        self.admit(asked)
 
     def check(
         self,
@@ -83,7 +85,6 @@ class Engine:
     def admit(self, asked: Asked) -> None:
         if asked.id in self._jobs:
             raise RequestError(f"request id {asked.id!r} is in use")
-        self.check_queue(0)
         job = Job(asked, num_open=len(asked.requests))
         self._jobs[asked.id] = job
         self._stats.prompt_tokens += len(asked.prompt_ids)
@@ -151,25 +152,21 @@ class Engine:
 
     def _apply(self, result: StepResult, members: list[scheduling.Member]) -> None:
         """Take in a collected step: tokens to their sequences, then whoever is over lets go."""
-        now = self._clock()
-        pairs = list(zip(members, result.rows, strict=True))
-        self._stats.step(
-            result,
-            [(m.sequence.output.tally, row) for m, row in pairs if not m.sequence.is_over],
-            now,
-        )
-        for member, row in pairs:
+        now, share = self._clock(), self._stats.share(result)
+        for member, row in zip(members, result.rows, strict=True):
             sequence = member.sequence
             assert row.row == member.work.row
             first_processed = sequence.num_computed
             self._scheduler.land(member, row)
-            if not sequence.is_over and (row.tokens or row.prompt_logprobs):
+            if not sequence.is_over:
+                self._stats.add(sequence.output.tally, row, share, now)
                 job = self._jobs[sequence.job_id]
                 if sequence.output.push(row, first_processed):
                     self._end(job, sequence, now)
-                elif job.asked.is_streaming and row.tokens:
-                    self._changed[job.asked.id] = job
-            self._scheduler.settle(sequence)
+                elif row.tokens and job.asked.is_streaming:
+                    self._changed[sequence.job_id] = job
+            if sequence.state is scheduling.State.LEAVING:
+                self._scheduler.settle(sequence)
 
     def _end(self, job: Job, sequence: scheduling.Sequence, now: float) -> None:
         output = sequence.output

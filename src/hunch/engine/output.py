@@ -45,6 +45,8 @@ class SequenceOutput:
             self.logprobs, self.cumulative_logprob = [], 0.0
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # nothing comes before the first token
+        # Most requests ask for neither: their tokens need no look one by one.
+        self._is_simple = self._matcher is None and self.logprobs is None
         self._snapshot: CompletionOutput | None = None
 
     @property
@@ -61,6 +63,10 @@ class SequenceOutput:
         self._snapshot = None
         if self.trace is not None and row.trace is not None:
             self.trace.append(row.trace)
+        if row.finish is None and self._is_simple:
+            self.token_ids += row.tokens
+            self.text += "".join(map(self._detokenizer.push, row.tokens))
+            return False
         is_stopped = row.finish == "stop"
         last = len(row.tokens) - 1
         for place, token in enumerate(row.tokens):

@@ -82,6 +82,7 @@ class Scheduler:
         )
         self._max_tokens = config.max_num_batched_tokens
         self._max_draft_batch = max_draft_batch
+        self._is_drafting = True
         self._free_rows = list(range(self.max_rows))[::-1]
         self._leaves: list[int] = []  # rows to report in the next plan that has work
         self._leaving: list[Sequence] = []  # their blocks come free once flying steps are collected
@@ -94,6 +95,8 @@ class Scheduler:
         """The next step. Without work there is nothing to submit."""
         plan = StepPlan(id=self._next_id)
         members: list[Member] = []
+        limit = self._max_draft_batch
+        self._is_drafting = limit is None or len(self.running) <= limit
         budget = self._plan_running(members, self._max_tokens)
         is_returning = any(not sequence.is_over for sequence in self._leaving)
         if self.waiting and not is_returning:  # else: a preempted one is first in the queue
@@ -114,14 +117,13 @@ class Scheduler:
                 continue  # preempted by a row before it
             if len(sequence.tokens) + sequence.flying_least >= sequence.end:
                 continue  # what flies will finish it
-            while True:
-                member = self._fit(sequence, max(budget - num_later, 1), num_later)
-                if member is not None:
-                    members.append(member)
-                    budget -= member.work.num_tokens + member.work.num_nodes
-                    break
-                if not self._make_room(sequence):
-                    break
+            share = budget - num_later if budget > num_later else 1
+            member = self._fit(sequence, share, num_later)
+            if member is None and self._make_room(sequence):
+                member = self._fit(sequence, share, num_later)
+            if member is not None:
+                members.append(member)
+                budget -= member.work.num_tokens + member.work.num_nodes
         return budget
 
     def _plan_waiting(self, plan: StepPlan, members: list[Member], budget: int) -> None:
@@ -172,20 +174,20 @@ class Scheduler:
         num_lacking = num_known - sequence.num_computed - sequence.flying_tokens
         if num_lacking > budget:
             return self._launch(sequence, budget, 0, 0, (), is_deciding=False)
-        num_tokens = max(num_lacking, 1)  # at 0, what flies decides the token to process
+        num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, what flies decides the token
         num_wanted = sequence.end - num_known - sequence.flying_least
-        num_nodes = min(sequence.num_nodes, budget - num_tokens, num_wanted - 1)
-        max_draft = max(min(sequence.max_nodes, num_wanted - 2), 0)
-        if self._max_draft_batch is not None and len(self.running) > self._max_draft_batch:
-            max_draft = 0
+        num_nodes, max_draft = sequence.num_nodes, sequence.max_nodes
+        if num_nodes:
+            num_nodes = min(num_nodes, budget - num_tokens, num_wanted - 1)
+        if max_draft:
+            max_draft = max(min(max_draft, num_wanted - 2), 0) if self._is_drafting else 0
 
         pool, table = self.pool, sequence.table
         reach = min(num_known + sequence.flying_most, sequence.end)
         slots = min(reach + num_nodes + 1 + max_draft, sequence.end)
-        num_new = pool.num_missing(table, slots)
-        if num_new == 0:
+        if slots <= len(table.blocks) * pool.block_size:
             return self._launch(sequence, num_tokens, num_nodes, max_draft, (), is_deciding=True)
-        num_needed = pool.num_missing(table, reach)
+        num_new, num_needed = pool.num_missing(table, slots), pool.num_missing(table, reach)
         if num_needed > pool.num_free:
             return None
         # Drafts leave a block for each row that comes after.
@@ -243,8 +245,8 @@ class Scheduler:
         if member.is_deciding:
             sequence.flying_least -= 1
             sequence.flying_most -= 1 + work.num_nodes
-        if sequence.is_over or not result.computed:
-            return
+        if not result.computed:
+            return  # it had ended on the device before this step
         sequence.tokens += result.tokens
         sequence.num_computed = result.computed[0]
         if not sequence.num_flying:

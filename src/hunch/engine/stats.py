@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hunch.types import RowResult, StepResult
@@ -14,6 +15,15 @@ SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.8,
     1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one token, or one row, cost in a step."""
+
+    target: float  # seconds per token processed or drafted
+    draft: float  # seconds per row that may draft
+    plain: float  # seconds per known token, had nothing been drafted
 
 
 class Tally:
@@ -51,13 +61,14 @@ class Tally:
         if self.started is None:
             self.started = now
 
-    def add(self, row: RowResult, target: float, draft: float, plain: float, now: float) -> None:
+    def add(self, row: RowResult, share: Share, now: float) -> None:
         """A step's result for this sequence, with its share of the step's seconds."""
         num_tokens = len(row.tokens)
+        target = share.target * (row.num_processed + row.num_drafted)
         self.target_seconds += target
-        self.draft_seconds += draft
         if not num_tokens:
             return
+        self.draft_seconds += share.draft
         self.steps += 1
         self.tokens += num_tokens
         if row.num_drafted:
@@ -68,8 +79,8 @@ class Tally:
             self.drafts_by_accepted[row.num_accepted] += 1
         if row.num_processed == 1:
             self.decode_target += target
-            self.decode_draft += draft
-            self.decode_plain += plain * num_tokens
+            self.decode_draft += share.draft
+            self.decode_plain += share.plain * num_tokens
         if self.first_token is None:
             self.first_token = now
         else:
@@ -198,34 +209,33 @@ class EngineStats:
             name: Histogram()
             for name in ("ttft", "inter_token", "queue", "prefill", "decode", "inference", "e2e")
         }
+        self._ttft, self._inter_token = self.histograms["ttft"], self.histograms["inter_token"]
 
-    def step(
-        self, result: StepResult, members: Sequence[tuple[Tally, RowResult]], now: float
-    ) -> None:
-        """Share a step's seconds among its rows: the target's by tokens, the draft's by rows."""
+    def share(self, result: StepResult) -> Share:
+        """A step's seconds, shared among its rows: the target's by tokens, the draft's by rows."""
         self.num_steps += 1
         num_known = num_packed = num_drafting = 0
-        for _, row in members:
+        for row in result.rows:
             num_known += row.num_processed
             num_packed += row.num_processed + row.num_drafted
-            num_drafting += bool(row.tokens)
-        target = result.target_seconds / max(num_packed, 1)
-        plain = result.plain_seconds / max(num_known, 1)
-        draft = result.draft_seconds / max(num_drafting, 1)
-        ttft, inter_token = self.histograms["ttft"], self.histograms["inter_token"]
-        for tally, row in members:
-            is_first, num_before = tally.first_token is None, len(tally.gaps)
-            tally.add(
-                row,
-                target * (row.num_processed + row.num_drafted),
-                draft if row.tokens else 0.0,
-                plain * row.num_processed,
-                now,
-            )
-            if is_first and row.tokens:
-                ttft.add(now - tally.arrived)
-            elif row.tokens:
-                inter_token.add(tally.gaps[-1], len(tally.gaps) - num_before)
+            if row.tokens:
+                num_drafting += 1
+        return Share(
+            target=result.target_seconds / max(num_packed, 1),
+            draft=result.draft_seconds / max(num_drafting, 1),
+            plain=result.plain_seconds / max(num_known, 1),
+        )
+
+    def add(self, tally: Tally, row: RowResult, share: Share, now: float) -> None:
+        """A step's result for one sequence."""
+        num_before = tally.tokens
+        tally.add(row, share, now)
+        if not row.tokens:
+            return
+        if num_before:
+            self._inter_token.add(tally.gaps[-1], len(row.tokens))
+        else:
+            self._ttft.add(now - tally.arrived)
 
     def end(self, tally: Tally, reason: str, now: float) -> None:
         """A sequence is over."""
