@@ -140,3 +140,9 @@ def test_wrong_options_are_told():
         Desk("suffix:num_nodes=0")
     with pytest.raises(ConfigError, match="did you mean"):
         Desk("suffix:num_node=4")
+
+
+def test_adaptive_off_drafts_whatever_it_costs():
+    desk = Desk("suffix:adaptive=false:num_nodes=4", {1: 1.0, 2: 2.0, 16: 16.0})
+    desk.commit(0, [1, 2, 3, 4] * 20, is_prompt=True)
+    assert desk.chain() == [1, 2, 3, 4]

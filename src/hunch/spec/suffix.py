@@ -47,6 +47,7 @@ class SuffixConfig:
     tree: bool = False  # guess two ways where witnesses differ
     shared: bool = False  # ask recent outputs of other requests too
     shared_tokens: int = 200_000  # how many of their tokens are remembered
+    adaptive: bool = True  # fewer nodes where their chance does not pay for checking them
     margin: float = 0.0  # share by which drafting must promise to beat plain decoding
 
     def __post_init__(self) -> None:
@@ -186,6 +187,7 @@ class SuffixDrafter(LookupDrafter):
             cost=context.cost,
             device=context.device,
             margin=self.config.margin,
+            is_adaptive=self.config.adaptive,
         )
         self.store = Store(self.config.shared_tokens) if self.config.shared else None
 
