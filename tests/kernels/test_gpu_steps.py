@@ -1,0 +1,184 @@
+"""Sampling, verifying, committing and looking up in Triton, against the host's rules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hunch.draft import Draft
+from hunch.kernels import gpu_sampling, gpu_spec, noise
+from hunch.kernels.attention import KVCache
+from hunch.sampling.filters import filter_ref
+from hunch.sampling.stop import finish_rows
+from hunch.spec.ngram import NgramText
+from hunch.verify.exact import walk
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def numbers(*values: float, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+
+def test_argmax_takes_the_lowest_id_among_equals() -> None:
+    logits = torch.zeros(3, 9000, device=DEVICE)
+    logits[0, [8000, 70]] = 5.0
+    logits[1, 8999] = 1.0
+    assert gpu_sampling.argmax(logits).tolist() == [70, 8999, 0]
+
+
+FILTERS = [  # temperature, top_k, top_p, log of min_p
+    (1.0, 0, 1.0, -torch.inf), (0.7, 5, 1.0, -torch.inf), (1.3, 0, 0.6, -torch.inf),
+    (0.9, 0, 1.0, -1.5), (1.1, 40, 0.8, -3.0), (0.0, 3, 0.5, -1.0), (1.0, 1, 0.1, -torch.inf),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_choice_is_the_definition(is_tied: bool) -> None:
+    num_rows, vocab = len(FILTERS), 5000
+    logits = torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(1)) * 3
+    logits = (logits.round() if is_tied else logits).to(DEVICE)  # equal scores at every edge
+    state = [numbers(*column, dtype=d) for column, d in zip(
+        zip(*FILTERS, strict=True),
+        (torch.float32, torch.int64, torch.float64, torch.float32), strict=True)]  # fmt: skip
+    temperature, top_k, top_p, min_p = state
+    row = torch.arange(num_rows, device=DEVICE)
+    seed, sample, pos = row * 2**33 + 7, row + 1, row * 5 + 3
+    got = gpu_sampling.choose(logits, row, pos, temperature, top_k, top_p, min_p, seed, sample)
+    z = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    kept = filter_ref(z, top_k, top_p, min_p)
+    scores = kept + noise.gumbel(seed, sample, pos, noise.TARGET, vocab)
+    want = torch.where(temperature > 0, scores.argmax(1), logits.argmax(1))
+    assert got.tolist() == want.tolist()
+
+
+def test_choice_among_some_tokens_has_their_noise() -> None:
+    ids = torch.tensor([3, 900, 17, 4000], device=DEVICE)
+    logits = torch.zeros(2, 4, device=DEVICE)
+    row = numbers(0, 0)
+    one, zero, pos = numbers(1.0, dtype=torch.float32), numbers(0), numbers(4, 5)
+    got = gpu_sampling.choose(
+        logits, row, pos, one, zero, one, one, zero + 9, zero, is_filtered=False, ids_V=ids
+    )
+    noise_at = noise.gumbel_at(numbers(9, 9), numbers(0, 0), pos, noise.TARGET, ids.expand(2, 4))
+    assert got.tolist() == ids[noise_at.argmax(1)].tolist()
+
+
+def rows_of(texts: list[list[int]], room: int = 80) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.zeros(len(texts), room, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(text)
+    return tokens.to(DEVICE), numbers(*map(len, texts))
+
+
+def test_commit_walks_and_stops_as_the_host_does() -> None:
+    gen = torch.Generator().manual_seed(3)
+    num_rows, num_nodes = 40, 6
+    tokens = torch.randint(1, 3, (num_rows, num_nodes), generator=gen)
+    parents = torch.stack([torch.randint(-1, n, (num_rows,), generator=gen) if n else
+                           torch.full((num_rows,), -1) for n in range(num_nodes)], 1)  # fmt: skip
+    for r in range(num_rows):  # no two children of one parent say the same
+        seen = set()
+        for n in range(num_nodes):
+            while (int(parents[r, n]), int(tokens[r, n])) in seen:
+                tokens[r, n] += 1
+            seen.add((int(parents[r, n]), int(tokens[r, n])))
+    nodes = torch.randint(0, num_nodes + 1, (num_rows,), generator=gen)
+    choice = torch.randint(1, 3, (num_rows * (num_nodes + 1),), generator=gen)
+    history, known = rows_of([[9] * (5 + r % 3) for r in range(num_rows)])
+    prompt, end = known - 2, known + 1 + torch.arange(num_rows, device=DEVICE) % 4
+    stop = torch.tensor([[2, -1], [-1, -1]]).repeat(num_rows // 2, 1).to(DEVICE)
+    min_tokens = (torch.arange(num_rows) % 5).to(DEVICE)
+    tokens, parents, nodes, choice = (x.to(DEVICE) for x in (tokens, parents, nodes, choice))
+    first = torch.arange(num_rows, device=DEVICE) * (num_nodes + 1)
+    verdict = walk(Draft(tokens, parents, nodes), choice, first)
+    want, reason = finish_rows(
+        verdict.tokens_RK, verdict.num_tokens_R, known - prompt, end - prompt, stop, min_tokens
+    )
+    before = known.clone()
+    ids = torch.arange(num_rows, device=DEVICE)
+    ids[7] = -1  # padding
+    got = gpu_spec.commit(ids, choice, tokens, parents, nodes, history, known, prompt, end,
+                          min_tokens, stop)  # fmt: skip
+    for r in range(num_rows):
+        num = 0 if r == 7 else int(want[r])
+        assert int(got[2][r]) == num
+        assert int(known[r]) == int(before[r]) + num
+        assert got[0][r, :num].tolist() == verdict.tokens_RK[r, :num].tolist()
+        assert history[r, before[r] : known[r]].tolist() == got[0][r, :num].tolist()
+        assert got[1][r, : max(num - 1, 0)].tolist() == verdict.path_RK[r, : max(num - 1, 0)].tolist()
+        assert r == 7 or int(got[3][r]) == int(reason[r])
+    assert int(want.max()) > 2
+
+
+def test_compact_moves_the_path_to_its_positions() -> None:
+    k = torch.arange(2 * 20 * 3 * 4, dtype=torch.float32).view(2, 20, 3, 4).to(DEVICE)
+    kv = KVCache(k.clone(), -k)
+    slot = numbers(5, 6, 7, 12, 13, 14, 0, 1, 2, 3, 8, 9)
+    path = torch.tensor([[0, 2, 4, -1, -1, -1], [1, -1, -1, -1, -1, -1]]).to(DEVICE)
+    gpu_spec.compact(kv, path, numbers(4, 2), slot)
+    want = k.clone()
+    for target, source in ((7, 12), (12, 14), (1, 2)):
+        want[:, target] = k[:, source]
+    assert torch.equal(kv.k_LCMH, want)
+    assert torch.equal(kv.v_LCMH, -want)
+
+
+def test_lookup_is_the_ngram_drafter() -> None:
+    gen = torch.Generator().manual_seed(5)
+    texts = [torch.randint(0, 4, (n,), generator=gen).tolist() for n in (1, 2, 7, 30, 60, 75)]
+    texts += [[1, 2, 1, 2, 1, 2], [1, 2, 3, 4]]
+    history, known = rows_of(texts)
+    ids = torch.arange(len(texts), device=DEVICE)
+    limit = numbers(0, 2, 8, 8, 8)
+    room = numbers(8, 8, 8, 8, 8, 3, 8, 8)
+    tokens, parents, nodes = gpu_spec.lookup(ids, history, known, room, limit, 8, 1, 4)
+    for row, text in enumerate(texts):
+        host = NgramText(1, 4)
+        host.extend(text)
+        matched, place = host.find()
+        want = list(text)
+        for i in range(8 if matched else 0):
+            want.append(want[place + i])
+        want = want[len(text) :][: min(int(limit[matched]), int(room[row]))]
+        assert tokens[row, : nodes[row]].tolist() == want
+        assert parents[row, : nodes[row]].tolist() == list(range(-1, len(want) - 1))
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_pack_places_nodes_and_their_ancestors(is_tree: bool) -> None:
+    history, known = rows_of([[4, 5, 6], [7], [1] * 30])
+    table = torch.randperm(30, generator=torch.Generator().manual_seed(0)).view(3, 10).to(DEVICE)
+    tokens = torch.tensor([[10, 11, 12], [20, 21, 22]]).to(DEVICE)
+    chain = [[-1, 0, 1], [-1, 0, 1]]
+    parents = torch.tensor([[-1, 0, -1], [-1, 0, 0]] if is_tree else chain).to(DEVICE)
+    out = {name: torch.full((12,), -7, device=DEVICE) for name in
+           ("ids_T", "pos_T", "slot_T", "seq_T", "base_T")}  # fmt: skip
+    tree = torch.full((12, 3), -7, device=DEVICE) if is_tree else None
+    ids = numbers(2, 0, -1)
+    gpu_spec.pack(
+        ids, history, known, table, torch.cat([tokens, tokens[:1]]),
+        torch.cat([parents, parents[:1]]), numbers(3, 2, 3), 4, **out, tree_TP=tree,
+    )  # fmt: skip
+
+    def slot(row: int, pos: int) -> int:
+        return int(table[row, pos // 4]) * 4 + pos % 4
+
+    assert out["ids_T"][:7].tolist() == [1, 10, 11, 12, 6, 20, 21]
+    assert out["slot_T"][:7].tolist() == [slot(2, p) for p in (29, 30, 31, 32)] + [
+        slot(0, p) for p in (2, 3, 4)
+    ]
+    assert out["slot_T"][7:].tolist() == [-1] * 5
+    assert out["seq_T"][:8].tolist() == [2] * 4 + [0] * 4
+    if tree is None:
+        assert out["pos_T"][:7].tolist() == [29, 30, 31, 32, 2, 3, 4]
+        assert (out["base_T"] > out["pos_T"]).all()
+    else:
+        assert out["pos_T"][:7].tolist() == [29, 30, 31, 30, 2, 3, 4]
+        assert out["base_T"][:7].tolist() == [30] * 4 + [3] * 3
+        assert tree[2, :2].tolist() == [slot(2, 30), slot(2, 31)]
+        assert tree[3, 0] == slot(2, 32)
+        assert tree[6, :2].tolist() == [slot(0, 3), slot(0, 4)]
