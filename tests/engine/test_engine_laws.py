@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fake_runner import VOCAB, FakeCodec, FakeRunner, expected_tokens
+from engine.fake_runner import VOCAB, FakeCodec, FakeRunner, expected_tokens, is_end
 from hunch.config import CacheConfig, Config, ScheduleConfig
 from hunch.engine.engine import Engine
-from hunch.types import RequestOutput, SamplingParams, Speculation
+from hunch.types import Request, RequestOutput, SamplingParams, Speculation
 
 
 @dataclass
@@ -91,27 +91,45 @@ def check_growth(before: RequestOutput | None, after: RequestOutput) -> None:
         assert then is None or now.token_ids[: len(then.token_ids)] == then.token_ids
 
 
+def expected_answer(request: Request) -> tuple[list[int], str, str, int | str | None]:
+    """Token ids, text, finish reason and stop reason, decided without an engine."""
+    said = expected_tokens(request)
+    finish = is_end(request, said)
+    detokenizer, text = FakeCodec().detokenizer([]), ""
+    for count, token in enumerate(said, start=1):
+        if count == len(said) and finish == "stop":
+            stop_reason = None if token in request.eos_ids else token
+            text += detokenizer.flush()
+            break
+        text += detokenizer.push(token)
+        if count == len(said):
+            text += detokenizer.flush()
+            stop_reason = None
+        found = [(text.index(stop), stop) for stop in request.params.stop if stop in text]
+        if found:
+            place, stop = min(found)
+            return said[:count], text[:place], "stop", stop
+    found = [(text.index(stop), stop) for stop in request.params.stop if stop in text]
+    if found:
+        return said, text[: min(found)[0]], "stop", min(found)[1]
+    return said, text, finish, stop_reason
+
+
 def check_answers(asks: list[Ask], done: Run) -> None:
     assert done.engine is not None
     for number, ask in enumerate(asks):
         output = done.outputs[str(number)]
         assert output.finished
-        wanted = done.engine.check(str(number), ask.prompt_ids, ask.params)
-        for request, answer in zip(wanted.requests, output.outputs, strict=True):
-            tokens = expected_tokens(request)
+        asked = done.engine.check(str(number), ask.prompt_ids, ask.params)
+        for request, answer in zip(asked.requests, output.outputs, strict=True):
+            said, text, finish, stop_reason = expected_answer(request)
             if answer.finish_reason == "abort":
                 assert ask.abort_after is not None
-                assert tokens[: len(answer.token_ids)] == answer.token_ids
+                assert said[: len(answer.token_ids)] == answer.token_ids
                 continue
-            if answer.stop_reason is None or isinstance(answer.stop_reason, int):
-                assert answer.token_ids == tokens
-            else:
-                assert tokens[: len(answer.token_ids)] == answer.token_ids
-                text = FakeCodec().decode(answer.token_ids)
-                assert answer.stop_reason in text
-                assert answer.text + answer.stop_reason == text[
-                    : text.index(answer.stop_reason)
-                ] + (answer.stop_reason)
+            assert answer.token_ids == said
+            assert answer.text == text
+            assert (answer.finish_reason, answer.stop_reason) == (finish, stop_reason)
 
 
 tokens = st.integers(1, VOCAB - 1)

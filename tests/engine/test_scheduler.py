@@ -1,0 +1,177 @@
+"""The scheduler: order, budget, drafts, preemption and what is let go when."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.fake_runner import FakeCodec, FakeRunner
+from hunch.config import Config, ScheduleConfig, SpecConfig
+from hunch.engine.engine import Engine
+from hunch.types import SamplingParams, Speculation, StepPlan
+
+
+class Watcher(FakeRunner):
+    """Keeps the plans."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(**options)
+        self.plans: list[StepPlan] = []
+
+    def submit(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        super().submit(plan)
+
+    def shares(self) -> list[list[tuple[int, int]]]:
+        return [[(w.num_tokens, w.num_nodes) for w in plan.work] for plan in self.plans]
+
+
+def make(*, budget: int = 100, max_batch: int | None = None, **options: int) -> Engine:
+    config = Config(
+        schedule=ScheduleConfig(max_num_batched_tokens=budget),
+        spec=SpecConfig(max_batch=max_batch),
+    )
+    return Engine(config, Watcher(**options), FakeCodec())
+
+
+def ask(engine: Engine, name: str, num_prompt: int, max_tokens: int, **rest: object) -> None:
+    prompt = [1 + (i * i + ord(name[0])) % 27 for i in range(num_prompt)]
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=1, **rest)  # type: ignore[arg-type]
+    engine.add(name, prompt, params)
+
+
+def finish(engine: Engine) -> list[str]:
+    """Runs to the end; the ids in the order they finished."""
+    done = []
+    while engine.has_work():
+        done += [output.request_id for output in engine.step() if output.finished]
+    return done
+
+
+def test_a_long_prompt_comes_in_chunks_while_others_go_on():
+    engine = make(budget=8)
+    ask(engine, "a", 2, 6)
+    ask(engine, "b", 20, 2)
+    finish(engine)
+    assert engine.runner.shares() == [
+        [(2, 0), (6, 0)],
+        [(1, 0), (7, 0)],
+        [(1, 0), (7, 0)],
+        [(1, 0), (1, 0)],
+        [(1, 0)],
+        [(1, 0)],
+    ]
+
+
+def test_every_running_row_gets_a_token_before_any_gets_more():
+    engine = make(budget=8, max_nodes=6, num_blocks=100)
+    for name in "abcd":
+        ask(engine, name, 1, 12)
+    finish(engine)
+    for plan in engine.runner.plans[4:-12]:
+        assert len(plan.work) == 4
+
+
+def test_first_come_first_served():
+    engine = make(max_rows=1)
+    for name in "abc":
+        ask(engine, name, 3, 3)
+    assert finish(engine) == ["a", "b", "c"]
+
+
+def test_the_last_arrived_is_preempted_and_comes_back_before_newer_ones():
+    engine = make(num_blocks=7, block_size=2, max_rows=3)
+    ask(engine, "a", 4, 8)
+    ask(engine, "b", 4, 8)
+    engine.step()
+    engine.step()
+    ask(engine, "c", 4, 8)
+    assert finish(engine) == ["a", "b", "c"]
+    assert engine.stats()["num_preemptions"] > 0
+    restarts = [s for plan in engine.runner.plans for s in plan.starts if s.request.id == "b"]
+    assert len(restarts) > 1
+    assert len(restarts[-1].tokens) > 4, "a restart knows what was said before"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_no_step_is_wasted_on_what_must_have_finished(depth):
+    engine = make(depth=depth)
+    ask(engine, "a", 3, 4)
+    finish(engine)
+    assert len(engine.runner.plans) == 4
+
+
+def test_at_depth_1_a_step_is_submitted_before_the_last_one_was_read():
+    engine = make(depth=1, max_nodes=4)
+    ask(engine, "a", 3, 30)
+    assert engine.step() == []
+    assert [len(o.outputs[0].token_ids) for o in engine.step()] == [1]
+    assert len(engine.runner.plans) == 2
+    assert engine.runner.shares()[1] == [(1, 4)], "the draft's size is not known yet"
+
+
+@pytest.mark.parametrize(
+    ("wish", "most"),
+    [
+        (Speculation(), 5),
+        (Speculation(mode="off"), 0),
+        (Speculation(max_nodes=2), 2),
+        (Speculation(max_nodes=0), 0),
+        (Speculation(max_nodes=50), 5),
+    ],
+)
+def test_a_request_may_lower_its_drafts(wish, most):
+    engine = make(max_nodes=5)
+    ask(engine, "a", 3, 40, speculation=wish)
+    finish(engine)
+    assert max(w.max_draft for plan in engine.runner.plans for w in plan.work) == most
+    assert max(w.num_nodes for plan in engine.runner.plans for w in plan.work) <= most
+
+
+def test_no_draft_reaches_past_the_last_token():
+    engine = make(max_nodes=5)
+    ask(engine, "a", 3, 4)
+    finish(engine)
+    for num_said, plan in enumerate(engine.runner.plans, start=1):
+        assert plan.work[0].max_draft <= max(4 - num_said - 1, 0)
+
+
+def test_nobody_drafts_in_a_large_batch():
+    engine = make(max_nodes=5, max_batch=2)
+    for name in "abc":
+        ask(engine, name, 2, 12)
+    finish(engine)
+    for plan in engine.runner.plans:
+        if len(plan.work) > 2 and not plan.starts:
+            assert all(work.max_draft == 0 for work in plan.work)
+    assert any(work.max_draft for plan in engine.runner.plans for work in plan.work)
+
+
+def test_drafts_give_way_before_anyone_is_preempted():
+    engine = make(num_blocks=8, block_size=2, max_nodes=6)
+    ask(engine, "a", 2, 6)
+    ask(engine, "b", 2, 6)
+    finish(engine)
+    assert engine.stats()["num_preemptions"] == 0
+
+
+def test_blocks_of_an_aborted_row_wait_for_the_step_in_flight():
+    engine = make(depth=1, num_blocks=10)
+    ask(engine, "a", 8, 20)
+    engine.step()
+    engine.step()
+    engine.abort("a")
+    assert engine.stats()["num_running"] == 0
+    assert engine.stats()["kv_usage"] > 0
+    (output,) = engine.step()
+    assert output.outputs[0].finish_reason == "abort"
+    while engine.has_work():
+        engine.step()
+    assert engine.stats()["kv_usage"] == 0
+
+
+def test_rows_that_left_are_reported_with_the_next_work():
+    engine = make(max_rows=1)
+    ask(engine, "a", 2, 1)
+    ask(engine, "b", 2, 1)
+    finish(engine)
+    assert [plan.leaves for plan in engine.runner.plans] == [[], [0]]

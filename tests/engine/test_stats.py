@@ -1,0 +1,118 @@
+"""The numbers: what they count, and that they agree with each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.fake_runner import FakeCodec, FakeRunner
+from hunch.config import Config, ScheduleConfig
+from hunch.engine.engine import Engine
+from hunch.engine.stats import Histogram, Share, Tally, percentiles_ms
+from hunch.types import RowResult, SamplingParams
+
+KEYS = [
+    "tokens_per_second", "steps", "drafted", "accepted", "acceptance_rate", "tokens_per_pass",
+    "per_position", "draft_seconds", "target_seconds", "draft_overhead", "memory_bound_speedup",
+    "speedup", "cost_per_token", "drafter_bytes", "latency_ms",
+]  # fmt: skip
+
+
+def row(num_tokens: int, *, drafted: int = 0, processed: int = 1, levels: int | None = None):
+    return RowResult(
+        row=0,
+        tokens=[5] * num_tokens,
+        num_processed=processed,
+        num_drafted=drafted,
+        num_accepted=max(num_tokens - 1, 0),
+        num_levels=levels,
+    )
+
+
+def test_a_sequence_adds_up():
+    tally = Tally(arrived=10.0)
+    tally.start(11.0)
+    share = Share(target=0.1, draft=0.05, plain=0.1)
+    tally.add(row(0, processed=20), share, 12.0)  # a chunk of the prompt
+    tally.add(row(1, processed=9), share, 13.0)
+    tally.add(row(3, drafted=4), share, 13.6)
+    tally.add(row(1, drafted=4), share, 13.8)
+    tally.add(row(2, drafted=1), share, 14.0)
+    stats = tally.stats()
+    assert stats["steps"] == 4
+    assert (stats["drafted"], stats["accepted"]) == (9, 3)
+    assert stats["acceptance_rate"] == pytest.approx(3 / 9)
+    assert stats["tokens_per_pass"] == pytest.approx(7 / 4)
+    assert stats["tokens_per_second"] == pytest.approx(7 / 3)
+    assert stats["per_position"] == [pytest.approx(2 / 3), 0.5, 0, 0]
+    assert stats["target_seconds"] == pytest.approx(0.1 * (20 + 9 + 5 + 5 + 2))
+    assert stats["draft_seconds"] == pytest.approx(0.05 * 4)
+    assert stats["draft_overhead"] == pytest.approx(0.15 / 1.2)
+    assert stats["memory_bound_speedup"] == pytest.approx(7 / 4 / (1 + 0.15 / 1.2))
+    assert stats["speedup"] == pytest.approx(0.1 * 6 / 1.35)
+    assert stats["cost_per_token"] == pytest.approx(1.35 / 0.6)
+    assert stats["queue_seconds"] == pytest.approx(1.0)
+    assert stats["latency_ms"]["p50"] == pytest.approx(200)
+
+
+def test_positions_of_a_tree_are_its_levels():
+    tally = Tally()
+    tally.add(row(3, drafted=9, levels=3), Share(0, 0, 0), 1.0)
+    assert tally.stats()["per_position"] == [1, 1, 0]
+
+
+def test_what_was_not_measured_is_not_claimed():
+    stats = Tally().stats()
+    assert stats["speedup"] is None
+    assert stats["cost_per_token"] is None
+    assert stats["latency_ms"] == {"p50": None, "p95": None, "p99": None}
+    assert stats["tokens_per_second"] == 0
+
+
+def test_percentiles():
+    assert percentiles_ms([i / 1000 for i in range(101)]) == {"p50": 50, "p95": 95, "p99": 99}
+
+
+def test_a_histogram_counts_by_bucket():
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 7.0):
+        histogram.add(value)
+    histogram.add(2.0, times=3)
+    shown = histogram.snapshot()
+    assert shown["counts"] == [2, 4, 1]
+    assert (shown["count"], shown["sum"]) == (7, 16.0)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_totals_are_the_sum_of_the_requests(depth):
+    ticks = iter(range(10**6))
+    engine = Engine(
+        Config(schedule=ScheduleConfig(max_num_batched_tokens=12)),
+        FakeRunner(max_nodes=4, depth=depth),
+        FakeCodec(),
+        clock=lambda: float(next(ticks)),
+    )
+    for number in range(4):
+        engine.add(
+            str(number),
+            [number + 1] * 9,
+            SamplingParams(max_tokens=10, n=2, ignore_eos=True, seed=number),
+        )
+    done = {}
+    while engine.has_work():
+        done |= {output.request_id: output for output in engine.step()}
+    total = engine.stats()
+    for key in ("steps", "drafted", "accepted", "draft_seconds"):
+        assert total[key] == pytest.approx(sum(output.stats[key] for output in done.values()))
+    assert total["drafted"] > total["accepted"] > 0
+    assert total["accepted_per_position"][0] <= total["num_drafts"]
+    assert total["generation_tokens"] == 4 * 2 * 10
+    assert total["prompt_tokens"] == 36
+    num_useful = total["num_steps"] - depth  # ahead of its results, the last step finds nobody
+    assert total["target_seconds"] == pytest.approx(2.0 * num_useful)
+    assert total["finished"] == {"length": 8}
+    assert total["histograms"]["ttft"]["count"] == 8
+    assert total["histograms"]["inter_token"]["count"] == 8 * 9
+    assert total["histograms"]["e2e"]["count"] == 8
+    assert total["busy_seconds"] > 0
+    assert list(total)[: len(KEYS)] == KEYS
+    assert list(done["0"].outputs[0].stats)[: len(KEYS)] == KEYS
