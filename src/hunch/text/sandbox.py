@@ -9,12 +9,9 @@ Filters and methods that are not on the lists below do not exist.
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
 from types import BuiltinMethodType
 from typing import Any
@@ -27,11 +24,22 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_TEMPLATE = 256 * 1024  # characters
-MAX_SIZE = 8_000_000  # characters of a text, items of a list, characters written in all
-MAX_SECONDS = 2.0
-MAX_BITS = 4096  # of an integer
-_ITEM = 16  # characters an item of a list counts as, besides its own
+from hunch.text.bounds import (
+    FILTERS,
+    MAX_SECONDS,
+    MAX_TEMPLATE,
+    Meter,
+    bounded,
+    check_format,
+    check_power,
+    check_product,
+    current_meter,
+    draw,
+    joined_size,
+    refuse_above,
+    replaced_size,
+    weigh,
+)
 
 _FILTERS = frozenset(  # as text: a list of one name per line hides what it says
     """abs capitalize count d default dictsort first float groupby int items last length list lower
@@ -46,139 +54,12 @@ _TEXT_METHODS = frozenset(
 )
 _LIST_METHODS = frozenset(("count", "index"))
 _DICT_METHODS = frozenset(("get", "items", "keys", "values"))
-_WIDTHS = re.compile(r"%[^a-zA-Z%]*(\d{4,}|\*)")
-
-
-@dataclass(slots=True)
-class _Meter:
-    """What one rendering has used so far."""
-
-    deadline: float
-    written: int = 0
-
-    def write(self, num_chars: int) -> None:
-        self.written += num_chars
-        if self.written > MAX_SIZE:
-            raise SecurityError(f"the template writes more than {MAX_SIZE} characters")
-
-    def tick(self, num_chars: int) -> None:
-        """Runs in every loop and macro body; `num_chars` is the text that stands in it."""
-        self.write(num_chars)
-        if time.monotonic() > self.deadline:
-            raise SecurityError(f"the template runs longer than {MAX_SECONDS} seconds")
-
-
-_meter: ContextVar[_Meter] = ContextVar("hunch_template_meter")
-
-
-def _refuse_above(size: int) -> None:
-    if size > MAX_SIZE:
-        raise SecurityError(f"the template makes a value of more than {MAX_SIZE} characters")
-
-
-def weigh(*values: Any) -> int:
-    """About how many characters `values` would print as; refuses more than MAX_SIZE."""
-    total, todo = 0, list(values)
-    while todo:
-        value = todo.pop()
-        if isinstance(value, (str, bytes)):
-            total += len(value)
-        elif isinstance(value, Mapping):
-            todo.extend(value.keys())
-            todo.extend(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            todo.extend(value)
-        elif isinstance(value, int):
-            total += value.bit_length() // 3
-        elif isinstance(value, Namespace):
-            raise SecurityError("the template uses a namespace as a value")
-        total += _ITEM
-        _refuse_above(total + _ITEM * len(todo))
-    return total
-
-
-def _draw(values: Iterator[Any]) -> list[Any]:
-    """A lazy filter's results, as far as the limit goes."""
-    drawn, total = [], 0
-    for value in values:
-        total += weigh(value)
-        _refuse_above(total)
-        drawn.append(value)
-    return drawn
 
 
 @jinja2.pass_context  # asking for the context also keeps jinja from running it while compiling
 def _finalize(context: Context, value: Any) -> Any:
     """Every {{ expression }} passes here before it is written."""
-    _meter.get().tick(weigh(value))
-    return value
-
-
-def _bounded(function: Callable[..., Any], num_passed: int) -> Callable[..., Any]:
-    """A filter whose inputs are weighed first; lazy ones are drawn up to the limit."""
-
-    def guard(*args: Any, **kwargs: Any) -> Any:
-        _meter.get().tick(0)
-        passed, given = args[:num_passed], list(args[num_passed:])
-        if given and isinstance(given[0], Iterator):
-            given[0] = _draw(given[0])
-        weigh(*given, *kwargs.values())
-        return function(*passed, *given, **kwargs)
-
-    for name in ("jinja_pass_arg", "jinja_async_variant"):
-        if hasattr(function, name):
-            setattr(guard, name, getattr(function, name))
-    return guard
-
-
-def _joined_size(separator: str, parts: Any) -> int:
-    return weigh(parts) + len(separator) * len(parts)
-
-
-def _replaced_size(text: str, old: str, new: str) -> int:
-    return len(text) + text.count(old) * len(new)
-
-
-def _replace(value: str, old: str, new: str, count: int = -1) -> str:
-    _refuse_above(_replaced_size(str(value), old, new))
-    return str(value).replace(old, new, -1 if count is None else count)
-
-
-def _join(value: Any, d: str = "", attribute: str | None = None) -> str:
-    parts = [str(part if attribute is None else part[attribute]) for part in value]
-    _refuse_above(_joined_size(d, parts))
-    return d.join(parts)
-
-
-def _indent(value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    prefix = width if isinstance(width, str) else " " * min(width, 1000)
-    lines = str(value).splitlines()
-    _refuse_above(len(value) + len(prefix) * len(lines))
-    indented = [prefix + line if line or blank else line for line in lines]
-    if lines and not first:
-        indented[0] = lines[0]
-    return "\n".join(indented)
-
-
-def _tojson(
-    value: Any,
-    indent: int | None = None,
-    ensure_ascii: bool = False,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As chat templates expect it: plain JSON, nothing escaped for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=None if indent is None else min(int(indent), 16),
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _safe(value: Any) -> Any:
-    """Nothing is escaped, so nothing has to be marked as safe."""
+    current_meter.get().tick(weigh(value))
     return value
 
 
@@ -218,11 +99,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         known: dict[str, Any] = dict(self.filters)
         self.filters = {
-            name: _bounded(known[name], int(hasattr(known[name], "jinja_pass_arg")))
+            name: bounded(known[name], int(hasattr(known[name], "jinja_pass_arg")))
             for name in _FILTERS
         }
-        for function in (_replace, _join, _indent, _tojson, _safe):
-            self.filters[function.__name__[1:]] = _bounded(function, 0)
+        self.filters |= FILTERS
         self.globals = {
             "range": self.globals["range"],  # at most 100 000 numbers
             "dict": dict,
@@ -246,29 +126,27 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return None  # str.format is not on the list of methods
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        _meter.get().tick(0)
+        current_meter.get().tick(0)
         if __obj is dict:
             weigh(*args, *kwargs.values())
         owner = getattr(__obj, "__self__", None)
         if isinstance(__obj, BuiltinMethodType) and isinstance(owner, str):
             if __obj.__name__ == "replace" and len(args) >= 2:
-                _refuse_above(_replaced_size(owner, str(args[0]), str(args[1])))
+                refuse_above(replaced_size(owner, str(args[0]), str(args[1])))
             elif __obj.__name__ == "join" and args:
-                args = (_draw(iter(args[0])), *args[1:])
-                _refuse_above(_joined_size(owner, args[0]))
+                args = (draw(iter(args[0])), *args[1:])
+                refuse_above(joined_size(owner, args[0]))
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
             weigh(left, right)
         elif operator == "*":
-            _check_product(left, right)
+            check_product(left, right)
         elif operator == "**":
-            _check_power(left, right)
+            check_power(left, right)
         elif isinstance(left, str):
-            if _WIDTHS.search(left):
-                raise SecurityError("the template formats with a very large width")
-            _refuse_above(len(left) + left.count("%") * (1000 + weigh(right)))
+            check_format(left, right)
         return super().call_binop(context, operator, left, right)
 
     def compile_bounded(self, source: str) -> jinja2.Template:
@@ -284,12 +162,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return jinja2.Template.from_code(self, code, self.make_globals(None))
 
     def render_bounded(self, template: jinja2.Template, values: Mapping[str, Any]) -> str:
-        meter = _Meter(deadline=time.monotonic() + MAX_SECONDS)
-        token = _meter.set(meter)
+        meter = Meter(deadline=time.monotonic() + MAX_SECONDS)
+        token = current_meter.set(meter)
         try:
             return template.render({**values, _TICK: meter.tick, _WEIGH: _weighed})
         finally:
-            _meter.reset(token)
+            current_meter.reset(token)
 
 
 _TICK, _WEIGH = "hunch_tick", "hunch_weigh"
@@ -298,24 +176,6 @@ _TICK, _WEIGH = "hunch_tick", "hunch_weigh"
 def _weighed(value: Any) -> Any:
     weigh(value)
     return value
-
-
-def _check_product(left: Any, right: Any) -> None:
-    for one, other in ((left, right), (right, left)):
-        if isinstance(one, (str, list, tuple)) and isinstance(other, int):
-            _refuse_above(weigh(one) * max(other, 0))
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
-
-
-def _check_power(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() * abs(right))
-
-
-def _check_bits(num_bits: int) -> None:
-    if num_bits > MAX_BITS:
-        raise SecurityError(f"the template makes an integer of more than {MAX_BITS} bits")
 
 
 def _meter_tree(tree: nodes.Template) -> None:

@@ -29,9 +29,9 @@ class GgufWeights:
         self._places = {hf_name(header, name): place for name, place in header.tensors.items()}
         # Copy-on-write: torch wants writable memory, and the file must never change.
         self._bytes = np.memmap(path, dtype=np.uint8, mode="c")
+        self._num_heads: dict[str, int] = {}  # of the tensors stored in another order of rows
         factors = self.tensor("rope_freqs.weight") if "rope_freqs.weight" in self._places else None
         self.config = config_of(header, None if factors is None else factors.tolist())
-        self._num_heads = {}  # of the tensors whose rows stand in the file's own order
         if is_interleaved:
             self._num_heads = {
                 "q_proj": self.config["num_attention_heads"],
@@ -65,7 +65,7 @@ class GgufWeights:
         raw = self._bytes[place.start : place.start + place.nbytes]
         rows = torch.from_numpy(raw).view(-1, place.row_bytes)
         parts = name.split(".")
-        num_heads = self._num_heads.get(parts[-2]) if hasattr(self, "_num_heads") else None
+        num_heads = self._num_heads.get(parts[-2])
         if num_heads is None:
             return rows
         if parts[-1] == "bias":  # one row of numbers, not one number per row

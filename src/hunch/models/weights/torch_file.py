@@ -25,9 +25,9 @@ def load_torch_file(path: Path) -> dict[str, Tensor]:
             "convert it to safetensors where you trust it"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
+        what = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise ModelFormatError(
-            f"{path} is damaged or cut short ({str(error).splitlines()[0][:200]}). "
-            "Download it again"
+            f"{path} is damaged or cut short ({what}). Download it again"
         ) from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]

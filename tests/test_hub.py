@@ -1,0 +1,261 @@
+"""Names to files: the default model, paths, Hugging Face ids, and errors that say what to do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hunch import hub
+from hunch.errors import ModelFormatError, ModelNotFoundError
+from hunch.hub import wheel
+
+CONTENT = b"GGUF" + bytes(range(256)) * 40
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HUNCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package index with one small model on it: a folder pip is told to look in."""
+    index = tmp_path / "index"
+    index.mkdir()
+    archive = index / "tiny_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(archive, "w") as files:
+        files.writestr("tiny_model/tiny.gguf", CONTENT)
+        metadata = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+        files.writestr("tiny_model-1.0.dist-info/METADATA", metadata + "Requires-Dist: nowhere\n")
+        files.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        files.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    entry = wheel.Wheel(
+        requirement="tiny-model==1.0",
+        member="tiny_model/tiny.gguf",
+        num_bytes=len(CONTENT),
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        wheel_bytes=archive.stat().st_size,
+    )
+    monkeypatch.setitem(wheel.KNOWN, "tiny", entry)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    return archive
+
+
+def leftovers(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("name", ["tiny", "TINY"])
+def test_a_known_model_is_fetched_once(package: Path, cache: Path, name: str) -> None:
+    files = hub.resolve(name, progress=False)
+    assert files == hub.ModelFiles(name=name, path=cache / "models" / "tiny.gguf", kind="gguf")
+    assert files.path.read_bytes() == CONTENT
+    assert leftovers(cache) == ["tiny.gguf"]
+    package.unlink()  # from now on there is no network
+    assert hub.resolve(name, progress=False).path == files.path
+
+
+def test_a_cut_file_in_the_cache_is_fetched_again(package: Path, cache: Path) -> None:
+    path = hub.resolve("tiny", progress=False).path
+    path.write_bytes(CONTENT[:100])
+    assert hub.resolve("tiny", progress=False).path.read_bytes() == CONTENT
+
+
+def test_a_wrong_digest_keeps_nothing(
+    package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = wheel.KNOWN["tiny"]
+    changed = wheel.Wheel(
+        requirement=entry.requirement,
+        member=entry.member,
+        num_bytes=entry.num_bytes,
+        sha256="0" * 64,
+        wheel_bytes=entry.wheel_bytes,
+    )
+    monkeypatch.setitem(wheel.KNOWN, "tiny", changed)
+    with pytest.raises(ModelFormatError, match="SHA-256"):
+        hub.resolve("tiny", progress=False)
+    assert leftovers(cache) == []
+
+
+def test_a_damaged_wheel(package: Path, cache: Path) -> None:
+    package.write_bytes(package.read_bytes()[:-200])
+    with pytest.raises((ModelFormatError, ModelNotFoundError), match="tiny"):
+        hub.resolve("tiny", progress=False)
+    assert leftovers(cache) == []
+
+
+def test_without_a_network_the_error_says_what_to_do(package: Path, cache: Path) -> None:
+    package.unlink()
+    with pytest.raises(ModelNotFoundError, match=r"could not be fetched.*copy tiny\.gguf.*to "):
+        hub.resolve("tiny", progress=False)
+
+
+def test_fetching_is_announced(package: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    hub.resolve("tiny")
+    assert "fetching tiny" in capfd.readouterr().err
+
+
+def test_the_default_model_is_known() -> None:
+    entry = hub.KNOWN["smollm2-135m"]
+    assert entry.num_bytes == 98_362_432
+    assert entry.sha256.startswith("b179c9523d0e")
+
+
+def test_where_models_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HUNCH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert hub.cache_directory() == tmp_path / "hunch"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert hub.cache_directory() == tmp_path / ".cache" / "hunch"
+
+
+# --- paths --------------------------------------------------------------------------------------
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(CONTENT)
+    files = hub.resolve(str(path))
+    assert (files.path, files.kind) == (path, "gguf")
+    assert os.fspath(files) == str(path)
+
+
+def test_a_gguf_file_under_another_name(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(CONTENT)
+    assert hub.resolve(str(tmp_path / "blob")).kind == "gguf"
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"0123456789")
+    with pytest.raises(ModelFormatError, match=r"give the directory"):
+        hub.resolve(str(path))
+
+
+def test_directories(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="holds no model"):
+        hub.resolve(str(tmp_path))
+    (tmp_path / "a.gguf").write_bytes(CONTENT)
+    assert hub.resolve(str(tmp_path)).path == tmp_path / "a.gguf"
+    (tmp_path / "b.gguf").write_bytes(CONTENT)
+    with pytest.raises(ModelNotFoundError, match=r"a\.gguf, b\.gguf"):
+        hub.resolve(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    files = hub.resolve(str(tmp_path))
+    assert (files.path, files.kind) == (tmp_path, "dir")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smollm2-135", "did you mean 'smollm2-135m'"),
+        ("smollm-135m", "did you mean 'smollm2-135m'"),
+        ("zzz", "org/name"),
+        ("", "empty"),
+        ("./nothing-here", "no such file or directory"),
+        ("/no/such/model.gguf", "no such file or directory"),
+        ("org/model.gguf", "no such file or directory"),
+        ("a/b/c", "no such file or directory"),
+    ],
+)
+def test_names_nobody_knows(name: str, message: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=message):
+        hub.resolve(name)
+
+
+# --- Hugging Face -------------------------------------------------------------------------------
+
+
+class FakeHub:
+    """Stands in for huggingface_hub.snapshot_download."""
+
+    def __init__(self, remote: dict[str, str] | Exception, folder: Path) -> None:
+        self.remote = remote
+        self.folder = folder
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, name: str, **options: Any) -> str:
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        self.calls.append(options)
+        if options["local_files_only"]:
+            if not self.folder.exists():
+                raise LocalEntryNotFoundError("not cached")
+            return str(self.folder)
+        if isinstance(self.remote, Exception):
+            raise self.remote
+        self.folder.mkdir(exist_ok=True)
+        for file, content in self.remote.items():
+            (self.folder / file).write_text(content)
+        return str(self.folder)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    remote = {"config.json": "{}", "model.safetensors": "x"}
+    fake = FakeHub(remote, tmp_path / "snapshot")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fake)
+    return fake
+
+
+def test_a_hub_id_is_fetched_then_taken_from_the_cache(fake: FakeHub) -> None:
+    files = hub.resolve("org/name", revision="main", progress=False)
+    assert (files.path, files.kind, files.name) == (fake.folder, "dir", "org/name")
+    assert "*.safetensors" in fake.calls[-1]["allow_patterns"]
+    assert not any("bin" in pattern for pattern in fake.calls[-1]["allow_patterns"])
+    fake.remote = OSError("no network")
+    assert hub.resolve("org/name", revision="main", progress=False).path == fake.folder
+
+
+def test_a_snapshot_that_lacks_a_shard_is_completed(fake: FakeHub) -> None:
+    index = json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})
+    fake.folder.mkdir()
+    for file, content in {
+        "config.json": "{}",
+        "model.safetensors.index.json": index,
+        "one.safetensors": "",
+    }.items():
+        (fake.folder / file).write_text(content)
+    fake.remote = {"two.safetensors": ""}
+    hub.resolve("org/name", progress=False)
+    assert fake.calls[-1]["local_files_only"] is False
+    assert (fake.folder / "two.safetensors").is_file()
+
+
+def test_torch_files_are_fetched_only_where_there_is_nothing_else(fake: FakeHub) -> None:
+    fake.remote = {"config.json": "{}", "pytorch_model.bin": ""}
+    hub.resolve("org/head", progress=False)
+    assert "*.bin" in fake.calls[-1]["allow_patterns"]
+
+
+def test_offline_says_what_to_do(fake: FakeHub) -> None:
+    fake.remote = ConnectionError("unreachable")
+    with pytest.raises(ModelNotFoundError, match=r"hf download org/name --local-dir DIR"):
+        hub.resolve("org/name", progress=False)
+
+
+def test_a_repository_of_gguf_files(fake: FakeHub) -> None:
+    fake.remote = {"README.md": ""}
+    with pytest.raises(ModelNotFoundError, match=r"one \.gguf file"):
+        hub.resolve("org/name-GGUF", progress=False)
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, hunch.hub; heavy = ('torch', 'rich', 'huggingface_hub', 'transformers');"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,123 @@
+"""Small GGUF files with random weights, written by the gguf package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, MLP, LAYERS, VOCAB = 64, 4, 2, 16, 96, 2, 300
+
+
+def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of q or k as llama files store them: the two halves of a head shuffled together."""
+    halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def random_tensors(*, is_tied: bool = True, has_bias: bool = False) -> dict[str, np.ndarray]:
+    """A decoder's tensors under Hugging Face names."""
+    rng = np.random.default_rng(3)
+
+    def matrix(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    tensors = {
+        "model.embed_tokens.weight": matrix(VOCAB, WIDTH),
+        "model.norm.weight": matrix(WIDTH),
+    }
+    if not is_tied:
+        tensors["lm_head.weight"] = matrix(VOCAB, WIDTH)
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        shapes = {
+            "input_layernorm": (WIDTH,),
+            "self_attn.q_proj": (HEADS * HEAD_DIM, WIDTH),
+            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, WIDTH),
+            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, WIDTH),
+            "self_attn.o_proj": (WIDTH, HEADS * HEAD_DIM),
+            "post_attention_layernorm": (WIDTH,),
+            "mlp.gate_proj": (MLP, WIDTH),
+            "mlp.up_proj": (MLP, WIDTH),
+            "mlp.down_proj": (WIDTH, MLP),
+        }
+        tensors |= {f"{prefix}{name}.weight": matrix(*shape) for name, shape in shapes.items()}
+        if has_bias:
+            for name in ("q_proj", "k_proj", "v_proj"):
+                rows = shapes[f"self_attn.{name}"][0]
+                tensors[f"{prefix}self_attn.{name}.bias"] = matrix(rows)
+    return tensors
+
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    if stem.startswith("model.layers."):
+        layer, inner = stem.removeprefix("model.layers.").split(".", 1)
+        return f"blk.{layer}.{_NAMES[inner]}.{kind}"
+    return f"{_NAMES[stem]}.{kind}"
+
+
+def write_gguf(
+    path: Path,
+    tensors: dict[str, np.ndarray],
+    *,
+    architecture: str = "llama",
+    kind: str = "F32",
+    extra: dict[str, np.ndarray] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """A file as converters write it; matrices of `kind`, vectors in F32."""
+    writer = gguf.GGUFWriter(path, architecture)
+    usual = {
+        f"{architecture}.block_count": LAYERS,
+        f"{architecture}.context_length": 256,
+        f"{architecture}.embedding_length": WIDTH,
+        f"{architecture}.feed_forward_length": MLP,
+        f"{architecture}.attention.head_count": HEADS,
+        f"{architecture}.attention.head_count_kv": KV_HEADS,
+        f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{architecture}.rope.freq_base": 50000.0,
+    }
+    for key, value in (usual | (metadata or {})).items():
+        add = {
+            str: writer.add_string,
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            list: writer.add_array,
+        }[type(value)]
+        add(key, value)
+    quantised = gguf.GGMLQuantizationType[kind]
+    for name, value in tensors.items():
+        if architecture in ("llama", "mistral") and ("q_proj" in name or "k_proj" in name):
+            value = interleave(value, HEADS if "q_proj" in name else KV_HEADS)
+        if value.ndim == 2 and kind != "F32":
+            packed = gguf.quants.quantize(value, quantised)
+            writer.add_tensor(gguf_name(name), packed, raw_dtype=quantised)
+        else:
+            writer.add_tensor(gguf_name(name), value)
+    for name, value in (extra or {}).items():
+        writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
