@@ -61,12 +61,12 @@ class LookupDrafter:
         rows = step.rows
         is_host = rows.tokens_XL.device.type == "cpu"
         tokens_XL = rows.tokens_XL.numpy() if is_host else rows.tokens_XL  # cheaper to slice
-        known_X = rows.known_X.cpu().numpy()
+        known_X = rows.known_X.tolist()
         for row in rows.ids_R.tolist():
             state = self.rows.get(row)
             if state is None:
                 state = self.rows[row] = LookupRow(self.new_text(), int(rows.prompt_X[row]))
-            have, known = len(state.text.tokens), int(known_X[row])
+            have, known = len(state.text.tokens), known_X[row]
             if known > have:
                 tokens = tokens_XL[row, have:known].tolist()
                 self._learn(state, tokens)
@@ -74,12 +74,12 @@ class LookupDrafter:
 
     def propose(self, rows: Rows) -> Draft:
         trees, limits = [], []
-        max_draft = rows.max_draft_X.cpu().numpy()
+        max_draft_X = rows.max_draft_X.tolist()
         for row in rows.ids_R.tolist():
             state = self.rows[row]
             state.guesses = self.guess(state)
             trees.append(state.guesses)
-            limits.append(int(max_draft[row]))
+            limits.append(max_draft_X[row])
         if self.is_adaptive:
             counts = share_out(trees, limits, self.cost, self.margin)
         else:

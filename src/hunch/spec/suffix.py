@@ -216,18 +216,22 @@ class SuffixDrafter(LookupDrafter):
         for parent in range(-1, self.config.num_nodes - 1):
             # A match that reaches the end of the text goes on with the guesses themselves.
             after = [tokens[p] if p < end else nodes[p - end].token for p in places]
-            token = after[0]
+            token, num_places = after[0], len(after)
             if token < 0:
                 break
-            num_agree = after.count(token)
-            record = DIFFER if num_agree < len(after) else min(num_agree, 4) - 1
-            kind = first_kind + record * 8 + LENGTHS[length]
+            is_agreed = num_places == 1 or after.count(token) == num_places
+            kind = first_kind + (min(num_places, 4) - 1 if is_agreed else DIFFER) * 8
+            kind += LENGTHS[length]
             chance *= of(kind, term)
             if chance < MIN_CHANCE:
                 break
             nodes.append(Node(token, parent, chance, kind))
-            places = [p + 1 for p, t in zip(places, after, strict=True) if t == token]
-            length = min(length + 1, MAX_MATCH)
+            if is_agreed:
+                places = [p + 1 for p in places]
+            else:
+                places = [p + 1 for p, t in zip(places, after, strict=True) if t == token]
+            if length < MAX_MATCH:
+                length += 1
         return nodes
 
     def _root(self, row: LookupRow) -> Witness | None:

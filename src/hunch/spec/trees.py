@@ -80,11 +80,17 @@ def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | 
     width = max(counts, default=0)
     if not width:
         return Draft.empty(len(trees), device)
-    table = np.zeros((3, len(trees), width), np.int64)
+    tokens_RN = np.zeros((len(trees), width), np.int64)
+    parents_RN = np.zeros((len(trees), width), np.int64)
     for row, (tree, count) in enumerate(zip(trees, counts, strict=True)):
         if count:
-            table[0, row, :count] = [node.token for node in tree[:count]]
-            table[1, row, :count] = [node.parent for node in tree[:count]]
-            table[2, row] = count
-    tokens_RN, parents_RN, num_nodes_RN = torch.from_numpy(table).to(device).unbind(0)
-    return Draft(tokens_RN, parents_RN, num_nodes_RN[:, 0])
+            tokens, parents, _, _ = zip(*tree[:count], strict=True)
+            tokens_RN[row, :count] = tokens
+            parents_RN[row, :count] = parents
+    arrays = (tokens_RN, parents_RN, np.array(counts))
+    draft = Draft(*map(torch.from_numpy, arrays))
+    if torch.device(device).type != "cpu":
+        draft = Draft(
+            *(x.to(device) for x in (draft.tokens_RN, draft.parents_RN, draft.num_nodes_R))
+        )
+    return draft
