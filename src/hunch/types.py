@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,67 +64,59 @@ class SamplingParams:
         self._check()
 
     def _check(self) -> None:
-        def need(is_good: bool, name: str, allowed: str) -> None:
-            if not is_good:
-                raise RequestError(f"{name}={getattr(self, name)!r} must be {allowed}")
-
-        def is_number(value: object) -> bool:
-            return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            need(
-                is_number(getattr(self, name)) and math.isfinite(getattr(self, name)),
-                name,
-                "a finite number",
+        finite = _is_number
+        rules: list[tuple[str, Callable[[Any], bool], str]] = [
+            ("n", lambda v: isinstance(v, int) and v >= 1, "a whole number, 1 or more"),
+            ("temperature", lambda v: finite(v) and v >= 0, "0 or more (0 means greedy)"),
+            ("top_p", lambda v: finite(v) and 0 < v <= 1, "above 0 and at most 1"),
+            ("top_k", lambda v: isinstance(v, int) and v >= 0, "-1, 0 (all tokens) or more"),
+            ("min_p", lambda v: finite(v) and 0 <= v <= 1, "from 0 to 1"),
+            ("repetition_penalty", lambda v: finite(v) and v > 0, "above 0"),
+            ("presence_penalty", lambda v: finite(v) and -2 <= v <= 2, "from -2 to 2"),
+            ("frequency_penalty", lambda v: finite(v) and -2 <= v <= 2, "from -2 to 2"),
+            ("max_tokens", lambda v: v is None or _is_whole(v, 1), "a whole number, 1 or more"),
+            ("min_tokens", lambda v: _is_whole(v, 0), "a whole number, 0 or more"),
+            ("logprobs", lambda v: v is None or _is_whole(v, 0), "a whole number, 0 or more"),
+            ("prompt_logprobs", lambda v: v is None or _is_whole(v, 0), "a whole number"),
+            ("seed", lambda v: v is None or _is_whole(v, 0), "a whole number from 0 to 2**63 - 1"),
+            ("seed", lambda v: v is None or v <= MAX_SEED, "a whole number from 0 to 2**63 - 1"),
+            ("stop", _are_texts, "strings that are not empty"),
+            ("bad_words", _are_texts, "strings that are not empty"),
+            ("stop_token_ids", _are_ids, "token ids"),
+            (
+                "allowed_token_ids",
+                lambda v: v is None or (v and _are_ids(v)),
+                "token ids, not none",
+            ),
+        ]
+        for name, is_good, allowed in rules:
+            value = getattr(self, name)
+            if not is_good(value):
+                raise RequestError(f"{name}={value!r} must be {allowed}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}"
             )
-        for name in ("presence_penalty", "frequency_penalty"):
-            need(
-                is_number(getattr(self, name)) and -2 <= getattr(self, name) <= 2,
-                name,
-                "from -2 to 2",
-            )
-        need(isinstance(self.n, int) and self.n >= 1, "n", "a whole number, 1 or more")
-        need(self.temperature >= 0, "temperature", "0 or more (0 means greedy)")
-        need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        need(isinstance(self.top_k, int) and self.top_k >= 0, "top_k", "-1, 0 (all tokens) or more")
-        need(0 <= self.min_p <= 1, "min_p", "from 0 to 1")
-        need(self.repetition_penalty > 0, "repetition_penalty", "above 0")
-        need(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "1 or more")
-        need(self.min_tokens >= 0, "min_tokens", "0 or more")
-        need(
-            self.max_tokens is None or self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            "at most max_tokens",
-        )
-        need(self.logprobs is None or self.logprobs >= 0, "logprobs", "0 or more")
-        need(
-            self.prompt_logprobs is None or self.prompt_logprobs >= 0,
-            "prompt_logprobs",
-            "0 or more",
-        )
-        need(
-            self.seed is None or 0 <= self.seed <= MAX_SEED,
-            "seed",
-            "a whole number from 0 to 2**63 - 1",
-        )
-        need(
-            all(isinstance(s, str) and s for s in self.stop or ()),
-            "stop",
-            "strings that are not empty",
-        )
-        need(
-            all(isinstance(s, str) and s for s in self.bad_words),
-            "bad_words",
-            "strings that are not empty",
-        )
-        need(
-            self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
-            "allowed_token_ids",
-            "not empty",
-        )
         for token, bias in (self.logit_bias or {}).items():
-            if not is_number(bias) or not -100 <= bias <= 100:
-                raise RequestError(f"logit_bias[{token}]={bias!r} must be from -100 to 100")
+            if not (_is_whole(token, 0) and _is_number(bias) and -100 <= bias <= 100):
+                raise RequestError(f"logit_bias[{token!r}]={bias!r} must be from -100 to 100")
+
+
+def _is_number(value: object) -> bool:
+    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) and value for value in values)
+
+
+def _are_ids(values: Iterable[object]) -> bool:
+    return all(_is_whole(value, 0) for value in values)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -84,7 +84,8 @@ def test_text_does_not_depend_on_the_drafter(
 @pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"off"}))
 def test_drafts_are_made_and_some_are_accepted(name: str, tiny_llm: Callable[..., LLM]) -> None:
     """Equality means little if nothing was ever guessed."""
-    outputs = tiny_llm(name).generate(PROMPTS, PARAMS["greedy"])
+    fresh = {"max_model_len": 250}  # `auto` may have learned from other tests that it is hopeless
+    outputs = tiny_llm(name, **fresh).generate(PROMPTS, PARAMS["greedy"])
     drafted = sum(answer.stats["drafted"] for output in outputs for answer in output.outputs)
     assert drafted > 0
     if name != "auto":
