@@ -39,7 +39,7 @@ PAGE_HEADERS = {
     "x-frame-options": "DENY",
 }
 FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
+    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
 }
 
 
@@ -59,6 +59,7 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
     _add_faults(app, service)
     _drop_default_faults(app)
     settings = service.settings
+    posts = {path for path, methods in app.openapi()["paths"].items() if "post" in methods}
     known = {route.path for route in app.routes}  # type: ignore[attr-defined]
 
     def answered(path: str, status: int, seconds: float) -> None:
@@ -68,6 +69,7 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
         app,
         keys=Keys(settings.api_keys),
         public_paths=frozenset({"/health", *(PAGE if settings.has_page else ())}),
+        body_paths=frozenset(posts),
         max_body_bytes=settings.limits.max_body_bytes,
         is_draining=lambda: service.is_draining,
         answered=answered,

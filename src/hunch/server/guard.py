@@ -24,6 +24,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 BODY_SECONDS = 30.0  # how long a client may take to send its body
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 QUIET = frozenset({"/health", "/ready", "/metrics", "/stats"})  # polled; not worth a line each
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -53,6 +54,7 @@ class Guard:
         *,
         keys: Keys,
         public_paths: frozenset[str],
+        body_paths: frozenset[str],
         max_body_bytes: int,
         is_draining: Callable[[], bool],
         answered: Callable[[str, int, float], None],
@@ -60,6 +62,7 @@ class Guard:
         self.app = app
         self.keys = keys
         self.public_paths = public_paths
+        self.body_paths = body_paths
         self.max_body_bytes = max_body_bytes
         self.is_draining = is_draining
         self.answered = answered
@@ -111,7 +114,7 @@ class Guard:
             if not self.keys.admit(header):
                 message = "this server needs an API key: send 'Authorization: Bearer KEY'"
                 raise ProblemError(401, message, code="invalid_api_key")
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
+        if scope["method"] != "POST" or path not in self.body_paths:
             return receive
         if self.is_draining():
             raise ProblemError(
@@ -120,7 +123,10 @@ class Guard:
         kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
         if kind.lower() != "application/json":
             raise ProblemError(415, "send the body with 'Content-Type: application/json'")
-        return _replay(await self._read(headers, receive), receive)
+        body = await self._read(headers, receive)
+        if _SURROGATE.search(body):
+            _check_characters(body)
+        return _replay(body, receive)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         length = headers.get(b"content-length", b"0")
@@ -160,6 +166,16 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive_again
+
+
+def _check_characters(body: bytes) -> None:
+    """JSON can spell half a character, which no text can hold; every field is spared of it here."""
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ProblemError(400, "the body holds half of a surrogate pair") from None
+    except (ValueError, RecursionError):
+        return  # not JSON at all: the parser says so
 
 
 def _digest(key: str) -> bytes:

@@ -21,7 +21,6 @@ KINDS = {
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
-    504: "timeout_error",
 }
 
 

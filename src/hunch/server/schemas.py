@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -35,16 +35,8 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class JsonSchema(Body):
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    type: Literal["text"]
 
 
 class SamplingBody(Body):
@@ -72,6 +64,7 @@ class SamplingBody(Body):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     speculation: SpeculationBody | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; never above the server's own
     # Notes for the operator's books, which cannot change an answer.

@@ -24,8 +24,6 @@ class Limits:
     max_bad_words: int = 64
     max_logit_bias: int = 1024
     max_logprobs: int = 20
-    max_grammar_bytes: int = 64 * 1024
-    max_choices: int = 256
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -154,7 +154,7 @@ def event(data: Json) -> bytes:
 
 
 def too_late() -> ProblemError:
-    return ProblemError(504, "the request reached its deadline", code="deadline_exceeded")
+    return ProblemError(408, "the request reached its deadline", code="deadline_exceeded")
 
 
 async def _last_words(send: Send, problem: ProblemError) -> None:

@@ -1,0 +1,30 @@
+"""Starts the real server over the engine of bytes; settings come as one JSON argument."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from hunch.config import Config, ModelConfig, ScheduleConfig
+from hunch.server.run import serve
+from hunch.server.settings import Limits, ServeConfig
+
+
+def main() -> int:
+    settings = json.loads(sys.argv[1])
+    schedule = ScheduleConfig(max_num_seqs=settings.pop("max_num_seqs", 64))
+    config = Config(model=ModelConfig(model=settings.pop("model", "bytes")), schedule=schedule)
+    limits = Limits(**settings.pop("limits", {}))
+    for name in ("api_keys", "cors_origins"):
+        settings[name] = tuple(settings.get(name, ()))
+    names = ("bytes", "alias")
+    return serve(
+        config,
+        ServeConfig(served_model_names=names, limits=limits, **settings),
+        engine_factory="server.fake_engine:build_engine",
+        text_factory="server.fake_engine:load_text",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""A live server on loopback, a process of its own, over the engine of bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+HERE = Path(__file__).parent
+
+
+class LiveServer:
+    """A running `hunch` server and its log."""
+
+    def __init__(
+        self, log: Path, env: dict[str, str], *, is_expected_to_serve: bool = True, **settings: Any
+    ) -> None:
+        self.is_expected_to_serve = is_expected_to_serve
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            self.port = sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = log
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)
+        self.client = httpx.Client(timeout=60, verify=False, limits=limits)
+        settings = {"port": self.port, "log_format": "json", **settings}
+        command = [sys.executable, str(HERE / "fake_serve.py"), json.dumps(settings)]
+        env = {**os.environ, "PYTHONPATH": str(HERE.parent), **env}
+        with log.open("w") as file:
+            self.process = subprocess.Popen(command, stderr=file, env=env)
+        self._wait()
+
+    def _wait(self) -> None:
+        if not self.is_expected_to_serve:
+            return
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                pytest.fail(f"the server left:\n{self.log()}")
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1):
+                    return
+            except OSError:
+                time.sleep(0.05)
+        pytest.fail(f"the server did not start:\n{self.log()}")
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    @property
+    def engine_pid(self) -> int:
+        match = re.search(r'"engine_pid": (\d+)', self.log())
+        assert match
+        return int(match.group(1))
+
+    def get(self, path: str, **kwargs: Any) -> httpx.Response:
+        return self.client.get(self.url + path, **kwargs)
+
+    def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
+        if body is not None:
+            kwargs["json"] = body
+        return self.client.post(self.url + path, **kwargs)
+
+    def stats(self) -> dict[str, Any]:
+        return self.get("/stats").json()
+
+    def wait_idle(self, seconds: float = 10.0) -> dict[str, Any]:
+        """The engine's report once nothing is open any more."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            stats = self.stats()
+            engine = stats["engine"]
+            if stats["num_open"] == engine["num_running"] == engine["num_waiting"] == 0:
+                return engine
+            time.sleep(0.05)
+        pytest.fail(f"requests are still open: {stats}")
+
+    def stop(self) -> int:
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise

@@ -1,0 +1,229 @@
+"""Under load and in trouble: overload, deadlines, clients that leave, signals, a dead engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from server.fake_engine import expected_text
+from server.live_server import LiveServer
+
+COMPLETE = "/v1/completions"
+SLOW = {"FAKE_STEP_SECONDS": "0.03"}
+LONG = {"prompt": "Once", "seed": 3, "max_tokens": 300, "speculation": {"mode": "off"}}
+
+
+def read_stream(server: LiveServer, body: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """The text of a stream, and the error it ended with."""
+    text, error = "", None
+    with server.client.stream(
+        "POST", server.url + COMPLETE, json={**body, "stream": True}
+    ) as answer:
+        if answer.status_code != 200:
+            return "", json.loads(answer.read())["error"]
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            error = chunk.get("error") or error
+            text += "".join(choice["text"] for choice in chunk.get("choices", ()))
+    return text, error
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def slow(start_server: Callable[..., LiveServer]) -> LiveServer:
+    return start_server(env=SLOW, max_num_seqs=2, max_queue=2)
+
+
+def test_a_full_queue_says_when_to_come_back(slow: LiveServer) -> None:
+    with ThreadPoolExecutor(5) as pool:
+        body = {**LONG, "max_tokens": 40}
+        first = [pool.submit(read_stream, slow, body) for _ in range(4)]
+        wait_for(lambda: slow.stats()["num_open"] == 4)
+        refused = slow.post(COMPLETE, body)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+        wanted = expected_text("Once", 3, 40)
+        assert [future.result() for future in first] == [(wanted, None)] * 4
+    slow.wait_idle()
+
+
+def test_requests_are_served_in_the_order_they_came(slow: LiveServer) -> None:
+    ends: list[int] = []
+
+    def ask(number: int) -> None:
+        read_stream(slow, {**LONG, "max_tokens": 70})
+        ends.append(number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        wait_for(lambda number=number: slow.stats()["num_open"] == number + 1)
+    for thread in threads:
+        thread.join()
+    assert set(ends[:2]) == {0, 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_blocks_within_a_step(
+    slow: LiveServer, stream: bool
+) -> None:
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    with socket.create_connection(("127.0.0.1", slow.port)) as sock:
+        head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        sock.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        wait_for(lambda: slow.stats()["num_open"] == 1)
+        time.sleep(0.1)
+    left = time.monotonic()
+    engine = slow.wait_idle(2.0)
+    assert time.monotonic() - left < 1.0  # 300 tokens would take 9 s
+    assert engine["kv_usage"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_ends_a_request_with_a_reason(slow: LiveServer, stream: bool) -> None:
+    body = {**LONG, "timeout": 0.3}
+    if stream:
+        text, error = read_stream(slow, body)
+        assert expected_text("Once", 3, 300).startswith(text)
+        assert error is not None
+    else:
+        answer = slow.post(COMPLETE, body)
+        assert answer.status_code == 408
+        error = answer.json()["error"]
+    assert error["code"] == "deadline_exceeded"
+    slow.wait_idle()
+
+
+def test_a_reader_that_stalls_does_not_stall_others(
+    start_server: Callable[..., LiveServer],
+) -> None:
+    server = start_server()
+    body = json.dumps({**LONG, "n": 16, "max_tokens": 500, "stream": True, "logprobs": 20}).encode()
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        sock.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        wait_for(lambda: server.stats()["num_open"] == 16)
+        for seed in range(5):
+            start = time.monotonic()
+            text, error = read_stream(server, {"prompt": "a", "seed": seed, "max_tokens": 30})
+            assert (text, error) == (expected_text("a", seed, 30), None)
+            assert time.monotonic() - start < 5
+        wait_for(lambda: server.stats()["engine"]["num_running"] == 0)  # it was generated anyway
+
+
+def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(
+    start_server: Callable[..., LiveServer],
+) -> None:
+    server = start_server(env={"FAKE_STEP_SECONDS": "0.02"}, drain_timeout=20)
+    body = {**LONG, "max_tokens": 60}
+    with ThreadPoolExecutor(50) as pool:
+        streams = [pool.submit(read_stream, server, {**body, "seed": s}) for s in range(50)]
+        wait_for(lambda: server.stats()["num_open"] == 50)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.get("/ready").status_code == 503)
+        refused = server.post(COMPLETE, body)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert server.get("/health").status_code == 200
+        for seed, stream in enumerate(streams):
+            assert stream.result() == (expected_text("Once", seed, 60), None)
+    assert server.process.wait(10) == 0
+
+
+def test_after_the_drain_limit_the_rest_is_told(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server(env=SLOW, drain_timeout=0.3)
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(read_stream, server, LONG) for _ in range(8)]
+        wait_for(lambda: server.stats()["num_open"] == 8)
+        server.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            text, error = stream.result()
+            assert expected_text("Once", 3, 300).startswith(text)
+            assert error is not None
+            assert "shutting down" in error["message"]
+    assert server.process.wait(10) == 0
+
+
+def test_a_killed_engine_is_told_to_everyone(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server(env=SLOW, death_grace=1.5)
+    with ThreadPoolExecutor(6) as pool:
+        streams = [pool.submit(read_stream, server, LONG) for _ in range(4)]
+        whole = pool.submit(server.post, COMPLETE, LONG)
+        wait_for(lambda: server.stats()["num_open"] == 5)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        start = time.monotonic()
+        for stream in streams:
+            error = stream.result()[1]
+            assert error is not None
+            assert error["code"] == "engine_unavailable"
+        assert whole.result().status_code == 503
+        assert time.monotonic() - start < 5
+        assert server.get("/health").status_code == 503
+        assert server.post(COMPLETE, LONG).status_code == 503
+    assert server.process.wait(10) == 1
+    assert "was killed by SIGKILL" in server.log()
+
+
+def test_the_engine_leaves_when_the_server_is_killed(
+    start_server: Callable[..., LiveServer],
+) -> None:
+    server = start_server()
+    pid = server.engine_pid
+    server.process.kill()
+    server.process.wait()
+
+    def is_gone() -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+
+    wait_for(is_gone)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_reason(
+    start_server: Callable[..., LiveServer],
+) -> None:
+    server = start_server(model="missing", is_expected_to_serve=False)
+    assert server.process.wait(20) == 1
+    assert "there is no such model" in server.log()
+
+
+def test_logs_are_json_lines_with_request_ids_and_no_prompts(server: LiveServer) -> None:
+    headers = {"X-Request-Id": "find-me"}
+    server.post(COMPLETE, {"prompt": "top secret words", "max_tokens": 3}, headers=headers)
+    wait_for(lambda: "find-me" in server.log())
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    mine = [line for line in lines if line.get("request_id") == "find-me"]
+    assert any(line["message"] == "http" and line["status"] == 200 for line in mine)
+    assert any(line["message"] == "request" and line["output_tokens"] == 3 for line in lines)
+    assert "top secret words" not in server.log()
+
+
+def test_a_status_line_appears_as_vllm_prints_it(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server(stats_interval=0.3)
+    server.post(COMPLETE, {"prompt": "x", "max_tokens": 200})
+    wait_for(lambda: "Avg generation throughput" in server.log())
+    wait_for(lambda: "SpecDecoding metrics: Mean acceptance length" in server.log())

@@ -1,0 +1,247 @@
+"""Strangers: every limit is reached, every key checked, and nothing leaks in an error."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from server.live_server import LiveServer
+
+COMPLETE = "/v1/completions"
+CHAT = "/v1/chat/completions"
+KEYS = ["first-key", "second-key"]
+SMALL = {
+    "max_body_bytes": 20_000,
+    "max_prompts": 3,
+    "max_messages": 4,
+    "max_n": 3,
+    "max_sequences": 5,
+    "max_tokens": 30,
+    "max_stop": 2,
+    "max_stop_chars": 10,
+    "max_bad_words": 2,
+    "max_logit_bias": 3,
+    "max_logprobs": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def small(start_server: Callable[..., LiveServer]) -> LiveServer:
+    """A server with small limits and two keys."""
+    return start_server(limits=SMALL, api_keys=KEYS)
+
+
+def ask(server: LiveServer, path: str, **fields: Any) -> httpx.Response:
+    base: dict[str, Any] = {"prompt": "x", "max_tokens": 2}
+    if path == CHAT:
+        base = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    headers = {"Authorization": f"Bearer {KEYS[0]}"}
+    return server.post(path, {**base, **fields}, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed", "too_much", "param"),
+    [
+        (COMPLETE, {"prompt": ["x"] * 3}, {"prompt": ["x"] * 4}, "prompt"),
+        (COMPLETE, {"n": 3}, {"n": 4}, "n"),
+        (COMPLETE, {"prompt": ["x"] * 2, "n": 2}, {"prompt": ["x"] * 2, "n": 3}, "n"),
+        (COMPLETE, {"max_tokens": 30}, {"max_tokens": 31}, "max_tokens"),
+        (CHAT, {"max_tokens": 30}, {"max_tokens": 31}, "max_tokens"),
+        (CHAT, {"max_completion_tokens": 30}, {"max_completion_tokens": 31}, "max_tokens"),
+        (COMPLETE, {"stop": ["zz", "yy"]}, {"stop": ["zz", "yy", "xx"]}, "stop"),
+        (COMPLETE, {"stop": "z" * 10}, {"stop": "z" * 11}, "stop"),
+        (COMPLETE, {"stop_token_ids": [1, 2]}, {"stop_token_ids": [1, 2, 3]}, "stop_token_ids"),
+        (COMPLETE, {"bad_words": ["q", "w"]}, {"bad_words": ["q", "w", "e"]}, "bad_words"),
+        (COMPLETE, {"bad_words": ["z" * 10]}, {"bad_words": ["z" * 11]}, "bad_words"),
+        (
+            COMPLETE,
+            {"logit_bias": {"1": 1, "2": 2, "3": 3}},
+            {"logit_bias": {"1": 1, "2": 2, "3": 3, "4": 4}},
+            "logit_bias",
+        ),
+        (COMPLETE, {"logprobs": 4}, {"logprobs": 5}, "logprobs"),
+        (
+            CHAT,
+            {"logprobs": True, "top_logprobs": 4},
+            {"logprobs": True, "top_logprobs": 5},
+            "logprobs",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x"}] * 4},
+            {"messages": [{"role": "user", "content": "x"}] * 5},
+            "messages",
+        ),
+    ],
+)
+def test_as_much_as_allowed_but_no_more(
+    small: LiveServer,
+    path: str,
+    allowed: dict[str, Any],
+    too_much: dict[str, Any],
+    param: str,
+) -> None:
+    assert ask(small, path, **allowed).status_code == 200
+    answer = ask(small, path, **too_much)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "limit_exceeded"
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_body_that_is_too_large_is_refused_unread(small: LiveServer) -> None:
+    assert ask(small, COMPLETE, prompt="x" * 20_000).status_code == 413
+    headers = {"Authorization": f"Bearer {KEYS[0]}", "Content-Type": "application/json"}
+
+    def endless() -> Any:
+        for _ in range(10_000):
+            yield b" " * 1000
+
+    answer = small.client.post(small.url + COMPLETE, content=endless(), headers=headers)
+    assert answer.status_code == 413
+
+
+def test_a_prompt_longer_than_the_context_is_refused(server: LiveServer) -> None:
+    ok = server.post(COMPLETE, {"prompt": "x" * 511, "max_tokens": 1})
+    assert ok.status_code == 200
+    answer = server.post(COMPLETE, {"prompt": "x" * 512, "max_tokens": 1})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+GET = ["/v1/models", "/v1/models/bytes", "/ready", "/version", "/metrics", "/stats"]
+GET += ["/openapi.json", "/no-such-path"]
+POST = [COMPLETE, CHAT, "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "first-key", "Basic first-key", "Bearer"])
+def test_a_wrong_or_missing_key_gets_401_everywhere_else(
+    small: LiveServer, header: str | None
+) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    for path in GET:
+        assert small.get(path, headers=headers).status_code == 401, path
+    for path in POST:
+        answer = small.post(path, {}, headers=headers)
+        assert answer.status_code == 401, path
+        assert answer.json()["error"]["type"] == "authentication_error"
+    for path in ("/health", "/", "/static/app.js", "/static/style.css"):
+        assert small.get(path, headers=headers).status_code == 200, path
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_opens_the_door(small: LiveServer, key: str) -> None:
+    headers = {"Authorization": f"Bearer {key}"}
+    assert small.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"prompt": "x", "max_tokens": 1e999}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "bad_words": ["\\uDFFF"]}',
+        b'{"prompt": []}',
+        b'{"prompt": [[]]}',
+        b'{"prompt": [1, "a"]}',
+        b'{"prompt": [99999]}',
+        b'{"prompt": ""}',
+        b'{"prompt": "x", "unknown_field": 1}',
+        b'{"prompt": "x", "n": "2"}',
+        b'{"prompt": "x", "best_of": 3}',
+        b'{"prompt": "x", "stop": [""]}',
+        b'{"prompt": "x", "logit_bias": {"a": 1}}',
+        b'{"prompt": "x", "logit_bias": {"99999": 1}}',
+        b'{"prompt": "x", "stream_options": {"include_usage": true}}',
+        b'{"prompt": "x", "min_tokens": 9, "max_tokens": 2}',
+        b'{"prompt": "x", "chat_template": "{{ 1 }}"}',
+        b'{"prompt": "x", "seed": ' + b"9" * 400 + b"}",
+        b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    ],
+)
+def test_malformed_bodies_get_a_plain_400(server: LiveServer, body: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = server.post(COMPLETE, content=body, headers=headers)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    for word in ("Traceback", "site-packages", "hunch/", "pydantic"):
+        assert word not in answer.text
+
+
+def test_templates_from_requests_are_refused_unless_allowed(
+    server: LiveServer, start_server: Callable[..., LiveServer]
+) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template": "{{ messages }}",
+        "max_tokens": 2,
+    }
+    assert server.post(CHAT, body).status_code == 400
+    assert start_server(allow_request_chat_template=True).post(CHAT, body).status_code == 200
+
+
+def test_a_form_post_from_another_site_is_not_taken(server: LiveServer) -> None:
+    """Browsers send text/plain across origins without asking first."""
+    body = json.dumps({"prompt": "x"})
+    answer = server.post(COMPLETE, content=body, headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
+
+
+def test_cors_is_closed_unless_opened(
+    server: LiveServer, start_server: Callable[..., LiveServer]
+) -> None:
+    headers = {"Origin": "https://site.example", "Access-Control-Request-Method": "POST"}
+    closed = server.client.options(server.url + COMPLETE, headers=headers)
+    assert "access-control-allow-origin" not in closed.headers
+    opened = start_server(cors_origins=["https://site.example"], api_keys=KEYS)
+    answer = server.client.options(opened.url + COMPLETE, headers=headers)
+    assert answer.headers["access-control-allow-origin"] == "https://site.example"
+    other = {**headers, "Origin": "https://other.example"}
+    refused = server.client.options(opened.url + COMPLETE, headers=other)
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_request_ids_come_back_and_odd_ones_are_replaced(server: LiveServer) -> None:
+    given = server.get("/health", headers={"X-Request-Id": "my-id.1"})
+    assert given.headers["x-request-id"] == "my-id.1"
+    odd = server.get("/health", headers={"X-Request-Id": 'a"b c'})
+    assert len(odd.headers["x-request-id"]) == 32
+
+
+def test_unknown_paths_and_methods_get_errors_in_the_same_form(server: LiveServer) -> None:
+    assert server.get("/nothing").json()["error"]["type"] == "not_found_error"
+    wrong = server.get(COMPLETE)
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_half_a_request_does_not_hold_up_others(server: LiveServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n")
+        sock.sendall(b"Content-Type: application/json\r\n\r\n{")
+        assert server.post(COMPLETE, {"prompt": "x"}).status_code == 200
+
+
+def test_tokenize_and_detokenize(server: LiveServer) -> None:
+    answer = server.post("/tokenize", {"prompt": "né"}).json()
+    assert answer["tokens"] == list("né".encode())
+    assert answer["count"] == 3
+    assert answer["max_model_len"] == 512
+    assert server.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "né"}
+    chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]}).json()
+    assert bytes(chat["tokens"]).decode() == "user: x\nassistant: "
+    assert server.post("/tokenize", {}).status_code == 400
+    assert server.post("/detokenize", {"tokens": [9999]}).status_code == 400

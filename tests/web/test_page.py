@@ -1,0 +1,199 @@
+"""The page in a real browser: type a prompt, see coloured tokens, compare, watch the charts.
+
+Needs Debian's chromium and chromium-driver, and selenium; skipped where they are not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.fake_engine import expected_text
+from server.live_server import LiveServer
+
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium is not installed")
+
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--force-device-scale-factor=1",
+]
+
+
+@pytest.fixture(scope="module")
+def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    log = tmp_path_factory.mktemp("page") / "log"
+    server = LiveServer(log, {"FAKE_STEP_SECONDS": "0.01"})
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,860"]:
+        options.add_argument(flag)
+    service = webdriver.ChromeService(executable_path=DRIVER)
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+def wait(browser: Any, script: str, seconds: float = 60.0) -> Any:
+    """The script's value once it is truthy."""
+    return WebDriverWait(browser, seconds).until(lambda b: b.execute_script(f"return {script}"))
+
+
+def keep(browser: Any, name: str) -> None:
+    """A screenshot, where HUNCH_SCREENSHOTS names a folder for them."""
+    folder = os.environ.get("HUNCH_SCREENSHOTS")
+    if folder:
+        browser.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+
+def say(browser: Any, text: str) -> None:
+    box = browser.find_element(By.ID, "prompt")
+    box.send_keys(text)
+    box.send_keys(Keys.ENTER)
+
+
+def choose(browser: Any, mode: str) -> None:
+    browser.execute_script(f"document.querySelector('input[value={mode}]').click()")
+
+
+DONE = "document.querySelectorAll('.answer').length && !document.querySelector('.answer.live')"
+
+
+def test_tokens_appear_coloured_by_who_guessed_them(browser: Any, page_server: LiveServer) -> None:
+    browser.get(page_server.url + "/")
+    say(browser, "Hello there")
+    wait(browser, DONE)
+    text = browser.execute_script("return document.querySelector('.answer .text').textContent")
+    rendered = "user: Hello there\nassistant: "
+    assert text == expected_text(rendered, 0, 200)
+    colours = browser.execute_script(
+        "return ['drafter', 'target'].map(name => {"
+        "  const piece = document.querySelector(`.piece.${name}`);"
+        "  return getComputedStyle(piece).backgroundColor; })"
+    )
+    assert colours[0] != colours[1]
+    assert "tokens/s" in browser.find_element(By.CSS_SELECTOR, ".answer .speed").text
+    assert "guesses right" in browser.find_element(By.CSS_SELECTOR, ".answer .facts").text
+    keep(browser, "chat")
+    severe = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert severe == []
+
+
+def test_on_and_off_side_by_side_write_the_same_text(browser: Any, page_server: LiveServer) -> None:
+    browser.get(page_server.url + "/")
+    choose(browser, "both")
+    say(browser, "Compare")
+    verdict = wait(browser, "document.querySelector('.verdict')?.textContent")
+    assert verdict.startswith("same text: yes")
+    speeds = [s.text for s in browser.find_elements(By.CSS_SELECTOR, ".answer .speed")]
+    assert len(speeds) == 2
+    assert all(float(speed.split()[0]) > 0 for speed in speeds)
+    marked = browser.execute_script(
+        "return [...document.querySelectorAll('.answer')]"
+        "  .map(node => node.querySelectorAll('.piece.drafter').length)"
+    )
+    assert marked[0] > 0
+    assert marked[1] == 0
+    keep(browser, "compare")
+
+
+def test_speculation_can_be_switched_off(browser: Any, page_server: LiveServer) -> None:
+    browser.get(page_server.url + "/")
+    choose(browser, "off")
+    say(browser, "Plain")
+    wait(browser, DONE)
+    assert not browser.find_elements(By.CSS_SELECTOR, ".piece.drafter")
+    assert browser.find_elements(By.CSS_SELECTOR, ".piece.target")
+
+
+def test_the_charts_move(browser: Any, page_server: LiveServer) -> None:
+    browser.get(page_server.url + "/")
+    wait(browser, "document.querySelector('#health').className === 'dot ok'")
+    picture = (
+        "['speed', 'accept', 'queue', 'kv'].map(id => document.getElementById(id).toDataURL())"
+    )
+    first = browser.execute_script(f"return {picture}")
+    say(browser, "Move")
+    wait(browser, DONE)
+    for number in range(4):
+        changed = f"{picture}[{number}] !== arguments[0]"
+        WebDriverWait(browser, 30).until(
+            lambda b, changed=changed, number=number: b.execute_script(
+                f"return {changed}", first[number]
+            )
+        )
+    assert float(browser.find_element(By.ID, "accept-now").text.split()[0]) > 0
+
+
+def test_a_stopped_answer_stops_in_the_engine_too(browser: Any, page_server: LiveServer) -> None:
+    browser.get(page_server.url + "/")
+    browser.execute_script("document.getElementById('max-tokens').value = 400")
+    choose(browser, "off")
+    say(browser, "Long")
+    wait(browser, "document.querySelectorAll('.piece').length > 5")
+    browser.find_element(By.ID, "send").click()
+    facts = wait(browser, "document.querySelector('.answer .facts').textContent")
+    assert facts == "stopped"
+    page_server.wait_idle(3.0)
+
+
+@pytest.mark.parametrize(("name", "width", "height"), [("wide", 1280, 860), ("phone", 390, 844)])
+def test_it_fits_dark_and_light_wide_and_narrow(
+    browser: Any, page_server: LiveServer, name: str, width: int, height: int
+) -> None:
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(page_server.url + "/")
+    grounds = []
+    for _ in range(2):
+        theme = browser.execute_script("return document.documentElement.dataset.theme")
+        keep(browser, f"{name}-{theme}-hello")
+        grounds.append(
+            browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        )
+        browser.find_element(By.ID, "theme").click()
+    assert grounds[0] != grounds[1]
+    choose(browser, "both")
+    say(browser, "Fit")
+    wait(browser, "document.querySelector('.verdict')")
+    for _ in range(2):
+        theme = browser.execute_script("return document.documentElement.dataset.theme")
+        keep(browser, f"{name}-{theme}")
+        browser.find_element(By.ID, "theme").click()
+    overflow = browser.execute_script(
+        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    assert overflow <= 0
+
+
+def test_nothing_is_loaded_from_elsewhere(browser: Any, page_server: LiveServer) -> None:
+    browser.get(page_server.url + "/")
+    wait(browser, "document.querySelector('#health').className === 'dot ok'")
+    names = browser.execute_script(
+        "return performance.getEntriesByType('resource').map(entry => entry.name)"
+    )
+    assert names
+    assert all(name.startswith(page_server.url) for name in names)
