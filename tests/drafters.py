@@ -3,8 +3,6 @@
 from functools import cache
 from pathlib import Path
 
-# Small random models teach a drafter that its guesses fail; the tests want guesses all the same.
-ALWAYS = {"ngram": "ngram:adaptive=false", "suffix": "suffix:adaptive=false"}
 
 import head_files
 
@@ -16,6 +14,10 @@ TEXTS = ("the model and the guess", "fast token fast token fast token fast", "a"
 @cache
 def _study(target: Path) -> head_files.Study:
     return head_files.study(target, prompts=TEXTS)
+
+
+# Small random models teach a drafter that its guesses fail; the tests want guesses all the same.
+ALWAYS = {"ngram": "ngram:adaptive=false", "suffix": "suffix:adaptive=false"}
 
 
 def speculate_for(speculate: str, target: Path, files: Path) -> str:
