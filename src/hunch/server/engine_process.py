@@ -180,6 +180,7 @@ def main(fd: int) -> int:
         return 1
     capacity = engine.capacity
     info = {name: getattr(capacity, name) for name in ("num_blocks", "block_size", "max_rows")}
+    channel.send({"op": "stats", "stats": engine.stats()})
     channel.send({"op": "ready", "info": {**info, "max_len": capacity.max_len}})
     loop = Loop(engine, channel)
     try:

@@ -170,7 +170,7 @@ function follow() {
 
 const speed = new Lines($("speed"), ["--mark-edge"], 10);
 const queue = new Lines($("queue"), ["--mark-edge", "--second"], 4);
-const kv = new Lines($("kv"), ["--mark-edge"], 1);
+const kv = new Lines($("kv"), ["--mark-edge"], 0.1);
 const accept = new Bars($("accept"), "--mark-edge");
 let before = null;
 

@@ -1,0 +1,107 @@
+"""What operators look at: metrics by vLLM's names, and the report behind the page's charts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.live_server import LiveServer
+
+COMPLETE = "/v1/completions"
+NAMES = [
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_params_n",
+    "request_params_max_tokens",
+    "request_success",
+    "spec_decode_num_drafts",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
+    "spec_decode_num_accepted_tokens_per_pos",
+    "spec_decode_draft_seconds",
+    "spec_decode_time_saved_seconds",
+    "drafter_memory_bytes",
+]
+
+
+def read(server: LiveServer) -> dict[str, dict[tuple[str, ...], float]]:
+    """Sample name -> labels besides model and engine -> value."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        for sample in family.samples:
+            rest = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            found.setdefault(sample.name, {})[tuple(rest.values())] = sample.value
+    return found
+
+
+def test_metrics_have_vllms_names_and_count_what_happened(
+    start_server: Callable[..., LiveServer],
+) -> None:
+    server = start_server()
+    families = {f.name for f in text_string_to_metric_families(server.get("/metrics").text)}
+    assert {f"hunch:{name}" for name in NAMES} <= families
+    for seed in range(3):
+        body = {"prompt": "hello", "seed": seed, "max_tokens": 20}
+        assert server.post(COMPLETE, body).status_code == 200
+    server.post(COMPLETE, {"prompt": "hello", "max_tokens": -1})
+    server.wait_idle()
+    now = read(server)
+    assert now["hunch:prompt_tokens_total"][()] == 15
+    assert now["hunch:generation_tokens_total"][()] == 60
+    assert now["hunch:request_success_total"][("length",)] == 3
+    assert now["hunch:time_to_first_token_seconds_count"][()] == 3
+    assert now["hunch:inter_token_latency_seconds_count"][()] == 57
+    assert now["hunch:http_requests_total"][(COMPLETE, "200")] == 3
+    assert now["hunch:http_requests_total"][(COMPLETE, "400")] == 1
+    accepted = now["hunch:spec_decode_num_accepted_tokens_total"][()]
+    assert 0 < accepted <= now["hunch:spec_decode_num_draft_tokens_total"][()]
+    positions = now["hunch:spec_decode_num_accepted_tokens_per_pos_total"]
+    assert sum(positions.values()) == accepted
+    assert now["hunch:num_requests_running"][()] == 0
+
+
+def test_the_dashboard_asks_only_for_metrics_that_exist(server: LiveServer) -> None:
+    path = Path(__file__).parents[2] / "dashboards" / "grafana.json"
+    text = path.read_text()
+    json.loads(text)
+    asked = set(re.findall(r"hunch:[a-z0-9_]+", text))
+    known = set(re.findall(r"hunch:[a-z0-9_]+", server.get("/metrics").text))
+    known |= {f"{name}_bucket" for name in known}
+    assert len(asked) > 12
+    assert asked <= known
+
+
+def test_health_version_and_the_report(server: LiveServer) -> None:
+    assert server.get("/health").json() == {"status": "ok"}
+    assert server.get("/ready").status_code == 200
+    assert "version" in server.get("/version").json()
+    report = server.stats()
+    assert report["model"] == "bytes"
+    assert {"num_running", "num_waiting", "kv_usage", "per_position"} <= set(report["engine"])
+
+
+def test_the_page_is_served_with_a_strict_policy(server: LiveServer) -> None:
+    page = server.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for path in ("/static/app.js", "/static/charts.js", "/static/style.css", "/favicon.ico"):
+        assert server.get(path).status_code == 200
