@@ -38,7 +38,7 @@ def generate(engine: Engine, prompt: list[int], **params: object) -> RequestOutp
         ([-1], {}, "token id -1"),
         ([1] * 200, {}, "the context of 200"),
         ([1], {"logit_bias": {VOCAB: 1.0}}, "logit_bias: token id"),
-        ([1], {"allowed_token_ids": [-2]}, "allowed_token_ids: token id -2"),
+        ([1], {"allowed_token_ids": [500]}, "allowed_token_ids: token id 500"),
         ([1], {"stop_token_ids": [999]}, "stop_token_ids: token id 999"),
         ([1], {"logprobs": VOCAB + 1}, "logprobs=30"),
         ([1], {"prompt_logprobs": VOCAB + 1}, "prompt_logprobs=30"),

@@ -175,3 +175,12 @@ def test_rows_that_left_are_reported_with_the_next_work():
     ask(engine, "b", 2, 1)
     finish(engine)
     assert [plan.leaves for plan in engine.runner.plans] == [[], [0]]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_samples_share_the_prompt_of_the_first(depth):
+    engine = make(budget=8, depth=depth)
+    ask(engine, "a", 21, 3, n=4)
+    finish(engine)
+    starts = [start for plan in engine.runner.plans for start in plan.starts]
+    assert [start.num_computed[0] for start in starts] == [0, 20, 20, 20]

@@ -100,6 +100,7 @@ class Engine:
                 max_nodes=allowed if wish.max_nodes is None else min(allowed, wish.max_nodes),
                 tokens=asked.prompt_ids.copy(),
                 end=len(asked.prompt_ids) + request.max_tokens,
+                leader=job.sequences[0] if job.sequences else None,
             )
             job.sequences.append(sequence)
             self._scheduler.add(sequence)

@@ -41,6 +41,7 @@ class Sequence:
     max_nodes: int  # most nodes it may draft in a step
     tokens: list[int]  # everything known: prompt, and output so far
     end: int  # known length at which max_tokens is reached
+    leader: Sequence | None = None  # the first sample of the same request
     table: BlockTable = field(default_factory=BlockTable)
     state: State = State.WAITING
     is_over: bool = False  # it has its finish reason; nothing that still flies counts
@@ -130,15 +131,14 @@ class Scheduler:
         pool = self.pool
         while self.waiting and self._free_rows and budget > 0:
             sequence = self.waiting[0]
+            if self._can_share_soon(sequence):
+                return
             num_known = len(sequence.tokens)
-            # The last known token is always computed: its logits decide the next one. And a
-            # prompt's scores come from computing it.
+            # The last known token is always computed, as its logits decide the next one, and so
+            # are those that lead to a prompt's missing scores.
             scored = sequence.output.num_known_prompt_logprobs
-            hit = pool.find(
-                sequence.table,
-                sequence.tokens,
-                num_known - 1 if scored is None else min(num_known, scored) - 1,
-            )
+            max_hit = num_known - 1 if scored is None else min(num_known, scored) - 1
+            hit = pool.find(sequence.table, sequence.tokens, max_hit)
             num_missing = -(-num_known // pool.block_size) - len(hit.blocks)
             # One block per running row is left over, or the next steps would preempt at once.
             if num_missing + hit.num_idle + len(self.running) > pool.num_free:
@@ -163,6 +163,14 @@ class Scheduler:
             assert member is not None  # it has blocks for all it knows
             members.append(member)
             budget -= member.work.num_tokens + member.work.num_nodes
+
+    def _can_share_soon(self, sequence: Sequence) -> bool:
+        """Its first sample is computing the same prompt: wait, and take it from there."""
+        leader, size = sequence.leader, self.pool.block_size
+        if leader is None or not self.pool.is_caching or leader.state is not State.RUNNING:
+            return False
+        num_shared = (len(sequence.request.prompt_ids) - 1) // size * size
+        return leader.num_computed < num_shared
 
     def _fit(self, sequence: Sequence, budget: int, num_later: int) -> Member | None:
         """The sequence's part in this step, with its blocks taken; None if blocks are short.
@@ -286,7 +294,5 @@ class Scheduler:
             sequence.state = State.GONE
             return
         sequence.state = State.WAITING
-        place = 0
-        while place < len(self.waiting) and self.waiting[place].arrival < sequence.arrival:
-            place += 1
+        place = sum(other.arrival < sequence.arrival for other in self.waiting)
         self.waiting.insert(place, sequence)
