@@ -1,0 +1,154 @@
+"""Builds the C++ kernels on first use, for this CPU, and remembers the result."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "cpu"
+# Contraction would let the compiler fuse a product and a sum in one place and not in another.
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off")
+HOW_TO_GET_A_COMPILER = (
+    "install one (Debian or Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: "
+    "xcode-select --install) or name it in CXX"
+)
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
+    """The kernels, built if needed; None, after one warning, where they cannot be built."""
+    compiler = find_compiler()
+    if compiler is None:
+        _warn(f"no C++ compiler found; {HOW_TO_GET_A_COMPILER}")
+        return None
+    try:
+        return ctypes.CDLL(str(build(compiler)))
+    except (subprocess.CalledProcessError, OSError) as error:
+        detail = getattr(error, "stderr", "") or str(error)
+        _warn(f"building with {compiler} failed: {detail.strip()[-400:]}")
+        return None
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(
+        f"hunch runs on torch alone, which is several times slower on a CPU: {reason}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def find_compiler() -> str | None:
+    """$CXX, or the first C++ compiler on the path."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    return None
+
+
+def cpu_flags() -> tuple[str, ...]:
+    """What makes the compiler use everything this CPU has."""
+    return ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ("-march=native",)
+
+
+def cache_dir() -> Path:
+    root = os.environ.get("HUNCH_CACHE")
+    if root:
+        return Path(root) / "kernels"
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "hunch" / "kernels"
+
+
+def build(compiler: str) -> Path:
+    """The shared library for these sources, this compiler and this CPU."""
+    files = sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp"))
+    digest = hashlib.sha256()
+    for part in (*FLAGS, *cpu_flags(), compiler, _version(compiler), _cpu()):
+        digest.update(part.encode() + b"\0")
+    for file in files:
+        digest.update(file.read_bytes())
+    folder = cache_dir()
+    library = folder / f"{digest.hexdigest()[:24]}.so"
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building the same
+        if not library.exists():
+            started = time.perf_counter()
+            print("hunch: building CPU kernels (once for this machine) ...", file=sys.stderr)
+            _compile(compiler, [file for file in files if file.suffix == ".cpp"], library)
+            took = time.perf_counter() - started
+            print(f"hunch: built in {took:.0f} s, kept in {folder}", file=sys.stderr)
+    return library
+
+
+def _compile(compiler: str, files: list[Path], library: Path) -> None:
+    """All files at once, then the link; the library appears whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as work:
+        objects = [Path(work) / f"{file.stem}.o" for file in files]
+        started = [
+            subprocess.Popen(
+                [compiler, *FLAGS, *cpu_flags(), "-c", str(file), "-o", str(to)],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for file, to in zip(files, objects, strict=True)
+        ]
+        ended = [(process, process.communicate()[1]) for process in started]
+        for process, errors in ended:
+            if process.returncode:
+                raise subprocess.CalledProcessError(
+                    process.returncode, process.args, stderr=errors
+                )
+        built = Path(work) / library.name
+        subprocess.run(
+            [compiler, "-shared", "-pthread", *map(str, objects), "-o", str(built)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        os.replace(built, library)
+
+
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+
+
+def _cpu() -> str:
+    """What the compiler's idea of this CPU depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    kinds = ("flags", "Features", "model name", "CPU part", "CPU implementer")
+    return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
+
+
+def num_cores() -> int:
+    """Cores this process may use: hyperthreads count once, a container's quota counts."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if cpus is None:
+        return os.cpu_count() or 1
+    cores = set()
+    for cpu in cpus:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings.read_text() if siblings.exists() else str(cpu))
+    num = len(cores)
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            num = min(num, max(1, int(limit) // int(period)))
+    return num

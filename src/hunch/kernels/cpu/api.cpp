@@ -1,0 +1,98 @@
+// What Python calls, on plain pointers.
+#include <cstring>
+
+#include "decoder.h"
+#include "pool.h"
+#include "sampling.h"
+
+using namespace hunch;
+
+extern "C" {
+
+int hunch_panel() { return P; }
+
+Team* hunch_team_new(int num_threads) { return new Team(num_threads); }
+void hunch_team_free(Team* team) { delete team; }
+
+Matrix* hunch_matrix_new(int kind, int num_out, int num_in) {
+    return new Matrix((Kind)kind, num_out, num_in);
+}
+void hunch_matrix_free(Matrix* w) { delete w; }
+int64_t hunch_matrix_bytes(const Matrix* w) { return (int64_t)w->num_bytes(); }
+
+// format: 0 floats, 1 Q4_0, 2 Q4_1, 3 Q8_0
+void hunch_matrix_fill(Matrix* w, Team* team, int format, const uint8_t* rows, int64_t row_bytes) {
+    const int part = 16 * P;
+    team->run([&](Worker& worker) {
+        worker.each((w->num_out + part - 1) / part, [&](int item) {
+            int first = item * part, count = w->num_out - first < part ? w->num_out - first : part;
+            const uint8_t* from = rows + first * row_bytes;
+            if (format == 0) w->fill_float((const float*)from, first, count);
+            if (format == 1) w->fill_q4_0(from, first, count);
+            if (format == 2) w->fill_q4_1(from, first, count);
+            if (format == 3) w->fill_q8_0(from, first, count);
+        });
+    });
+}
+
+void hunch_matrix_rows(const Matrix* w, const int64_t* ids, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; i++) w->read_row((int)ids[i], out + i * w->num_in);
+}
+
+// out = x times w, for rows of floats
+void hunch_multiply(const Matrix* w, Team* team, const float* x, int64_t num_rows, float* out) {
+    Input input;
+    input.num_in = w->num_in;
+    std::vector<uint8_t> tiles;
+    if (w->kind == Kind::FLOAT) {
+        input.rows = const_cast<float*>(x);
+    } else {
+        tiles.resize(Input::bytes_for((int)num_rows, w->num_in));
+        input.tiles = tiles.data();
+    }
+    const int size = 64, num_parts = (w->num_out + size - 1) / size;
+    const int num_chunks = ((int)num_rows + ROW_CHUNK - 1) / ROW_CHUNK;
+    team->run([&](Worker& worker) {
+        std::vector<uint8_t> panel(Scratch::panel_bytes(w->num_in));
+        std::vector<float> part((size_t)ROW_CHUNK * size);
+        worker.each(input.tiles ? (int)num_rows : 0,
+                    [&](int row) { input.put_row(row, x + (size_t)row * w->num_in); });
+        worker.each(num_chunks * num_parts, [&](int item) {
+            int row = item / num_parts * ROW_CHUNK, first = item % num_parts * size;
+            int count = (int)num_rows - row < ROW_CHUNK ? (int)num_rows - row : ROW_CHUNK;
+            int last = first + size < w->num_out ? first + size : w->num_out;
+            multiply(*w, first, last, input, row, count, part.data(), size, Scratch{panel.data()});
+            for (int r = 0; r < count; r++)
+                std::memcpy(out + (size_t)(row + r) * w->num_out + first, &part[(size_t)r * size],
+                            (last - first) * sizeof(float));
+        });
+    });
+}
+
+Decoder* hunch_decoder_new(const DecoderSpec* spec) { return new Decoder(*spec); }
+void hunch_decoder_free(Decoder* decoder) { delete decoder; }
+int hunch_decoder_forward(Decoder* decoder, Team* team, const Pass* pass) {
+    return decoder->forward(*team, *pass);
+}
+void hunch_decoder_logits(Decoder* decoder, Team* team, const float* hidden, int64_t num_rows,
+                          float* out) {
+    decoder->logits(*team, hidden, (int)num_rows, out);
+}
+
+// One token per row of logits [num_rows][size]; the other arrays hold one entry per row.
+void hunch_choose(Team* team, const float* logits, const float* temperature, const int64_t* top_k,
+                  const double* top_p, const float* log_min_p, const int64_t* seed,
+                  const int64_t* sample_index, const int64_t* position, int64_t* out,
+                  int64_t num_rows, int64_t size, int64_t row_stride, int stream) {
+    team->run([&](Worker& worker) {
+        std::vector<float> scratch(2 * size);
+        std::vector<int> ids(size + 1);
+        worker.each((int)num_rows, [&](int row) {
+            ChoiceSpec spec{temperature[row], top_k[row],        top_p[row],    log_min_p[row],
+                            seed[row],        sample_index[row], position[row], stream};
+            out[row] = choose(logits + row * row_stride, (int)size, spec, scratch.data(), ids.data());
+        });
+    });
+}
+
+}  // extern "C"

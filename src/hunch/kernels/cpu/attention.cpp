@@ -1,0 +1,271 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "attn_math.h"
+#include "vecmath.h"
+
+namespace hunch {
+
+struct Buffers {  // parts of a thread's scratch
+    float *scores, *sums, *queries, *weights;
+
+    Buffers(float* scratch, int size) {
+        scores = scratch;
+        sums = scores + MAX_QUERIES * TILE;
+        queries = sums + MAX_QUERIES * size;
+        weights = queries + MAX_QUERIES * size;
+    }
+    static size_t floats(int size) { return (size_t)2 * MAX_QUERIES * (size + TILE); }
+};
+
+namespace {
+
+// Calls body<Q>(i) for queries i.. in groups of Math::QUERIES, then one by one.
+template <class Math, class Body>
+void each_query(int first, int last, Body&& body) {
+    int i = first;
+    for (; i + Math::QUERIES <= last; i += Math::QUERIES)
+        body(std::integral_constant<int, Math::QUERIES>(), i);
+    for (; i + 3 <= last && Math::QUERIES > 3; i += 3) body(std::integral_constant<int, 3>(), i);
+    for (; i < last; i++) body(std::integral_constant<int, 1>(), i);
+}
+
+// Weights of one query over a tile: scores become e^(score - largest), and zero outside
+// [from, count) up to the end of its last chunk.
+void soften(float* scores, int from, int count, float* largest, float* total) {
+    const float lowest = -std::numeric_limits<float>::infinity();
+    const int end = (count + CHUNK - 1) / CHUNK * CHUNK;
+    std::fill(scores, scores + from, lowest);
+    std::fill(scores + count, scores + end, lowest);
+    vf tops[4] = {set1(lowest), set1(lowest), set1(lowest), set1(lowest)};
+    for (int j = 0; j < end; j += 4 * P)
+        HUNCH_UNROLL for (int i = 0; i < 4; i++) tops[i] = max(tops[i], load(scores + j + i * P));
+    const float top = max_lane(max(max(tops[0], tops[1]), max(tops[2], tops[3])));
+    vf sum[4] = {zero(), zero(), zero(), zero()};  // four side by side: one alone waits for itself
+    for (int j = 0; j < end; j += 4 * P)
+        HUNCH_UNROLL for (int i = 0; i < 4; i++) {
+            vf weight = exp(sub(load(scores + j + i * P), set1(top)));
+            store(scores + j + i * P, weight);
+            sum[i] = add(sum[i], weight);
+        }
+    std::fill(scores, scores + from, 0.0f);
+    std::fill(scores + count, scores + end, 0.0f);
+    *largest = top;
+    *total = sum_lanes(add(add(sum[0], sum[1]), add(sum[2], sum[3])));
+}
+
+// into = into merged with a later tile; both are states.
+void merge(float* into, const float* tile, int size) {
+    float top = std::max(into[0], tile[0]);
+    float factors[2 * P];
+    store(factors, exp(set1(into[0] - top)));
+    store(factors + P, exp(set1(tile[0] - top)));
+    vf a = set1(factors[0]), b = set1(factors[P]);
+    into[0] = top;
+    into[1] = into[1] * factors[0] + tile[1] * factors[P];
+    for (int h = 2; h < size + 2; h += P)
+        store(into + h, fma(mul(load(into + h), a), load(tile + h), b));
+}
+
+}  // namespace
+
+size_t Attention::scratch_floats(const Heads& heads) { return Buffers::floats(heads.head_dim); }
+
+Attention::Attention(const Heads& heads, const Places& places, int num_threads)
+    : heads_(heads), places_(places) {
+    int max_rows = std::max(1, MAX_QUERIES / heads.group());
+    for (int row = 0; row < places.num_rows; row++) {
+        if (places.slot[row] < 0) continue;  // padding
+        int64_t end = places.table_end(row), pos = places.pos[row];
+        int64_t shared_end = end > pos ? INT64_MAX : end;  // all it reads is in the block table
+        max_tiles_ = std::max(max_tiles_, (int)(pos / TILE) + 1);
+        RowBlock* block = blocks_.empty() ? nullptr : &blocks_.back();
+        if (block && block->last == row && row - block->first < max_rows &&
+            places.seq[row] == places.seq[block->first]) {
+            block->last = row + 1;
+            block->shared_end = std::min(block->shared_end, shared_end);
+            if (pos > block->highest) block->highest = pos, block->widest = row;
+        } else {
+            blocks_.push_back({row, row + 1, row, shared_end, pos, 0});
+        }
+    }
+    for (RowBlock& block : blocks_) place(block);
+    is_split_ = (int)blocks_.size() * heads.num_kv_heads < 4 * num_threads && max_tiles_ > 1;
+    states_per_head_ = is_split_ ? max_tiles_ : 1;
+    size_t num_states = (size_t)places.num_rows * heads.num_heads * states_per_head_;
+    states_.reset(new float[num_states * (heads.head_dim + 2)]);
+}
+
+// Where the block's shared positions are, to the end of the last tile: past the last one it is
+// repeated, so that keys can be read in fours.
+void Attention::place(RowBlock& block) {
+    int64_t end = std::min(block.highest + 1, block.shared_end);
+    int64_t size = (block.highest / TILE + 1) * TILE, stride = heads_.num_kv_heads * heads_.head_dim;
+    const int64_t* table = places_.table + places_.seq[block.first] * places_.table_stride;
+    block.at = at_.size();
+    at_.resize(block.at + size);
+    int64_t* at = &at_[block.at];
+    for (int64_t p = 0; p < end; p += places_.block_size) {
+        int64_t slot = table[p / places_.block_size] * places_.block_size;
+        for (int64_t i = p; i < std::min(p + places_.block_size, end); i++) at[i] = slot++ * stride;
+    }
+    std::fill(at + end, at + size, end > 0 ? at[end - 1] : 0);
+}
+
+template <class Math>
+void Attention::run_tile(const RowBlock& block, int kv_head, int tile, const AttnCall& call,
+                         float* scratch) const {
+    typedef typename Math::Stored Stored;
+    typedef typename Math::Query Query;
+    const int size = heads_.head_dim, group = heads_.group();
+    const int num_queries = (block.last - block.first) * group;
+    const int64_t start = (int64_t)tile * TILE;
+    const int reach = (int)std::min<int64_t>(TILE, block.highest - start + 1);
+    const int shared = (int)std::clamp<int64_t>(block.shared_end - start, 0, reach);
+    const int cut = shared < reach ? shared / CHUNK * CHUNK : reach;  // the rest is read row by row
+    const Buffers buffer(scratch, size);
+    Query *queries = (Query*)buffer.queries, *weights = (Query*)buffer.weights;
+    const Stored *k = (const Stored*)call.k + kv_head * size, *v = (const Stored*)call.v + kv_head * size;
+    const int64_t* at = &at_[block.at + start];
+
+    auto count_of = [&](int row) {  // positions of the tile the row sees, from the first on
+        return (int)std::clamp<int64_t>(places_.pos[row] - start + 1, 0, TILE);
+    };
+    auto score = [&](int first, int last, const int64_t* where, int from, int to) {
+        for (int j = from; j < to; j += 4)
+            each_query<Math>(first, last, [&](auto q, int i) {
+                Math::template scores<decltype(q)::value>(queries + i * size, k, where + j, size,
+                                                          buffer.scores + i * TILE + j, TILE);
+            });
+    };
+    auto add = [&](int first, int last, const int64_t* where, int from, int to) {
+        for (int j = from; j < to; j += CHUNK)
+            each_query<Math>(first, last, [&](auto q, int i) {
+                Math::template add_values<decltype(q)::value>(
+                    buffer.sums + i * size, weights + i * TILE + j, TILE, v, where + j,
+                    std::min(CHUNK, to - j), size);
+            });
+    };
+    // Calls body(first query, last query, where, count) for each row with positions past the cut.
+    auto each_row_past_cut = [&](auto&& body) {
+        int64_t where[TILE + 4];
+        for (int row = block.first; row < block.last && cut < reach; row++) {
+            int count = count_of(row), first = (row - block.first) * group;
+            if (count <= cut) continue;
+            int64_t stride = heads_.num_kv_heads * size, end = places_.table_end(row);
+            for (int j = cut; j < count; j++) {
+                int64_t p = start + j;
+                where[j] = p < std::min(end, block.shared_end) ? at[j] : slot_of(row, p) * stride;
+            }
+            std::fill(where + count, where + (count + 3) / 4 * 4, where[count - 1]);
+            body(first, first + group, where, count);
+        }
+    };
+
+    // The cache is read once per pass, from memory, in short pieces: ask for them ahead of time.
+    auto read_ahead = [&](const Stored* cache, int from, int to) {
+        for (int j = from; j < std::min(to, cut); j++)
+            for (int h = 0; h < size; h += 64 / (int)sizeof(Stored)) __builtin_prefetch(cache + at[j] + h);
+    };
+    read_ahead(k, 0, TILE / 2);
+    for (int i = 0; i < num_queries; i++) {
+        int head = kv_head * group + i % group, row = block.first + i / group;
+        Math::put(call.q + ((size_t)row * heads_.num_heads + head) * size, size, queries + i * size);
+    }
+    read_ahead(k, TILE / 2, TILE);
+    score(0, num_queries, at, 0, std::min(cut, TILE / 2));
+    read_ahead(v, 0, TILE);
+    score(0, num_queries, at, TILE / 2, cut);
+    each_row_past_cut([&](int first, int last, const int64_t* where, int count) {
+        score(first, last, where, cut, count);
+    });
+
+    float largest[MAX_QUERIES], total[MAX_QUERIES];
+    const int end = (reach + CHUNK - 1) / CHUNK * CHUNK;
+    for (int i = 0; i < num_queries; i++) {
+        int64_t pos = places_.pos[block.first + i / group];
+        int count = count_of(block.first + i / group);
+        int64_t from = call.window > 0 ? std::max<int64_t>(0, pos - call.window + 1 - start) : 0;
+        float* s = buffer.scores + i * TILE;
+        if (from >= count) count = 0, total[i] = 0;  // the row sees nothing of this tile
+        if (count > 0) soften(s, (int)from, count, &largest[i], &total[i]);
+        int filled = (count + CHUNK - 1) / CHUNK * CHUNK;
+        if (filled < end) std::fill(s + filled, s + end, 0.0f);
+        Math::put(s, end, weights + i * TILE);
+    }
+
+    std::fill(buffer.sums, buffer.sums + (size_t)num_queries * size, 0.0f);
+    add(0, num_queries, at, 0, cut);
+    each_row_past_cut([&](int first, int last, const int64_t* where, int count) {
+        add(first, last, where, cut, count);
+    });
+    for (int i = 0; i < num_queries; i++) {
+        if (total[i] == 0) continue;
+        int row = block.first + i / group, head = kv_head * group + i % group;
+        keep(row, head, tile, call, largest[i], total[i], buffer.sums + (size_t)i * size);
+    }
+}
+
+// One tile's outcome for a (row, head), into its state.
+void Attention::keep(int row, int head, int tile, const AttnCall& call, float largest, float total,
+                     const float* sums) const {
+    const int size = heads_.head_dim;
+    float fresh[2 + MAX_HEAD_DIM];
+    float* into = state(row, head, is_split_ ? tile : 0);
+    bool is_first = is_split_ || tile == first_tile(row, call);
+    float* to = is_first ? into : fresh;
+    to[0] = largest;
+    to[1] = total;
+    std::memcpy(to + 2, sums, size * sizeof(float));
+    if (!is_first) merge(into, fresh, size);
+}
+
+int64_t Attention::slot_of(int row, int64_t position) const {
+    if (position >= places_.table_end(row))
+        return places_.tree[row * places_.tree_stride + position - places_.base[row]];
+    int64_t size = places_.block_size;
+    int64_t block = places_.table[places_.seq[row] * places_.table_stride + position / size];
+    return block * size + position % size;
+}
+
+void Attention::run(Worker& worker, const AttnCall& call, float* scratch) {
+    const int num_kv = heads_.num_kv_heads, per_block = is_split_ ? max_tiles_ * num_kv : num_kv;
+    worker.each((int)blocks_.size() * per_block, [&](int item) {
+        const RowBlock& block = blocks_[item / per_block];
+        int head = item % per_block % num_kv, tile = item % per_block / num_kv;
+        int first = INT32_MAX, last = (int)(block.highest / TILE) + 1;
+        for (int row = block.first; row < block.last; row++)
+            first = std::min(first, first_tile(row, call));
+        if (is_split_) {
+            if (tile < first || tile >= last) return;
+            first = tile, last = tile + 1;
+        }
+        for (int t = first; t < last; t++) {
+            if (heads_.is_half)
+                run_tile<StoredHalfMath>(block, head, t, call, scratch);
+            else
+                run_tile<FloatMath<float>>(block, head, t, call, scratch);
+        }
+    });
+}
+
+void Attention::read_row(int row, const AttnCall& call, float* out) const {
+    const int size = heads_.head_dim;
+    if (places_.slot[row] < 0) {
+        std::fill(out, out + (size_t)heads_.num_heads * size, 0.0f);
+        return;
+    }
+    for (int head = 0; head < heads_.num_heads; head++, out += size) {
+        int first = is_split_ ? first_tile(row, call) : 0;
+        int last = is_split_ ? (int)(places_.pos[row] / TILE) : 0;
+        float* result = state(row, head, first);
+        for (int tile = first + 1; tile <= last; tile++) merge(result, state(row, head, tile), size);
+        for (int h = 0; h < size; h += P)
+            store(out + h, div(load(result + 2 + h), set1(result[1])));
+    }
+}
+
+}  // namespace hunch

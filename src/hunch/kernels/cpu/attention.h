@@ -1,0 +1,97 @@
+// Paged attention over positions in fixed tiles.
+//
+// A query's scores, weights and sums over one tile of positions depend on nothing but the query and
+// the keys and values at those positions; tiles are then merged in order. So neither the rows
+// computed together, nor the chunks a prompt came in, nor the threads can change a bit.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "pool.h"
+#include "simd.h"
+
+namespace hunch {
+
+constexpr int TILE = 128;        // positions whose softmax is computed at once
+constexpr int CHUNK = 64;        // positions summed before a sum is widened; divides TILE
+constexpr int MAX_HEAD_DIM = 512;
+constexpr int MAX_QUERIES = 48;  // (row, head) pairs that share the keys of a tile
+
+// Where each packed token writes its KV and finds its keys; the fields are those of AttnInputs.
+struct Places {
+    int num_rows;
+    const int64_t *pos, *slot, *seq, *base, *table, *tree;
+    int64_t table_stride, tree_stride, block_size;
+
+    // Positions below this are found in the block table.
+    int64_t table_end(int row) const {
+        return tree && base[row] <= pos[row] ? base[row] : pos[row] + 1;
+    }
+};
+
+struct Heads {
+    int num_heads, num_kv_heads, head_dim;
+    bool is_half;  // keys and values are stored as half floats
+    int group() const { return num_heads / num_kv_heads; }
+};
+
+// One layer. Key (slot, head) starts at (slot * num_kv_heads + head) * head_dim.
+struct AttnCall {
+    const float* q;  // [row][head][head_dim], scaled
+    const void *k, *v;
+    int64_t window;  // positions a token sees; 0: all
+};
+
+// Rows of one sequence that are computed together.
+struct RowBlock {
+    int first, last;
+    int widest;          // the row that looks back from the highest position
+    int64_t shared_end;  // positions below are in the same slots for every row of the block
+    int64_t highest;
+    size_t at;           // its places in Attention::at_
+};
+
+class Attention {
+public:
+    Attention(const Heads& heads, const Places& places, int num_threads);
+
+    // Called by every thread of the team; all rows are done when it returns.
+    void run(Worker& worker, const AttnCall& call, float* scratch);
+    // The result of a row after `run`, [head][head_dim].
+    void read_row(int row, const AttnCall& call, float* out) const;
+
+    static size_t scratch_floats(const Heads& heads);
+
+    Attention(const Attention&) = delete;
+    Attention& operator=(const Attention&) = delete;
+
+private:
+    int first_tile(int row, const AttnCall& call) const {
+        int64_t first = call.window > 0 ? places_.pos[row] - call.window + 1 : 0;
+        return first > 0 ? (int)(first / TILE) : 0;
+    }
+    // Largest score, sum of weights, weighted values of one (row, head): head_dim + 2 floats.
+    float* state(int row, int head, int tile) const {
+        size_t index = ((size_t)row * heads_.num_heads + head) * states_per_head_ + tile;
+        return states_.get() + index * (heads_.head_dim + 2);
+    }
+    void place(RowBlock& block);
+    int64_t slot_of(int row, int64_t position) const;
+    void keep(int row, int head, int tile, const AttnCall& call, float largest, float total,
+              const float* sums) const;
+    template <class Math>
+    void run_tile(const RowBlock& block, int kv_head, int tile, const AttnCall& call,
+                  float* scratch) const;
+
+    const Heads heads_;
+    const Places places_;
+    std::vector<RowBlock> blocks_;
+    std::vector<int64_t> at_;  // of each sequence's positions: distance of its KV in the cache
+    int max_tiles_ = 1;
+    bool is_split_ = false;  // few blocks: every tile is an item, merged in read_row
+    int states_per_head_ = 1;
+    std::unique_ptr<float[]> states_;
+};
+
+}  // namespace hunch

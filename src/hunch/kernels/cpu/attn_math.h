@@ -1,0 +1,148 @@
+// The two inner loops of attention, in floats and (where the CPU computes in them) in half floats.
+//
+// Both kinds offer: Stored, one number of the cache; Query, one of a query or weight; scores, of Q
+// queries with four keys; add_values, weighted sums of up to CHUNK values. Keys and values are found
+// by their distance `at` from the cache's start.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "attention.h"
+
+namespace hunch {
+
+inline vf load_stored(const float* p) { return load(p); }
+inline vf load_stored(const uint16_t* p) { return load_half(p); }
+
+template <class T>
+struct FloatMath {
+    typedef T Stored;
+    typedef float Query;
+    static constexpr int QUERIES = P == 8 ? 2 : 4;  // computed at once: AVX2 has few registers
+
+    static void put(const float* x, int count, Query* out) {
+        std::memcpy(out, x, count * sizeof(float));
+    }
+
+    // out[i * stride + j] = query i . key j, for Q queries and four keys
+    template <int Q>
+    HUNCH_NOINLINE static void scores(const Query* q, const T* k, const int64_t* at, int size, float* out,
+                       int stride) {
+        vf acc[Q][4];
+        const T* keys[4] = {k + at[0], k + at[1], k + at[2], k + at[3]};
+        HUNCH_UNROLL for (int i = 0; i < Q; i++)
+            HUNCH_UNROLL for (int j = 0; j < 4; j++)
+                acc[i][j] = mul(load(q + i * size), load_stored(keys[j]));
+        HUNCH_ROLLED for (int h = P; h < size; h += P) {
+            vf key[4];
+            HUNCH_UNROLL for (int j = 0; j < 4; j++) key[j] = load_stored(keys[j] + h);
+            HUNCH_UNROLL for (int i = 0; i < Q; i++) {
+                vf x = load(q + i * size + h);
+                HUNCH_UNROLL for (int j = 0; j < 4; j++) acc[i][j] = fma(acc[i][j], x, key[j]);
+            }
+        }
+        HUNCH_UNROLL for (int i = 0; i < Q; i++)
+            store_sums(out + i * stride, acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+    }
+
+    // sums[i * size + h] += sum over j of w[i * stride + j] * value j, in order of j
+    template <int Q>
+    static void add_values(float* sums, const Query* w, int stride, const T* v, const int64_t* at,
+                           int count, int size) {
+        int h = 0;
+        for (; h + 4 * P <= size; h += 4 * P)
+            add_part<Q, 4>(sums + h, w, stride, v + h, at, count, size);
+        for (; h < size; h += P) add_part<Q, 1>(sums + h, w, stride, v + h, at, count, size);
+    }
+
+private:
+    template <int Q, int N>
+    HUNCH_NOINLINE static void add_part(float* sums, const Query* w, int stride, const T* v, const int64_t* at,
+                         int count, int size) {
+        vf sum[Q][N];
+        HUNCH_UNROLL for (int i = 0; i < Q; i++)
+            HUNCH_UNROLL for (int n = 0; n < N; n++) sum[i][n] = load(sums + i * size + n * P);
+        HUNCH_ROLLED for (int j = 0; j < count; j++) {
+            vf value[N];
+            HUNCH_UNROLL for (int n = 0; n < N; n++) value[n] = load_stored(v + at[j] + n * P);
+            HUNCH_UNROLL for (int i = 0; i < Q; i++)
+                HUNCH_UNROLL for (int n = 0; n < N; n++)
+                    sum[i][n] = fma(sum[i][n], value[n], w[i * stride + j]);
+        }
+        HUNCH_UNROLL for (int i = 0; i < Q; i++)
+            HUNCH_UNROLL for (int n = 0; n < N; n++) store(sums + i * size + n * P, sum[i][n]);
+    }
+};
+
+#if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+// Products and short sums in half floats: twice the numbers per instruction. A score is one chain
+// over the head; values are summed over at most CHUNK positions, then added to floats.
+struct HalfMath {
+    typedef float16_t Stored;
+    typedef float16_t Query;
+    static constexpr int QUERIES = 4;
+
+    static void put(const float* x, int count, Query* out) {
+        for (int h = 0; h < count; h += 4) store_half((uint16_t*)out + h, load(x + h));
+    }
+
+    template <int Q>
+    HUNCH_NOINLINE static void scores(const Query* q, const Stored* k, const int64_t* at, int size, float* out,
+                       int stride) {
+        float16x8_t acc[Q][4];
+        const Stored* keys[4] = {k + at[0], k + at[1], k + at[2], k + at[3]};
+        HUNCH_UNROLL for (int i = 0; i < Q; i++)
+            HUNCH_UNROLL for (int j = 0; j < 4; j++)
+                acc[i][j] = vmulq_f16(vld1q_f16(q + i * size), vld1q_f16(keys[j]));
+        HUNCH_ROLLED for (int h = 8; h < size; h += 8) {
+            float16x8_t key[4];
+            HUNCH_UNROLL for (int j = 0; j < 4; j++) key[j] = vld1q_f16(keys[j] + h);
+            HUNCH_UNROLL for (int i = 0; i < Q; i++) {
+                float16x8_t x = vld1q_f16(q + i * size + h);
+                HUNCH_UNROLL for (int j = 0; j < 4; j++) acc[i][j] = vfmaq_f16(acc[i][j], x, key[j]);
+            }
+        }
+        HUNCH_UNROLL for (int i = 0; i < Q; i++) {
+            float16x8_t pairs = vpaddq_f16(vpaddq_f16(acc[i][0], acc[i][1]),
+                                           vpaddq_f16(acc[i][2], acc[i][3]));
+            store(out + i * stride, vcvt_f32_f16(vget_low_f16(vpaddq_f16(pairs, pairs))));
+        }
+    }
+
+    template <int Q>
+    static void add_values(float* sums, const Query* w, int stride, const Stored* v,
+                           const int64_t* at, int count, int size) {
+        int h = 0;
+        for (; h + 32 <= size; h += 32)
+            add_part<Q, 4>(sums + h, w, stride, v + h, at, count, size);
+        for (; h < size; h += 8) add_part<Q, 1>(sums + h, w, stride, v + h, at, count, size);
+    }
+
+private:
+    template <int Q, int N>
+    HUNCH_NOINLINE static void add_part(float* sums, const Query* w, int stride, const Stored* v,
+                         const int64_t* at, int count, int size) {
+        float16x8_t sum[Q][N];
+        HUNCH_UNROLL for (int i = 0; i < Q; i++)
+            HUNCH_UNROLL for (int n = 0; n < N; n++) sum[i][n] = vdupq_n_f16(0);
+        HUNCH_ROLLED for (int j = 0; j < count; j++) {
+            float16x8_t value[N];
+            HUNCH_UNROLL for (int n = 0; n < N; n++) value[n] = vld1q_f16(v + at[j] + 8 * n);
+            HUNCH_UNROLL for (int i = 0; i < Q; i++)
+                HUNCH_UNROLL for (int n = 0; n < N; n++)
+                    sum[i][n] = vfmaq_n_f16(sum[i][n], value[n], w[i * stride + j]);
+        }
+        HUNCH_UNROLL for (int i = 0; i < Q; i++)
+            HUNCH_UNROLL for (int n = 0; n < N; n++) {
+                float* to = sums + i * size + 8 * n;
+                store(to, add(load(to), vcvt_f32_f16(vget_low_f16(sum[i][n]))));
+                store(to + 4, add(load(to + 4), vcvt_high_f32_f16(sum[i][n])));
+            }
+    }
+};
+typedef HalfMath StoredHalfMath;
+#else
+typedef FloatMath<uint16_t> StoredHalfMath;
+#endif
+
+}  // namespace hunch

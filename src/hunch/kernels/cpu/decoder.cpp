@@ -1,0 +1,267 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "vecmath.h"
+
+namespace hunch {
+
+namespace {
+
+constexpr int CHANNELS = 32;  // output channels of one work item: a group of the next input
+
+enum { NORMED, ATTENDED, GATED };
+
+int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
+
+// x / rms(x) * weight; x and out may be the same.
+void rms_norm(const float* x, const float* weight, int size, float eps, float* out) {
+    vf sum = zero();
+    for (int i = 0; i < size; i += P) {
+        vf a = load(x + i);
+        sum = fma(sum, a, a);
+    }
+    vf factor = set1(1.0f / std::sqrt(sum_lanes(sum) / (float)size + eps));
+    for (int i = 0; i < size; i += P) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+}
+
+void add_bias(float* x, const float* bias, int size) {
+    for (int i = 0; bias && i < size; i++) x[i] += bias[i];
+}
+
+// Pairs (h, h + size / 2) turn by the position's angles.
+void rotate(float* x, const float* angles, int size) {
+    int half = size / 2;
+    const float *cosines = angles, *sines = angles + half;
+    for (int h = 0; h < half; h++) {
+        float a = x[h], b = x[h + half];
+        x[h] = a * cosines[h] - b * sines[h];
+        x[h + half] = b * cosines[h] + a * sines[h];
+    }
+}
+
+}  // namespace
+
+struct Decoder::Step {
+    int num_rows;
+    const int64_t *pos, *slot;
+    uint8_t *k, *v;  // of this layer
+};
+
+Decoder::Decoder(const DecoderSpec& spec)
+    : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers) {
+    auto note = [&](const Matrix* w) { (w->kind == Kind::FLOAT ? needs_float_ : needs_int_) = true; };
+    for (const LayerSpec& layer : layers_)
+        for (auto* w : {layer.q, layer.k, layer.v, layer.out, layer.gate, layer.up, layer.down}) note(w);
+    note(spec.head);
+    input_[NORMED].num_in = spec.width;
+    input_[ATTENDED].num_in = spec.num_heads * spec.head_dim;
+    input_[GATED].num_in = spec.ffn_width;
+}
+
+void Decoder::reserve(int num_rows, int num_threads) {
+    int widest = 0;
+    for (Input& input : input_) widest = std::max(widest, input.num_in);
+    if ((int)threads_.size() < num_threads) {
+        threads_.resize(num_threads);
+        Heads heads{spec_.num_heads, spec_.num_kv_heads, spec_.head_dim, spec_.is_half != 0};
+        for (Thread& thread : threads_) {
+            thread.panel.resize(Scratch::panel_bytes(widest));
+            thread.attn.resize(Attention::scratch_floats(heads));
+            thread.out.resize((size_t)ROW_CHUNK * std::max(2 * CHANNELS, spec_.head_dim) + P);
+            thread.other.resize(thread.out.size());
+            thread.row.resize(widest + P);
+        }
+    }
+    if (num_rows <= num_rows_) return;
+    num_rows_ = num_rows;
+    x_.resize((size_t)num_rows * spec_.width);
+    q_.resize((size_t)num_rows * spec_.num_heads * spec_.head_dim);
+    for (int i = 0; i < 3; i++) {
+        Input& input = input_[i];
+        if (needs_int_) tiles_[i].resize(Input::bytes_for(num_rows, input.num_in));
+        if (needs_float_) rows_[i].resize((size_t)num_rows * input.num_in);
+        input.tiles = needs_int_ ? tiles_[i].data() : nullptr;
+        input.rows = needs_float_ ? rows_[i].data() : nullptr;
+    }
+}
+
+void Decoder::embed(Worker& worker, const Pass& pass) {
+    worker.each((int)pass.num_rows, [&](int row) {
+        float* x = &x_[(size_t)row * spec_.width];
+        if (pass.embedded)
+            std::memcpy(x, pass.embedded + (size_t)row * spec_.width, spec_.width * sizeof(float));
+        else
+            spec_.embedding->read_row((int)pass.ids[row], x);
+    });
+}
+
+void Decoder::norm_phase(Worker& worker, const float* weight, const Input& input, int num_rows) {
+    worker.each(num_rows, [&](int row) {
+        float* normed = threads_[worker.id()].row.data();
+        rms_norm(&x_[(size_t)row * spec_.width], weight, spec_.width, spec_.norm_eps, normed);
+        input.put_row(row, normed);
+    });
+}
+
+// A head of q, k or v as it leaves its product: bias, norm, rotation, then to its place.
+void Decoder::finish_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const {
+    const int size = spec_.head_dim, num_q = spec_.num_heads, num_kv = spec_.num_kv_heads;
+    const bool is_q = head < num_q, is_k = !is_q && head < num_q + num_kv;
+    const int index = is_q ? head : is_k ? head - num_q : head - num_q - num_kv;
+    const float* bias = is_q ? layer.q_bias : is_k ? layer.k_bias : layer.v_bias;
+    if (bias) add_bias(x, bias + index * size, size);
+    if (is_q || is_k) {
+        const float* norm = is_q ? layer.q_norm : layer.k_norm;
+        if (norm) rms_norm(x, norm, size, spec_.norm_eps, x);
+        rotate(x, spec_.rope + (size_t)step.pos[row] * size, size);
+    }
+    if (is_q) {
+        float* q = const_cast<float*>(q_.data()) + ((size_t)row * num_q + index) * size;
+        for (int h = 0; h < size; h += P) store(q + h, mul(load(x + h), set1(spec_.scale)));
+        return;
+    }
+    if (step.slot[row] < 0) return;
+    size_t at = ((size_t)step.slot[row] * num_kv + index) * size;
+    uint8_t* cache = is_k ? step.k : step.v;
+    if (!spec_.is_half) {
+        std::memcpy((float*)cache + at, x, size * sizeof(float));
+        return;
+    }
+    // Saturated: an infinity times a weight of zero would reach rows that must not see it.
+    vf top = set1(65504.0f), bottom = set1(-65504.0f);
+    for (int h = 0; h < size; h += P)
+        store_half((uint16_t*)cache + at + h, min(max(load(x + h), bottom), top));
+}
+
+void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Step& step) {
+    const int num_q = spec_.num_heads, num_kv = spec_.num_kv_heads, size = spec_.head_dim;
+    const int num_heads = num_q + 2 * num_kv;
+    worker.each(num_chunks(step.num_rows) * num_heads, [&](int item) {
+        int row = item / num_heads * ROW_CHUNK, head = item % num_heads;
+        int count = std::min(ROW_CHUNK, step.num_rows - row);
+        const Matrix* w = head < num_q ? layer.q : head < num_q + num_kv ? layer.k : layer.v;
+        int index = head < num_q ? head : (head - num_q) % num_kv;
+        Thread& mine = threads_[worker.id()];
+        multiply(*w, index * size, (index + 1) * size, input_[NORMED], row, count, mine.out.data(),
+                 size, Scratch{mine.panel.data()});
+        for (int r = 0; r < count; r++)
+            finish_head(layer, step, head, row + r, &mine.out[(size_t)r * size]);
+    });
+}
+
+// x += w * input
+void Decoder::residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
+                             int num_rows) {
+    const int num_parts = (spec_.width + CHANNELS - 1) / CHANNELS;
+    worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
+        int row = item / num_parts * ROW_CHUNK, first = item % num_parts * CHANNELS;
+        int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + CHANNELS, spec_.width);
+        Thread& mine = threads_[worker.id()];
+        multiply(w, first, last, input, row, count, mine.out.data(), CHANNELS,
+                 Scratch{mine.panel.data()});
+        for (int r = 0; r < count; r++) {
+            float *x = &x_[(size_t)(row + r) * spec_.width + first], *out = &mine.out[r * CHANNELS];
+            if (bias) add_bias(out, bias + first, last - first);
+            for (int i = 0; i < last - first; i++) x[i] += out[i];
+        }
+    });
+}
+
+void Decoder::mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows) {
+    const int num_parts = (spec_.ffn_width + CHANNELS - 1) / CHANNELS;
+    worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
+        int row = item / num_parts * ROW_CHUNK, part = item % num_parts, first = part * CHANNELS;
+        int count = std::min(ROW_CHUNK, num_rows - row);
+        int last = std::min(first + CHANNELS, spec_.ffn_width);
+        Thread& mine = threads_[worker.id()];
+        Scratch scratch{mine.panel.data()};
+        float *gate = mine.out.data(), *up = mine.other.data();
+        multiply(*layer.gate, first, last, input_[NORMED], row, count, gate, CHANNELS, scratch);
+        multiply(*layer.up, first, last, input_[NORMED], row, count, up, CHANNELS, scratch);
+        for (int r = 0; r < count; r++, gate += CHANNELS, up += CHANNELS) {
+            if (layer.gate_bias) add_bias(gate, layer.gate_bias + first, last - first);
+            if (layer.up_bias) add_bias(up, layer.up_bias + first, last - first);
+            for (int i = 0; i < CHANNELS; i += P)
+                store(gate + i, mul(silu(load(gate + i)), load(up + i)));
+            input_[GATED].put(row + r, part, part + 1, gate);
+        }
+    });
+}
+
+int Decoder::forward(Team& team, const Pass& pass) {
+    const int num_rows = (int)pass.num_rows;
+    for (int row = 0; row < num_rows; row++) {
+        bool is_token = !pass.ids || (pass.ids[row] >= 0 && pass.ids[row] < spec_.embedding->num_out);
+        if (!is_token || pass.pos[row] < 0 || pass.pos[row] >= spec_.max_len) return row;
+    }
+    reserve(num_rows, team.size());
+    Places places{num_rows,  pass.pos,  pass.slot,         pass.seq,         pass.base,
+                  pass.table, pass.tree, pass.table_stride, pass.tree_stride, pass.block_size};
+    Heads heads{spec_.num_heads, spec_.num_kv_heads, spec_.head_dim, spec_.is_half != 0};
+    Attention attention(heads, places, team.size());
+    const size_t layer_bytes = pass.layer_stride * (spec_.is_half ? 2 : 4);
+
+    auto keep_features = [&](int layer) {
+        for (int i = 0; i < pass.num_features; i++)
+            if (pass.feature_layers[i] == layer)
+                std::memcpy(pass.features[i], x_.data(), (size_t)num_rows * spec_.width * sizeof(float));
+    };
+    team.run([&](Worker& worker) {
+        Thread& mine = threads_[worker.id()];
+        embed(worker, pass);
+        for (int l = 0; l < spec_.num_layers; l++) {
+            const LayerSpec& layer = layers_[l];
+            if (worker.id() == 0) keep_features(l);
+            Step step{num_rows, pass.pos, pass.slot, (uint8_t*)pass.k + l * layer_bytes,
+                      (uint8_t*)pass.v + l * layer_bytes};
+            norm_phase(worker, layer.attn_norm, input_[NORMED], num_rows);
+            qkv_phase(worker, layer, step);
+            AttnCall call{q_.data(), step.k, step.v, layer.window};
+            attention.run(worker, call, mine.attn.data());
+            worker.each(num_rows, [&](int row) {
+                attention.read_row(row, call, mine.row.data());
+                input_[ATTENDED].put_row(row, mine.row.data());
+            });
+            residual_phase(worker, *layer.out, layer.out_bias, input_[ATTENDED], num_rows);
+            norm_phase(worker, layer.mlp_norm, input_[NORMED], num_rows);
+            mlp_phase(worker, layer, num_rows);
+            residual_phase(worker, *layer.down, layer.down_bias, input_[GATED], num_rows);
+        }
+        if (worker.id() == 0) keep_features(spec_.num_layers);
+        worker.each(num_rows, [&](int row) {
+            const float* x = &x_[(size_t)row * spec_.width];
+            float* out = pass.hidden + (size_t)row * spec_.width;
+            if (spec_.final_norm)
+                rms_norm(x, spec_.final_norm, spec_.width, spec_.norm_eps, out);
+            else
+                std::memcpy(out, x, spec_.width * sizeof(float));
+        });
+    });
+    return -1;
+}
+
+void Decoder::logits(Team& team, const float* hidden, int num_rows, float* out) {
+    reserve(num_rows, team.size());
+    const int num_out = spec_.head->num_out, size = 2 * CHANNELS;
+    const int num_parts = (num_out + size - 1) / size;
+    team.run([&](Worker& worker) {
+        worker.each(num_rows, [&](int row) {
+            input_[NORMED].put_row(row, hidden + (size_t)row * spec_.width);
+        });
+        worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
+            int row = item / num_parts * ROW_CHUNK, first = item % num_parts * size;
+            int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + size, num_out);
+            Thread& mine = threads_[worker.id()];
+            multiply(*spec_.head, first, last, input_[NORMED], row, count, mine.out.data(), size,
+                     Scratch{mine.panel.data()});
+            for (int r = 0; r < count; r++)
+                std::memcpy(out + (size_t)(row + r) * num_out + first, &mine.out[r * size],
+                            (last - first) * sizeof(float));
+        });
+    });
+}
+
+}  // namespace hunch

@@ -1,0 +1,77 @@
+// A whole pass of a decoder in one call. The structs are filled by Python (kernels/native.py).
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "attention.h"
+#include "gemm.h"
+
+namespace hunch {
+
+struct LayerSpec {
+    const Matrix *q, *k, *v, *out, *gate, *up, *down;
+    const float *attn_norm, *mlp_norm;
+    const float *q_norm, *k_norm;                     // may be null
+    const float *q_bias, *k_bias, *v_bias, *out_bias;  // may be null
+    const float *gate_bias, *up_bias, *down_bias;      // may be null
+    int64_t window;                                    // positions a token sees; 0: all
+};
+
+struct DecoderSpec {
+    int32_t width, ffn_width, num_heads, num_kv_heads, head_dim, num_layers, is_half, max_len;
+    float norm_eps;
+    float scale;  // of the scores
+    const Matrix *embedding, *head;
+    const float* final_norm;  // may be null
+    const float* rope;        // [position][head_dim]: cosines, then sines
+    const LayerSpec* layers;
+};
+
+struct Pass {
+    int64_t num_rows;
+    const int64_t* ids;       // null where `embedded` is given
+    const float* embedded;    // [row][width]
+    const int64_t *pos, *slot, *seq, *base, *table, *tree;  // tree may be null
+    int64_t table_stride, tree_stride, block_size;
+    void *k, *v;              // [layer][slot][kv head][head_dim]
+    int64_t layer_stride;     // numbers from one layer to the next
+    int64_t num_features;
+    const int64_t* feature_layers;
+    float* const* features;   // [row][width] each
+    float* hidden;            // [row][width], after the final norm
+};
+
+class Decoder {
+public:
+    explicit Decoder(const DecoderSpec& spec);
+    // The first row whose id or position is out of range, or -1 and the pass is done.
+    int forward(Team& team, const Pass& pass);
+    void logits(Team& team, const float* hidden, int num_rows, float* out);
+
+private:
+    struct Thread {
+        std::vector<uint8_t> panel;
+        std::vector<float> attn, out, other, row;
+    };
+    struct Step;  // what the phases of one layer share
+    void reserve(int num_rows, int num_threads);
+    void embed(Worker& worker, const Pass& pass);
+    void norm_phase(Worker& worker, const float* weight, const Input& input, int num_rows);
+    void qkv_phase(Worker& worker, const LayerSpec& layer, const Step& step);
+    void residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
+                        int num_rows);
+    void mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows);
+    void finish_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const;
+
+    const DecoderSpec spec_;
+    const std::vector<LayerSpec> layers_;
+    bool needs_int_ = false, needs_float_ = false;  // forms of input the matrices read
+    int num_rows_ = 0;                              // that the buffers hold
+    std::vector<Thread> threads_;
+    std::vector<float> x_, q_;
+    std::vector<uint8_t> tiles_[3];
+    std::vector<float> rows_[3];
+    Input input_[3];  // normed stream, attention's result, gated MLP
+};
+
+}  // namespace hunch

@@ -1,0 +1,192 @@
+#include "gemm.h"
+
+#include <cstring>
+
+#if defined(__ARM_FEATURE_DOTPROD)
+#include "tile_neon.h"
+#endif
+
+namespace hunch {
+
+namespace {
+
+constexpr int READ_AHEAD = 1280;  // bytes; the weights come from memory once per pass
+constexpr int UNPACK_FROM = 4 * RT;  // rows from which unpacking a panel first takes less time
+// An unpacked group: int8 [8][P][4], then d, m and (for NEON) -MAGIC * d as floats.
+constexpr size_t UNPACKED_GROUP = 32 * P + 3 * P * sizeof(float);
+
+typedef void Tile(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride);
+
+inline void read_ahead(const uint8_t* p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + READ_AHEAD + i);
+}
+
+template <int R>
+inline void store_rows(const vf* acc, float* out, int stride) {
+    HUNCH_UNROLL for (int r = 0; r < R; r++) store(out + (size_t)r * stride, acc[r]);
+}
+
+template <int R>
+void tile_int4(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
+    vf acc[R];
+    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
+    for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
+        read_ahead(w, group_bytes(Kind::INT4));
+        Scale scale(load_half((const uint16_t*)w));
+        vf m = load_half((const uint16_t*)w + P);
+        const float* d_a = (const float*)(a + RT * GROUP);
+        add_group<R, true>(acc, unpack4(w + 4 * P), scale, (const int8_t*)a, d_a);
+        add_minimum<R>(acc, m, d_a + RT);
+        w += group_bytes(Kind::INT4);
+    }
+    store_rows<R>(acc, out, stride);
+}
+
+// The same from a panel that unpack_panel prepared, for more rows than one tile holds.
+template <int R>
+void tile_unpacked(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
+    vf acc[R];
+    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
+    for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
+        Scale scale(load((const float*)(w + 32 * P)));
+        vf m = load((const float*)(w + 32 * P) + P);
+        const float* d_a = (const float*)(a + RT * GROUP);
+        add_group<R, true>(acc, load8((const int8_t*)w), scale, (const int8_t*)a, d_a);
+        add_minimum<R>(acc, m, d_a + RT);
+        w += UNPACKED_GROUP;
+    }
+    store_rows<R>(acc, out, stride);
+}
+
+template <int R>
+void tile_int8(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
+    vf acc[R];
+    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
+    for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
+        read_ahead(w, group_bytes(Kind::INT8));
+        Scale scale(load_half((const uint16_t*)w));
+        const float* d_a = (const float*)(a + RT * GROUP);
+        add_group<R, false>(acc, load8((const int8_t*)w + 2 * P), scale, (const int8_t*)a, d_a);
+        w += group_bytes(Kind::INT8);
+    }
+    store_rows<R>(acc, out, stride);
+}
+
+#if defined(__ARM_FEATURE_DOTPROD)
+HUNCH_TILES(1) HUNCH_TILES(2) HUNCH_TILES(3) HUNCH_TILES(4)
+HUNCH_TILES(5) HUNCH_TILES(6) HUNCH_TILES(7) HUNCH_TILES(8)
+#endif
+
+#define HUNCH_TABLE(name, kernel) \
+    Tile* const name[9] = {nullptr,   kernel<1>, kernel<2>, kernel<3>, kernel<4>, \
+                           kernel<5>, kernel<6>, kernel<7>, kernel<8>}
+static_assert(RT <= 8, "the tables end at 8 rows");
+HUNCH_TABLE(TILE_INT4, tile_int4);
+HUNCH_TABLE(TILE_UNPACKED, tile_unpacked);
+HUNCH_TABLE(TILE_INT8, tile_int8);
+
+void unpack_panel(const uint8_t* w, int num_groups, uint8_t* out) {
+    for (int g = 0; g < num_groups; g++, w += group_bytes(Kind::INT4), out += UNPACKED_GROUP) {
+        read_ahead(w, group_bytes(Kind::INT4));
+        store8((int8_t*)out, unpack4(w + 4 * P));
+        store((float*)(out + 32 * P), load_half((const uint16_t*)w));
+        store((float*)(out + 32 * P) + P, load_half((const uint16_t*)w + P));
+        store((float*)(out + 32 * P) + 2 * P, mul(load_half((const uint16_t*)w), set1(-12582912.0f)));
+    }
+}
+
+// Floats: R rows by N panels; every sum is one chain over the inputs.
+template <int R, int N>
+void tile_float(const Matrix& w, int panel, const float* x, int num_in, float* out, int stride) {
+    vf acc[N][R];
+    const float* at[N];
+    HUNCH_UNROLL for (int n = 0; n < N; n++) {
+        at[n] = (const float*)w.panel(panel + n);
+        HUNCH_UNROLL for (int r = 0; r < R; r++) acc[n][r] = zero();
+    }
+    for (int k = 0; k < num_in; k++)
+        HUNCH_UNROLL for (int n = 0; n < N; n++) {
+            vf column = load(at[n] + (size_t)k * P);
+            HUNCH_UNROLL for (int r = 0; r < R; r++)
+                acc[n][r] = fma(acc[n][r], column, x[(size_t)r * num_in + k]);
+        }
+    HUNCH_UNROLL for (int n = 0; n < N; n++) store_rows<R>(acc[n], out + n * P, stride);
+}
+
+template <int R>
+void float_rows(const Matrix& w, int first, int last, const float* x, int num_in, float* out,
+                int stride) {
+    constexpr int N = R == 1 ? 8 : R <= 4 ? 4 : 2;
+    int p = first;
+    for (; p + N <= last; p += N) tile_float<R, N>(w, p, x, num_in, out + (p - first) * P, stride);
+    for (; p < last; p++) tile_float<R, 1>(w, p, x, num_in, out + (p - first) * P, stride);
+}
+
+void multiply_float(const Matrix& w, int first, int last, const Input& input, int row, int count,
+                    float* out, int stride) {
+    for (int r = 0; r < count;) {
+        const float* x = input.rows + (size_t)(row + r) * input.num_in;
+        float* to = out + (size_t)r * stride;
+        int num = count - r >= 4 ? 4 : count - r >= 2 ? 2 : 1;
+        if (num == 4) float_rows<4>(w, first, last, x, input.num_in, to, stride);
+        if (num == 2) float_rows<2>(w, first, last, x, input.num_in, to, stride);
+        if (num == 1) float_rows<1>(w, first, last, x, input.num_in, to, stride);
+        r += num;
+    }
+}
+
+}  // namespace
+
+void Input::put(int row, int first, int last, const float* x) const {
+    if (rows) {
+        int end = last * GROUP < num_in ? last * GROUP : num_in;
+        std::memcpy(rows + (size_t)row * num_in + first * GROUP, x,
+                    (end - first * GROUP) * sizeof(float));
+    }
+    if (!tiles) return;
+    uint8_t* at = tiles + row / RT * tile_bytes() + first * GROUP_BYTES;
+    int r = row % RT;
+    for (int g = first; g < last; g++, at += GROUP_BYTES) {
+        float padded[GROUP];
+        const float* in = x + (size_t)(g - first) * GROUP;
+        if ((g + 1) * GROUP > num_in) {
+            std::memset(padded, 0, sizeof padded);
+            std::memcpy(padded, in, (num_in - g * GROUP) * sizeof(float));
+            in = padded;
+        }
+        vf top = zero();
+        for (int j = 0; j < GROUP; j += P) top = max(top, abs(load(in + j)));
+        float largest = max_lane(top), inverse = largest > 0 ? 127.0f / largest : 0.0f;
+        int sum = quantise32(in, inverse, (int8_t*)at + r * GROUP);
+        float* scales = (float*)(at + RT * GROUP);
+        float d = largest / 127.0f;
+        scales[r] = d;
+        scales[RT + r] = d * (float)sum;
+    }
+}
+
+void multiply(const Matrix& w, int first, int last, const Input& input, int row, int count,
+              float* out, int stride, const Scratch& scratch) {
+    int panel = first / P, end = (last + P - 1) / P;
+    if (w.kind == Kind::FLOAT) {
+        multiply_float(w, panel, end, input, row, count, out, stride);
+        return;
+    }
+    const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
+    bool is_unpacked = w.kind == Kind::INT4 && count >= UNPACK_FROM;
+    Tile* const* table = w.kind == Kind::INT8 ? TILE_INT8 : is_unpacked ? TILE_UNPACKED : TILE_INT4;
+    for (int p = panel; p < end; p++, out += P) {
+        const uint8_t* weights = w.panel(p);
+        if (is_unpacked) {
+            unpack_panel(weights, w.num_groups, scratch.panel);
+            weights = scratch.panel;
+        }
+        for (int r = 0; r < count; r += RT) {
+            int num = count - r < RT ? count - r : RT;
+            table[num](weights, w.num_groups, tiles + r / RT * input.tile_bytes(),
+                       out + (size_t)r * stride, stride);
+        }
+    }
+}
+
+}  // namespace hunch

@@ -1,0 +1,40 @@
+// Matrix products whose rows do not see each other: every row's sums run over the groups in order,
+// by the same operations, however many rows are computed beside it.
+#pragma once
+#include "matrix.h"
+
+namespace hunch {
+
+// Rows that enter a product. Quantised kinds read `tiles`: for each tile of RT rows and each group,
+// int8 [RT][32], then the scales d[RT], then d * (sum of the group) [RT]. FLOAT reads `rows`.
+struct Input {
+    uint8_t* tiles = nullptr;
+    float* rows = nullptr;
+    int num_in = 0;
+
+    static constexpr size_t GROUP_BYTES = RT * GROUP + 2 * RT * sizeof(float);
+    int num_groups() const { return (num_in + GROUP - 1) / GROUP; }
+    size_t tile_bytes() const { return num_groups() * GROUP_BYTES; }
+    static size_t bytes_for(int num_rows, int num_in) {
+        return (size_t)((num_rows + RT - 1) / RT) * ((num_in + GROUP - 1) / GROUP) * GROUP_BYTES;
+    }
+
+    // Puts groups [first, last) of a row in place; x points at the first of them.
+    void put(int row, int first, int last, const float* x) const;
+    void put_row(int row, const float* x) const { put(row, 0, num_groups(), x); }
+};
+
+// Scratch of one thread.
+struct Scratch {
+    uint8_t* panel;  // one unpacked INT4 panel
+    static size_t panel_bytes(int num_in) {
+        return (size_t)((num_in + GROUP - 1) / GROUP) * (32 * P + 3 * P * sizeof(float));
+    }
+};
+
+// out[r * stride + n - first] = row r of the input times channel n, for rows [row, row + count)
+// and channels [first, last). row is a multiple of RT, first of P; out has room for whole panels.
+void multiply(const Matrix& w, int first, int last, const Input& input, int row, int count,
+              float* out, int stride, const Scratch& scratch);
+
+}  // namespace hunch

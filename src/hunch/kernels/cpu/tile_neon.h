@@ -1,0 +1,134 @@
+// The tiles of a quantised product for NEON, by hand: compilers copy and spill where every slot
+// of the two arithmetic pipes counts. Each computes exactly what gemm.cpp's templates spell out:
+//   p = fma(-MAGIC * d, MAGIC + sum of w * a, d);  acc = fma(acc, p, d_a);  acc = fma(acc, m, sum_a)
+//
+// Registers: v0-7 sums of the rows, v8-15 integer sums, v16-23 weights (then p), v24-27 activations,
+// v28 d, v29 m, v30-31 scales of the rows. All integer work of a group comes before its float work:
+// changing between the two kinds stalls the pipes. Values that are needed often are loaded again,
+// because a load takes no arithmetic slot and a copy does.
+#pragma once
+#include <cstdint>
+
+#include "gemm.h"
+
+namespace hunch {
+
+struct TileConstants {
+    int32_t magic[8];
+    float minus_magic[4];
+    uint8_t low_nibbles[16];
+};
+alignas(16) constexpr TileConstants TILE_CONSTANTS = {
+    {0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000},
+    {-MAGIC, -MAGIC, -MAGIC, -MAGIC},
+    {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15}};
+
+// Two rows' integer sums (s, t) over a group; `at` is where the first row's activations are.
+#define HUNCH_DOT2(s, t, w, x, y, lane)                     \
+    "sdot v" s ".4s, v" w ".16b, v" x ".4b[" lane "]\n"     \
+    "sdot v" t ".4s, v" w ".16b, v" y ".4b[" lane "]\n"
+#define HUNCH_ROWS2(s, t, at)                               \
+    "ldp q" s ", q" t ", [%[constants]]\n"                  \
+    "ldp q24, q25, [%[a], #" at "]\n"                       \
+    "ldp q26, q27, [%[a], #" at " + 32]\n"                  \
+    HUNCH_DOT2(s, t, "16", "24", "26", "0") HUNCH_DOT2(s, t, "17", "24", "26", "1") \
+    HUNCH_DOT2(s, t, "18", "24", "26", "2") HUNCH_DOT2(s, t, "19", "24", "26", "3") \
+    HUNCH_DOT2(s, t, "20", "25", "27", "0") HUNCH_DOT2(s, t, "21", "25", "27", "1") \
+    HUNCH_DOT2(s, t, "22", "25", "27", "2") HUNCH_DOT2(s, t, "23", "25", "27", "3")
+#define HUNCH_DOT1(s, w, x, lane) "sdot v" s ".4s, v" w ".16b, v" x ".4b[" lane "]\n"
+#define HUNCH_ROWS1(s, at)                                  \
+    "ldr q" s ", [%[constants]]\n"                          \
+    "ldp q24, q25, [%[a], #" at "]\n"                       \
+    HUNCH_DOT1(s, "16", "24", "0") HUNCH_DOT1(s, "17", "24", "1") \
+    HUNCH_DOT1(s, "18", "24", "2") HUNCH_DOT1(s, "19", "24", "3") \
+    HUNCH_DOT1(s, "20", "25", "0") HUNCH_DOT1(s, "21", "25", "1") \
+    HUNCH_DOT1(s, "22", "25", "2") HUNCH_DOT1(s, "23", "25", "3")
+
+#define HUNCH_DOTS1 HUNCH_ROWS1("8", "0")
+#define HUNCH_DOTS2 HUNCH_ROWS2("8", "9", "0")
+#define HUNCH_DOTS3 HUNCH_DOTS2 HUNCH_ROWS1("10", "64")
+#define HUNCH_DOTS4 HUNCH_DOTS2 HUNCH_ROWS2("10", "11", "64")
+#define HUNCH_DOTS5 HUNCH_DOTS4 HUNCH_ROWS1("12", "128")
+#define HUNCH_DOTS6 HUNCH_DOTS4 HUNCH_ROWS2("12", "13", "128")
+#define HUNCH_DOTS7 HUNCH_DOTS6 HUNCH_ROWS1("14", "192")
+#define HUNCH_DOTS8 HUNCH_DOTS6 HUNCH_ROWS2("14", "15", "192")
+
+// EACH(row of the sums, of the integer sums, of p, register of the row's scale, of its sum, lane)
+#define HUNCH_EACH1(X) X("0", "8", "16", "30", "24", "0")
+#define HUNCH_EACH2(X) HUNCH_EACH1(X) X("1", "9", "17", "30", "24", "1")
+#define HUNCH_EACH3(X) HUNCH_EACH2(X) X("2", "10", "18", "30", "24", "2")
+#define HUNCH_EACH4(X) HUNCH_EACH3(X) X("3", "11", "19", "30", "24", "3")
+#define HUNCH_EACH5(X) HUNCH_EACH4(X) X("4", "12", "20", "31", "25", "0")
+#define HUNCH_EACH6(X) HUNCH_EACH5(X) X("5", "13", "21", "31", "25", "1")
+#define HUNCH_EACH7(X) HUNCH_EACH6(X) X("6", "14", "22", "31", "25", "2")
+#define HUNCH_EACH8(X) HUNCH_EACH7(X) X("7", "15", "23", "31", "25", "3")
+
+#define HUNCH_CLEAR(acc, s, p, d, m, lane) "movi v" acc ".4s, #0\n"
+#define HUNCH_OFFSET(acc, s, p, d, m, lane) "ldr q" p ", [%[offset]]\n"
+#define HUNCH_SCALED(acc, s, p, d, m, lane) "fmla v" p ".4s, v" s ".4s, v28.4s\n"
+#define HUNCH_ADD(acc, s, p, d, m, lane) "fmla v" acc ".4s, v" p ".4s, v" d ".s[" lane "]\n"
+#define HUNCH_MINIMUM(acc, s, p, d, m, lane) "fmla v" acc ".4s, v29.4s, v" m ".s[" lane "]\n"
+#define HUNCH_STORE(acc, s, p, d, m, lane) "str q" acc ", [%[out]]\n add %[out], %[out], %[stride]\n"
+
+// How each layout brings its weights to v16-23, d to v28, m to v29 and -MAGIC * d to `offset`.
+#define HUNCH_LOAD_UNPACKED                                 \
+    "ldp q16, q17, [%[w]]\n ldp q18, q19, [%[w], #32]\n"    \
+    "ldp q20, q21, [%[w], #64]\n ldp q22, q23, [%[w], #96]\n" \
+    "ldp q28, q29, [%[w], #128]\n add %[offset], %[w], #160\n" \
+    "add %[w], %[w], #176\n"
+#define HUNCH_LOAD_INT4                                     \
+    "ldp d28, d29, [%[w]]\n ldp q30, q31, [%[constants], #32]\n" \
+    "ldp q24, q25, [%[w], #16]\n ldp q26, q27, [%[w], #48]\n" \
+    "fcvtl v28.4s, v28.4h\n fcvtl v29.4s, v29.4h\n"         \
+    "and v16.16b, v24.16b, v31.16b\n ushr v20.16b, v24.16b, #4\n" \
+    "and v17.16b, v25.16b, v31.16b\n ushr v21.16b, v25.16b, #4\n" \
+    "and v18.16b, v26.16b, v31.16b\n ushr v22.16b, v26.16b, #4\n" \
+    "and v19.16b, v27.16b, v31.16b\n ushr v23.16b, v27.16b, #4\n" \
+    "fmul v30.4s, v28.4s, v30.4s\n str q30, [%[offset]]\n"  \
+    "prfm pldl1keep, [%[w], #1280]\n prfm pldl1keep, [%[w], #1344]\n" \
+    "add %[w], %[w], #80\n"
+#define HUNCH_LOAD_INT8                                     \
+    "ldr d28, [%[w]], #8\n ldr q30, [%[constants], #32]\n"  \
+    "ldp q16, q17, [%[w]]\n ldp q18, q19, [%[w], #32]\n"    \
+    "ldp q20, q21, [%[w], #64]\n ldp q22, q23, [%[w], #96]\n" \
+    "fcvtl v28.4s, v28.4h\n fmul v30.4s, v28.4s, v30.4s\n str q30, [%[offset]]\n" \
+    "prfm pldl1keep, [%[w], #1280]\n prfm pldl1keep, [%[w], #1344]\n" \
+    "prfm pldl1keep, [%[w], #1408]\n add %[w], %[w], #128\n"
+
+#define HUNCH_TILE(R, LOAD, MINIMUM)                                                          \
+    asm volatile(HUNCH_EACH##R(HUNCH_CLEAR) "1:\n" LOAD HUNCH_DOTS##R                         \
+                 HUNCH_EACH##R(HUNCH_OFFSET) "ldp q30, q31, [%[a], #256]\n"                   \
+                 "ldp q24, q25, [%[a], #288]\n add %[a], %[a], #320\n"                        \
+                 HUNCH_EACH##R(HUNCH_SCALED) HUNCH_EACH##R(HUNCH_ADD) MINIMUM                 \
+                 "subs %w[count], %w[count], #1\n b.ne 1b\n" HUNCH_EACH##R(HUNCH_STORE)       \
+                 : [w] "+r"(w), [a] "+r"(a), [out] "+r"(out), [count] "+r"(num_groups),       \
+                   [offset] "+r"(offset)                                                      \
+                 : [constants] "r"(&TILE_CONSTANTS), [stride] "r"((int64_t)stride * 4)        \
+                 : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", \
+                   "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19",      \
+                   "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29",      \
+                   "v30", "v31")
+
+static_assert(P == 4 && RT == 8 && Input::GROUP_BYTES == 320, "the offsets above");
+
+#define HUNCH_TILES(R)                                                                        \
+    template <>                                                                               \
+    inline void tile_int4<R>(const uint8_t* w, int num_groups, const uint8_t* a, float* out,  \
+                             int stride) {                                                    \
+        alignas(16) float scratch[4], *offset = scratch;                                      \
+        HUNCH_TILE(R, HUNCH_LOAD_INT4, HUNCH_EACH##R(HUNCH_MINIMUM));                         \
+    }                                                                                         \
+    template <>                                                                               \
+    inline void tile_unpacked<R>(const uint8_t* w, int num_groups, const uint8_t* a,          \
+                                 float* out, int stride) {                                    \
+        const uint8_t* offset = w;                                                            \
+        HUNCH_TILE(R, HUNCH_LOAD_UNPACKED, HUNCH_EACH##R(HUNCH_MINIMUM));                     \
+    }                                                                                         \
+    template <>                                                                               \
+    inline void tile_int8<R>(const uint8_t* w, int num_groups, const uint8_t* a, float* out,  \
+                             int stride) {                                                    \
+        alignas(16) float scratch[4], *offset = scratch;                                      \
+        HUNCH_TILE(R, HUNCH_LOAD_INT8, "");                                                   \
+    }
+
+}  // namespace hunch

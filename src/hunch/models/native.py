@@ -1,0 +1,211 @@
+"""A decoder on the CPU's own kernels: quantised weights stay as the file holds them.
+
+Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hunch.errors import ConfigError
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.native import (
+    EXACT_KIND,
+    FLOAT,
+    INT4,
+    INT8,
+    NativeLayer,
+    NativeMatrix,
+    NativeNetwork,
+    NativeShape,
+    is_available,
+)
+from hunch.layers.attention import Heads
+from hunch.layers.rope import Rope
+from hunch.models.build import Names, local_heads
+from hunch.models.decoder import Decoder, Hidden, Progress
+from hunch.models.load import check_tensors
+from hunch.models.source import FileSource
+from hunch.models.spec import ModelSpec
+from hunch.models.weights.base import Weights, iterate
+from hunch.parallel.group import SINGLE
+from hunch.registry import MODELS, resolve
+
+DTYPES = ("auto", "int8", "int4", "float32")
+_LANES = 16  # widths and heads are whole vectors on every CPU
+
+
+class NativeDecoder:
+    """The interface of Decoder; hidden states and logits are float32, on the CPU.
+
+    KV is stored as float16 beside quantised weights (half the memory, rounded once, when it is
+    written) and as float32 beside float32 weights.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        dtype: str = "auto",
+        num_threads: int | None = None,
+        progress: Progress = iterate,
+    ) -> None:
+        family: type[Decoder] = resolve(MODELS, spec.architecture)
+        self.spec, self.names = spec, family.names
+        self.device, self.dtype, self.group = torch.device("cpu"), torch.float32, SINGLE
+        self.heads: Heads = local_heads(spec, SINGLE)
+        source = FileSource(weights, torch.float32)
+        check_tensors(spec, source)
+        reader = _Reader(source, dtype, num_threads)
+        assert spec.rope is not None
+        self.rope = Rope(spec.rope, spec.head_dim, spec.max_len)
+        prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
+        layers = [
+            _layer(spec, reader, prefix, self.names, spec.windows[i])
+            for i, prefix in enumerate(prefixes)
+        ]
+        self.embedding = reader.matrix(self.names.embed, is_table=True)
+        head = self.embedding if spec.is_tied else reader.matrix(self.names.head, is_table=True)
+        matrices = {id(m): m for m in (self.embedding, head)}
+        matrices |= {id(m): m for layer in layers for m in layer.matrices()}
+        self.weight_bytes = sum(matrix.nbytes for matrix in matrices.values())
+        is_float = all(matrix.kind == FLOAT for matrix in matrices.values())
+        self.kv_dtype = torch.float32 if is_float else torch.float16
+        final_norm = reader.tensor(f"{self.names.final_norm}.weight")
+        self.network = NativeNetwork(
+            _shape(spec, self.heads),
+            layers,
+            embedding=self.embedding,
+            head=head,
+            final_norm=final_norm if spec.has_final_norm else None,
+            rope_LH=self.rope.table_LH.contiguous(),
+            kv_dtype=self.kv_dtype,
+            num_threads=num_threads,
+        )
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Token embeddings."""
+        return self.embedding.rows(ids_T)
+
+    def forward(
+        self,
+        ids_T: Tensor,
+        attn: AttnInputs,
+        kv: KVCache,
+        feature_layers: tuple[int, ...] = (),
+    ) -> Hidden:
+        """One pass: writes each token's KV and returns its hidden state."""
+        return Hidden(*self.network.forward(ids_T.contiguous(), attn, kv, feature_layers))
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """float32 scores of every token after each given hidden state."""
+        return self.network.logits(hidden_MD)
+
+    def kv_shape(self) -> tuple[int, int, int]:
+        """Layers, KV heads and head width of the cache."""
+        return self.spec.num_layers, self.spec.num_kv_heads, self.spec.head_dim
+
+    def new_kv(self, num_slots: int) -> KVCache:
+        """An empty cache of so many slots."""
+        num_layers, num_kv_heads, head_dim = self.kv_shape()
+        shape = (num_layers, num_slots, num_kv_heads, head_dim)
+        return KVCache(
+            torch.zeros(shape, dtype=self.kv_dtype), torch.zeros(shape, dtype=self.kv_dtype)
+        )
+
+
+def load_native(
+    weights: Weights,
+    *,
+    dtype: str = "auto",
+    num_threads: int | None = None,
+    progress: Progress = iterate,
+) -> NativeDecoder | None:
+    """The model of `weights` on native kernels; None where it or this machine cannot."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
+    spec = ModelSpec.from_config(weights.config)
+    if not is_supported(spec) or not is_available():
+        return None
+    return NativeDecoder(spec, weights, dtype, num_threads, progress)
+
+
+def is_supported(spec: ModelSpec) -> bool:
+    """Whether the native pass computes what this model does."""
+    return (
+        spec.norm == "rms"
+        and spec.activation == "silu"
+        and spec.is_gated
+        and spec.rope is not None
+        and not spec.is_post_norm
+        and spec.embed_width in (0, spec.width)
+        and spec.width % _LANES == 0
+        and spec.head_dim % (2 * _LANES) == 0
+        and spec.head_dim <= 512
+    )
+
+
+class _Reader:
+    """Tensors of a file as the kernels hold them, by the precision that was asked for."""
+
+    def __init__(self, source: FileSource, dtype: str, num_threads: int | None) -> None:
+        self.source, self.dtype, self.num_threads = source, dtype, num_threads
+
+    def tensor(self, name: str) -> Tensor:
+        found = self.source.find(name)
+        assert found is not None  # check_tensors saw it
+        return self.source.weights.tensor(found, torch.float32).contiguous()
+
+    def matrix(self, name: str, *, is_table: bool = False) -> NativeMatrix:
+        """`is_table`: an embedding or output matrix, which 4 bits would hurt most."""
+        found = self.source.find(name)
+        assert found is not None
+        packed = self.source.weights.packed(found)
+        exact = EXACT_KIND.get(packed.kind) if packed else None
+        if self.dtype == "auto":
+            kind = exact if exact is not None else FLOAT if packed is None else INT8
+        else:
+            kind = {"int8": INT8, "int4": INT8 if is_table else INT4, "float32": FLOAT}[self.dtype]
+        if packed is not None and kind == exact:
+            return NativeMatrix.from_blocks(
+                packed.kind, packed.shape, packed.data, self.num_threads
+            )
+        return NativeMatrix.from_floats(self.tensor(name), kind, self.num_threads)
+
+
+def _layer(
+    spec: ModelSpec, reader: _Reader, prefix: str, names: Names, window: int | None
+) -> NativeLayer:
+    where = {name: prefix + getattr(names, name) for name in NativeLayer.MATRICES}
+    has_bias = dict.fromkeys(("q", "k", "v"), spec.has_qkv_bias)
+    has_bias["out"] = spec.has_out_bias
+    has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
+
+    def norm(name: str) -> Tensor:
+        return reader.tensor(f"{prefix}{name}.weight")
+
+    return NativeLayer(
+        **{name: reader.matrix(f"{path}.weight") for name, path in where.items()},
+        biases={
+            name: reader.tensor(f"{path}.bias") for name, path in where.items() if has_bias[name]
+        },
+        attn_norm=norm(names.attn_norm),
+        mlp_norm=norm(names.mlp_norm),
+        q_norm=norm(names.q_norm) if spec.has_qk_norm else None,
+        k_norm=norm(names.k_norm) if spec.has_qk_norm else None,
+        window=window,
+    )
+
+
+def _shape(spec: ModelSpec, heads: Heads) -> NativeShape:
+    return NativeShape(
+        width=spec.width,
+        ffn_width=spec.ffn_width,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        max_len=spec.max_len,
+        norm_eps=spec.norm_eps,
+        scale=heads.scale,
+    )
