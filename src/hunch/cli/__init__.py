@@ -13,6 +13,8 @@ from hunch.cli.chat import chat
 from hunch.cli.doctor import doctor
 from hunch.cli.generate import generate
 from hunch.cli.pull import pull
+from hunch.cli.serve import CONTEXT as SERVE_CONTEXT
+from hunch.cli.serve import serve
 from hunch.cli.verify import verify
 from hunch.errors import HunchError
 
@@ -26,6 +28,7 @@ app = typer.Typer(
 )
 for command in (generate, chat, verify, bench, doctor, pull):
     app.command()(command)
+app.command(context_settings=SERVE_CONTEXT)(serve)
 
 
 @app.callback(invoke_without_command=True)
