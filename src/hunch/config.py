@@ -27,11 +27,13 @@ class ModelConfig:
     max_model_len: int | None = None  # None: the model's own context
     seed: int = 0  # seeds requests that bring none
     threads: int | None = None  # CPU threads; None: the machine's cores
+    kernels: str = "auto"  # torch: stock products alone, whatever else is there
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("kernels", self.kernels, ("auto", "torch"))
         _at_least("max_model_len", self.max_model_len, 1)
         _at_least("threads", self.threads, 1)
         _at_least("seed", self.seed, 0)

@@ -19,6 +19,8 @@ from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
+    import torch
+
     from hunch.runner.runner import LocalRunner
 
 log = logging.getLogger("hunch")
@@ -103,6 +105,10 @@ class LLM:
         """Totals since the start, with the keys every hunch tool uses."""
         return self.engine.stats()
 
+    def reset_cache(self) -> None:
+        """Forget every cached prefix and what drafters keep of other requests."""
+        self.engine.reset_cache()
+
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
@@ -180,8 +186,6 @@ def build_engine(config: Config, tokenizer: Tokenizer | None = None) -> Engine:
 def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> LocalRunner:
     import torch
 
-    from hunch.models.load import load_decoder
-    from hunch.models.weights import open_weights
     from hunch.runner.assemble import assemble
 
     if config.parallel.tensor_parallel_size != 1:
@@ -189,8 +193,22 @@ def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> Lo
     device = torch.device(_pick_device(config.model.device))
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
-    target = load_decoder(open_weights(files), dtype=config.model.dtype, device=device)
+    target = _load_target(config, files, device)
     return assemble(replace(config, spec=_detect(config.spec)), target, device, tokenizer.vocab())
+
+
+def _load_target(config: Config, files: ModelFiles, device: torch.device) -> Any:
+    """The model on the best kernels this device has; torch's own where there are none."""
+    from hunch.models.load import load_decoder
+    from hunch.models.native import DTYPES, load_native
+    from hunch.models.weights import open_weights
+
+    weights, model = open_weights(files), config.model
+    if device.type == "cpu" and model.kernels == "auto" and model.dtype in DTYPES:
+        target = load_native(weights, dtype=model.dtype, num_threads=model.threads)
+        if target is not None:
+            return target
+    return load_decoder(weights, dtype=model.dtype, device=device)
 
 
 def _detect(spec: SpecConfig) -> SpecConfig:

@@ -155,6 +155,7 @@ class Capacity:
     max_len: int  # longest sequence, prompt and output
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
     drafter_bytes: int = 0  # memory of the drafter's weights
+    kernels: str = "torch"  # what computes a pass, for reports
     groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
 
 
@@ -250,6 +251,9 @@ class Runner(Protocol):
     def submit(self, plan: StepPlan) -> None: ...
 
     def collect(self) -> StepResult: ...
+
+    def reset(self) -> None:
+        """Forget what is kept of requests that left."""
 
     def close(self) -> None: ...
 

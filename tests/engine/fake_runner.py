@@ -122,6 +122,9 @@ class FakeRunner:
     def collect(self) -> StepResult:
         return self._results.popleft()[0]
 
+    def reset(self) -> None:
+        """Keeps nothing of requests that left."""
+
     def close(self) -> None:
         self.is_closed = True
 

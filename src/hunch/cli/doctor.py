@@ -40,7 +40,7 @@ def _machine() -> dict[str, Any]:
     import torch
 
     import hunch
-    from hunch.hub import cache_dir
+    from hunch.hub import cache_directory
 
     machine: dict[str, Any] = {
         "hunch": hunch.__version__,
@@ -48,7 +48,7 @@ def _machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "cache": str(cache_dir()),
+        "cache": str(cache_directory()),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
     return machine
@@ -69,7 +69,7 @@ def _model(
             prompts = [o.prompt_ids(llm, record) for record in PROMPTS[:4]]
             outputs = llm.generate(prompts, params, use_tqdm=False)
             texts.append([output.outputs[0].token_ids for output in outputs])
-            found["kernels"] = llm.engine.runner.target.kernels
+            found["kernels"] = llm.engine.capacity.kernels
             stats = llm.stats()
     found["identical"] = texts[0] == texts[1]
     keys = ("tokens_per_pass", "acceptance_rate", "drafted", "accepted", "drafter_bytes")

@@ -126,6 +126,11 @@ class BlockPool:
             self._keys[block] = None
         self._valid[block] = 0
 
+    def reset(self) -> None:
+        """Make every idle block unfindable."""
+        for block in self._free:
+            self._forget(block)
+
     def publish(self, table: BlockTable, tokens: list[int], num_computed: Sequence[int]) -> None:
         """Make full blocks findable, each for the groups that have written all of it."""
         if not self.is_caching:

@@ -219,5 +219,10 @@ class Engine:
             "num_preemptions": scheduler.num_preemptions,
         }
 
+    def reset_cache(self) -> None:
+        """Forget cached prefixes, and what the runner keeps of finished requests."""
+        self._scheduler.pool.reset()
+        self.runner.reset()
+
     def close(self) -> None:
         self.runner.close()

@@ -38,6 +38,7 @@ class Decoder(Part):
     """A target or a draft model. It keeps no state between passes: KV and positions come in."""
 
     names: ClassVar[Names] = LLAMA_NAMES
+    kernels: ClassVar[str] = "torch"  # what computes a pass, for reports
 
     def __init__(
         self, spec: ModelSpec, source: Source, progress: Progress = lambda names: names

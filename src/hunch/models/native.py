@@ -43,6 +43,8 @@ class NativeDecoder:
     written) and as float32 beside float32 weights.
     """
 
+    kernels = "native"  # what computes a pass, for reports
+
     def __init__(
         self,
         spec: ModelSpec,

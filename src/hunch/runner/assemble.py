@@ -25,6 +25,7 @@ def assemble(
     """A runner for a loaded target; the drafter says by its needs what it must be given."""
     schedule, spec = config.schedule, config.spec
     sampling = SamplingState(schedule.max_num_seqs, target.spec.vocab_size, device)
+    verify = resolve(VERIFIERS, spec.verifier)
     context = DrafterContext(
         target=target,
         sampling=sampling,
@@ -34,6 +35,7 @@ def assemble(
         max_len=_max_len(config, target.spec.max_len),
         vocab_size=target.spec.vocab_size,
         vocab=vocab,
+        wants_q=getattr(verify, "wants_q", False),
     )
     drafter = resolve(DRAFTERS, spec.method)(spec.options, spec.path, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
@@ -46,6 +48,7 @@ def assemble(
         max_len=context.max_len,
         max_nodes=drafter.needs.max_nodes,
         groups=tuple(groups),
+        kernels=target.kernels,
         drafter_bytes=drafter.needs.weight_bytes + drafter_kv,
     )
     kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]
@@ -56,7 +59,7 @@ def assemble(
         target=target,
         kv=kv,
         drafter=drafter,
-        verify=resolve(VERIFIERS, spec.verifier),
+        verify=verify,
         sampling=sampling,
         cost=context.cost,
         depth=int(device.type == "cuda") if schedule.depth is None else schedule.depth,

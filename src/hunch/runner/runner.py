@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.draft import Draft, TargetStep, Verdict
+from hunch.draft import TargetStep, Verdict
 from hunch.kernels.attention import KVCache
 from hunch.runner.batch import Batch, Part, gather
 from hunch.runner.kv_cache import compact
@@ -23,7 +23,7 @@ from hunch.runner.rows import RowBuffers
 from hunch.sampling.logprobs import logprobs_at
 from hunch.sampling.state import SamplingState
 from hunch.sampling.stop import finish
-from hunch.spec.base import Drafter
+from hunch.spec.base import Clears, Drafter
 from hunch.spec.cost import CostCurve
 from hunch.types import Capacity, DraftTrace, Logprob, RowResult, StepPlan, StepResult
 
@@ -75,6 +75,10 @@ class LocalRunner:
 
     def collect(self) -> StepResult:
         return self._results.popleft()
+
+    def reset(self) -> None:
+        if isinstance(self.drafter, Clears):
+            self.drafter.clear()
 
     def close(self) -> None:
         self._results.clear()
@@ -220,13 +224,10 @@ class LocalRunner:
                 drafting.append(outcome)
         if not drafting:
             return
-        draft: Draft = self.drafter.propose(self.rows.view([o.part.row for o in drafting]))
-        for place, (outcome, num_nodes) in enumerate(
-            zip(drafting, draft.num_nodes_R.tolist(), strict=True)
-        ):
-            assert num_nodes <= self.rows.max_draft[outcome.part.row], "a draft over its limit"
-            outcome.result.num_nodes = num_nodes
-            self.rows.drafts[outcome.part.row] = (draft, place) if num_nodes else None
+        rows = [outcome.part.row for outcome in drafting]
+        counts = self.rows.put_drafts(rows, self.drafter.propose(self.rows.view(rows)))
+        for outcome, count in zip(drafting, counts, strict=True):
+            outcome.result.num_nodes = count
 
     def _result(
         self,

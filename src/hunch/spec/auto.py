@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.registry import DRAFTERS, resolve
-from hunch.spec.base import Drafter, DrafterContext
+from hunch.spec.base import Clears, Drafter, DrafterContext
 
 MARGIN = 0.03  # gains below this drown in the noise of the measured costs
 
@@ -34,3 +34,7 @@ class AutoDrafter:
 
     def forget(self, rows: list[int]) -> None:
         self.method.forget(rows)
+
+    def clear(self) -> None:
+        if isinstance(self.method, Clears):
+            self.method.clear()

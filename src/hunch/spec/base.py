@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -28,6 +28,14 @@ class Drafter(Protocol):
         """Requests that left these rows; another may enter them next."""
 
 
+@runtime_checkable
+class Clears(Protocol):
+    """A drafter that keeps something of requests that left."""
+
+    def clear(self) -> None:
+        """Drop it."""
+
+
 @dataclass(slots=True)
 class DrafterContext:
     """What a drafter is built with: `Method(options: dict[str, str], path, context)`.
@@ -42,6 +50,9 @@ class DrafterContext:
     max_rows: int
     max_len: int
     vocab_size: int
+    wants_q: bool = (
+        False  # the verifier weighs draws: use noise of your own, say what you drew from
+    )
     vocab: dict[str, int] | None = None  # the target's tokens, for comparing vocabularies
     kv: KVCache | None = None
     group: int = 0  # index of its KV group in computed_GX

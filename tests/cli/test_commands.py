@@ -1,0 +1,158 @@
+"""The command line, as a shell sees it: output, exit codes, messages."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hunch.cli import main
+from hunch.draft import Draft, Rows, Verdict
+from hunch.registry import VERIFIERS
+from hunch.verify.exact import exact
+from tiny_models import write_llama
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_llama(tmp_path_factory.mktemp("cli") / "model"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"id": "x", "turns": ["fast token fast token"]}\n'
+        '{"prompt": "the model and the model and"}\n'
+    )
+    return str(path)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(list(words))
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return call
+
+
+def believes_everything(
+    draft: Draft, logits_MV: torch.Tensor, rows: Rows, sampling: object, mask_MV: object = None
+) -> Verdict:
+    """A planted fault: every guess is taken."""
+    verdict = exact(draft, logits_MV, rows, sampling)
+    if draft.tokens_RN.shape[1]:
+        verdict.tokens_RK[:, 0] = torch.where(
+            draft.num_nodes_R > 0, draft.tokens_RN[:, 0], verdict.tokens_RK[:, 0]
+        )
+    return verdict
+
+
+def test_generate_json(run: Callable, model: str) -> None:
+    code, out, _ = run("generate", "the model", "--model", model, "--max-tokens", "8", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert set(answer) == {"text", "token_ids", "finish_reason", "seed", "stats"}
+    assert set(answer["stats"]) >= {
+        "tokens_per_second", "steps", "drafted", "accepted", "acceptance_rate", "tokens_per_pass",
+        "per_position", "draft_seconds", "target_seconds", "draft_overhead",
+        "memory_bound_speedup", "speedup", "cost_per_token", "drafter_bytes", "latency_ms",
+    }  # fmt: skip
+    assert set(answer["stats"]["latency_ms"]) == {"p50", "p95", "p99"}
+
+
+def test_generate_prints_text_and_a_seed_repeats_it(run: Callable, model: str) -> None:
+    words = ("generate", "the model", "--model", model, "--temperature", "1", "--seed", "3")
+    first, second = run(*words, "--max_tokens", "12"), run(*words, "--max-tokens=12")
+    assert first[0] == 0
+    assert first[1] == second[1] != "\n"
+    assert "tokens per pass" in first[2]
+
+
+def test_trace_shows_guesses(run: Callable, model: str) -> None:
+    code, out, _ = run(
+        "generate", "fast token fast token", "-m", model, "--trace", "--max-tokens", "24",
+        "--speculate", "ngram:adaptive=false",
+    )  # fmt: skip
+    assert code == 0
+    assert "accepted" in out
+    assert "rejected" in out
+    assert "   1  " in out
+
+
+def test_verify_says_equal(run: Callable, model: str, prompts: str) -> None:
+    code, out, _ = run(
+        "verify", "-m", model, "--prompts", prompts, "--speculate",
+        "ngram:adaptive=false,suffix:adaptive=false", "--max-tokens", "40", "--json",
+    )  # fmt: skip
+    report = json.loads(out)
+    assert (code, report["equal"]) == (0, True)
+    for method in report["methods"].values():
+        assert method["equal"]
+        assert method["num_prompts"] == 2
+        assert method["drafted"] > 0
+        assert method["first_difference"] is None
+
+
+def test_verify_sees_a_verifier_that_accepts_everything(
+    run: Callable, model: str, prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "exact", f"{__name__}:believes_everything")
+    monkeypatch.setattr(f"{__name__}.believes_everything", believes_everything, raising=False)
+    words = ("verify", "-m", model, "--prompts", prompts, "--speculate", "ngram:adaptive=false")
+    code, out, _ = run(*words, "--json")
+    report = json.loads(out)
+    assert (code, report["equal"]) == (1, False)
+    (method,) = report["methods"].values()
+    assert set(method["first_difference"]) == {"id", "position", "plain", "speculative", "margin"}
+    code, out, _ = run(*words)
+    assert code == 1
+    assert "NO" in out
+
+
+def test_bench_compares_methods(run: Callable, model: str, prompts: str) -> None:
+    code, out, _ = run(
+        "bench", "-m", model, "--prompts", prompts, "--speculate", "ngram", "--max-tokens", "8",
+        "--repeats", "1", "--json",
+    )  # fmt: skip
+    report = json.loads(out)
+    assert code == 0
+    assert set(report) == {"off", "ngram"}
+    assert report["ngram"]["identical"]
+
+
+def test_doctor_on_a_model(run: Callable, model: str) -> None:
+    code, out, _ = run("doctor", "-m", model, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["model"]["identical"]
+    assert found["machine"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("generate", "hi", "--model", "no-such-model"), "no-such-model"),
+        (("generate", "hi", "--speculate", "ngrm"), "ngram"),
+        (("generate", "", "--model", "x"), "empty"),
+        (("verify", "--prompts", "missing.jsonl"), "missing.jsonl"),
+        (("pull", "no-such-model"), "no-such-model"),
+    ],
+)
+def test_mistakes_get_one_line(run: Callable, words: tuple[str, ...], message: str) -> None:
+    code, _, err = run(*words)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_broken_prompt_file_names_its_line(run: Callable, model: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": \n')
+    code, _, err = run("verify", "-m", model, "--prompts", str(path))
+    assert code == 2
+    assert "line 2" in err

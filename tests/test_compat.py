@@ -1,0 +1,100 @@
+"""Arguments that vLLM's and SGLang's users already have in their scripts."""
+
+import pytest
+
+from hunch.compat import config_from_sglang, config_from_vllm, sampling_from_sglang
+from hunch.errors import ConfigError, RequestError
+
+
+def test_ngram_by_the_flat_arguments() -> None:
+    config = config_from_vllm(
+        model="facebook/opt-6.7b",
+        speculative_model="[ngram]",
+        num_speculative_tokens=5,
+        ngram_prompt_lookup_max=4,
+        ngram_prompt_lookup_min=2,
+        tensor_parallel_size=1,
+        use_v2_block_manager=True,
+        enforce_eager=True,
+    )
+    assert config.model.model == "facebook/opt-6.7b"
+    assert config.spec.method == "ngram"
+    assert config.spec.path is None
+    assert config.spec.options == {"num_nodes": "5", "max_match": "4", "min_match": "2"}
+
+
+def test_ngram_by_speculative_config() -> None:
+    for bundle in (
+        {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
+        '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}',
+    ):
+        spec = config_from_vllm(speculative_config=bundle).spec
+        assert spec.method == "ngram"
+        assert spec.options == {"num_nodes": "5", "max_match": "4", "min_match": "1"}
+
+
+def test_a_draft_by_path_is_detected_later() -> None:
+    spec = config_from_vllm(speculative_model="some/dir", num_speculative_tokens=5).spec
+    assert (spec.method, spec.path) == ("auto", "some/dir")
+    assert spec.options == {"num_nodes": "5"}
+
+
+def test_disable_by_batch_size_means_off_from_that_size_on() -> None:
+    spec = config_from_vllm(speculative_model="[ngram]", speculative_disable_by_batch_size=8).spec
+    assert spec.max_batch == 7
+
+
+def test_our_own_short_way() -> None:
+    spec = config_from_vllm(speculate="ngram:max_match=3:num_nodes=8", verifier="exact").spec
+    assert spec.method == "ngram"
+    assert spec.options == {"max_match": "3", "num_nodes": "8"}
+
+
+def test_a_path_with_a_colon_survives() -> None:
+    spec = config_from_vllm(speculate="auto:C:/models/draft:num_nodes=2").spec
+    assert spec.path == "C:/models/draft"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"max_model_length": 10}, "max_model_len"),
+        ({"speculate": "ngrm"}, "ngram"),
+        ({"speculate": "off", "speculative_model": "[ngram]"}, "not both"),
+        ({"speculative_config": {"prompt_lookup_maximum": 3}}, "prompt_lookup_max"),
+        ({"speculative_config": "{"}, "not JSON"),
+        ({"speculative_config": {"method": "telepathy"}}, "telepathy"),
+        ({"num_speculative_tokens": 5}, "speculative_model"),
+        ({"speculative_model": "[ngram]", "num_speculative_tokens": 0}, "1 or more"),
+        ({"quantization": "awq"}, "quantization"),
+        ({"dtype": "float8"}, "dtype"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"verifier": "exakt"}, "exact"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        config_from_vllm(**arguments)
+
+
+def test_sglang_arguments() -> None:
+    config = config_from_sglang(
+        model_path="m",
+        speculative_algorithm="NGRAM",
+        speculative_num_draft_tokens=6,
+        mem_fraction_static=0.7,
+        tp_size=1,
+        random_seed=3,
+    )
+    assert config.model.model == "m"
+    assert config.model.seed == 3
+    assert config.cache.gpu_memory_utilization == 0.7
+    assert (config.spec.method, config.spec.options) == ("ngram", {"num_nodes": "6"})
+
+
+def test_sglang_sampling() -> None:
+    params = sampling_from_sglang({"temperature": 0, "max_new_tokens": 30, "stop": ["x"]})
+    assert (params.temperature, params.max_tokens, params.stop) == (0, 30, ("x",))
+    with pytest.raises(RequestError, match="temperature"):
+        sampling_from_sglang({"temprature": 0})

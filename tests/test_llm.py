@@ -1,0 +1,215 @@
+"""The front door: what users type, and what they hear when it is wrong."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import hunch.sglang as sgl
+from hunch import LLM, HunchError, SamplingParams
+from hunch.errors import (
+    CapacityError,
+    ConfigError,
+    ModelFormatError,
+    ModelNotFoundError,
+    RequestError,
+    TemplateError,
+    UnsupportedModelError,
+)
+from tiny_models import write_llama
+
+SMALL = {"max_num_seqs": 4, "kv_bytes": 4_000_000, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("front") / "model")
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(str(model), speculate="ngram", **SMALL) as made:
+        yield made
+
+
+def test_vllms_ngram_example(model: Path) -> None:
+    prompts = ["The future of AI is"]
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+    llm = LLM(
+        model=str(model),
+        tensor_parallel_size=1,
+        speculative_model="[ngram]",
+        num_speculative_tokens=5,
+        ngram_prompt_lookup_max=4,
+        use_v2_block_manager=True,
+    )
+    outputs = llm.generate(prompts, sampling_params)
+    for output in outputs:
+        assert output.prompt == prompts[0]
+        assert isinstance(output.outputs[0].text, str)
+        assert len(output.outputs[0].token_ids) <= 16
+
+
+def test_a_bare_string(llm: LLM) -> None:
+    (output,) = llm.generate("The future of AI is")
+    assert output.prompt == "The future of AI is"
+    assert output.finished
+
+
+def test_sglangs_example(model: Path) -> None:
+    engine = sgl.Engine(model_path=str(model), speculative_algorithm="NGRAM", **SMALL)
+    answers = engine.generate(["a b a b", "c"], {"temperature": 0, "max_new_tokens": 30})
+    assert [set(answer) >= {"text", "meta_info"} for answer in answers] == [True, True]
+    alone = engine.generate("a b a b", {"temperature": 0, "max_new_tokens": 30})
+    assert alone["text"] == answers[0]["text"]
+    engine.shutdown()
+
+
+def test_token_ids_and_prompt_dicts(llm: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    ids = llm.tokenizer.encode("the model")
+    texts = {
+        output.outputs[0].text
+        for output in llm.generate(
+            ["the model", ids, {"prompt": "the model"}, {"prompt_token_ids": ids}], greedy
+        )
+    }
+    assert len(texts) == 1
+    assert llm.generate(ids, greedy)[0].outputs[0].text in texts
+
+
+def test_chat_uses_the_template(llm: LLM) -> None:
+    message = [{"role": "user", "content": "hi"}]
+    (output,) = llm.chat(message, SamplingParams(temperature=0, max_tokens=4))
+    assert llm.tokenizer.decode(output.prompt_token_ids) == "<|user|>hi\n<|assistant|>"
+
+
+def test_stream_grows_and_leaving_it_aborts(llm: LLM) -> None:
+    lengths = []
+    stream = llm.stream("the model", SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
+    for output in stream:
+        lengths.append(len(output.outputs[0].token_ids))
+        if len(lengths) == 3:
+            break
+    stream.close()
+    assert lengths == sorted(lengths)
+    llm.generate("a", SamplingParams(max_tokens=1))
+    assert llm.stats()["num_running"] == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "word"),
+    [
+        ("", {}, "empty"),
+        ([], {}, "empty"),
+        ("the " * 600, {}, r"context|longer"),
+        ([10_000_000], {}, "10000000"),
+        ([-1], {}, "-1"),
+        ("a", {"logit_bias": {10_000_000: 1.0}}, "10000000"),
+        ("a", {"allowed_token_ids": [10_000_000]}, "10000000"),
+    ],
+)
+def test_a_bad_request_is_named_and_breaks_nothing(
+    llm: LLM, prompt: object, params: dict, word: str
+) -> None:
+    with pytest.raises(RequestError, match=word):
+        llm.generate([prompt], SamplingParams(**params))
+    assert llm.generate("a", SamplingParams(max_tokens=2))[0].finished
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_k": -2},
+        {"min_p": 2},
+        {"n": 0},
+        {"max_tokens": 0},
+        {"stop": [""]},
+        {"stop": ""},
+        {"repetition_penalty": 0},
+        {"seed": -1},
+        {"logprobs": -1},
+        {"min_tokens": 5, "max_tokens": 4},
+    ],
+)
+def test_bad_sampling_parameters(params: dict) -> None:
+    with pytest.raises(RequestError, match=next(iter(params))):
+        SamplingParams(**params)
+
+
+def test_mixed_good_and_bad_prompts_leave_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(["fine", ""])
+    assert llm.generate("a", SamplingParams(max_tokens=1))[0].finished
+    assert not llm.engine.has_work()
+
+
+def test_unknown_names(model: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="smollm2-135m"):
+        LLM("smollm2-136m")
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM(str(model), max_modl_len=5)
+
+
+def spoil(model: Path, tmp_path: Path, change: Callable[[Path], None]) -> Path:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in model.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    change(copy)
+    return copy
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda d: cut(d / "model.safetensors", 4000), ModelFormatError),
+        (lambda d: cut(d / "model.safetensors", 3), ModelFormatError),
+        (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 5000), ModelFormatError),
+        (lambda d: (d / "config.json").write_text("{"), ModelFormatError),
+        (lambda d: (d / "model.safetensors").unlink(), HunchError),
+        (
+            lambda d: (d / "config.json").write_text(
+                json.dumps(
+                    json.loads((d / "config.json").read_text()) | {"architectures": ["MambaLM"]}
+                )
+            ),
+            UnsupportedModelError,
+        ),
+    ],
+    ids=["cut", "stub", "noise", "broken config", "no weights", "unknown architecture"],
+)
+def test_spoiled_files(
+    model: Path, tmp_path: Path, change: Callable[[Path], None], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        LLM(str(spoil(model, tmp_path, change)), **SMALL)
+
+
+def test_hostile_templates(model: Path, llm: LLM) -> None:
+    message = [{"role": "user", "content": "hi"}]
+    for template in (
+        "{{ ''.__class__.__mro__ }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ 'x' * 10**10 }}",
+        "{% if %}",
+    ):
+        with pytest.raises(TemplateError):
+            llm.chat(message, chat_template=template)
+
+
+def test_no_memory_for_one_requests_kv(model: Path) -> None:
+    llm = LLM(str(model), num_blocks=2, speculate="off", threads=1)
+    with pytest.raises((CapacityError, RequestError), match=r"block|KV|memory|room"):
+        llm.generate("the model " * 20, SamplingParams(max_tokens=100))
+    with pytest.raises(CapacityError):
+        LLM(str(model), kv_bytes=10)
