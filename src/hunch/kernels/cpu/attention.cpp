@@ -34,10 +34,10 @@ void each_query(int first, int last, Body&& body) {
 }
 
 // Weights of one query over a tile: scores become e^(score - largest), and zero outside
-// [from, count) up to the end of its last chunk.
+// [from, count).
 void soften(float* scores, int from, int count, float* largest, float* total) {
     const float lowest = -std::numeric_limits<float>::infinity();
-    const int end = (count + CHUNK - 1) / CHUNK * CHUNK;
+    const int end = (count + 4 * P - 1) / (4 * P) * (4 * P);
     std::fill(scores, scores + from, lowest);
     std::fill(scores + count, scores + end, lowest);
     vf tops[4] = {set1(lowest), set1(lowest), set1(lowest), set1(lowest)};
@@ -52,7 +52,7 @@ void soften(float* scores, int from, int count, float* largest, float* total) {
             sum[i] = add(sum[i], weight);
         }
     std::fill(scores, scores + from, 0.0f);
-    std::fill(scores + count, scores + end, 0.0f);
+    std::fill(scores + count, scores + TILE, 0.0f);
     *largest = top;
     *total = sum_lanes(add(add(sum[0], sum[1]), add(sum[2], sum[3])));
 }
@@ -124,8 +124,7 @@ void Attention::run_tile(const RowBlock& block, int kv_head, int tile, const Att
     const int num_queries = (block.last - block.first) * group;
     const int64_t start = (int64_t)tile * TILE;
     const int reach = (int)std::min<int64_t>(TILE, block.highest - start + 1);
-    const int shared = (int)std::clamp<int64_t>(block.shared_end - start, 0, reach);
-    const int cut = shared < reach ? shared / CHUNK * CHUNK : reach;  // the rest is read row by row
+    const bool is_shared = start + reach <= block.shared_end;
     const Buffers buffer(scratch, size);
     Query *queries = (Query*)buffer.queries, *weights = (Query*)buffer.weights;
     const Stored *k = (const Stored*)call.k + kv_head * size, *v = (const Stored*)call.v + kv_head * size;
@@ -134,73 +133,56 @@ void Attention::run_tile(const RowBlock& block, int kv_head, int tile, const Att
     auto count_of = [&](int row) {  // positions of the tile the row sees, from the first on
         return (int)std::clamp<int64_t>(places_.pos[row] - start + 1, 0, TILE);
     };
-    auto score = [&](int first, int last, const int64_t* where, int from, int to) {
-        for (int j = from; j < to; j += 4)
-            each_query<Math>(first, last, [&](auto q, int i) {
-                Math::template scores<decltype(q)::value>(queries + i * size, k, where + j, size,
-                                                          buffer.scores + i * TILE + j, TILE);
-            });
-    };
-    auto add = [&](int first, int last, const int64_t* where, int from, int to) {
-        for (int j = from; j < to; j += CHUNK)
-            each_query<Math>(first, last, [&](auto q, int i) {
-                Math::template add_values<decltype(q)::value>(
-                    buffer.sums + i * size, weights + i * TILE + j, TILE, v, where + j,
-                    std::min(CHUNK, to - j), size);
-            });
-    };
-    // Calls body(first query, last query, where, count) for each row with positions past the cut.
-    auto each_row_past_cut = [&](auto&& body) {
-        int64_t where[TILE + 4];
-        for (int row = block.first; row < block.last && cut < reach; row++) {
+    // Calls body(first query, last query, where, count): for all rows at once where they read the
+    // same slots, else for each row with its own.
+    auto each_reader = [&](auto&& body) {
+        if (is_shared) return body(0, num_queries, at, reach);
+        int64_t where[TILE];
+        for (int row = block.first; row < block.last; row++) {
             int count = count_of(row), first = (row - block.first) * group;
-            if (count <= cut) continue;
-            int64_t stride = heads_.num_kv_heads * size, end = places_.table_end(row);
-            for (int j = cut; j < count; j++) {
-                int64_t p = start + j;
-                where[j] = p < std::min(end, block.shared_end) ? at[j] : slot_of(row, p) * stride;
-            }
-            std::fill(where + count, where + (count + 3) / 4 * 4, where[count - 1]);
+            if (count == 0) continue;
+            place_row(row, start, count, block.shared_end, at, where);
             body(first, first + group, where, count);
         }
     };
-
     // The cache is read once per pass, from memory, in short pieces: ask for them ahead of time.
     auto read_ahead = [&](const Stored* cache, int from, int to) {
-        for (int j = from; j < std::min(to, cut); j++)
+        for (int j = from; j < std::min(to, reach); j++)
             for (int h = 0; h < size; h += 64 / (int)sizeof(Stored)) __builtin_prefetch(cache + at[j] + h);
     };
-    read_ahead(k, 0, TILE / 2);
+
+    read_ahead(k, 0, TILE);
     for (int i = 0; i < num_queries; i++) {
         int head = kv_head * group + i % group, row = block.first + i / group;
         Math::put(call.q + ((size_t)row * heads_.num_heads + head) * size, size, queries + i * size);
     }
-    read_ahead(k, TILE / 2, TILE);
-    score(0, num_queries, at, 0, std::min(cut, TILE / 2));
-    read_ahead(v, 0, TILE);
-    score(0, num_queries, at, TILE / 2, cut);
-    each_row_past_cut([&](int first, int last, const int64_t* where, int count) {
-        score(first, last, where, cut, count);
+    read_ahead(v, 0, TILE / 2);
+    each_reader([&](int first, int last, const int64_t* where, int count) {
+        for (int j = 0; j < count; j += 4)
+            each_query<Math>(first, last, [&](auto q, int i) {
+                Math::template scores<decltype(q)::value>(queries + i * size, k, where + j, size,
+                                                          buffer.scores + i * TILE + j, TILE);
+            });
     });
-
+    read_ahead(v, TILE / 2, TILE);
     float largest[MAX_QUERIES], total[MAX_QUERIES];
-    const int end = (reach + CHUNK - 1) / CHUNK * CHUNK;
     for (int i = 0; i < num_queries; i++) {
         int64_t pos = places_.pos[block.first + i / group];
-        int count = count_of(block.first + i / group);
         int64_t from = call.window > 0 ? std::max<int64_t>(0, pos - call.window + 1 - start) : 0;
+        int count = count_of(block.first + i / group);
         float* s = buffer.scores + i * TILE;
-        if (from >= count) count = 0, total[i] = 0;  // the row sees nothing of this tile
-        if (count > 0) soften(s, (int)from, count, &largest[i], &total[i]);
-        int filled = (count + CHUNK - 1) / CHUNK * CHUNK;
-        if (filled < end) std::fill(s + filled, s + end, 0.0f);
-        Math::put(s, end, weights + i * TILE);
+        total[i] = 0;
+        if (from < count)
+            soften(s, (int)from, count, &largest[i], &total[i]);
+        else  // the row sees nothing of this tile
+            std::fill(s, s + TILE, 0.0f);
+        Math::put(s, (reach + P - 1) / P * P, weights + i * TILE);
     }
-
-    std::fill(buffer.sums, buffer.sums + (size_t)num_queries * size, 0.0f);
-    add(0, num_queries, at, 0, cut);
-    each_row_past_cut([&](int first, int last, const int64_t* where, int count) {
-        add(first, last, where, cut, count);
+    each_reader([&](int first, int last, const int64_t* where, int count) {
+        each_query<Math>(first, last, [&](auto q, int i) {
+            Math::template add_values<decltype(q)::value>(buffer.sums + i * size, weights + i * TILE,
+                                                          TILE, v, where, count, size);
+        });
     });
     for (int i = 0; i < num_queries; i++) {
         if (total[i] == 0) continue;
@@ -221,6 +203,15 @@ void Attention::keep(int row, int head, int tile, const AttnCall& call, float la
     to[1] = total;
     std::memcpy(to + 2, sums, size * sizeof(float));
     if (!is_first) merge(into, fresh, size);
+}
+
+// Where one row of a tree reads the tile's positions.
+void Attention::place_row(int row, int64_t start, int count, int64_t shared_end, const int64_t* at,
+                          int64_t* where) const {
+    const int64_t stride = heads_.num_kv_heads * heads_.head_dim;
+    for (int j = 0; j < count; j++)
+        where[j] = start + j < shared_end ? at[j] : slot_of(row, start + j) * stride;
+    for (int j = count; j % 4; j++) where[j] = where[count - 1];
 }
 
 int64_t Attention::slot_of(int row, int64_t position) const {

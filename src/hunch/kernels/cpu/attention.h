@@ -14,7 +14,6 @@
 namespace hunch {
 
 constexpr int TILE = 128;        // positions whose softmax is computed at once
-constexpr int CHUNK = 64;        // positions summed before a sum is widened; divides TILE
 constexpr int MAX_HEAD_DIM = 512;
 constexpr int MAX_QUERIES = 48;  // (row, head) pairs that share the keys of a tile
 
@@ -77,6 +76,8 @@ private:
         return states_.get() + index * (heads_.head_dim + 2);
     }
     void place(RowBlock& block);
+    void place_row(int row, int64_t start, int count, int64_t shared_end, const int64_t* at,
+                   int64_t* where) const;
     int64_t slot_of(int row, int64_t position) const;
     void keep(int row, int head, int tile, const AttnCall& call, float largest, float total,
               const float* sums) const;

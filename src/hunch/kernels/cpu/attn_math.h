@@ -1,7 +1,7 @@
 // The two inner loops of attention, in floats and (where the CPU computes in them) in half floats.
 //
 // Both kinds offer: Stored, one number of the cache; Query, one of a query or weight; scores, of Q
-// queries with four keys; add_values, weighted sums of up to CHUNK values. Keys and values are found
+// queries with four keys; add_values, weighted sums of up to TILE values. Keys and values are found
 // by their distance `at` from the cache's start.
 #pragma once
 #include <cstdint>
@@ -45,7 +45,7 @@ struct FloatMath {
             store_sums(out + i * stride, acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
     }
 
-    // sums[i * size + h] += sum over j of w[i * stride + j] * value j, in order of j
+    // sums[i * size + h] = sum over j of w[i * stride + j] * value j, in an order of j alone
     template <int Q>
     static void add_values(float* sums, const Query* w, int stride, const T* v, const int64_t* at,
                            int count, int size) {
@@ -61,7 +61,7 @@ private:
                          int count, int size) {
         vf sum[Q][N];
         HUNCH_UNROLL for (int i = 0; i < Q; i++)
-            HUNCH_UNROLL for (int n = 0; n < N; n++) sum[i][n] = load(sums + i * size + n * P);
+            HUNCH_UNROLL for (int n = 0; n < N; n++) sum[i][n] = zero();
         HUNCH_ROLLED for (int j = 0; j < count; j++) {
             vf value[N];
             HUNCH_UNROLL for (int n = 0; n < N; n++) value[n] = load_stored(v + at[j] + n * P);
@@ -76,7 +76,7 @@ private:
 
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 // Products and short sums in half floats: twice the numbers per instruction. A score is one chain
-// over the head; values are summed over at most CHUNK positions, then added to floats.
+// over the head; values are summed over each half of a tile, then both together, then in floats.
 struct HalfMath {
     typedef float16_t Stored;
     typedef float16_t Query;
@@ -122,21 +122,29 @@ private:
     template <int Q, int N>
     HUNCH_NOINLINE static void add_part(float* sums, const Query* w, int stride, const Stored* v,
                          const int64_t* at, int count, int size) {
-        float16x8_t sum[Q][N];
+        float16x8_t sum[Q][N], first[Q][N];
         HUNCH_UNROLL for (int i = 0; i < Q; i++)
             HUNCH_UNROLL for (int n = 0; n < N; n++) sum[i][n] = vdupq_n_f16(0);
-        HUNCH_ROLLED for (int j = 0; j < count; j++) {
-            float16x8_t value[N];
-            HUNCH_UNROLL for (int n = 0; n < N; n++) value[n] = vld1q_f16(v + at[j] + 8 * n);
-            HUNCH_UNROLL for (int i = 0; i < Q; i++)
-                HUNCH_UNROLL for (int n = 0; n < N; n++)
-                    sum[i][n] = vfmaq_n_f16(sum[i][n], value[n], w[i * stride + j]);
+        const bool is_long = count > TILE / 2;
+        int j = 0, end = is_long ? TILE / 2 : count;
+        HUNCH_ROLLED for (int half = 0; half <= is_long; half++, end = count) {
+            if (half)
+                HUNCH_UNROLL for (int i = 0; i < Q; i++)
+                    HUNCH_UNROLL for (int n = 0; n < N; n++)
+                        first[i][n] = sum[i][n], sum[i][n] = vdupq_n_f16(0);
+            HUNCH_ROLLED for (; j < end; j++) {
+                float16x8_t value[N];
+                HUNCH_UNROLL for (int n = 0; n < N; n++) value[n] = vld1q_f16(v + at[j] + 8 * n);
+                HUNCH_UNROLL for (int i = 0; i < Q; i++)
+                    HUNCH_UNROLL for (int n = 0; n < N; n++)
+                        sum[i][n] = vfmaq_n_f16(sum[i][n], value[n], w[i * stride + j]);
+            }
         }
         HUNCH_UNROLL for (int i = 0; i < Q; i++)
             HUNCH_UNROLL for (int n = 0; n < N; n++) {
-                float* to = sums + i * size + 8 * n;
-                store(to, add(load(to), vcvt_f32_f16(vget_low_f16(sum[i][n]))));
-                store(to + 4, add(load(to + 4), vcvt_high_f32_f16(sum[i][n])));
+                float16x8_t x = is_long ? vaddq_f16(first[i][n], sum[i][n]) : sum[i][n];
+                store(sums + i * size + 8 * n, vcvt_f32_f16(vget_low_f16(x)));
+                store(sums + i * size + 8 * n + 4, vcvt_high_f32_f16(x));
             }
     }
 };
