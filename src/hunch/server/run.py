@@ -64,6 +64,7 @@ async def _serve(
             log_config=None,
             lifespan="off",
             server_header=False,
+            proxy_headers=False,  # nothing here depends on a client's address
             timeout_graceful_shutdown=2,
         )
     )

@@ -1,0 +1,203 @@
+"""Soak a server: many streams with cancels, slow readers, malformed bodies and mixed sampling.
+
+Each finished text is compared with the answer the same server gives to the same request alone,
+before the crowd came; so a lost, doubled or changed token is found whatever the model is.
+
+    hunch serve MODEL --port 8000 --max-queue 1000 &
+    python benchmarks/serve_soak.py http://127.0.0.1:8000 --seconds 60 --streams 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+COMPLETE = "/v1/completions"
+KINDS = ("polite",) * 6 + ("slow", "leaves", "malformed", "whole")
+
+
+@dataclass
+class Tally:
+    """What happened."""
+
+    ends: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    first_token: list[float] = field(default_factory=list)
+    tokens: int = 0
+
+    def count(self, kind: str) -> None:
+        self.ends[kind] = self.ends.get(kind, 0) + 1
+
+
+def make_request(number: int, num_tokens: int) -> dict[str, Any]:
+    """One of the requests of the soak; the number decides everything."""
+    chance = random.Random(number)
+    topics = ("rain", "bread", "the moon", "a small robot", "prime numbers", "the sea")
+    return {
+        "prompt": f"{number}. A short text about {chance.choice(topics)}:",
+        "max_tokens": chance.randint(4, num_tokens),
+        "seed": number,
+        "temperature": chance.choice((0.0, 0.0, 0.7, 1.0)),
+        "top_p": chance.choice((1.0, 0.9)),
+        "top_k": chance.choice((0, 40)),
+        "presence_penalty": chance.choice((0.0, 0.5)),
+        "speculation": {"mode": chance.choice(("auto", "off"))},
+        "ignore_eos": True,
+    }
+
+
+async def read(
+    http: httpx.AsyncClient, url: str, body: dict[str, Any], tally: Tally, kind: str
+) -> str | None:
+    """A stream's text; None if this client left early."""
+    start, text, is_over = time.monotonic(), "", False
+    async with http.stream("POST", url + COMPLETE, json={**body, "stream": True}) as answer:
+        if answer.status_code != 200:
+            tally.count(f"status {answer.status_code}")
+            return None
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                is_over = True
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            if "error" in chunk:
+                tally.wrong.append(f"error in a stream: {chunk['error']['message']}")
+                return None
+            if not text:
+                tally.first_token.append(time.monotonic() - start)
+            text += chunk["choices"][0]["text"]
+            if kind == "leaves" and len(text) > 10:
+                return None
+            if kind == "slow":
+                await asyncio.sleep(0.2)
+    if not is_over:
+        tally.wrong.append("a stream ended without its last event")
+    tally.tokens += body["max_tokens"]
+    return text
+
+
+async def client(
+    http: httpx.AsyncClient, url: str, known: dict[int, str], number: int, tally: Tally, end: float
+) -> None:
+    """Sends requests until the time is over."""
+    chance = random.Random(number)
+    while time.monotonic() < end:
+        which = chance.choice(list(known))
+        body = make_request(which, args.tokens)
+        kind = chance.choice(KINDS)
+        if kind == "malformed":
+            answer = await http.post(url + COMPLETE, content=b'{"prompt": [', headers=JSON)
+            if answer.status_code != 400:
+                tally.wrong.append(f"a malformed body got {answer.status_code}")
+        elif kind == "whole":
+            answer = await http.post(url + COMPLETE, json=body)
+            if answer.json()["choices"][0]["text"] != known[which]:
+                tally.wrong.append(f"request {which} got another text")
+        else:
+            text = await read(http, url, body, tally, kind)
+            if text is not None and text != known[which]:
+                tally.wrong.append(f"request {which} got another text")
+        tally.count(kind)
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def percentile(values: list[float], percent: int) -> float:
+    ordered = sorted(values)
+    return ordered[round(percent / 100 * (len(ordered) - 1))] if ordered else float("nan")
+
+
+def memory_of(pid: int | None) -> int | None:
+    """Resident bytes of a process and its children, where /proc tells."""
+    if pid is None:
+        return None
+    total = 0
+    pids = [pid]
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        pids += map(int, file.read().split())
+    for one in pids:
+        with open(f"/proc/{one}/statm") as file:
+            total += int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+async def soak() -> int:
+    limits = httpx.Limits(max_connections=None)
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    async with httpx.AsyncClient(timeout=600, limits=limits, headers=headers) as http:
+        tally, known = Tally(), {}
+        for number in range(args.requests):
+            answer = await http.post(args.url + COMPLETE, json=make_request(number, args.tokens))
+            answer.raise_for_status()
+            known[number] = answer.json()["choices"][0]["text"]
+        print(f"{len(known)} reference texts", file=sys.stderr)
+        warm_end = time.monotonic() + args.seconds / 6
+        await crowd(http, known, Tally(), warm_end)
+        before = memory_of(args.pid)
+        start = time.monotonic()
+        await crowd(http, known, tally, start + args.seconds)
+        seconds = time.monotonic() - start
+        left = await settle(http)
+    after = memory_of(args.pid)
+    report: dict[str, Any] = {
+        "seconds": round(seconds, 1),
+        "streams": args.streams,
+        "ends": tally.ends,
+        "wrong": len(tally.wrong),
+        "first_wrong": tally.wrong[:5],
+        "tokens_per_second": round(tally.tokens / seconds, 1),
+        "first_token_ms": {
+            f"p{p}": round(1000 * percentile(tally.first_token, p), 1) for p in (50, 95, 99)
+        },
+        "left_behind": left,
+    }
+    if before and after:
+        report["memory_growth"] = round(after / before - 1, 4)
+    print(json.dumps(report, indent=2))
+    is_clean = not tally.wrong and not any(left.values())
+    return 0 if is_clean and report.get("memory_growth", 0) <= 0.05 else 1
+
+
+async def crowd(http: httpx.AsyncClient, known: dict[int, str], tally: Tally, end: float) -> None:
+    jobs = [client(http, args.url, known, n, tally, end) for n in range(args.streams)]
+    await asyncio.gather(*jobs)
+
+
+async def settle(http: httpx.AsyncClient) -> dict[str, float]:
+    """What is still held once nothing should be."""
+    for _ in range(100):
+        stats = (await http.get(args.url + "/stats")).json()
+        left = {name: stats["engine"][name] for name in ("num_running", "num_waiting", "kv_usage")}
+        left["num_open"] = stats["num_open"]
+        if not any(left.values()):
+            break
+        await asyncio.sleep(0.1)
+    return left
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("url")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=24, help="different requests")
+    parser.add_argument("--tokens", type=int, default=48, help="most tokens of one")
+    parser.add_argument("--api-key")
+    parser.add_argument("--pid", type=int, help="the server's process: watch its memory")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse()
+    sys.exit(asyncio.run(soak()))
