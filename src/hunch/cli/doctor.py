@@ -66,7 +66,8 @@ def _model(
         with o.open_llm(
             model, name, quiet=quiet, threads=threads, dtype=dtype, device=device, max_num_seqs=4
         ) as llm:
-            prompts = [o.prompt_ids(llm, record) for record in PROMPTS[:4]]
+            room = llm.engine.capacity.max_len - 48
+            prompts = [o.prompt_ids(llm, record)[-room:] for record in PROMPTS[:4]]
             outputs = llm.generate(prompts, params, use_tqdm=False)
             texts.append([output.outputs[0].token_ids for output in outputs])
             found["kernels"] = llm.engine.capacity.kernels
