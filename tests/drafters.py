@@ -3,7 +3,6 @@
 from functools import cache
 from pathlib import Path
 
-
 import head_files
 
 NETWORKS = ("draft", "mlp", "medusa", "eagle", "eagle3", "mtp")

@@ -10,12 +10,23 @@ DRAFTERS = {
     "off": "hunch.spec.off:OffDrafter",
     "ngram": "hunch.spec.ngram:NgramDrafter",
     "suffix": "hunch.spec.suffix:SuffixDrafter",
+    "recycling": "hunch.spec.recycling:RecyclingDrafter",
+    "draft": "hunch.spec.draft:DraftModelDrafter",
+    "mlp": "hunch.spec.mlp:MlpDrafter",
+    "medusa": "hunch.spec.medusa:MedusaDrafter",
+    "eagle": "hunch.spec.eagle:EagleDrafter",
+    "eagle3": "hunch.spec.eagle3:Eagle3Drafter",
+    "mtp": "hunch.spec.mtp:MtpDrafter",
     "auto": "hunch.spec.auto:AutoDrafter",
 }
 
 VERIFIERS = {
     "exact": "hunch.verify.exact:exact",
+    "rejection": "hunch.verify.rejection:rejection",
+    "block": "hunch.verify.block:block",
+    "typical": "hunch.verify.typical:typical",
 }
+LOSSY = frozenset({"typical"})  # verifiers whose text no longer follows the target's distribution
 
 MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architecture
     "LlamaForCausalLM": "hunch.models.llama:Llama",

@@ -33,7 +33,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def number(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
     """A whole number of a config, above zero unless it is the default."""
-    value = config.get(key, default)
+    value = config.get(key)
+    if value is None:
+        value = default
     if value is None:
         raise ModelFormatError(f"{where}: config.json has no {key!r}")
     if not isinstance(value, int) or isinstance(value, bool) or (value < 1 and value != default):
