@@ -1,0 +1,52 @@
+"""Answers from a running server, streamed: what `hunch chat --server URL` talks through."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hunch.errors import RequestError
+
+SECONDS = 600.0
+
+
+def answer_of(
+    server: str, show: Callable[[str], None], messages: Sequence[dict[str, str]], **fields: Any
+) -> tuple[str, dict[str, Any]]:
+    """Stream one chat answer; returns its text and its stats."""
+    body = {"messages": list(messages), "stream": True, **fields}
+    body = {name: value for name, value in body.items() if value is not None}
+    text = ""
+    stats: dict[str, Any] = {}
+    for chunk in _events(server.rstrip("/") + "/v1/chat/completions", body):
+        if "error" in chunk:
+            raise RequestError(chunk["error"]["message"])
+        for choice in chunk["choices"]:
+            piece = choice["delta"].get("content") or ""
+            show(piece)
+            text += piece
+        stats = chunk.get("hunch", {}).get("stats", stats)
+    return text, stats
+
+
+def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get("HUNCH_API_KEY"):
+        headers["Authorization"] = f"Bearer {key.split(',')[0]}"
+    try:
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+    except urllib.error.HTTPError as error:
+        with error:
+            message = json.loads(error.read())["error"]["message"]
+        raise RequestError(f"the server says: {message}") from None
+    except (urllib.error.URLError, ValueError, ConnectionError) as error:
+        reason = getattr(error, "reason", error)
+        raise RequestError(f"no answer from {url}: {reason}") from None

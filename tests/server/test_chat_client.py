@@ -1,0 +1,45 @@
+"""`hunch chat --server URL` against a live server."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from hunch.cli import main
+from server.fake_engine import expected_text
+from server.live_server import LiveServer
+
+
+def talk(monkeypatch: pytest.MonkeyPatch, lines: str, *words: str) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    monkeypatch.delenv("HUNCH_API_KEY", raising=False)
+    with pytest.raises(SystemExit) as left:
+        main(["chat", *words])
+    return int(left.value.code or 0)
+
+
+def test_a_conversation_with_a_server(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--server", server.url, "--max-tokens", "20", "--seed", "4")
+    assert talk(monkeypatch, "Hello\nAgain\n\n", *words) == 0
+    first = expected_text("user: Hello\nassistant: ", 4, 20)
+    history = f"user: Hello\nassistant: {first}\nuser: Again\nassistant: "
+    shown = capsys.readouterr()
+    assert shown.out == f"{first}\n{expected_text(history, 4, 20)}\n"
+    assert "tok/s" in shown.err
+
+
+def test_a_server_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talk(monkeypatch, "Hello\n", "--server", "http://127.0.0.1:9") == 2
+    assert "no answer from http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_the_servers_complaint_is_shown(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talk(monkeypatch, "Hello\n", "--server", server.url, "--max-tokens", "9999") == 2
+    assert "allows at most 512" in capsys.readouterr().err
