@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 TARGET, DRAFT, COIN, RESIDUAL = 0, 1, 2, 3  # streams
+NUM_STREAMS = 4
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -25,6 +26,11 @@ LOW = 0xFFFFFFFF
 FEW = 24  # up to here Python's own numbers are quicker than arrays
 Words = npt.NDArray[np.uint64]
 BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 under 1
+
+
+def stream_at(stream: int, depth: int) -> int:
+    """The stream of a draft's depth: a position drafted again from a later root gets new noise."""
+    return stream + NUM_STREAMS * depth
 
 
 def philox_ref(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:

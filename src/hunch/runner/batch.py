@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hunch.draft import Draft
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.runner.rows import RowBuffers
+from hunch.runner.rows import Nodes, RowBuffers
 from hunch.types import RowWork
 
 
@@ -25,14 +25,21 @@ class Part:
     first: int  # packed index of its first token
     start: int  # position of that token
     num_known: int
-    tokens_N: np.ndarray
-    parents_N: np.ndarray
+    nodes: Nodes
     is_caught_up: bool  # its last known token is among them: the target chooses what follows
     num_levels: int | None = None  # depth of a draft that branches; None: a chain
 
     @property
+    def tokens_N(self) -> np.ndarray:
+        return self.nodes.tokens_N
+
+    @property
+    def parents_N(self) -> np.ndarray:
+        return self.nodes.parents_N
+
+    @property
     def num_nodes(self) -> int:
-        return len(self.tokens_N)
+        return len(self.nodes.tokens_N)
 
     @property
     def root(self) -> int:
@@ -41,7 +48,7 @@ class Part:
 
     @property
     def num_tokens(self) -> int:
-        return self.num_known + len(self.tokens_N)
+        return self.num_known + self.num_nodes
 
     @property
     def is_tree(self) -> bool:
@@ -65,9 +72,23 @@ class Batch:
             tokens_RN[place, : part.num_nodes] = part.tokens_N
             parents_RN[place, : part.num_nodes] = part.parents_N
         num_nodes_R = np.array([part.num_nodes for part in parts], dtype=np.int64)
-        return Draft(
-            torch.from_numpy(tokens_RN), torch.from_numpy(parents_RN), torch.from_numpy(num_nodes_R)
-        )
+        draft = Draft(*map(torch.from_numpy, (tokens_RN, parents_RN, num_nodes_R)))
+        _add_draws(draft, parts)
+        return draft
+
+
+def _add_draws(draft: Draft, parts: list[Part]) -> None:
+    """What nodes were drawn from, where a drafter said so."""
+    some = next((part.nodes.q_NV for part in parts if part.nodes.q_NV is not None), None)
+    if some is None:
+        return
+    draft.q_RNV = some.new_zeros(*draft.tokens_RN.shape, some.shape[-1])
+    draft.is_sampled_RN = torch.zeros(draft.tokens_RN.shape, dtype=torch.bool)
+    for place, part in enumerate(parts):
+        q_NV, is_sampled_N = part.nodes.q_NV, part.nodes.is_sampled_N
+        if q_NV is not None and is_sampled_N is not None:
+            draft.q_RNV[place, : len(q_NV)] = q_NV
+            draft.is_sampled_RN[place, : len(q_NV)] = is_sampled_N
 
 
 def gather(rows: RowBuffers, work: list[RowWork]) -> Batch:
@@ -81,10 +102,8 @@ def gather(rows: RowBuffers, work: list[RowWork]) -> Batch:
         num_known = min(item.num_tokens, known - start)
         is_caught_up = start + num_known == known
         max_nodes = item.num_nodes if is_caught_up else 0
-        tokens, parents = rows.take_draft(item.row, max_nodes)
-        parts.append(
-            Part(item.row, first, start, num_known, tokens.numpy(), parents.numpy(), is_caught_up)
-        )
+        nodes = rows.take_draft(item.row, max_nodes)
+        parts.append(Part(item.row, first, start, num_known, nodes, is_caught_up))
         first += parts[-1].num_tokens
     return _pack(rows, parts, first)
 

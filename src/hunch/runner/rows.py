@@ -6,12 +6,35 @@ On a CPU the numpy views share the tensors' memory: scalar work on them costs a 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Rows
 from hunch.types import Capacity, Request, RowStart
+
+
+class Nodes(NamedTuple):
+    """One row's draft: parents stand before their children, so its first nodes are a draft too."""
+
+    tokens_N: np.ndarray
+    parents_N: np.ndarray
+    q_NV: Tensor | None = None
+    is_sampled_N: Tensor | None = None
+
+    def first(self, count: int) -> Nodes:
+        q_NV, is_sampled_N = self.q_NV, self.is_sampled_N
+        return Nodes(
+            self.tokens_N[:count],
+            self.parents_N[:count],
+            None if q_NV is None else q_NV[:count],
+            None if is_sampled_N is None else is_sampled_N[:count],
+        )
+
+
+NOTHING = Nodes(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 class RowBuffers:
@@ -33,9 +56,7 @@ class RowBuffers:
         self.computed, self.max_draft = self.computed_GX.numpy(), self.max_draft_X.numpy()
         self.num_blocks = [0] * num_rows
         self.requests: list[Request | None] = [None] * num_rows  # None: free, or finished
-        self.drafts: list[tuple[Draft, int] | None] = [
-            None
-        ] * num_rows  # a draft, and the row's place
+        self.drafts: list[Nodes | None] = [None] * num_rows
 
     def start(self, start: RowStart) -> None:
         row, request, num_known = start.row, start.request, len(start.tokens)
@@ -84,16 +105,28 @@ class RowBuffers:
             block_size=self.block_size,
         )
 
-    def take_draft(self, row: int, max_nodes: int) -> tuple[Tensor, Tensor]:
-        """Tokens and parents of the pending draft, cut to its first `max_nodes` nodes.
+    def put_drafts(self, rows: list[int], draft: Draft) -> list[int]:
+        """Keep the rows' drafts for their next step; returns how many nodes each has."""
+        counts: list[int] = draft.num_nodes_R.tolist()
+        tokens_RN, parents_RN = draft.tokens_RN.numpy(), draft.parents_RN.numpy()
+        q_RNV, is_sampled_RN = draft.q_RNV, draft.is_sampled_RN
+        for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            assert count <= self.max_draft[row], "a draft over its limit"
+            if not count:
+                self.drafts[row] = None
+                continue
+            self.drafts[row] = Nodes(
+                tokens_RN[place, :count],
+                parents_RN[place, :count],
+                None if q_RNV is None else q_RNV[place, :count],
+                None if is_sampled_RN is None else is_sampled_RN[place, :count],
+            )
+        return counts
 
-        Parents stand before their children, so the first nodes of a tree are a tree.
-        """
+    def take_draft(self, row: int, max_nodes: int) -> Nodes:
+        """The pending draft, cut to its first `max_nodes` nodes."""
         pending = self.drafts[row]
         self.drafts[row] = None
         if pending is None or max_nodes == 0:
-            nothing = torch.empty(0, dtype=torch.int64)
-            return nothing, nothing
-        draft, place = pending
-        num_nodes = min(int(draft.num_nodes_R[place]), max_nodes)
-        return draft.tokens_RN[place, :num_nodes], draft.parents_RN[place, :num_nodes]
+            return NOTHING
+        return pending if len(pending.tokens_N) <= max_nodes else pending.first(max_nodes)

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.noise import (
+    DRAFT,
     MAX_GUMBEL,
     MIN_GUMBEL,
     TARGET,
     gumbel,
     gumbel_at,
     gumbel_row,
+    stream_at,
 )
 from hunch.sampling.dense import DeviceProcessors
 from hunch.sampling.filters import filter_ref, keep
@@ -107,6 +109,9 @@ class SamplingState:
         """Every row is greedy without processors: a choice is an argmax."""
         return self._asks(row_M) == 0
 
+    def is_greedy(self, row: int) -> bool:
+        return not self.asks_X[row] & SAMPLED
+
     def _asks(self, row_M: Tensor) -> int:
         # Reading row_M from a device would wait for it; there, any row in use counts.
         asks = self.asks_X if self.is_dense else self.asks_X[row_M.numpy()]
@@ -177,6 +182,35 @@ class SamplingState:
             noise_MC = gumbel_at(*key, ids_C.expand(z_MC.shape))
         is_sampled_M1 = self.temperature_X[row_M, None] > 0
         return torch.where(is_sampled_M1, z_MC + noise_MC, z_MC)
+
+    def draw_own(
+        self,
+        logits_MC: Tensor,
+        row_M: Tensor,
+        pos_M: Tensor,
+        depth: int,
+        num: int = 1,
+        ids_C: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A drafter's own draw of `num` different tokens [M, num], for verifiers that weigh it.
+
+        Its noise is a stream of its own per depth. Also what was drawn from, over the target's
+        vocabulary [M, V], and whether anything was drawn [M]: greedy rows choose their best.
+        """
+        z_MC = self.filtered(logits_MC, row_M)
+        q_MC = z_MC.softmax(-1)
+        is_sampled_M = self.temperature_X[row_M] > 0
+        key = self.seed_X[row_M], self.sample_X[row_M], pos_M, stream_at(DRAFT, depth)
+        noise_MC = gumbel(*key, z_MC.shape[1])
+        top_MB = torch.where(is_sampled_M[:, None], z_MC + noise_MC, z_MC).topk(num, -1).indices
+        if ids_C is None:
+            return top_MB, q_MC, is_sampled_M
+        q_MV = q_MC.new_zeros(len(q_MC), self.vocab_size).index_copy_(1, ids_C, q_MC)
+        return ids_C[top_MB], q_MV, is_sampled_M
+
+    def filtered(self, logits_MC: Tensor, row_M: Tensor) -> Tensor:
+        """A drafter's logits / T without what the rows' filters remove; no history."""
+        return self._filtered(logits_MC.float(), row_M)
 
     def _with_history(
         self,

@@ -21,7 +21,8 @@ from hunch.models.heads.vocab import Columns, compare, read_vocab
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
 from hunch.spec.base import DrafterContext
-from hunch.spec.grow import Array, Judge, Level, grow
+from hunch.spec.grow import grow
+from hunch.spec.judge import Array, Judge, Level
 from hunch.spec.options import GrowOptions
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import MAX_PASS, KvWindow, host
@@ -143,7 +144,7 @@ class DraftModelDrafter:
             hidden = self.model.forward(token_M, attn, self.window.kv)
             return self.columns.fit(self.model.logits(hidden.last_TD))
 
-        judge = Judge(self.context.sampling, rows, self.context.device, self.columns.ids_C)
+        judge = Judge(self.context, rows, self.columns.ids_C, self.options.draft_temperature)
         draft, number_RN = grow(logits_RV, feed, judge, limit_R, self.shape)
         self._remember(ids_R, known_R, draft, number_RN)
         return draft

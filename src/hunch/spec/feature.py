@@ -17,7 +17,8 @@ from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.errors import ConfigError
 from hunch.models.heads.step import MARGIN, StepNet
 from hunch.spec.base import DrafterContext
-from hunch.spec.grow import Array, Judge, Level, grow
+from hunch.spec.grow import grow
+from hunch.spec.judge import Array, Judge, Level
 from hunch.spec.options import GrowOptions
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import MAX_PASS, KvWindow, host
@@ -31,6 +32,7 @@ class FeatureDrafter:
         self, name: str, net: StepNet, options: GrowOptions, context: DrafterContext
     ) -> None:
         self.net, self.context = net, context
+        self.draft_temperature = options.draft_temperature
         self.shape = options.shape(default=net.num_tokens or 5)
         if self.shape.depth > MARGIN:
             raise ConfigError(f"{name}: drafts of depth {self.shape.depth}; at most {MARGIN}")
@@ -140,7 +142,7 @@ class FeatureDrafter:
             state_MD = net.step(self._put(level.token_M), before_MD, attn, self.window.kv)
             return net.logits(state_MD)
 
-        judge = Judge(self.context.sampling, rows, self.context.device, net.ids_C)
+        judge = Judge(self.context, rows, net.ids_C, self.draft_temperature)
         draft, _ = grow(net.logits(state_MD), feed, judge, limit_R, self.shape)
         counts = draft.num_nodes_R.tolist()
         for row, known, count in zip(ids_R.tolist(), known_R.tolist(), counts, strict=True):

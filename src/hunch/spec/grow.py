@@ -11,82 +11,15 @@ path the target is likeliest to take, whatever the values say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.draft import Draft, Rows
-from hunch.sampling.state import SamplingState
-from hunch.spec.window import host
+from hunch.draft import Draft
+from hunch.spec.chain import grow_chain, grow_fixed
+from hunch.spec.judge import Array, Feed, Judge, Level, Shape
 
-Array = np.ndarray
 KEEP = 1e6  # added to the key of the path that is always kept
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """How far and how wide to draft."""
-
-    depth: int  # longest path
-    num_nodes: int  # nodes kept
-    width: int = 1  # nodes grown on per level
-    branch: int = 1  # children looked at per node
-    min_confidence: float = 0.0  # a path of a lower value is not followed
-
-    @property
-    def is_chain(self) -> bool:
-        return self.width == 1 and self.branch == 1
-
-
-@dataclass(slots=True)
-class Level:
-    """Drafted nodes of one depth that a network is to process, packed row after row."""
-
-    place_M: Array  # the row's place in the step
-    token_M: Array
-    parent_M: Array  # packed index in the level before
-    path_MP: Array  # numbers of the nodes from depth 0 to itself; numbers count processed nodes
-
-
-class Judge:
-    """The target's way to choose, for the rows of one step: their parameters and noise.
-
-    `ids_C` names the target's token of each column where the network's vocabulary is a part of it.
-    """
-
-    def __init__(
-        self, sampling: SamplingState, rows: Rows, device: torch.device, ids_C: Tensor | None
-    ) -> None:
-        self.sampling, self.ids_C, self.device = sampling, ids_C, device
-        self.ids_R = host(rows.ids_R)
-        self.known_R = host(rows.known_X)[self.ids_R]
-
-    def draw(self, logits_MC: Tensor, place_M: Array, depth: int) -> Array:
-        """The token the target would choose if these were its logits."""
-        token_M = self.sampling.draw(logits_MC, *self._where(place_M, depth), self.ids_C)
-        return host(token_M)
-
-    def best(
-        self, logits_MC: Tensor, place_M: Array, depth: int, num_best: int
-    ) -> tuple[Array, Array]:
-        """The likeliest tokens, best first, and the logs of their confidences."""
-        scores_MC = self.sampling.scores(logits_MC, *self._where(place_M, depth), self.ids_C)
-        top = scores_MC.topk(num_best, dim=-1)
-        gain_MB = top.values - scores_MC.logsumexp(-1, keepdim=True)
-        token_MB = top.indices if self.ids_C is None else self.ids_C[top.indices]
-        # Rounding may say more than certain; a child must never be worth more than its parent.
-        return host(token_MB), np.minimum(host(gain_MB.double()), 0.0)
-
-    def _where(self, place_M: Array, depth: int) -> tuple[Tensor, Tensor]:
-        row_M = torch.from_numpy(self.ids_R[place_M])
-        pos_M = torch.from_numpy(self.known_R[place_M] + depth)
-        return row_M.to(self.device), pos_M.to(self.device)
-
-
-Feed = Callable[[Level], Tensor]  # process the nodes, return logits for what follows each
 
 
 def grow(
@@ -96,57 +29,11 @@ def grow(
 
     A node that was never processed has the number -1. `feed` is called at most depth - 1 times.
     """
+    if shape.is_fixed or (shape.is_chain and judge.wants_q):
+        return grow_fixed(logits_RV, feed, judge, limit_R, shape)
     if shape.is_chain:
-        return _grow_chain(logits_RV, feed, judge, limit_R, shape)
+        return grow_chain(logits_RV, feed, judge, limit_R, shape)
     return _Tree(judge, limit_R, shape).grow(logits_RV, feed)
-
-
-def _grow_chain(
-    logits_MV: Tensor, feed: Feed, judge: Judge, limit_R: Array, shape: Shape
-) -> tuple[Draft, Array]:
-    limit_R = np.minimum(limit_R, min(shape.depth, shape.num_nodes))
-    num_rows = len(limit_R)
-    tokens_RN = np.zeros((num_rows, int(limit_R.max(initial=0))), dtype=np.int64)
-    num_nodes_R = np.zeros(num_rows, dtype=np.int64)
-    value_R = np.zeros(num_rows)
-    place_M = np.flatnonzero(limit_R > 0)
-    if len(place_M) < num_rows:
-        logits_MV = logits_MV[torch.from_numpy(place_M)]
-    for depth in range(tokens_RN.shape[1]):
-        token_M, gain_M = _choose(logits_MV, judge, place_M, depth, shape.min_confidence)
-        is_kept_M = None
-        if gain_M is not None:
-            value_R[place_M] += gain_M
-            is_kept_M = value_R[place_M] >= np.log(shape.min_confidence)
-            place_M, token_M = place_M[is_kept_M], token_M[is_kept_M]
-        tokens_RN[place_M, depth] = token_M
-        num_nodes_R[place_M] = depth + 1
-        goes_on_M = limit_R[place_M] > depth + 1
-        if not goes_on_M.any():
-            break
-        parent_M = np.arange(len(goes_on_M)) if is_kept_M is None else np.flatnonzero(is_kept_M)
-        parent_M, place_M = parent_M[goes_on_M], place_M[goes_on_M]
-        path_MP = np.broadcast_to(np.arange(depth + 1), (len(place_M), depth + 1))
-        logits_MV = feed(Level(place_M, token_M[goes_on_M], parent_M, path_MP))
-    longest = int(num_nodes_R.max(initial=0))
-    draft = Draft(
-        torch.from_numpy(np.ascontiguousarray(tokens_RN[:, :longest])),
-        torch.arange(-1, longest - 1).expand(num_rows, longest),
-        torch.from_numpy(num_nodes_R),
-    )
-    number_RN = np.broadcast_to(np.arange(longest), (num_rows, longest))
-    # The last node of a row was drafted and never processed.
-    return draft, np.where(number_RN < num_nodes_R[:, None] - 1, number_RN, -1)
-
-
-def _choose(
-    logits_MV: Tensor, judge: Judge, place_M: Array, depth: int, min_confidence: float
-) -> tuple[Array, Array | None]:
-    """The likeliest token per row and, when someone asks, the log of its confidence."""
-    if min_confidence <= 0:
-        return judge.draw(logits_MV, place_M, depth), None
-    token_M1, gain_M1 = judge.best(logits_MV, place_M, depth, 1)
-    return token_M1[:, 0], gain_M1[:, 0]
 
 
 class _Tree:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.spec.base import DrafterContext
-from hunch.spec.grow import Array
+from hunch.spec.judge import Array
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import host
 

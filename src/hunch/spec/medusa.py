@@ -20,8 +20,9 @@ from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.errors import ConfigError
 from hunch.models.heads.medusa import load_medusa
 from hunch.spec.base import DrafterContext
-from hunch.spec.grow import Judge, Level, grow
+from hunch.spec.grow import grow
 from hunch.spec.hidden import LastHidden
+from hunch.spec.judge import Judge, Level
 from hunch.spec.options import GrowOptions
 from hunch.spec.static import StaticTree, fill, parse_choices, rank_tree
 from hunch.spec.watch import AcceptanceWatch
@@ -51,6 +52,7 @@ class MedusaDrafter:
         self.context = context
         self.net, self.ids_C = load_medusa(path, context.target)
         given = read_options(MedusaOptions, options, "medusa")
+        self.draft_temperature = given.draft_temperature
         num_heads = len(self.net.heads)
         self.static: StaticTree | None = None
         if given.tree == "static":
@@ -59,7 +61,9 @@ class MedusaDrafter:
             depth, max_nodes = self.static.depth, len(self.static.parent_N)
         else:
             self.shape = given.shape(
-                default=num_heads, max_depth=num_heads, kinds=("chain", "dynamic", "static")
+                default=num_heads,
+                max_depth=num_heads,
+                kinds=("chain", "dynamic", "fixed", "static"),
             )
             depth, max_nodes = self.shape.depth, self.shape.num_nodes
         self.last = LastHidden(context, AcceptanceWatch("medusa", _REMEDY), depth)
@@ -71,7 +75,7 @@ class MedusaDrafter:
     def propose(self, rows: Rows) -> Draft:
         ids_R = host(rows.ids_R)
         hidden_RD, limit_R = self.last.take(rows, ids_R)
-        judge = Judge(self.context.sampling, rows, self.context.device, self.ids_C)
+        judge = Judge(self.context, rows, self.ids_C, self.draft_temperature)
         if self.static is not None:
             draft = self._propose_static(self.static, hidden_RD, judge, limit_R)
         else:

@@ -17,8 +17,9 @@ from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.errors import ConfigError
 from hunch.models.heads.mlp import load_mlp
 from hunch.spec.base import DrafterContext
-from hunch.spec.grow import Judge, Level, grow
+from hunch.spec.grow import grow
 from hunch.spec.hidden import LastHidden
+from hunch.spec.judge import Judge, Level
 from hunch.spec.options import GrowOptions
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import host
@@ -36,6 +37,7 @@ class MlpDrafter:
         self.net, self.ids_C = load_mlp(path, context.target)
         num_stages = self.net.num_stages
         given = read_options(GrowOptions, options, "mlp")
+        self.draft_temperature = given.draft_temperature
         self.shape = given.shape(default=num_stages, max_depth=num_stages)
         self.last = LastHidden(context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth)
         self.needs = Needs(
@@ -59,7 +61,7 @@ class MlpDrafter:
             state_MI, logits_MC = self.net.step(level.path_MP.shape[1], before_MI, token_M)
             return logits_MC
 
-        judge = Judge(self.context.sampling, rows, device, self.ids_C)
+        judge = Judge(self.context, rows, self.ids_C, self.draft_temperature)
         draft, _ = grow(logits_MC, feed, judge, limit_R, self.shape)
         self.last.remember(rows, draft)
         return draft

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hunch.errors import ConfigError
-from hunch.spec.grow import Shape
+from hunch.spec.judge import Shape
 
-KINDS = ("chain", "dynamic")
+KINDS = ("chain", "dynamic", "fixed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,11 +15,12 @@ class GrowOptions:
     """`num_nodes` is the chain's length, or the tree's size."""
 
     num_nodes: int | None = None  # None: what the files say, else 5 for a chain, 32 for a tree
-    tree: str = "chain"  # chain, dynamic
+    tree: str = "chain"  # chain; dynamic: the likeliest; fixed: a chain with siblings
     depth: int | None = None  # of a tree
     width: int | None = None  # nodes of a level that are grown on
     branch: int = 4  # children looked at per node
     min_confidence: float = 0.0  # stop where the path's probability falls below this
+    draft_temperature: float | None = None  # of drawn tokens; None: the request's
     window: int | None = None  # positions the drafter looks back; None: its trained context
 
     def shape(
@@ -42,6 +43,15 @@ class GrowOptions:
                 f"depth={depth}: this drafter predicts at most {max_depth} tokens ahead; give "
                 f"depth={max_depth} or less"
             )
+        if self.tree == "fixed":
+            branch = min(self.branch, num_nodes)
+            return Shape(
+                depth=self.depth or -(-num_nodes // branch),
+                num_nodes=num_nodes,
+                branch=branch,
+                is_fixed=True,
+                min_confidence=self.min_confidence,
+            )
         # What is grown on must find a slot, and there are as many slots as nodes.
         most = max(num_nodes // max(depth - 1, 1), 1)
         return Shape(
@@ -59,5 +69,7 @@ class GrowOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
+        if self.draft_temperature is not None and not 0 < self.draft_temperature <= 100:
+            raise ConfigError(f"draft_temperature={self.draft_temperature} must be above 0")
         if not 0 <= self.min_confidence < 1:
             raise ConfigError(f"min_confidence={self.min_confidence} must be from 0 to below 1")

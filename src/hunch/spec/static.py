@@ -13,7 +13,7 @@ import torch
 
 from hunch.draft import Draft
 from hunch.errors import ConfigError
-from hunch.spec.grow import Array
+from hunch.spec.judge import Array
 from hunch.spec.trees import best_first
 
 

@@ -3,20 +3,29 @@
 Logits are packed row after row: the root's (after the row's last known token), then one for each
 node in the draft's order. Verdicts are in that order too.
 
+Verifiers that weigh chances walk row by row on the host: `row_drafts`, `Target`, `verdict_of`.
+
 Shape letters: R rows of the step, N nodes of a draft, M rows of logits, V vocabulary, P longest
-path.
+path, K tokens one step can commit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Rows, Verdict
+from hunch.kernels.noise import COIN, LOW, RESIDUAL, gumbel_row, philox_ref, stream_at
 from hunch.sampling.state import SamplingState
+
+Chances = npt.NDArray[np.float64]  # over the vocabulary, summing to 1
+F = TypeVar("F")
 
 
 class Verifier(Protocol):
@@ -92,4 +101,119 @@ def history_of(draft: Draft, rows: Rows, num_logits: int) -> History:
         row_M=spread(row_RN.reshape(-1)),
         pos_M=spread(pos_RN.reshape(-1)),
         path_MP=spread(path),
+    )
+
+
+def wants_q(verifier: F) -> F:
+    """Mark a verifier that weighs what nodes were drawn from.
+
+    Drafters then draw with noise of their own, not with the target's, and say what they drew from.
+    """
+    setattr(verifier, "wants_q", True)  # noqa: B010  (a function takes it, its type does not)
+    return verifier
+
+
+@dataclass(slots=True)
+class RowDraft:
+    """One row's draft on the host."""
+
+    row: int
+    known: int  # position of the token after the root
+    first: int  # where its root's logits stand in M
+    tokens: list[int]
+    children: list[list[int]]  # of the root, then of each node, in the draft's order
+    is_chain: bool
+    q_NV: Tensor | None = None
+    is_sampled: list[bool] | None = None
+
+    def q(self, node: int) -> Chances | None:
+        """What the node was drawn from; None: it was chosen."""
+        if self.q_NV is None or self.is_sampled is None or not self.is_sampled[node]:
+            return None
+        return self.q_NV[node].double().cpu().numpy()
+
+
+def row_drafts(draft: Draft, rows: Rows) -> Iterator[RowDraft]:
+    """The drafts of a step, row by row."""
+    first = 0
+    tokens_RN, parents_RN = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
+    sampled_RN = None if draft.is_sampled_RN is None else draft.is_sampled_RN.tolist()
+    ids, known = rows.ids_R.tolist(), rows.known_X.tolist()
+    for place, (row, num_nodes) in enumerate(zip(ids, draft.num_nodes_R.tolist(), strict=True)):
+        parents = parents_RN[place][:num_nodes]
+        children: list[list[int]] = [[] for _ in range(num_nodes + 1)]
+        for node, parent in enumerate(parents):
+            children[parent + 1].append(node)
+        yield RowDraft(
+            row=row,
+            known=known[row],
+            first=first,
+            tokens=tokens_RN[place][:num_nodes],
+            children=children,
+            is_chain=parents == list(range(-1, num_nodes - 1)),
+            q_NV=None if draft.q_RNV is None else draft.q_RNV[place],
+            is_sampled=None if sampled_RN is None else sampled_RN[place],
+        )
+        first += 1 + num_nodes
+
+
+class Target:
+    """What the target says at single nodes, and the noise of verdicts, on the host."""
+
+    def __init__(self, logits_MV: Tensor, sampling: SamplingState, mask_MV: Tensor | None) -> None:
+        self.logits_MV, self.sampling, self.mask_MV = logits_MV, sampling, mask_MV
+
+    def p(self, draft: RowDraft, node: int, path: list[int]) -> Chances:
+        """The processed distribution after `node` (-1: the root), whose drafted tokens are `path`.
+
+        Greedy rows put everything on one token.
+        """
+        m, device = draft.first + 1 + node, self.logits_MV.device
+        z_1V = self.sampling.process(
+            self.logits_MV[m : m + 1],
+            torch.tensor([draft.row], device=device),
+            torch.tensor([draft.known + len(path)], device=device),
+            torch.tensor([path], dtype=torch.int64, device=device).view(1, len(path)),
+            None if self.mask_MV is None else self.mask_MV[m : m + 1],
+        )
+        z_V: Chances = z_1V[0].double().cpu().numpy()
+        top = z_V.argmax()
+        if self.sampling.is_greedy(draft.row) or z_V[top] == -np.inf:
+            one_V: Chances = np.eye(1, len(z_V), int(top))[0]
+            return one_V
+        p_V: Chances = np.exp(z_V - z_V[top])
+        p_V /= p_V.sum()
+        return p_V
+
+    def coin(self, draft: RowDraft, depth: int, number: int = 0) -> float:
+        """A number in (0, 1) for one decision about the token at this depth."""
+        seed, index = self._key(draft)
+        counter = number >> 2, draft.known + depth, index, stream_at(COIN, depth)
+        word = philox_ref(counter, (seed & LOW, seed >> 32))[number & 3]
+        return (word + 0.5) * 2.0**-32
+
+    def draw(self, p_V: Chances, draft: RowDraft, depth: int) -> int:
+        """A token from p for this depth."""
+        seed, index = self._key(draft)
+        ids = np.flatnonzero(p_V)
+        stream = stream_at(RESIDUAL, depth)
+        noise = gumbel_row(seed, index, draft.known + depth, stream, ids)
+        return int(ids[(np.log(p_V[ids]) + noise).argmax()])
+
+    def _key(self, draft: RowDraft) -> tuple[int, int]:
+        return int(self.sampling.seed_X[draft.row]), int(self.sampling.sample_X[draft.row])
+
+
+def verdict_of(
+    committed: Sequence[list[int]], walked: Sequence[list[int]], device: torch.device | str = "cpu"
+) -> Verdict:
+    """Per row the tokens to commit and the node behind each (-1: the bonus)."""
+    num_k = max(map(len, committed), default=0)
+    tokens = [tokens + [0] * (num_k - len(tokens)) for tokens in committed]
+    nodes = [nodes + [-1] * (num_k - len(nodes)) for nodes in walked]
+    shape = len(committed), num_k
+    return Verdict(
+        tokens_RK=torch.tensor(tokens, dtype=torch.int64, device=device).view(shape),
+        num_tokens_R=torch.tensor([len(t) for t in committed], dtype=torch.int64, device=device),
+        path_RK=torch.tensor(nodes, dtype=torch.int64, device=device).view(shape),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hunch.draft import Draft, Rows, Verdict
 from hunch.sampling.state import SamplingState
-from hunch.verify.base import history_of
+from hunch.verify.base import history_of, verdict_of
 
 
 def exact(
@@ -66,16 +66,7 @@ def walk_rows(
         committed.append(path)
         accepted.append(walked)
         first += 1 + num_nodes
-    num_k = max(map(len, committed), default=0)
-    return Verdict(
-        tokens_RK=_table([p + [0] * (num_k - len(p)) for p in committed], num_k),
-        num_tokens_R=torch.tensor([len(p) for p in committed], dtype=torch.int64),
-        path_RK=_table([w + [-1] * (num_k - len(w)) for w in accepted], num_k),
-    )
-
-
-def _table(lists: list[list[int]], width: int) -> Tensor:
-    return torch.tensor(lists, dtype=torch.int64).view(len(lists), width)
+    return verdict_of(committed, accepted)
 
 
 def walk(draft: Draft, choice_M: Tensor, first_R: Tensor) -> Verdict:

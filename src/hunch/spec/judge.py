@@ -1,0 +1,129 @@
+"""How drafters with networks choose tokens: as the target would, or by draws of their own.
+
+Shape letters: R rows of this step, C columns of a network's logits, B best ones, V vocabulary, M
+packed nodes, P depth so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Rows
+from hunch.spec.base import DrafterContext
+from hunch.spec.window import host
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """How far and how wide to draft."""
+
+    depth: int  # longest path
+    num_nodes: int  # nodes kept
+    width: int = 1  # nodes grown on per level
+    branch: int = 1  # children looked at per node
+    is_fixed: bool = False  # the same shape whatever the tokens: one node per level is grown on
+    min_confidence: float = 0.0  # a path of a lower value is not followed
+
+    @property
+    def is_chain(self) -> bool:
+        return self.width == 1 and self.branch == 1
+
+    @property
+    def is_dynamic(self) -> bool:
+        return not self.is_chain and not self.is_fixed
+
+
+@dataclass(slots=True)
+class Level:
+    """Drafted nodes of one depth that a network is to process, packed row after row."""
+
+    place_M: Array  # the row's place in the step
+    token_M: Array
+    parent_M: Array  # packed index in the level before
+    path_MP: Array  # numbers of the nodes from depth 0 to itself; numbers count processed nodes
+
+
+@dataclass(slots=True)
+class Draw:
+    """Children of nodes: best first, or in the order they were drawn."""
+
+    token_MB: Array
+    gain_M: Array  # log of a confidence that no drawn token's own value enters
+    q_MV: Tensor | None = None  # what they were drawn from; None: chosen
+    is_sampled_M: Array | None = None
+
+
+class Judge:
+    """The target's way to choose, for the rows of one step: their parameters and noise.
+
+    `ids_C` names the target's token of each column where the network's vocabulary is a part of it.
+    Where the verifier weighs draws, chains are drawn with noise of their own, and trees that keep
+    the best of many are chosen without noise: what is kept by its value was not drawn.
+    """
+
+    def __init__(
+        self,
+        context: DrafterContext,
+        rows: Rows,
+        ids_C: Tensor | None,
+        temperature: float | None = None,  # in place of the row's, where it is above 0
+    ) -> None:
+        self.sampling, self.device, self.wants_q = context.sampling, context.device, context.wants_q
+        self.ids_C, self.temperature = ids_C, temperature
+        self.ids_R = host(rows.ids_R)
+        self.known_R = host(rows.known_X)[self.ids_R]
+
+    def draw(self, logits_MC: Tensor, place_M: Array, depth: int) -> Array:
+        """The token the target would choose if these were its logits."""
+        row_M, pos_M = self._where(place_M, depth)
+        return host(self.sampling.draw(self._heated(logits_MC, row_M), row_M, pos_M, self.ids_C))
+
+    def best(
+        self, logits_MC: Tensor, place_M: Array, depth: int, num_best: int
+    ) -> tuple[Array, Array]:
+        """The likeliest tokens, best first, and the logs of their confidences."""
+        row_M, pos_M = self._where(place_M, depth)
+        logits_MC = self._heated(logits_MC, row_M)
+        if self.wants_q:
+            scores_MC = self.sampling.filtered(logits_MC, row_M)
+        else:
+            scores_MC = self.sampling.scores(logits_MC, row_M, pos_M, self.ids_C)
+        top = scores_MC.topk(num_best, dim=-1)
+        gain_MB = top.values - scores_MC.logsumexp(-1, keepdim=True)
+        token_MB = top.indices if self.ids_C is None else self.ids_C[top.indices]
+        # Rounding may say more than certain; a child must never be worth more than its parent.
+        return host(token_MB), np.minimum(host(gain_MB.double()), 0.0)
+
+    def children(self, logits_MC: Tensor, place_M: Array, depth: int, num: int) -> Draw:
+        """So many children of each node, drawn where the verifier asks for draws."""
+        if not self.wants_q:
+            token_MB, gain_MB = self.best(logits_MC, place_M, depth, num)
+            return Draw(token_MB, gain_MB[:, 0])
+        row_M, pos_M = self._where(place_M, depth)
+        drawn_MB, q_MV, is_sampled_M = self.sampling.draw_own(
+            self._heated(logits_MC, row_M), row_M, pos_M, depth, num, self.ids_C
+        )
+        gain_M = host(q_MV.amax(-1).double().log())
+        return Draw(host(drawn_MB), gain_M, q_MV, host(is_sampled_M))
+
+    def _heated(self, logits_MC: Tensor, row_M: Tensor) -> Tensor:
+        """Logits that the row's temperature will bring to the drafter's own."""
+        if self.temperature is None:
+            return logits_MC
+        row_T_M1 = self.sampling.temperature_X[row_M, None]
+        return logits_MC.float() * torch.where(row_T_M1 > 0, row_T_M1 / self.temperature, 1.0)
+
+    def _where(self, place_M: Array, depth: int) -> tuple[Tensor, Tensor]:
+        row_M = torch.from_numpy(self.ids_R[place_M])
+        pos_M = torch.from_numpy(self.known_R[place_M] + depth)
+        return row_M.to(self.device), pos_M.to(self.device)
+
+
+Feed = Callable[[Level], Tensor]  # process the nodes, return logits for what follows each

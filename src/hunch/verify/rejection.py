@@ -1,0 +1,91 @@
+"""Rejection: a drafted token is kept with chance min(1, p/q), else drawn anew from what is left.
+
+p is the target's processed distribution at the node before, q what the token was drawn from. The
+tokens follow the target's distribution exactly; unlike `exact`'s they are not those of plain
+decoding under the same seed. Children of one node are tried in the draft's order: after a rejection
+p becomes norm(max(p - q, 0)), and a later sibling was drawn from q without the earlier ones
+(recursive rejection without replacement). A chosen token has all of q (one-hot). When every child
+is rejected, or there is none, the token comes from what is left of p.
+
+Why it is right: P(token kept) = q min(1, p/q) = min(p, q), and what is drawn after a rejection adds
+max(p - q, 0); the sum is p. Papers: arXiv 2211.17192, 2302.01318; trees: 2402.14160.
+
+Shape letters: R rows, N nodes, M rows of logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hunch.draft import Draft, Rows, Verdict
+from hunch.sampling.state import SamplingState
+from hunch.verify.base import Chances, RowDraft, Target, row_drafts, verdict_of, wants_q
+
+
+@wants_q
+def rejection(
+    draft: Draft,
+    logits_MV: Tensor,
+    rows: Rows,
+    sampling: SamplingState,
+    mask_MV: Tensor | None = None,
+) -> Verdict:
+    """The verifier of this name."""
+    target = Target(logits_MV, sampling, mask_MV)
+    walks = [walk(row, target) for row in row_drafts(draft, rows)]
+    return verdict_of([w[0] for w in walks], [w[1] for w in walks], draft.tokens_RN.device)
+
+
+def walk(draft: RowDraft, target: Target) -> tuple[list[int], list[int]]:
+    """The tokens to commit and the node behind each."""
+    path: list[int] = []
+    walked: list[int] = []
+    node: int | None = -1
+    while node is not None:
+        p_V = target.p(draft, node, path)
+        node, p_V = _try_children(draft, target, node, p_V, len(path))
+        path.append(target.draw(p_V, draft, len(path)) if node is None else draft.tokens[node])
+        walked.append(-1 if node is None else node)
+    return path, walked
+
+
+def _try_children(
+    draft: RowDraft, target: Target, node: int, p_V: Chances, depth: int
+) -> tuple[int | None, Chances]:
+    """The child that is kept, or None; and what is left of p."""
+    tried: list[int] = []
+    for number, child in enumerate(draft.children[node + 1]):
+        token = draft.tokens[child]
+        q_V = without(draft.q(child), tried)
+        if target.coin(draft, depth, number) < chance(p_V, q_V, token):
+            return child, p_V
+        p_V = residual(p_V, q_V, token)
+        tried.append(token)
+    return None, p_V
+
+
+def without(q_V: Chances | None, tried: list[int]) -> Chances | None:
+    """q given that it is none of the earlier siblings."""
+    if q_V is None:
+        return None
+    q_V[tried] = 0.0
+    total = q_V.sum()
+    # Nothing left to draw from: the sibling was chosen in some other way.
+    return q_V / total if total > 0 else None
+
+
+def chance(p_V: Chances, q_V: Chances | None, token: int) -> float:
+    """The chance that a drafted token is kept."""
+    p, q = float(p_V[token]), 1.0 if q_V is None else float(q_V[token])
+    return min(1.0, p / q) if q > 0 else float(p > 0)
+
+
+def residual(p_V: Chances, q_V: Chances | None, token: int) -> Chances:
+    """What is left of p once a token drawn from q was rejected."""
+    if q_V is None:
+        left_V = p_V.copy()
+        left_V[token] = 0.0
+    else:
+        left_V = (p_V - q_V).clip(min=0.0)
+    total = left_V.sum()
+    return left_V / total if total > 0 else p_V  # p = q but for rounding: nothing was lost
