@@ -109,9 +109,7 @@ def _compile(compiler: str, files: list[Path], library: Path) -> None:
         ended = [(process, process.communicate()[1]) for process in started]
         for process, errors in ended:
             if process.returncode:
-                raise subprocess.CalledProcessError(
-                    process.returncode, process.args, stderr=errors
-                )
+                raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
         built = Path(work) / library.name
         subprocess.run(
             [compiler, "-shared", "-pthread", *map(str, objects), "-o", str(built)],

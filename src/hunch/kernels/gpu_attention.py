@@ -17,7 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import (
+    IS_INTERPRETED,
+    let_next_start,
+    next_power_of_2,
+    options,
+    wait_for_inputs,
+)
 
 TILE = 64  # positions per step of the walk
 SPLIT = 128  # positions per partial result
@@ -60,43 +66,41 @@ def _merge(m, z, acc, m1, z1, acc1):
 
 
 @triton.jit
-def _split(
-    q, k_ptr, v_ptr, table_ptr, tree_ptr, tok_R, pos_R, low_R, base_R, token0, num_tokens,
-    low, first, last, shared, scale, offs_h, kv_stride, tree_stride,
-    ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
+def _end_split(
+    m, z, acc, m1, z1, acc1, is_alone, split, acc_ptr, stat_ptr, part_R, is_row, offs_h,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """Positions [first, last) of one split; below `shared` every row finds its keys by table."""
-    m = tl.full((ROWS,), -1e30, tl.float32)
-    z = tl.zeros((ROWS, 16), tl.float32)
-    acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
-    offs_p = tl.arange(0, TILE)
-    first = tl.maximum(first, low // TILE * TILE)
-    for p0 in range(first, tl.minimum(last, shared), TILE):
-        p = p0 + offs_p
-        is_key = p < last
-        block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
-        m, z, acc = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key, is_pair,
-                            m, z, acc, scale, offs_h, kv_stride, HEAD, TILE)  # fmt: skip
-    if HAS_TREE:  # each token has keys of its own here: one tile per token
-        for p0 in range(tl.maximum(first, shared), last, TILE):
-            p = p0 + offs_p
-            for j in range(num_tokens):
-                token = token0 + j
-                base = tl.min(tl.where(tok_R == token, base_R, 2147483647), axis=0)
-                pos = tl.max(tl.where(tok_R == token, pos_R, -1), axis=0)
-                is_key = p <= pos
-                in_table = is_key & (p < base)
-                block = tl.load(table_ptr + p // BLOCK_SIZE, mask=in_table, other=0).to(tl.int64)
-                node = tl.load(tree_ptr + token.to(tl.int64) * tree_stride + (p - base),
-                               mask=is_key & (p >= base), other=0).to(tl.int64)  # fmt: skip
-                slot = tl.where(in_table, block * BLOCK_SIZE + p % BLOCK_SIZE, node)
-                is_pair = is_key[None, :] & (tok_R == token)[:, None]
-                is_pair &= (p[None, :] >= low_R[:, None])
-                m, z, acc = _attend(q, k_ptr, v_ptr, slot, is_key, is_pair, m, z, acc, scale,
-                                    offs_h, kv_stride, HEAD, TILE)  # fmt: skip
-    return m, tl.max(z, axis=1), acc  # the 16 columns of z are equal
+    """A split is done: merge it if the row is all ours, else leave it for whoever comes last."""
+    z1_R = tl.max(z1, axis=1)  # its 16 columns are equal
+    if PROGRAMS == 1:
+        m, z, acc = _merge(m, z, acc, m1, z1_R, acc1)
+    else:
+        if is_alone:
+            m, z, acc = _merge(m, z, acc, m1, z1_R, acc1)
+        else:
+            to_R = part_R + split
+            is_in = is_row[:, None] & (offs_h < HEAD)[None, :]
+            tl.store(acc_ptr + to_R[:, None] * HEAD + offs_h[None, :], acc1, mask=is_in)
+            tl.store(stat_ptr + to_R * 2, m1, mask=is_row)
+            tl.store(stat_ptr + to_R * 2 + 1, z1_R, mask=is_row)
+    m1 = tl.full((ROWS,), -1e30, tl.float32)
+    z1 = tl.zeros((ROWS, 16), tl.float32)
+    acc1 = tl.zeros((ROWS, HEAD_PAD), tl.float32)
+    return m, z, acc, m1, z1, acc1
+
+
+@triton.jit
+def _own_keys(table_ptr, tree_ptr, p, token, tok_R, pos_R, base_R, tree_stride,
+              BLOCK_SIZE: tl.constexpr):  # fmt: skip
+    """Slots of one drafted token's keys: by table below its base, its ancestors' above."""
+    base = tl.min(tl.where(tok_R == token, base_R, 2147483647), axis=0)
+    pos = tl.max(tl.where(tok_R == token, pos_R, -1), axis=0)
+    is_key = p <= pos
+    in_table = is_key & (p < base)
+    block = tl.load(table_ptr + p // BLOCK_SIZE, mask=in_table, other=0).to(tl.int64)
+    node = tl.load(tree_ptr + token.to(tl.int64) * tree_stride + (p - base),
+                   mask=is_key & (p >= base), other=0).to(tl.int64)  # fmt: skip
+    return tl.where(in_table, block * BLOCK_SIZE + p % BLOCK_SIZE, node), is_key
 
 
 @triton.jit(do_not_specialize=["num_packed", "max_splits", "table_stride", "tree_stride"])
@@ -141,10 +145,10 @@ def _attention_kernel(
             tl.store(out_ptr + at[:, None] + offs_h[None, :], zero, mask=is_q)
         return
     low = tl.min(low_R, axis=0)
-    shared = tl.min(base_R, axis=0) // TILE * TILE if HAS_TREE else num_keys
     first_split = low // SPLIT
     num_splits = tl.cdiv(num_keys, SPLIT)
-    num_shares = 1 if PROGRAMS == 1 else tl.minimum(num_splits - first_split, PROGRAMS)
+    share_size = tl.cdiv(num_splits - first_split, PROGRAMS)
+    num_shares = tl.cdiv(num_splits - first_split, share_size)
     if share >= num_shares:
         return
     table_ptr += seq * table_stride
@@ -154,20 +158,43 @@ def _attention_kernel(
     m = tl.full((ROWS,), -1e30, tl.float32)
     z = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
+    m1 = tl.full((ROWS,), -1e30, tl.float32)
+    z1 = tl.zeros((ROWS, 16), tl.float32)
+    acc1 = tl.zeros((ROWS, HEAD_PAD), tl.float32)
     part_R = (tok_R.to(tl.int64) * NUM_HEADS + head_R) * max_splits
-    for s in range(first_split + share, num_splits, PROGRAMS):
-        last = tl.minimum((s + 1) * SPLIT, num_keys)
-        m1, z1, acc1 = _split(q, k_ptr, v_ptr, table_ptr, tree_ptr, tok_R, pos_R, low_R, base_R,
-                              token0, num_tokens, low, s * SPLIT, last, shared, scale, offs_h,
-                              NUM_KV * HEAD, tree_stride,
-                              ROWS, HEAD, HEAD_PAD, TILE, BLOCK_SIZE, HAS_TREE)  # fmt: skip
-        if num_shares == 1:
-            m, z, acc = _merge(m, z, acc, m1, z1, acc1)
-        else:
-            to_R = part_R + s
-            tl.store(acc_ptr + to_R[:, None] * HEAD + offs_h[None, :], acc1, mask=is_q)
-            tl.store(stat_ptr + to_R * 2, m1, mask=is_row)
-            tl.store(stat_ptr + to_R * 2 + 1, z1, mask=is_row)
+    offs_p = tl.arange(0, TILE)
+    first = (first_split + share * share_size) * SPLIT
+    last = tl.minimum(first + share_size * SPLIT, num_keys)
+    first = tl.maximum(first, low // TILE * TILE)
+    shared = last  # below it every row finds its keys by table
+    if HAS_TREE:
+        shared = tl.maximum(tl.minimum(tl.min(base_R, axis=0) // TILE * TILE, last), first)
+    for p0 in range(first, shared, TILE):
+        p = p0 + offs_p
+        is_key = p < last
+        block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
+        m1, z1, acc1 = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key,
+                               is_pair, m1, z1, acc1, scale, offs_h, NUM_KV * HEAD, HEAD,
+                               TILE)  # fmt: skip
+        if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
+            m, z, acc, m1, z1, acc1 = _end_split(
+                m, z, acc, m1, z1, acc1, num_shares == 1, p0 // SPLIT, acc_ptr, stat_ptr, part_R,
+                is_row, offs_h, ROWS, HEAD, HEAD_PAD, PROGRAMS)  # fmt: skip
+    if HAS_TREE:  # each token has keys of its own here: one tile per token
+        for p0 in range(shared, last, TILE):
+            p = p0 + offs_p
+            for j in range(num_tokens):
+                slot_P, is_key = _own_keys(table_ptr, tree_ptr, p, token0 + j, tok_R, pos_R, base_R,
+                                           tree_stride, BLOCK_SIZE)  # fmt: skip
+                is_pair = is_key[None, :] & (tok_R == token0 + j)[:, None]
+                is_pair &= p[None, :] >= low_R[:, None]
+                m1, z1, acc1 = _attend(q, k_ptr, v_ptr, slot_P, is_key, is_pair, m1, z1, acc1,
+                                       scale, offs_h, NUM_KV * HEAD, HEAD, TILE)  # fmt: skip
+            if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
+                m, z, acc, m1, z1, acc1 = _end_split(
+                    m, z, acc, m1, z1, acc1, num_shares == 1, p0 // SPLIT, acc_ptr, stat_ptr,
+                    part_R, is_row, offs_h, ROWS, HEAD, HEAD_PAD, PROGRAMS)  # fmt: skip
     if num_shares > 1:  # whoever comes last merges all, in order
         tl.debug_barrier()
         done = tl.atomic_add(count_ptr + tile * NUM_KV + kv_head, 1, sem="acq_rel")
@@ -175,11 +202,11 @@ def _attention_kernel(
             return
         for s in tl.range(first_split, num_splits, num_stages=4):
             at_R = part_R + s
-            acc1 = tl.load(acc_ptr + at_R[:, None] * HEAD + offs_h[None, :], mask=is_q, other=0.0,
-                           cache_modifier=".cg")  # fmt: skip
-            m1 = tl.load(stat_ptr + at_R * 2, mask=is_row, other=-1e30, cache_modifier=".cg")
-            z1 = tl.load(stat_ptr + at_R * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
-            m, z, acc = _merge(m, z, acc, m1, z1, acc1)
+            acc_s = tl.load(acc_ptr + at_R[:, None] * HEAD + offs_h[None, :], mask=is_q, other=0.0,
+                            cache_modifier=".cg")  # fmt: skip
+            m_s = tl.load(stat_ptr + at_R * 2, mask=is_row, other=-1e30, cache_modifier=".cg")
+            z_s = tl.load(stat_ptr + at_R * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+            m, z, acc = _merge(m, z, acc, m_s, z_s, acc_s)
         tl.store(count_ptr + tile * NUM_KV + kv_head, 0)
     out = acc / tl.where(z > 0, z, 1.0)[:, None]
     tl.store(out_ptr + at[:, None] + offs_h[None, :], out.to(out_ptr.dtype.element_ty), mask=is_q)
@@ -219,6 +246,9 @@ class Tiling:
     block_tokens: int = 1  # most tokens of a tile
     programs: int = 1  # programs that share one tile's splits
     workspace: Workspace | None = None
+    num_warps: int = 0  # 0: by size
+    num_stages: int = 0
+    max_registers: int | None = None
 
 
 def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> Tensor:
@@ -270,5 +300,15 @@ def attention(
         NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, HEAD=head,
         HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, PROGRAMS=programs,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
-        HAS_WINDOW=window is not None, **options(8 if rows >= 128 else 4, 3 if rows <= 16 else 2),
+        HAS_WINDOW=window is not None, **_options(tiling, rows),
     )  # fmt: skip
+
+
+def _options(tiling: Tiling, rows: int) -> dict[str, object]:
+    found = options(
+        tiling.num_warps or (8 if rows >= 128 else 4),
+        tiling.num_stages or (3 if rows <= 16 else 2),
+    )
+    if tiling.max_registers and not IS_INTERPRETED:
+        found["maxnreg"] = tiling.max_registers
+    return found

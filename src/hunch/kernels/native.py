@@ -116,15 +116,15 @@ def _address(tensor: Tensor | None) -> int | None:
 class NativeMatrix:
     """A weight matrix [N, K] in the layout of the kernels."""
 
-    def __init__(self, kind: int, num_out: int, num_in: int, num_threads: int | None = None) -> None:
+    def __init__(
+        self, kind: int, num_out: int, num_in: int, num_threads: int | None = None
+    ) -> None:
         self.kind, self.num_out, self.num_in = kind, num_out, num_in
         self.team = team(num_threads)
         self.handle = _lib().hunch_matrix_new(kind, num_out, num_in)
 
     @staticmethod
-    def from_floats(
-        weight_NK: Tensor, kind: int, num_threads: int | None = None
-    ) -> NativeMatrix:
+    def from_floats(weight_NK: Tensor, kind: int, num_threads: int | None = None) -> NativeMatrix:
         """Rounded to the kind: INT8 and INT4 have a scale per 32 inputs."""
         weight_NK = weight_NK.to(torch.float32).contiguous()
         matrix = NativeMatrix(kind, *weight_NK.shape, num_threads)
@@ -161,9 +161,7 @@ class NativeMatrix:
         x_MK = x_MK.to(torch.float32).contiguous()
         out_MN = torch.empty(*x_MK.shape[:-1], self.num_out)
         num_rows = x_MK.numel() // self.num_in
-        _lib().hunch_multiply(
-            self.handle, self.team, x_MK.data_ptr(), num_rows, out_MN.data_ptr()
-        )
+        _lib().hunch_multiply(self.handle, self.team, x_MK.data_ptr(), num_rows, out_MN.data_ptr())
         return out_MN
 
     def __del__(self) -> None:
@@ -233,10 +231,10 @@ class NativeNetwork:
         kv_dtype: torch.dtype,
         num_threads: int | None = None,
     ) -> None:
-        self.shape, self.kv_dtype = shape, kv_dtype
+        self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
         self.team = team(num_threads)
         self._structs = (_Layer * len(layers))(*(layer._struct() for layer in layers))
-        self._keep = (layers, embedding, head, final_norm, rope_LH)
+        self._keep = (embedding, head, final_norm, rope_LH)
         self.num_out = head.num_out
         spec = _Spec(
             **{name: getattr(shape, name) for name in shape.__slots__},
@@ -263,7 +261,8 @@ class NativeNetwork:
         assert tokens is not None
         num_rows, width = len(tokens), self.shape.width
         assert kv.k_LCMH.dtype == kv.v_LCMH.dtype == self.kv_dtype
-        assert kv.k_LCMH[0].is_contiguous() and kv.v_LCMH.stride() == kv.k_LCMH.stride()
+        assert kv.k_LCMH[0].is_contiguous()
+        assert kv.v_LCMH.stride() == kv.k_LCMH.stride()
         columns = [attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T]
         columns = [column.contiguous() for column in columns]
         tree_TP = attn.tree_TP
@@ -316,7 +315,8 @@ def choose(
     The rule is that of sampling/state.py, its filters and kernels/noise.py; temperature 0 takes
     the argmax. float32 logits, temperature and log_min_p; float64 top_p; the rest int64.
     """
-    assert logits_MV.dtype == torch.float32 and logits_MV.stride(1) == 1
+    assert logits_MV.dtype == torch.float32
+    assert logits_MV.stride(1) == 1
     columns = (temperature_M, top_k_M, top_p_M, log_min_p_M, seed_M, index_M, pos_M)
     columns = tuple(column.contiguous() for column in columns)
     num_rows, size = logits_MV.shape

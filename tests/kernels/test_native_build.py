@@ -1,0 +1,62 @@
+"""Building the kernels: once per machine, and never silently missing."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hunch.kernels import build
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    build.load_library.cache_clear()
+    yield
+    build.load_library.cache_clear()
+
+
+def test_without_a_compiler_one_warning_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.warns(RuntimeWarning, match=r"no C\+\+ compiler.*apt install g\+\+"):
+        assert build.load_library() is None
+    assert build.load_library() is None  # said once
+
+
+def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path):
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho cannot do that >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("HUNCH_CACHE", str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="cannot do that"):
+        assert build.load_library() is None
+
+
+def test_a_second_start_builds_nothing(monkeypatch, tmp_path):
+    """The library is found again; other flags of the machine would make another."""
+    if build.find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setenv("HUNCH_CACHE", str(tmp_path))
+    built = []
+
+    def pretend(compiler, files, library):
+        built.append(library)
+        library.touch()
+
+    monkeypatch.setattr(build, "_compile", pretend)
+    compiler = build.find_compiler()
+    first = build.build(compiler)
+    assert build.build(compiler) == first
+    monkeypatch.setattr(build, "_cpu", lambda: "another machine")
+    assert build.build(compiler) != first
+    assert len(built) == 2
+
+
+def test_cores_follow_affinity():
+    script = "import os; os.sched_setaffinity(0, {0}); from hunch.kernels.build import num_cores; "
+    script += "print(num_cores())"
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )  # a process of its own: affinity would stay
+    assert told.stdout.strip() == "1"

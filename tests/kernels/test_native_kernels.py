@@ -1,0 +1,173 @@
+"""The C++ products and choices against plain arithmetic, and their independence of company."""
+
+import math
+
+import pytest
+import torch
+
+from hunch.kernels import native
+from hunch.kernels.noise import TARGET, gumbel
+from hunch.models.weights.dequant import dequantise
+from hunch.sampling.filters import filter_ref
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+
+SHAPES = [(64, 64), (7, 32), (100, 96), (33, 160), (130, 576)]
+KINDS = {"int4": native.INT4, "int8": native.INT8, "float": native.FLOAT}
+BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def blocks(kind, num_out, num_in, seed=0):
+    """Random GGUF blocks with sane scales: uint8 [out, bytes of a row]."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num_out, num_in // 32, BLOCK_BYTES[kind])
+    data = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    num_scales = 2 if kind == "Q4_1" else 1
+    scales = torch.randn(num_out, num_in // 32, num_scales, generator=generator) * 0.01
+    data[..., : 2 * num_scales] = scales.half().view(torch.uint8)
+    return data.reshape(num_out, -1)
+
+
+def rounded_to_int8(x_MK):
+    """What the kernels multiply with: 8 bits per number, a scale per row and 32 inputs."""
+    x = torch.nn.functional.pad(x_MK, (0, -x_MK.shape[1] % 32)).double()
+    groups = x.reshape(len(x), -1, 32)
+    d = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / d.clamp(min=1e-30)).round() * d).reshape(len(x), -1)[:, : x_MK.shape[1]]
+
+
+@pytest.mark.parametrize("kind", BLOCK_BYTES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blocks_are_kept_bit_for_bit(kind, shape):
+    data = blocks(kind, *shape)
+    matrix = native.NativeMatrix.from_blocks(kind, shape, data)
+    expected = dequantise(kind, data, shape[1])
+    torch.testing.assert_close(matrix.rows(torch.arange(shape[0])), expected, atol=0, rtol=1e-7)
+
+
+@pytest.mark.parametrize("kind", BLOCK_BYTES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_rows", [1, 5, 8, 9, 40, 70])
+def test_products_of_blocks(kind, shape, num_rows):
+    data, x = blocks(kind, *shape), random(num_rows, shape[1])
+    weight = dequantise(kind, data, shape[1]).double()
+    expected = rounded_to_int8(x) @ weight.T
+    got = native.NativeMatrix.from_blocks(kind, shape, data)(x)
+    size = (x.double().abs() @ weight.abs().T).max()
+    assert (got - expected).abs().max() < 1e-6 * size
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (7, 33), (101, 70)])
+@pytest.mark.parametrize("num_rows", [1, 3, 9, 70])
+def test_float_products(shape, num_rows):
+    weight, x = random(*shape), random(num_rows, shape[1], seed=1)
+    got = native.NativeMatrix.from_floats(weight, native.FLOAT)(x)
+    torch.testing.assert_close(got, (x.double() @ weight.double().T).float(), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "levels"), [("int8", 127), ("int4", 7.5)])
+@pytest.mark.parametrize("num_in", [64, 70])
+def test_floats_are_rounded_to_the_nearest_level(kind, levels, num_in):
+    weight = random(10, num_in)
+    matrix = native.NativeMatrix.from_floats(weight, KINDS[kind])
+    error = (matrix.rows(torch.arange(10)) - weight).abs().max()
+    assert error < 1.05 * weight.abs().max() / levels / 2 + 2e-3  # the scales are half floats
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_the_same_bits_in_any_company_and_with_any_threads(kind):
+    weight, x = random(72, 192), random(64, 192, seed=1)
+    one = native.NativeMatrix.from_floats(weight, KINDS[kind], num_threads=1)
+    alone = torch.cat([one(row) for row in x.split(1)])
+    for num_rows in [*range(2, 20), 31, 32, 33, 48, 64]:
+        assert one(x[:num_rows]).equal(alone[:num_rows]), num_rows
+        assert one(x[-num_rows:]).equal(alone[-num_rows:]), num_rows
+    for num_threads in (2, 3):
+        team = native.NativeMatrix.from_floats(weight, KINDS[kind], num_threads=num_threads)
+        assert team(x).equal(alone)
+        assert team(x.flip(0)).equal(alone.flip(0))
+
+
+def test_zeros_and_large_numbers():
+    weight = random(8, 64)
+    matrix = native.NativeMatrix.from_floats(weight, native.INT8)
+    assert matrix(torch.zeros(2, 64)).equal(torch.zeros(2, 8))
+    assert matrix(random(2, 64) * 1e30).isfinite().all()
+
+
+# --- choices ------------------------------------------------------------------------------------
+
+FILTERS = [
+    {},
+    {"top_p": 0.95},
+    {"top_p": 0.3},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"min_p": 0.05},
+    {"top_k": 50, "top_p": 0.8, "min_p": 0.01},
+]
+
+
+def columns(num_rows, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    def full(value, dtype):
+        return torch.full((num_rows,), value, dtype=dtype)
+
+    return (
+        full(temperature, torch.float32),
+        full(top_k, torch.int64),
+        full(top_p, torch.float64),
+        full(math.log(min_p) if min_p else -math.inf, torch.float32),
+    )
+
+
+def expected_choice(logits, temperature, top_k, top_p, log_min_p, seed, index, pos):
+    z = filter_ref(logits / temperature[:, None], top_k, top_p, log_min_p)
+    return (z + gumbel(seed, index, pos, TARGET, logits.shape[1])).argmax(1)
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("size", [5, 1000, 49152])
+def test_choices_follow_the_definition(filters, size):
+    num_rows = 24
+    logits = random(num_rows, size) * 3
+    seed = torch.arange(num_rows) * 0x123456789AB
+    index, pos = torch.arange(num_rows) % 3, torch.arange(num_rows) + 100
+    asked = columns(num_rows, temperature=0.8, **filters)
+    got = native.choose(logits, *asked, seed, index, pos)
+    assert got.equal(expected_choice(logits, *asked, seed, index, pos))
+
+
+def test_temperature_zero_is_the_argmax_and_ties_go_to_the_lowest_id():
+    logits = random(3, 1001)
+    logits[0, [7, 400]] = 50.0
+    zero = torch.zeros(3, dtype=torch.int64)
+    got = native.choose(logits, *columns(3, temperature=0.0), zero, zero, zero)
+    assert got.equal(logits.argmax(1))
+    assert got[0] == 7
+
+
+def test_forbidden_tokens_are_never_chosen():
+    logits = torch.full((64, 300), -torch.inf)
+    logits[:, 20:24] = 0.0
+    many = torch.arange(64)
+    for filters in FILTERS:
+        got = native.choose(logits, *columns(64, **filters), many, many, many)
+        assert ((got >= 20) & (got < 24)).all()
+
+
+def test_rows_with_different_wishes_share_a_call():
+    logits = random(4, 500) * 2
+    parts = [columns(1, temperature=0.0), columns(1), columns(1, top_k=3), columns(1, top_p=0.5)]
+    asked = [torch.cat(column) for column in zip(*parts, strict=True)]
+    ids = torch.arange(4)
+    together = native.choose(logits, *asked, ids, ids, ids)
+    for row in range(4):
+        alone = native.choose(
+            logits[row : row + 1], *parts[row], ids[row : row + 1], ids[row : row + 1],
+            ids[row : row + 1],
+        )  # fmt: skip
+        assert alone == together[row]

@@ -1,0 +1,192 @@
+"""The native pass against the torch decoder, and its independence of company."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from builders import Seq, pack, tables, tiny_config, tiny_weights
+from hunch.errors import ConfigError
+from hunch.kernels import native
+from hunch.kernels.attention import KVCache
+from hunch.models.load import load_decoder
+from hunch.models.native import is_supported, load_native
+from hunch.models.spec import ModelSpec
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 80,  # not a multiple of a group
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 97,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 2,
+}
+FAMILIES = {
+    "llama": tiny_config(**SIZES),
+    "tied": tiny_config(**SIZES, tie_word_embeddings=True),
+    "biases": tiny_config(**SIZES, attention_bias=True, mlp_bias=True),
+    "mistral": tiny_config("MistralForCausalLM", **SIZES, sliding_window=50),
+    "qwen2": tiny_config("Qwen2ForCausalLM", **SIZES),
+    "qwen3": tiny_config("Qwen3ForCausalLM", **SIZES),
+}
+BLOCKS = 128  # of 4 slots: 512 positions per sequence
+
+
+def words(num, seed=0):
+    return torch.randint(0, 97, (num,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def empty_kv(model, num_seqs=1):
+    """Unwritten slots hold what must never be read."""
+    kv = model.new_kv(num_seqs * BLOCKS * 4)
+    kv.k_LCMH.fill_(torch.nan)
+    kv.v_LCMH.fill_(torch.nan)
+    return kv
+
+
+def copy_kv(kv):
+    return KVCache(kv.k_LCMH.clone(), kv.v_LCMH.clone())
+
+
+def run(model, seqs, kv, table=None, **options):
+    ids_T, attn = pack(seqs, tables(len(seqs), BLOCKS) if table is None else table, **options)
+    return model.forward(ids_T, attn, kv)
+
+
+def both(family, dtype="float32", **options):
+    weights = tiny_weights(FAMILIES[family])
+    return load_native(weights, dtype=dtype, **options), load_decoder(weights)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_is_what_torch_computes(family):
+    ours, theirs = both(family)
+    our_kv, their_kv = empty_kv(ours), empty_kv(theirs)
+    for seqs in (
+        [Seq(words(300))],
+        [Seq([5], start=300, draft=[6, 7, 8], parents=[-1, 0, 0])],
+        [Seq(words(3), start=301, draft=[9, 9])],
+    ):
+        got, expected = run(ours, seqs, our_kv), run(theirs, seqs, their_kv)
+        torch.testing.assert_close(got.last_TD, expected.last_TD, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(
+            ours.logits(got.last_TD), theirs.logits(expected.last_TD), atol=1e-3, rtol=1e-3
+        )
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("int8", 0.05), ("int4", 0.5)])
+def test_quantised_weights_stay_near(dtype, limit):
+    ours, theirs = both("llama", dtype)
+    seqs = [Seq(words(200))]
+    got, expected = run(ours, seqs, empty_kv(ours)), run(theirs, seqs, empty_kv(theirs))
+    error = (got.last_TD - expected.last_TD).norm() / expected.last_TD.norm()
+    assert error < limit
+    assert ours.weight_bytes < 0.4 * load_native(tiny_weights(FAMILIES["llama"])).weight_bytes
+
+
+def test_features_are_the_stream_after_so_many_layers():
+    ours, theirs = both("llama")
+    ids_T, attn = pack([Seq(words(9))], tables(1, BLOCKS))
+    got = ours.forward(ids_T, attn, empty_kv(ours), (2, 0, 1))
+    expected = theirs.forward(ids_T, attn, empty_kv(theirs), (2, 0, 1))
+    assert got.features[1].equal(ours.embed(ids_T))
+    for ours_TD, theirs_TD in zip(got.features, expected.features, strict=True):
+        torch.testing.assert_close(ours_TD, theirs_TD, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_no_chunking_of_a_prompt_changes_a_bit(family, dtype):
+    model, _ = both(family, dtype, num_threads=2)
+    prompt = words(290)
+    whole_kv = empty_kv(model)
+    whole = run(model, [Seq(prompt)], whole_kv).last_TD
+    logits = model.logits(whole)
+    for sizes in ([1] * 290, [7] * 42, [128, 162], [64, 65, 161], [289, 1], [200, 90]):
+        kv, parts, done = empty_kv(model), [], 0
+        for size in sizes:
+            part = prompt[done : done + size]
+            parts.append(run(model, [Seq(part, start=done)], kv).last_TD)
+            done += len(part)
+        assert torch.cat(parts).equal(whole), sizes[:2]
+        assert model.logits(parts[-1]).equal(logits[-len(parts[-1]) :])
+        written = ~whole_kv.k_LCMH.isnan()
+        assert kv.k_LCMH[written].equal(whole_kv.k_LCMH[written])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+def test_neighbours_threads_and_padding_change_no_bit(dtype):
+    weights = tiny_weights(FAMILIES["llama"])
+    one = load_native(weights, dtype=dtype, num_threads=1)
+    table = tables(4, BLOCKS)
+    prompts = [words(n, seed=n) for n in (3, 130, 257, 140)]
+    kv = empty_kv(one, 4)
+    for index, prompt in enumerate(prompts):
+        run(one, [Seq(prompt)], kv, table[index : index + 1])
+    steps = [Seq([7], start=len(prompt)) for prompt in prompts]
+    alone = [
+        run(one, [step], copy_kv(kv), table[index : index + 1]).last_TD
+        for index, step in enumerate(steps)
+    ]
+    for num_threads in (1, 2, 3):
+        model = load_native(weights, dtype=dtype, num_threads=num_threads)
+        together = run(model, steps, copy_kv(kv), table, num_padding=3).last_TD
+        assert together[:4].equal(torch.cat(alone))
+        assert model.logits(together[:4]).equal(torch.cat([one.logits(row) for row in alone]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("start", [5, 126, 200])
+def test_a_path_of_a_tree_is_the_same_bits_as_plain_decoding(dtype, start):
+    model, _ = both("llama", dtype, num_threads=2)
+    prompt, kv = words(start), empty_kv(model)
+    run(model, [Seq(prompt)], kv)
+    draft, parents = [11, 12, 13, 14, 15, 16], [-1, -1, 0, 2, 1, 3]
+    tree = run(model, [Seq([7], start=start, draft=draft, parents=parents)], copy_kv(kv)).last_TD
+    for path in ([0, 2, 3, 5], [1, 4]):
+        plain_kv, at = copy_kv(kv), start
+        hidden = run(model, [Seq([7], start=at)], plain_kv).last_TD
+        assert hidden[0].equal(tree[0])
+        for node in path:
+            at += 1
+            hidden = run(model, [Seq([draft[node]], start=at)], plain_kv).last_TD
+            assert hidden[0].equal(tree[node + 1])
+        chain = [draft[node] for node in path]
+        verified = run(model, [Seq([7], start=start, draft=chain)], copy_kv(kv)).last_TD
+        assert verified[-1].equal(hidden[0])
+
+
+def test_an_answer_does_not_depend_on_where_blocks_lie():
+    model, _ = both("llama", "int8")
+    prompt = words(150)
+    first = run(model, [Seq(prompt)], empty_kv(model)).last_TD
+    straight = torch.arange(BLOCKS)[None]
+    assert run(model, [Seq(prompt)], empty_kv(model), straight).last_TD.equal(first)
+
+
+def test_models_it_does_not_compute_are_left_to_torch():
+    assert not is_supported(ModelSpec.from_config(tiny_config("OPTForCausalLM")))
+    spec = ModelSpec.from_config(FAMILIES["llama"])
+    assert is_supported(spec)
+    assert not is_supported(replace(spec, activation="gelu"))
+    assert load_native(tiny_weights(tiny_config("OPTForCausalLM"))) is None
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ConfigError, match="int8"):
+        load_native(tiny_weights(FAMILIES["llama"]), dtype="bfloat16")
+
+
+def test_auto_keeps_a_gguf_as_it_is(default_files):
+    from hunch.models.weights import open_weights
+
+    model = load_native(open_weights(default_files.path))
+    assert model is not None
+    kinds = {matrix.kind for layer in model.network.layers for matrix in layer.matrices()}
+    assert kinds == {native.INT4}
+    assert model.embedding.kind == native.INT8
+    assert model.weight_bytes < 1.01 * 96.5e6
