@@ -1,11 +1,12 @@
 """The GPU kernels alone: right, the same bits for every batch, and how near the memory wall.
 
-python benchmarks/kernels_gpu.py [check] [tune] [stack]      (all three without arguments)
+python benchmarks/kernels_gpu.py [check] [small] [stack] [tune]      (all without arguments)
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -21,10 +22,13 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span, attention_ref
-from hunch.kernels.gpu_attention import Tiling, Workspace, attention, tiles_of
+from hunch.kernels.gpu_attention import Tiling, Workspace, attention, programs_for, tiles_of
+from hunch.kernels.gpu_fused import add_norm
 from hunch.kernels.gpu_gemm import (
     Tile, gated_ref, gemm, gemm_gated, gemm_parts, gemm_ref, gemm_rope, num_parts, split_of,
 )  # fmt: skip
+from hunch.kernels.gpu_sampling import argmax, choose
+from hunch.kernels.gpu_spec import lookup
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
 from hunch.models.source import Source
@@ -37,6 +41,7 @@ GEOMETRIES = {  # width, layers, heads, KV heads, head width, FFN, vocabulary
     "7B": (4096, 32, 32, 8, 128, 14336, 49152),
     "135M": (576, 30, 9, 3, 64, 1536, 49152),
 }
+SPLITS = {"7B": (2, 4), "135M": (3, 8)}  # of o and down, tried
 WALL = 4.45e12  # bytes per second this H200 was measured to read
 BF16 = torch.bfloat16
 
@@ -102,7 +107,8 @@ def product(geometry: str, kind: str, m: int) -> Callable[..., None]:
     """A call of the product with fresh outputs; weights and tile come later."""
     _, _, heads, kv, head, _, _ = GEOMETRIES[geometry]
     n, k = shapes(geometry)[kind]
-    torch.manual_seed(m)
+    torch.manual_seed(0)
+    table = torch.randn(1024, head, device="cuda")
     x = torch.randn(m, k, device="cuda", dtype=BF16)
     if kind in ("o", "down"):
         def run(w: Tensor, tile: Tile | None = None, split: int | None = None,
@@ -125,7 +131,6 @@ def product(geometry: str, kind: str, m: int) -> Callable[..., None]:
     else:
         cache = torch.zeros(2, 1024, kv, head, device="cuda", dtype=BF16)
         pos = torch.arange(m, device="cuda")
-        table = torch.randn(1024, head, device="cuda")
 
         def run(w: Tensor, tile: Tile | None = None, split: int | None = None) -> Tensor:
             out = torch.empty(m, heads * head, device="cuda", dtype=BF16)
@@ -135,19 +140,24 @@ def product(geometry: str, kind: str, m: int) -> Callable[..., None]:
     return run
 
 
-def candidates(kind: str, m: int) -> list[Tile]:
-    is_dual = kind in ("rope", "gated")
+def candidates(geometry: str, kind: str, m: int) -> list[Tile]:
+    half = 2 if kind in ("rope", "gated") else 1
+    if m <= 16 and geometry == "7B":
+        return [Tile(16, bn, bk, w, st, pf) for bn in (32, 64) for w, pf in ((4, 0), (4, 8), (8, 0))
+                for bk, st in ((128, 5), (256, 4), (512, 3))]  # fmt: skip
     if m <= 16:
-        return [Tile(16, bn, bk, 4, st, pf) for bn in ((16, 32) if is_dual else (16, 32, 64))
-                for bk, st, pf in ((64, 6, 8), (128, 5, 8), (256, 4, 8), (256, 4, 0))]  # fmt: skip
+        return [Tile(16, bn, bk, w, st, 8) for bn in (16, 32, 64) for w in (2, 4)
+                for bk, st in ((64, 6), (64, 10), (128, 5), (256, 3), (512, 2))]  # fmt: skip
     if m <= 64:
-        return [Tile(64, bn, bk, 4, st, 8) for bn in ((16, 32, 64) if is_dual else (32, 64, 128))
-                for bk, st in ((64, 5), (128, 4))]  # fmt: skip
+        return [Tile(64, bn // half, bk, 4, st, pf) for bn in (32, 64, 128)
+                for pf in ((0, 8) if geometry == "7B" else (8,))
+                for bk, st in ((64, 4), (64, 6), (128, 4))]  # fmt: skip
     if m <= 128:
-        return [Tile(128, bn, bk, 8, st, 8) for bn in ((32, 64) if is_dual else (64, 128))
-                for bk, st in ((64, 4), (128, 3))]  # fmt: skip
-    return [Tile(128, 64 if is_dual else 128, 64, 8, 4), Tile(128, 128 if is_dual else 256, 64, 8, 3),
-            Tile(128, 64 if is_dual else 128, 64, 4, 4)]  # fmt: skip
+        return [Tile(bm, bn // half, bk, w, st, 8) for bm in (64, 128) for bn in (64, 128)
+                for bk, st, w in ((64, 5, 4), (64, 4, 8), (128, 3, 8), (128, 3, 4))]  # fmt: skip
+    return [Tile(bm, bn // half, 64, w, st) for bm, bn, w, st in (
+        (128, 128, 8, 4), (128, 256, 8, 3), (128, 128, 4, 4), (64, 128, 4, 4), (64, 256, 8, 4),
+        (128, 64, 4, 5), (256, 128, 8, 3))]  # fmt: skip
 
 
 def sweep(geometry: str, kind: str, m: int) -> list[tuple[float, Tile | None, int]]:
@@ -159,10 +169,9 @@ def sweep(geometry: str, kind: str, m: int) -> list[tuple[float, Tile | None, in
     x = run.x
     blas = graph_ms(lambda: [x @ w.T for w in weights]) / count * 1000
     rows = []
-    splits = (1, 2, 4) if kind in ("o", "down") and geometry == "7B" else (1,)
-    splits = (1, 2, 3, 4, 8) if kind in ("o", "down") and geometry == "135M" else splits
-    for tile in candidates(kind, m):
-        for split in splits if m <= 128 else splits[:2]:
+    splits = SPLITS[geometry] if kind in ("o", "down") else (1,)
+    for tile in candidates(geometry, kind, m):
+        for split in splits if m <= 128 else splits[:1]:
             if k // split < 128:
                 continue
             try:
@@ -180,7 +189,7 @@ def tune(out: Path | None) -> None:
     for geometry in GEOMETRIES:
         print(f"\n{geometry}: us per product (TB/s), best tiles, cuBLAS")
         for kind, (n, k) in shapes(geometry).items():
-            for m in (1, 64, 128, 512):
+            for m in (1, 64, 128, 256, 512):
                 (blas, _, _), *rows = sweep(geometry, kind, m)
                 best[f"{geometry} {kind} {m}"] = [[r[0], str(r[1]), r[2]] for r in rows]
                 for us, tile, split in rows[:2]:
@@ -191,6 +200,42 @@ def tune(out: Path | None) -> None:
                           f"   cublas {blas:.1f}")  # fmt: skip
     if out:
         (out / "tune.json").write_text(json.dumps(best))
+
+
+ATTENTION = (  # rows, context (0: new tokens of one sequence after 1000), tokens a tile, programs
+    (1, 300, 1, 32), (1, 1000, 1, 32), (64, 300, 1, 1), (64, 1000, 1, 1), (64, 1000, 1, 2),
+    (6, 0, 4, 8), (64, 0, 16, 1), (512, 0, 16, 1), (512, 0, 32, 1),
+)  # fmt: skip
+
+
+def tune_attention(geometry: str, case: tuple[int, int, int, int], is_timed: bool = True) -> None:
+    """Warps, stages and registers of attention; any of them gives the same bits."""
+    _, _, heads, kv, head, _, _ = GEOMETRIES[geometry]
+    m, context, block, programs = case
+    attn = paged([context] * m, [1] * m) if context else paged([1000 + m], [m])
+    slots = int(attn.table_SB.max() + 1) * 16
+    q = torch.randn(m, heads, head, device="cuda", dtype=BF16)
+    k, v = torch.randn(2, slots, kv, head, device="cuda", dtype=BF16)
+    tiles = None if block == 1 else tiles_of(attn.spans, block).cuda()
+    space = Workspace.create(64, heads, head, 8192, "cuda")
+    rows = []
+    for warps, stages, registers in itertools.product((2, 4, 8), (2, 3, 4), (None, 128)):
+        if block > 4 and warps == 2:
+            continue
+        tiling = Tiling(tiles, block, programs, space, warps, stages, registers)
+
+        def run() -> None:
+            attention(q, k, v, attn, 0.1, torch.empty_like(q), tiling=tiling)  # noqa: B023
+
+        try:
+            us = graph_ms(lambda: [run() for _ in range(20)]) * 50 if is_timed else run()  # noqa: B023
+            rows.append((us, warps, stages, registers))
+        except Exception as problem:
+            print(warps, stages, registers, repr(problem)[:80])
+    if is_timed:
+        rows.sort(key=lambda row: row[0])
+        text = "  ".join(f"{us:.1f}:w{w}s{st}r{r}" for us, w, st, r in rows[:6])
+        print(f"{geometry} attention {m} x {context or 1000} block {block} x{programs}: {text}")
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -212,7 +257,7 @@ def check_products() -> None:
             for m in ROWS:
                 some = product(geometry, kind, m)
                 some.x.copy_(x[:m])
-                for tile in (None, *candidates(kind, m)[:3]):
+                for tile in (None, *candidates(geometry, kind, m)[::4]):
                     bad += not torch.equal(_merged(some(w, tile)), whole[:m])
             err = float("nan")
             if kind == "gated":
@@ -306,6 +351,62 @@ def check_decoder() -> None:
         print(f"{geometry:5} changed {bad}; error {error(logits, decoder.logits(slow.last_TD)):.1e} {errors}")
 
 
+# --- the rest of a layer and of a step --------------------------------------------------------------
+
+
+def small() -> None:
+    print("\nmicroseconds per call, 30 in a row")
+
+    def each(name: str, run: Callable[[], object]) -> None:
+        us = graph_ms(lambda: [run() for _ in range(30)]) / 30 * 1000
+        print(f"  {name:44} {us:7.1f}")
+
+    for geometry, (width, _, heads, kv, head, ffn, _) in GEOMETRIES.items():
+        for m in (1, 64):
+            x = torch.randn(m, width, device="cuda", dtype=BF16)
+            parts = torch.randn(num_parts(m, width, ffn), m, width, device="cuda")
+            each(f"{geometry} add_norm {m} rows",
+                 lambda: add_norm(x, x[0], 1e-5, torch.empty_like(x), sum_TD=x, parts_SVD=parts))  # noqa: B023
+        for m, context in ((1, 100), (1, 300), (1, 1000), (1, 8000), (8, 300), (64, 300), (64, 1000)):
+            attn = paged([context] * m, [1] * m)
+            slots = int(attn.table_SB.max() + 1) * 16
+            q = torch.randn(m, heads, head, device="cuda", dtype=BF16)
+            k, v = torch.randn(2, slots, kv, head, device="cuda", dtype=BF16)
+            space = Workspace.create(32, heads, head, 8192, "cuda")
+            for programs in sorted({1, programs_for(m, kv, 8192) if m <= 32 else 1}):
+                tiling = Tiling(None, 1, programs, space)
+                each(f"{geometry} attention {m} x {context}, {programs} programs",
+                     lambda: attention(q, k, v, attn, 0.1, torch.empty_like(q), tiling=tiling))  # noqa: B023
+        for m, block in ((6, 4), (64, 4), (64, 16), (512, 16), (512, 32)):
+            attn = paged([1000 + m], [m])
+            slots = int(attn.table_SB.max() + 1) * 16
+            q = torch.randn(m, heads, head, device="cuda", dtype=BF16)
+            k, v = torch.randn(2, slots, kv, head, device="cuda", dtype=BF16)
+            tiles = tiles_of(attn.spans, block).cuda()
+            for programs in (1, 8) if m <= 32 else (1,):
+                tiling = Tiling(tiles, block, programs, Workspace.create(32, heads, head, 8192, "cuda"))
+                each(f"{geometry} attention {m} new of 1000, tiles of {block}, {programs} programs",
+                     lambda: attention(q, k, v, attn, 0.1, torch.empty_like(q), tiling=tiling))  # noqa: B023
+    for m in (1, 64, 256):
+        logits = torch.randn(m, 49152, device="cuda") * 3
+        row = torch.arange(m, device="cuda")
+        f, d = torch.ones(m, device="cuda"), torch.full((m,), 0.9, device="cuda", dtype=torch.float64)
+        top_k, no_min = torch.full_like(row, 50), torch.full_like(f, -torch.inf)
+        each(f"argmax {m} rows", lambda: argmax(logits))  # noqa: B023
+        each(f"sample {m} rows", lambda: choose(logits, row, row, f, row, d, f, row, row,
+                                                is_filtered=False))  # noqa: B023
+        each(f"sample {m} rows, top-k 50, top-p 0.9",
+             lambda: choose(logits, row, row, f, top_k, d, no_min, row, row))  # noqa: B023
+        each(f"sample {m} rows, top-p 0.9",
+             lambda: choose(logits, row, row, f, row * 0, d, no_min, row, row))  # noqa: B023
+        history = torch.randint(0, 9, (m, 8192), device="cuda")
+        limit = torch.full((5,), 8, device="cuda")
+        for known in (500, 8000):
+            known_X = torch.full((m,), known, device="cuda")
+            each(f"look up {m} rows of {known}",
+                 lambda: lookup(row, history, known_X, known_X, limit, 8, 1, 4))  # noqa: B023
+
+
 # --- a whole pass ---------------------------------------------------------------------------------
 
 
@@ -315,7 +416,7 @@ def stack(context: int = 300) -> None:
         decoder = build(geometry)
         fast = CudaDecoder(decoder)
         size = decoder.weight_bytes - (0 if geometry == "135M" else decoder.embedding_VD.nbytes)
-        for m in (1, 8, 32, 64, 128, 256):
+        for m in (1, 8, 32, 64, 128, 256, 512):
             kv = fast.new_kv((context // 16 + 2) * 16 * m)
             ids = torch.randint(0, 1000, (m,), device="cuda")
             attn = paged([context] * m, [1] * m)
@@ -325,7 +426,7 @@ def stack(context: int = 300) -> None:
 
             ms = graph_ms(run)
             text = f"{geometry:5} rows {m:<4} {ms:7.3f} ms  {size / WALL / ms * 1e5:5.1f}%"
-            if m in (8, 32, 64):  # the same number of rows as nodes of one sequence
+            if m > 1:  # the same number of rows as nodes of one sequence
                 attn = paged([context + m], [m])
                 text += f"   one sequence {graph_ms(run):7.3f} ms"
             print(text)
@@ -356,11 +457,16 @@ def warm(parts: list[str]) -> None:
     for geometry in GEOMETRIES:
         for kind in shapes(geometry):
             for m in (1, 64, 128, 512):
-                splits = (1, 2, 3, 4, 8) if kind in ("o", "down") and "tune" in parts else (None,)
-                tiles = candidates(kind, m) if {"tune", "check"} & set(parts) else []
+                is_split = kind in ("o", "down") and "tune" in parts
+                splits = SPLITS[geometry] if is_split else (None,)
+                tiles = candidates(geometry, kind, m) if {"tune", "check"} & set(parts) else []
                 jobs += [("sweep", geometry, kind, m, tile, s) for tile in [*tiles, None] for s in splits]
             jobs += [("sweep", geometry, kind, m, None, None) for m in (17, 256)]
     jobs += [(check_attention,), (check_decoder,)] if "check" in parts else []
+    jobs += [(small,)] if "small" in parts else []
+    if "tune" in parts:
+        jobs += [(functools.partial(tune_attention, geometry, case, False),)
+                 for geometry in GEOMETRIES for case in ATTENTION]  # fmt: skip
     jobs.sort(key=lambda job: isinstance(job[0], str))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=context) as pool:
@@ -369,7 +475,7 @@ def warm(parts: list[str]) -> None:
 
 
 def main() -> None:
-    parts = sys.argv[1:] or ["check", "tune", "stack"]
+    parts = sys.argv[1:] or ["check", "small", "stack", "tune"]
     out = Path(os.environ["OUT"]) if "OUT" in os.environ else None
     start = time.time()
 
@@ -383,10 +489,16 @@ def main() -> None:
         check_attention()
         check_decoder()
         lap("check")
+    if "small" in parts:
+        small()
+        lap("small")
     if "stack" in parts:
         stack()
         lap("stack")
     if "tune" in parts:
+        for geometry, case in itertools.product(GEOMETRIES, ATTENTION):
+            tune_attention(geometry, case)
+        lap("attention")
         tune(out)
         lap("tune")
 

@@ -36,11 +36,15 @@ FILTERS = [  # temperature, top_k, top_p, log of min_p
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("is_tied", [False, True])
-def test_choice_is_the_definition(is_tied: bool) -> None:
+@pytest.mark.parametrize("spread", ["smooth", "tied", "flat"])
+def test_choice_is_the_definition(spread: str) -> None:
     num_rows, vocab = len(FILTERS), 5000
     logits = torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(1)) * 3
-    logits = (logits.round() if is_tied else logits).to(DEVICE)  # equal scores at every edge
+    if spread == "tied":
+        logits = logits.round()  # equal scores at every edge
+    elif spread == "flat":
+        logits = logits.clamp(-0.01, 0.01).round(decimals=3)  # more in a bin than are listed
+    logits = logits.to(DEVICE)
     state = [numbers(*column, dtype=d) for column, d in zip(
         zip(*FILTERS, strict=True),
         (torch.float32, torch.int64, torch.float64, torch.float32), strict=True)]  # fmt: skip
