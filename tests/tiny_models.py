@@ -39,12 +39,12 @@ def write_tokenizer(path: Path) -> int:
 
 
 def write_llama(
-    path: Path, *, seed: int = 0, layers: int = 2, width: int = 32, max_len: int = 512
+    path: Path, *, seed: int = 0, layers: int = 2, width: int = 64, max_len: int = 512
 ) -> Path:
     """A random Llama whose greedy text wanders and repeats, as drafters like it."""
     path.mkdir(parents=True, exist_ok=True)
     vocab_size = write_tokenizer(path)
-    heads, kv_heads, head_dim, ffn = 4, 2, width // 4, 2 * width
+    heads, kv_heads, head_dim, ffn = 4, 2, 32, 2 * width
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
