@@ -6,17 +6,28 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import pytest
+
 from server.live_server import LiveServer
 
 CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance,unsupported_method"
 
 
-def test_no_request_makes_the_server_fail(start_server: Callable[..., LiveServer]) -> None:
+@pytest.mark.parametrize(
+    ("phases", "num_examples"),
+    [
+        ("fuzzing", 15),
+        pytest.param("coverage,fuzzing,stateful", 100, marks=pytest.mark.slow),
+    ],
+)
+def test_no_request_makes_the_server_fail(
+    start_server: Callable[..., LiveServer], phases: str, num_examples: int
+) -> None:
     server = start_server(limits={"max_tokens": 8}, log_level="warning")
     command = [sys.executable, "-m", "schemathesis.cli", "run", server.url + "/openapi.json"]
-    command += ["--checks", CHECKS, "--max-examples", "15", "--seed", "1", "--no-color"]
-    command += ["--phases", "coverage,fuzzing", "--request-timeout", "30"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    command += ["--checks", CHECKS, "--max-examples", str(num_examples), "--seed", "1"]
+    command += ["--phases", phases, "--request-timeout", "30", "--no-color"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert server.get("/health").status_code == 200
     assert "Traceback" not in server.log()
