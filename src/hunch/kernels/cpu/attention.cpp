@@ -2,23 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "attn_math.h"
-#include "vecmath.h"
 
 namespace hunch {
 
 struct Buffers {  // parts of a thread's scratch
-    float *scores, *sums, *queries, *weights;
+    float *scores, *sums, *queries;
 
     Buffers(float* scratch, int size) {
         scores = scratch;
         sums = scores + MAX_QUERIES * TILE;
         queries = sums + MAX_QUERIES * size;
-        weights = queries + MAX_QUERIES * size;
     }
-    static size_t floats(int size) { return (size_t)2 * MAX_QUERIES * (size + TILE); }
+    static size_t floats(int size) { return (size_t)MAX_QUERIES * (2 * size + TILE); }
 };
 
 namespace {
@@ -33,36 +30,12 @@ void each_query(int first, int last, Body&& body) {
     for (; i < last; i++) body(std::integral_constant<int, 1>(), i);
 }
 
-// Weights of one query over a tile: scores become e^(score - largest), and zero outside
-// [from, count).
-void soften(float* scores, int from, int count, float* largest, float* total) {
-    const float lowest = -std::numeric_limits<float>::infinity();
-    const int end = (count + 4 * P - 1) / (4 * P) * (4 * P);
-    std::fill(scores, scores + from, lowest);
-    std::fill(scores + count, scores + end, lowest);
-    vf tops[4] = {set1(lowest), set1(lowest), set1(lowest), set1(lowest)};
-    for (int j = 0; j < end; j += 4 * P)
-        HUNCH_UNROLL for (int i = 0; i < 4; i++) tops[i] = max(tops[i], load(scores + j + i * P));
-    const float top = max_lane(max(max(tops[0], tops[1]), max(tops[2], tops[3])));
-    vf sum[4] = {zero(), zero(), zero(), zero()};  // four side by side: one alone waits for itself
-    for (int j = 0; j < end; j += 4 * P)
-        HUNCH_UNROLL for (int i = 0; i < 4; i++) {
-            vf weight = exp(sub(load(scores + j + i * P), set1(top)));
-            store(scores + j + i * P, weight);
-            sum[i] = add(sum[i], weight);
-        }
-    std::fill(scores, scores + from, 0.0f);
-    std::fill(scores + count, scores + TILE, 0.0f);
-    *largest = top;
-    *total = sum_lanes(add(add(sum[0], sum[1]), add(sum[2], sum[3])));
-}
-
 // into = into merged with a later tile; both are states.
 void merge(float* into, const float* tile, int size) {
     float top = std::max(into[0], tile[0]);
     float factors[2 * P];
-    store(factors, exp(set1(into[0] - top)));
-    store(factors + P, exp(set1(tile[0] - top)));
+    store(factors, exp2(set1(into[0] - top)));
+    store(factors + P, exp2(set1(tile[0] - top)));
     vf a = set1(factors[0]), b = set1(factors[P]);
     into[0] = top;
     into[1] = into[1] * factors[0] + tile[1] * factors[P];
@@ -119,14 +92,14 @@ template <class Math>
 void Attention::run_tile(const RowBlock& block, int kv_head, int tile, const AttnCall& call,
                          float* scratch) const {
     typedef typename Math::Stored Stored;
-    typedef typename Math::Query Query;
+    typedef typename Math::Number Number;
     const int size = heads_.head_dim, group = heads_.group();
     const int num_queries = (block.last - block.first) * group;
     const int64_t start = (int64_t)tile * TILE;
     const int reach = (int)std::min<int64_t>(TILE, block.highest - start + 1);
     const bool is_shared = start + reach <= block.shared_end;
     const Buffers buffer(scratch, size);
-    Query *queries = (Query*)buffer.queries, *weights = (Query*)buffer.weights;
+    Number *queries = (Number*)buffer.queries, *scores = (Number*)buffer.scores;
     const Stored *k = (const Stored*)call.k + kv_head * size, *v = (const Stored*)call.v + kv_head * size;
     const int64_t* at = &at_[block.at + start];
 
@@ -161,7 +134,7 @@ void Attention::run_tile(const RowBlock& block, int kv_head, int tile, const Att
         for (int j = 0; j < count; j += 4)
             each_query<Math>(first, last, [&](auto q, int i) {
                 Math::template scores<decltype(q)::value>(queries + i * size, k, where + j, size,
-                                                          buffer.scores + i * TILE + j, TILE);
+                                                          scores + i * TILE + j, TILE);
             });
     });
     read_ahead(v, TILE / 2, TILE);
@@ -170,17 +143,16 @@ void Attention::run_tile(const RowBlock& block, int kv_head, int tile, const Att
         int64_t pos = places_.pos[block.first + i / group];
         int64_t from = call.window > 0 ? std::max<int64_t>(0, pos - call.window + 1 - start) : 0;
         int count = count_of(block.first + i / group);
-        float* s = buffer.scores + i * TILE;
+        Number* s = scores + i * TILE;
         total[i] = 0;
         if (from < count)
-            soften(s, (int)from, count, &largest[i], &total[i]);
+            Math::soften(s, (int)from, count, &largest[i], &total[i]);
         else  // the row sees nothing of this tile
-            std::fill(s, s + TILE, 0.0f);
-        Math::put(s, (reach + P - 1) / P * P, weights + i * TILE);
+            std::fill(s, s + TILE, (Number)0);
     }
     each_reader([&](int first, int last, const int64_t* where, int count) {
         each_query<Math>(first, last, [&](auto q, int i) {
-            Math::template add_values<decltype(q)::value>(buffer.sums + i * size, weights + i * TILE,
+            Math::template add_values<decltype(q)::value>(buffer.sums + i * size, scores + i * TILE,
                                                           TILE, v, where, count, size);
         });
     });

@@ -37,7 +37,7 @@ struct Heads {
 
 // One layer. Key (slot, head) starts at (slot * num_kv_heads + head) * head_dim.
 struct AttnCall {
-    const float* q;  // [row][head][head_dim], scaled
+    const float* q;  // [row][head][head_dim], scaled so that scores are in units of log2
     const void *k, *v;
     int64_t window;  // positions a token sees; 0: all
 };

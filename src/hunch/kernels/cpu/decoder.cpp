@@ -119,8 +119,9 @@ void Decoder::finish_head(const LayerSpec& layer, const Step& step, int head, in
         rotate(x, spec_.rope + (size_t)step.pos[row] * size, size);
     }
     if (is_q) {
+        const float scale = spec_.scale * 1.44269504f;  // attention takes powers of two
         float* q = const_cast<float*>(q_.data()) + ((size_t)row * num_q + index) * size;
-        for (int h = 0; h < size; h += P) store(q + h, mul(load(x + h), set1(spec_.scale)));
+        for (int h = 0; h < size; h += P) store(q + h, mul(load(x + h), set1(scale)));
         return;
     }
     if (step.slot[row] < 0) return;
@@ -184,7 +185,7 @@ void Decoder::mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows) {
         for (int r = 0; r < count; r++, gate += CHANNELS, up += CHANNELS) {
             if (layer.gate_bias) add_bias(gate, layer.gate_bias + first, last - first);
             if (layer.up_bias) add_bias(up, layer.up_bias + first, last - first);
-            for (int i = 0; i < CHANNELS; i += P)
+            HUNCH_UNROLL for (int i = 0; i < CHANNELS; i += P)
                 store(gate + i, mul(silu(load(gate + i)), load(up + i)));
             input_[GATED].put(row + r, part, part + 1, gate);
         }

@@ -15,7 +15,9 @@ constexpr int UNPACK_FROM = 4 * RT;  // rows from which unpacking a panel first 
 // An unpacked group: int8 [8][P][4], then d, m and (for NEON) -MAGIC * d as floats.
 constexpr size_t UNPACKED_GROUP = 32 * P + 3 * P * sizeof(float);
 
-typedef void Tile(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride);
+// R rows by `num_panels` panels that lie one after the other.
+typedef void Tile(const uint8_t* w, int num_panels, int num_groups, const uint8_t* a, float* out,
+                  int stride);
 
 inline void read_ahead(const uint8_t* p, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + READ_AHEAD + i);
@@ -27,7 +29,7 @@ inline void store_rows(const vf* acc, float* out, int stride) {
 }
 
 template <int R>
-void tile_int4(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
+void tile_int4_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
     vf acc[R];
     HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
     for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
@@ -44,7 +46,7 @@ void tile_int4(const uint8_t* w, int num_groups, const uint8_t* a, float* out, i
 
 // The same from a panel that unpack_panel prepared, for more rows than one tile holds.
 template <int R>
-void tile_unpacked(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
+void tile_unpacked_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
     vf acc[R];
     HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
     for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
@@ -59,7 +61,7 @@ void tile_unpacked(const uint8_t* w, int num_groups, const uint8_t* a, float* ou
 }
 
 template <int R>
-void tile_int8(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
+void tile_int8_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
     vf acc[R];
     HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
     for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
@@ -77,13 +79,19 @@ HUNCH_TILES(1) HUNCH_TILES(2) HUNCH_TILES(3) HUNCH_TILES(4)
 HUNCH_TILES(5) HUNCH_TILES(6) HUNCH_TILES(7) HUNCH_TILES(8)
 #endif
 
-#define HUNCH_TABLE(name, kernel) \
-    Tile* const name[9] = {nullptr,   kernel<1>, kernel<2>, kernel<3>, kernel<4>, \
-                           kernel<5>, kernel<6>, kernel<7>, kernel<8>}
+#define HUNCH_PANELS(name, bytes)                                                              \
+    template <int R>                                                                           \
+    void name(const uint8_t* w, int num_panels, int num_groups, const uint8_t* a, float* out,  \
+              int stride) {                                                                    \
+        for (int p = 0; p < num_panels; p++, w += (size_t)num_groups * (bytes), out += P)      \
+            name##_panel<R>(w, num_groups, a, out, stride);                                    \
+    }                                                                                          \
+    Tile* const name##_table[9] = {nullptr, name<1>, name<2>, name<3>, name<4>,                \
+                                   name<5>, name<6>, name<7>, name<8>};
 static_assert(RT <= 8, "the tables end at 8 rows");
-HUNCH_TABLE(TILE_INT4, tile_int4);
-HUNCH_TABLE(TILE_UNPACKED, tile_unpacked);
-HUNCH_TABLE(TILE_INT8, tile_int8);
+HUNCH_PANELS(tile_int4, group_bytes(Kind::INT4))
+HUNCH_PANELS(tile_unpacked, UNPACKED_GROUP)
+HUNCH_PANELS(tile_int8, group_bytes(Kind::INT8))
 
 void unpack_panel(const uint8_t* w, int num_groups, uint8_t* out) {
     for (int g = 0; g < num_groups; g++, w += group_bytes(Kind::INT4), out += UNPACKED_GROUP) {
@@ -174,8 +182,11 @@ void multiply(const Matrix& w, int first, int last, const Input& input, int row,
     }
     const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
     bool is_unpacked = w.kind == Kind::INT4 && count >= UNPACK_FROM;
-    Tile* const* table = w.kind == Kind::INT8 ? TILE_INT8 : is_unpacked ? TILE_UNPACKED : TILE_INT4;
-    for (int p = panel; p < end; p++, out += P) {
+    Tile* const* table = w.kind == Kind::INT8 ? tile_int8_table
+                         : is_unpacked        ? tile_unpacked_table
+                                              : tile_int4_table;
+    const int step = is_unpacked ? 1 : end - panel;  // panels that all rows pass before the next
+    for (int p = panel; p < end; p += step, out += step * P) {
         const uint8_t* weights = w.panel(p);
         if (is_unpacked) {
             unpack_panel(weights, w.num_groups, scratch.panel);
@@ -183,7 +194,7 @@ void multiply(const Matrix& w, int first, int last, const Input& input, int row,
         }
         for (int r = 0; r < count; r += RT) {
             int num = count - r < RT ? count - r : RT;
-            table[num](weights, w.num_groups, tiles + r / RT * input.tile_bytes(),
+            table[num](weights, step, w.num_groups, tiles + r / RT * input.tile_bytes(),
                        out + (size_t)r * stride, stride);
         }
     }

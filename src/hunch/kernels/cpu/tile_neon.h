@@ -113,19 +113,19 @@ static_assert(P == 4 && RT == 8 && Input::GROUP_BYTES == 320, "the offsets above
 
 #define HUNCH_TILES(R)                                                                        \
     template <>                                                                               \
-    inline void tile_int4<R>(const uint8_t* w, int num_groups, const uint8_t* a, float* out,  \
+    inline void tile_int4_panel<R>(const uint8_t* w, int num_groups, const uint8_t* a, float* out,  \
                              int stride) {                                                    \
         alignas(16) float scratch[4], *offset = scratch;                                      \
         HUNCH_TILE(R, HUNCH_LOAD_INT4, HUNCH_EACH##R(HUNCH_MINIMUM));                         \
     }                                                                                         \
     template <>                                                                               \
-    inline void tile_unpacked<R>(const uint8_t* w, int num_groups, const uint8_t* a,          \
+    inline void tile_unpacked_panel<R>(const uint8_t* w, int num_groups, const uint8_t* a,          \
                                  float* out, int stride) {                                    \
         const uint8_t* offset = w;                                                            \
         HUNCH_TILE(R, HUNCH_LOAD_UNPACKED, HUNCH_EACH##R(HUNCH_MINIMUM));                     \
     }                                                                                         \
     template <>                                                                               \
-    inline void tile_int8<R>(const uint8_t* w, int num_groups, const uint8_t* a, float* out,  \
+    inline void tile_int8_panel<R>(const uint8_t* w, int num_groups, const uint8_t* a, float* out,  \
                              int stride) {                                                    \
         alignas(16) float scratch[4], *offset = scratch;                                      \
         HUNCH_TILE(R, HUNCH_LOAD_INT8, "");                                                   \

@@ -18,6 +18,19 @@ inline vf exp(vf x) {
     return mul(y, pow2(shifted));
 }
 
+// 2^x to 2e-7, relative, for x up to 127; x below -126 counts as -126.
+inline vf exp2(vf x) {
+    x = max(x, set1(-126.0f));
+    vf shifted = add(x, set1(12582912.0f));
+    vf r = sub(x, sub(shifted, set1(12582912.0f)));
+    vf y = fma(set1(0.00967151f), r, set1(0.00132647f));
+    y = fma(set1(0.05550734f), y, r);
+    y = fma(set1(0.24022242f), y, r);
+    y = fma(set1(0.69314698f), y, r);
+    y = fma(set1(1.0f), y, r);
+    return mul(y, pow2(shifted));
+}
+
 inline vf silu(vf x) { return div(x, add(set1(1.0f), exp(min(sub(zero(), x), set1(87.0f))))); }
 
 inline float sum_lanes(vf x) {
