@@ -89,8 +89,9 @@ void Attention::place(RowBlock& block) {
 }
 
 template <class Math>
-void Attention::run_tile(const RowBlock& block, int kv_head, int tile, const AttnCall& call,
+void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const AttnCall& call,
                          float* scratch) const {
+    const int kv_head = now.kv_head, tile = now.tile;
     typedef typename Math::Stored Stored;
     typedef typename Math::Number Number;
     const int size = heads_.head_dim, group = heads_.group();
@@ -118,26 +119,26 @@ void Attention::run_tile(const RowBlock& block, int kv_head, int tile, const Att
             body(first, first + group, where, count);
         }
     };
-    // The cache is read once per pass, from memory, in short pieces: ask for them ahead of time.
-    auto read_ahead = [&](const Stored* cache, int from, int to) {
-        for (int j = from; j < std::min(to, reach); j++)
-            for (int h = 0; h < size; h += 64 / (int)sizeof(Stored)) __builtin_prefetch(cache + at[j] + h);
+    // The cache is read once per pass, from memory, in short pieces: they are asked for ahead of
+    // time, values while scores are computed, the next tile's keys while values are summed.
+    auto read_ahead = [&](const Stored* cache, const int64_t* where, int from, int to) {
+        for (int j = from; j < to; j++)
+            for (int h = 0; h < size; h += 64 / (int)sizeof(Stored))
+                __builtin_prefetch(cache + where[j] + h);
     };
-
-    read_ahead(k, 0, TILE);
     for (int i = 0; i < num_queries; i++) {
         int head = kv_head * group + i % group, row = block.first + i / group;
         Math::put(call.q + ((size_t)row * heads_.num_heads + head) * size, size, queries + i * size);
     }
-    read_ahead(v, 0, TILE / 2);
     each_reader([&](int first, int last, const int64_t* where, int count) {
-        for (int j = 0; j < count; j += 4)
+        for (int j = 0; j < count; j += 4) {
+            read_ahead(v, where, j, std::min(j + 4, count));
             each_query<Math>(first, last, [&](auto q, int i) {
                 Math::template scores<decltype(q)::value>(queries + i * size, k, where + j, size,
                                                           scores + i * TILE + j, TILE);
             });
+        }
     });
-    read_ahead(v, TILE / 2, TILE);
     float largest[MAX_QUERIES], total[MAX_QUERIES];
     for (int i = 0; i < num_queries; i++) {
         int64_t pos = places_.pos[block.first + i / group];
@@ -152,6 +153,9 @@ void Attention::run_tile(const RowBlock& block, int kv_head, int tile, const Att
     }
     each_reader([&](int first, int last, const int64_t* where, int count) {
         each_query<Math>(first, last, [&](auto q, int i) {
+            if (next.tile >= 0)
+                read_ahead((const Stored*)call.k + next.kv_head * size, &at_[block.at + next.tile * TILE],
+                           i * TILE / num_queries, (i + q) * TILE / num_queries);
             Math::template add_values<decltype(q)::value>(buffer.sums + i * size, scores + i * TILE,
                                                           TILE, v, where, count, size);
         });
@@ -207,10 +211,13 @@ void Attention::run(Worker& worker, const AttnCall& call, float* scratch) {
             first = tile, last = tile + 1;
         }
         for (int t = first; t < last; t++) {
+            TileOf now{head, t}, next{head, t + 1 < last ? t + 1 : -1};
+            if (is_split_) next = head + 1 < num_kv ? TileOf{head + 1, t} : TileOf{0, t + 1};
+            if (next.tile > block.highest / TILE) next.tile = -1;
             if (heads_.is_half)
-                run_tile<StoredHalfMath>(block, head, t, call, scratch);
+                run_tile<StoredHalfMath>(block, now, next, call, scratch);
             else
-                run_tile<FloatMath<float>>(block, head, t, call, scratch);
+                run_tile<FloatMath<float>>(block, now, next, call, scratch);
         }
     });
 }

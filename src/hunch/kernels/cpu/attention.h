@@ -51,6 +51,10 @@ struct RowBlock {
     size_t at;           // its places in Attention::at_
 };
 
+struct TileOf {
+    int kv_head, tile;
+};
+
 class Attention {
 public:
     Attention(const Heads& heads, const Places& places, int num_threads);
@@ -82,7 +86,7 @@ private:
     void keep(int row, int head, int tile, const AttnCall& call, float largest, float total,
               const float* sums) const;
     template <class Math>
-    void run_tile(const RowBlock& block, int kv_head, int tile, const AttnCall& call,
+    void run_tile(const RowBlock& block, TileOf now, TileOf next, const AttnCall& call,
                   float* scratch) const;
 
     const Heads heads_;
