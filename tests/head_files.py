@@ -137,7 +137,7 @@ def write(path: Path, config: dict[str, Any], tensors: dict[str, Tensor], name: 
     return path
 
 
-def fit(tensors: dict[str, Tensor], loss: Any, num_steps: int = 50, lr: float = 0.01) -> None:
+def fit(tensors: dict[str, Tensor], loss: Any, num_steps: int = 40, lr: float = 0.01) -> None:
     """Gradient descent on every float tensor, in place."""
     learned = [t.requires_grad_() for t in tensors.values() if t.is_floating_point()]
     optimiser = torch.optim.Adam(learned, lr=lr)
@@ -175,7 +175,7 @@ def step_loss(head: plain_heads.StepHead, s: Study, features: list[Tensor]) -> A
     return loss
 
 
-def make_eagle(s: Study, path: Path, *, num_steps: int = 50, **more: Any) -> plain_heads.EagleHead:
+def make_eagle(s: Study, path: Path, *, num_steps: int = 40, **more: Any) -> plain_heads.EagleHead:
     c = layer_config(s, architectures=["LlamaForCausalLM"], bias=False, **more)
     tensors = {
         "embed_tokens.weight": s.embedding.clone(),
@@ -198,7 +198,7 @@ def make_eagle3(
     draft_vocab: int | None = None,
     layers: tuple[int, ...] | None = None,
     num_layers: int = 1,
-    num_steps: int = 50,
+    num_steps: int = 40,
     **flags: bool,
 ) -> tuple[plain_heads.Eagle3Head, list[Tensor]]:
     """The head, and the features it fuses."""
@@ -251,7 +251,7 @@ def make_eagle3(
     return head, features
 
 
-def make_mtp(s: Study, path: Path, form: str = "mimo", *, num_steps: int = 50) -> Any:
+def make_mtp(s: Study, path: Path, form: str = "mimo", *, num_steps: int = 40) -> Any:
     c = layer_config(s, num_nextn_predict_layers=1)
     prefix, layer = MTP_PREFIX[form], MTP_LAYER[form]
     token_norm, state_norm, project, norm = (prefix + name for name in MTP_NAMES[form])
@@ -277,7 +277,7 @@ def make_mtp(s: Study, path: Path, form: str = "mimo", *, num_steps: int = 50) -
     return head
 
 
-def make_mlp(s: Study, path: Path, *, num_steps: int = 50, **more: Any) -> plain_heads.MlpHead:
+def make_mlp(s: Study, path: Path, *, num_steps: int = 40, **more: Any) -> plain_heads.MlpHead:
     c = {
         "architectures": ["MLPSpeculatorPreTrainedModel"],
         "model_type": "mlp_speculator",
@@ -291,7 +291,7 @@ def make_mlp(s: Study, path: Path, *, num_steps: int = 50, **more: Any) -> plain
     inner, is_tied = c["inner_dim"], c.get("tie_weights")
     tensors: dict[str, Tensor] = {}
     for i in range(c["n_predict"]):
-        if i and not is_tied or not i:
+        if i == 0 or not is_tied:
             tensors |= {
                 f"speculator.emb.{i}.weight": normal(s.vocab_size, inner, seed=10 + i),
                 f"speculator.head.{i}.weight": normal(s.vocab_size, inner, seed=20 + i),
@@ -317,7 +317,7 @@ def make_mlp(s: Study, path: Path, *, num_steps: int = 50, **more: Any) -> plain
 
 
 def make_medusa(
-    s: Study, path: Path, form: str = "new", *, num_heads: int = 3, num_steps: int = 50
+    s: Study, path: Path, form: str = "new", *, num_heads: int = 3, num_steps: int = 40
 ) -> plain_heads.MedusaHead:
     def names(head: int) -> tuple[str, str]:
         if form == "old":
@@ -371,3 +371,30 @@ def make_draft(target: Path, path: Path, noise: float = 0.0) -> Path:
         tensors[name] = tensor + noise * spread * torch.randn(tensor.shape, generator=generator)
     save_file(tensors, path / "model.safetensors")
     return path
+
+
+def shuffle_vocab(path: Path) -> None:
+    """Renumber a model's tokens: the same function under other ids."""
+    from safetensors.torch import load_file
+
+    content = json.loads((path / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    order = torch.randperm(len(vocab), generator=torch.Generator().manual_seed(2)).tolist()
+    content["model"]["vocab"] = {token: order[number] for token, number in vocab.items()}
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    tensors = load_file(path / "model.safetensors")
+    rows = torch.tensor(order)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name][rows] = tensors[name][: len(rows)].clone()
+    save_file(tensors, path / "model.safetensors")
+
+
+def look_less_far(path: Path) -> None:
+    """Weaken a model's attention: what it says then hangs on its last tokens almost alone."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(path / "model.safetensors")
+    for name in tensors:
+        if "o_proj" in name:
+            tensors[name] = tensors[name] * 0.02
+    save_file(tensors, path / "model.safetensors")

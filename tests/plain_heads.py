@@ -1,4 +1,4 @@
-"""The papers' formulas in plain torch over the published tensor names: the drafters' second opinion.
+"""The papers' formulas in plain torch over the published tensor names: a second opinion.
 
 Nothing here comes from hunch. Tensors are a dict under a file's names, sequences have a batch in
 front ([B, T, D]), everything can be differentiated, so the same code trains small heads for tests.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.errors import ConfigError
 from hunch.models.heads.vocab import Columns, compare, read_vocab
 from hunch.models.load import load_decoder
-from hunch.models.weights import open_weights
+from hunch.models.native import DTYPES as NATIVE_DTYPES
+from hunch.models.native import load_native
+from hunch.models.weights import Weights, open_weights
 from hunch.spec.base import DrafterContext
 from hunch.spec.grow import grow
 from hunch.spec.judge import Array, Judge, Level
@@ -62,7 +65,7 @@ class DraftModelDrafter:
         self.options = read_options(DraftOptions, options, "draft")
         self.context = context
         weights = open_weights(path)
-        self.model = load_decoder(weights, dtype=self.options.dtype, device=context.device)
+        self.model = _load(weights, self.options.dtype, context)
         self.shape = self.options.shape()
         size = self.model.spec.vocab_size
         vocab = read_vocab(weights)
@@ -187,6 +190,18 @@ class DraftModelDrafter:
         self.window.drop(rows)
         for row in rows:
             self.pending.pop(row, None)
+
+
+def _load(weights: Weights, dtype: str, context: DrafterContext) -> Any:
+    """On the target's kind of kernels; beside a quantised target, in 8 bits at most."""
+    target = context.target
+    if getattr(target, "kernels", "") == "native" and dtype in NATIVE_DTYPES:
+        if dtype == "auto" and not weights.metadata and target.kv_dtype != torch.float32:
+            dtype = "int8"
+        model = load_native(weights, dtype=dtype, num_threads=torch.get_num_threads())
+        if model is not None:
+            return model
+    return load_decoder(weights, dtype=dtype, device=context.device)
 
 
 def _child(pending: Pending, parent: int, token: int) -> int:

@@ -60,7 +60,7 @@ class FeatureDrafter:
                 dtype=net.kv_dtype,
             ),
             group=GroupInfo(name=name, is_ahead=True),
-            weight_bytes=net.weight_bytes,
+            weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
 
     def observe(self, step: TargetStep) -> None:

@@ -67,7 +67,11 @@ class MedusaDrafter:
             )
             depth, max_nodes = self.shape.depth, self.shape.num_nodes
         self.last = LastHidden(context, AcceptanceWatch("medusa", _REMEDY), depth)
-        self.needs = Needs(max_nodes=max_nodes, hidden=True, weight_bytes=self.net.weight_bytes)
+        self.needs = Needs(
+            max_nodes=max_nodes,
+            hidden=True,
+            weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
+        )
 
     def observe(self, step: TargetStep) -> None:
         self.last.observe(step)

@@ -41,7 +41,9 @@ class MlpDrafter:
         self.shape = given.shape(default=num_stages, max_depth=num_stages)
         self.last = LastHidden(context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth)
         self.needs = Needs(
-            max_nodes=self.shape.num_nodes, hidden=True, weight_bytes=self.net.weight_bytes
+            max_nodes=self.shape.num_nodes,
+            hidden=True,
+            weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
         )
 
     def observe(self, step: TargetStep) -> None:

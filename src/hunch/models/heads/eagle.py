@@ -68,4 +68,7 @@ def load_eagle(path: str | Path, target: Any) -> EagleNet:
         embed = Table(source.take("embed_tokens.weight", spec.vocab_size, spec.width))
     has_norm = "layers.0.input_layernorm.weight" in source
     block = build_block(spec, source, "layers.0.", 0, has_attn_norm=has_norm)
-    return EagleNet(spec, target, embed, source.dense("fc", spec.width, 2 * spec.width), block)
+    fc = source.dense("fc", spec.width, 2 * spec.width)
+    net = EagleNet(spec, target, embed, fc, block)
+    net.matrix_bytes = source.matrix_bytes
+    return net

@@ -133,6 +133,7 @@ def load_eagle3(path: str | Path, target: Any) -> Eagle3Net:
         is_output_normed=bool(options.get("norm_output", False)),
     )
     net.num_tokens = _num_tokens(config)
+    net.matrix_bytes = source.matrix_bytes
     return net
 
 
@@ -180,14 +181,13 @@ def _read_output(
     rows = number(options, "draft_vocab_size", source.where, default=spec.vocab_size)
     if "lm_head.weight" not in source and rows == spec.vocab_size and "d2t" not in source:
         return None, None
-    lm_head = Linear(source.take("lm_head.weight", rows, spec.width))
     vocab_size = target.spec.vocab_size
     if "d2t" in source:
+        lm_head = source.output("lm_head.weight", rows, spec.width)
         offset_C = source.ids("d2t", rows)
         ids_C = check_map(torch.arange(rows) + offset_C.cpu(), vocab_size, source.where)
         return lm_head, ids_C.to(source.device)
-    if rows > vocab_size:
-        lm_head = Linear(lm_head.weight_NK[:vocab_size].contiguous())
+    lm_head = source.output("lm_head.weight", rows, spec.width, vocab_size)
     return lm_head, column_ids(min(rows, vocab_size), vocab_size)
 
 

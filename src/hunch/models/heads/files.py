@@ -12,6 +12,7 @@ from torch import Tensor
 from hunch.errors import ModelError, ModelFormatError, ModelNotFoundError, VocabMismatchError
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
+from hunch.models.heads.parts import NativeLinear
 from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec, read_common
 from hunch.models.weights import open_weights
@@ -49,6 +50,11 @@ class HeadSource(Source):
     def __init__(self, path: str | Path, target: Any, prefixes: tuple[str, ...] = ()) -> None:
         super().__init__(target.dtype, target.device)
         self.where = str(path)
+        # Beside a quantised target on a CPU, the products of a drafter are quantised too.
+        self._is_native = getattr(target, "kernels", "") == "native" and (
+            target.kv_dtype != torch.float32
+        )
+        self.matrix_bytes = 0  # held outside of tensors
         self._weights = open_weights(path)
         self._stored: dict[str, str] = {}  # name without prefixes -> name in the file
         for stored in self._weights.names():
@@ -75,6 +81,38 @@ class HeadSource(Source):
         """A tensor of token ids."""
         self._check(name, (size,))
         return self._weights.tensor(self._find(name), torch.int64).to(self.device)
+
+    def linear(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        num_in: int,
+        *,
+        has_bias: bool = False,
+        is_split: bool = True,
+    ) -> Linear:
+        return self._hold(
+            super().linear(names, sizes, num_in, has_bias=has_bias, is_split=is_split)
+        )
+
+    def row_linear(  # type: ignore[override]  # a drafter is never split over a group
+        self, name: str, num_out: int, num_in: int, *, has_bias: bool
+    ) -> Linear:
+        return self._hold(super().row_linear(name, num_out, num_in, has_bias=has_bias))
+
+    def output(self, name: str, rows: int, width: int, num_kept: int | None = None) -> Linear:
+        """An output matrix, cut to its first rows where the rest is padding."""
+        weight_CD = self.take(name, rows, width)
+        if num_kept is not None and num_kept < rows:
+            weight_CD = weight_CD[:num_kept].contiguous()
+        return self._hold(Linear(weight_CD))
+
+    def _hold(self, layer: Linear) -> Linear:
+        if not self._is_native or not NativeLinear.fits(layer.weight_NK):
+            return layer
+        held = NativeLinear(layer.weight_NK, layer.bias_N)
+        self.matrix_bytes += held.matrix.nbytes
+        return held
 
     def dense(self, name: str, num_out: int, num_in: int) -> Linear:
         """`name`.weight, with `name`.bias where there is one."""

@@ -18,7 +18,7 @@ from hunch.errors import ModelFormatError
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 from hunch.models.heads.files import HeadSource, check_hidden, check_vocab, number, read_config
-from hunch.models.heads.parts import check_map, column_ids, fit_rows
+from hunch.models.heads.parts import check_map, column_ids
 
 _OLD_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
@@ -37,6 +37,8 @@ class MedusaHead(Part):
 
 class MedusaNet(Part):
     """Head h predicts token t + 2 + h from the hidden state of position t."""
+
+    matrix_bytes = 0  # of weights held outside of tensors
 
     def __init__(self, heads: list[MedusaHead], target: Any, scale: float = 1.0) -> None:
         self.heads, self.scale = heads, scale
@@ -62,9 +64,10 @@ def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None
     check_vocab(where, vocab, vocab_size)
     rows = number(config, "truncated_vocab_size", where, default=vocab)
     ids_C = _token_map(source, rows, vocab, vocab_size)
+    num_kept = vocab_size if ids_C is None else None
     shared = None
     if "lm_head.weight" in source:
-        shared = Linear(_output(source, "lm_head.weight", rows, width, ids_C, vocab_size))
+        shared = source.output("lm_head.weight", rows, width, num_kept)
     is_targets = bool(config.get("original_lm_head")) and "lm_heads.0.weight" not in source
     num_layers = number(config, "num_hidden_layers", where, default=1)
     heads = []
@@ -75,12 +78,13 @@ def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None
         ]
         lm_head = shared
         if shared is None and not is_targets:
-            name = f"lm_heads.{head}.weight"
-            lm_head = Linear(_output(source, name, rows, width, ids_C, vocab_size))
+            lm_head = source.output(f"lm_heads.{head}.weight", rows, width, num_kept)
         heads.append(MedusaHead(layers, lm_head))
     if ids_C is None and not (is_targets and shared is None):
         ids_C = column_ids(min(rows, vocab_size), vocab_size)
-    return MedusaNet(heads, target, float(config.get("logit_scale") or 1.0)), ids_C
+    net = MedusaNet(heads, target, float(config.get("logit_scale") or 1.0))
+    net.matrix_bytes = source.matrix_bytes
+    return net, ids_C
 
 
 def _token_map(source: HeadSource, rows: int, vocab: int, vocab_size: int) -> Tensor | None:
@@ -91,13 +95,6 @@ def _token_map(source: HeadSource, rows: int, vocab: int, vocab_size: int) -> Te
             f"{source.where}: truncated_vocab_size={rows} of {vocab} needs a tensor token_map"
         )
     return None
-
-
-def _output(
-    source: HeadSource, name: str, rows: int, width: int, ids_C: Tensor | None, vocab_size: int
-) -> Tensor:
-    weight_CD = source.take(name, rows, width)
-    return fit_rows(weight_CD, vocab_size) if ids_C is None else weight_CD
 
 
 def _load_old(source: HeadSource, target: Any) -> tuple[MedusaNet, Tensor | None]:
@@ -115,7 +112,8 @@ def _load_old(source: HeadSource, target: Any) -> tuple[MedusaNet, Tensor | None
         layers = [
             source.dense(f"{head}.{layer}.linear", width, width) for layer in range(num_layers)
         ]
-        name = f"{head}.{num_layers}.weight"
-        lm_head = Linear(_output(source, name, rows, width, None, vocab_size))
+        lm_head = source.output(f"{head}.{num_layers}.weight", rows, width, vocab_size)
         heads.append(MedusaHead(layers, lm_head))
-    return MedusaNet(heads, target), column_ids(min(rows, vocab_size), vocab_size)
+    net = MedusaNet(heads, target)
+    net.matrix_bytes = source.matrix_bytes
+    return net, column_ids(min(rows, vocab_size), vocab_size)

@@ -17,7 +17,7 @@ from torch import Tensor
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 from hunch.models.heads.files import HeadSource, check_hidden, check_vocab, number, read_config
-from hunch.models.heads.parts import BiasedNorm, Table, column_ids, fit_rows
+from hunch.models.heads.parts import BiasedNorm, Table, column_ids
 
 EPS = 1e-6
 
@@ -25,18 +25,20 @@ EPS = 1e-6
 class MlpNet(Part):
     """Stage i turns (state, token) into the next state and logits."""
 
+    matrix_bytes = 0  # of weights held outside of tensors
+
     def __init__(
         self,
         emb: list[Table],
         proj: list[Linear],
         norm: list[BiasedNorm],
         head: list[Linear],
+        inner: int,
         is_scaled: bool,
     ) -> None:
         self.emb, self.proj, self.norm, self.head = emb, proj, norm, head
         self.is_scaled = is_scaled
         self.num_stages = len(proj)
-        inner = proj[0].weight_NK.shape[0]
         state_weight = 0.5 ** (0.5 / self.num_stages)
         self.emb_scale = math.sqrt((1 - state_weight**2) * (inner / 2)) / state_weight
 
@@ -73,10 +75,7 @@ def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
         BiasedNorm(source.take(f"ln.{i}.weight", inner), source.take(f"ln.{i}.bias", inner), EPS)
         for i in range(num_stored)
     ]
-    head = [
-        Linear(fit_rows(source.take(f"head.{i}.weight", rows, inner), vocab_size))
-        for i in range(num_stored)
-    ]
+    head = [source.output(f"head.{i}.weight", rows, inner, vocab_size) for i in range(num_stored)]
     proj = [
         source.dense(f"proj.{i}", inner, inner if i else width)
         for i in range(min(num_stages, 2) if is_tied else num_stages)
@@ -86,6 +85,12 @@ def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
         return [parts[min(i, len(parts) - 1)] for i in range(num_stages)]
 
     net = MlpNet(
-        spread(emb), spread(proj), spread(norm), spread(head), bool(config.get("scale_input"))
+        spread(emb),
+        spread(proj),
+        spread(norm),
+        spread(head),
+        inner,
+        bool(config.get("scale_input")),
     )
+    net.matrix_bytes = source.matrix_bytes
     return net, column_ids(min(rows, vocab_size), vocab_size)

@@ -153,9 +153,8 @@ def load_mtp(path: str | Path, target: Any) -> MtpNet:
     if form.embed and form.prefix + form.embed in source:
         embed = Table(source.take(form.prefix + form.embed, spec.vocab_size, width))
     if form.head and form.prefix + form.head in source:
-        rows = target.spec.vocab_size
-        weight_VD = source.take(form.prefix + form.head, spec.vocab_size, width)
-        lm_head = Linear(weight_VD[:rows].contiguous())
+        name = form.prefix + form.head
+        lm_head = source.output(name, spec.vocab_size, width, target.spec.vocab_size)
     net = MtpNet(
         spec,
         target,
@@ -169,6 +168,7 @@ def load_mtp(path: str | Path, target: Any) -> MtpNet:
         is_state_first=form.is_state_first,
         is_first_masked=form.is_first_masked,
     )
+    net.matrix_bytes = source.matrix_bytes
     if is_shifted:
         _add_one(net)
     return net

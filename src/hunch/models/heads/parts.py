@@ -10,7 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
+from hunch.kernels.native import INT8, NativeMatrix
+from hunch.layers.linear import Linear
 from hunch.layers.part import Part
+
+
+class NativeLinear(Linear):
+    """A linear layer on the CPU's own kernels, rounded to 8 bits: a drafter may be a little off."""
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
+        super().__init__(weight_NK[:0], bias_N)  # the matrix itself is kept in the kernels' layout
+        self.matrix = NativeMatrix.from_floats(weight_NK, INT8, torch.get_num_threads())
+
+    @staticmethod
+    def fits(weight_NK: Tensor) -> bool:
+        return weight_NK.shape[1] % 32 == 0  # a scale belongs to 32 inputs
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        y_TN = self.matrix(x_TK)
+        return y_TN if self.bias_N is None else y_TN.add_(self.bias_N)
 
 
 class Table(Part):
@@ -31,11 +49,6 @@ class BiasedNorm(Part):
 
     def __call__(self, x_MD: Tensor) -> Tensor:
         return F.rms_norm(x_MD, self.weight_D.shape, self.weight_D, self.eps) + self.bias_D
-
-
-def fit_rows(weight_VD: Tensor, vocab_size: int) -> Tensor:
-    """An output matrix without rows for padding ids that the target does not have."""
-    return weight_VD[:vocab_size].contiguous() if len(weight_VD) > vocab_size else weight_VD
 
 
 def column_ids(num_columns: int, vocab_size: int) -> Tensor | None:

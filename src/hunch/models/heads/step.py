@@ -25,6 +25,7 @@ class StepNet(Part):
 
     feature_layers: tuple[int, ...] = ()  # of the target; () with needs_hidden: its last state
     ids_C: Tensor | None = None  # the target's id of each column of logits; None: all of them
+    matrix_bytes = 0  # of weights held outside of tensors
     num_tokens: int | None = None  # drafted per step, where the files say it
 
     def __init__(
