@@ -77,6 +77,7 @@ class ChatShape:
     id: str
     model: str
     text: Text
+    num_top: int  # alternatives shown where logprobs were asked for
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -126,7 +127,7 @@ class ChatShape:
             return None
         content = []
         for token, entry in zip(ids, logprobs, strict=True):
-            others = [self._logprob(other, lp) for other, lp in _ranked(entry, token)]
+            others = [self._logprob(other, lp) for other, lp in _ranked(entry, self.num_top)]
             content.append({**self._logprob(token, entry[token]), "top_logprobs": others})
         return {"content": content}
 
@@ -143,6 +144,7 @@ class CompletionShape:
     id: str
     model: str
     text: Text
+    num_top: int  # alternatives shown where logprobs were asked for
     num_answers: int  # n: the answers of one prompt
     echo: Sequence[str] | None = None  # the prompts' texts, to be repeated
     created: int = field(default_factory=lambda: int(time.time()))
@@ -222,7 +224,7 @@ class CompletionShape:
             string = token_text(self.text, token, entry[token] if entry else None)
             strings.append(string)
             values.append(max(entry[token].logprob, -9999.0) if entry else None)
-            top = _ranked(entry, token) if entry else []
+            top = _ranked(entry, self.num_top) if entry else []
             tops.append({token_text(self.text, t, lp): lp.logprob for t, lp in top} or None)
             offsets.append(offset)
             offset += len(string)
@@ -266,14 +268,10 @@ def token_text(text: Text, token: int, entry: Logprob | None) -> str:
     return text.decode([token], skip_special_tokens=False)
 
 
-def _ranked(entry: Mapping[int, Logprob], chosen: int) -> list[tuple[int, Logprob]]:
-    """The most likely tokens, best first. The chosen one is in `entry` even if it is not one."""
+def _ranked(entry: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
+    """The likeliest tokens, best first; the chosen one is in `entry` even if it is none of them."""
     ranked = sorted(entry.items(), key=lambda item: -item[1].logprob)
-    ranks = [item[1].rank for item in ranked]
-    if None in ranks:
-        return ranked
-    others = len(entry) - 1  # entries besides the chosen token, which may be among the best
-    return [(t, lp) for t, lp in ranked if t != chosen or (lp.rank or 0) <= max(others, 1)]
+    return ranked[:num_top]
 
 
 def _with_pieces(chunk: Json, delta: Delta) -> Json:

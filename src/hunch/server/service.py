@@ -115,6 +115,7 @@ class Service:
             id=f"cmpl-{uuid.uuid4().hex}",
             model=body.model or self.settings.served_model_names[0],
             text=self.text,
+            num_top=params.logprobs or 0,
             num_answers=body.n,
             echo=echo,
         )
@@ -135,6 +136,7 @@ class Service:
             id=f"chatcmpl-{uuid.uuid4().hex}",
             model=body.model or self.settings.served_model_names[0],
             text=self.text,
+            num_top=params.logprobs or 0,
         )
         return await self._answer(body, [ids], params, shape, request)
 
