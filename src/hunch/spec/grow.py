@@ -40,7 +40,7 @@ class _Tree:
     """One dynamic tree per row in the making: all candidates so far, level after level."""
 
     def __init__(self, judge: Judge, limit_R: Array, shape: Shape) -> None:
-        self.judge, self.shape = judge, shape
+        self.judge, self.shape, self.branch = judge, shape, shape.branch
         self.limit_R = np.minimum(limit_R, shape.num_nodes)
         self.depth_R = np.minimum(limit_R, shape.depth)
         # What is grown on needs a slot each, and a row has as many as it may draft nodes.
@@ -53,6 +53,7 @@ class _Tree:
 
     def grow(self, logits_MV: Tensor, feed: Feed) -> tuple[Draft, Array]:
         shape, num_rows = self.shape, len(self.limit_R)
+        self.branch = min(shape.branch, logits_MV.shape[1])
         place_RK = np.arange(num_rows)[:, None]
         # Nodes of the level before, [R, K]: where each stands among the candidates and in the pack.
         index_RK = np.full((num_rows, 1), -1)
@@ -74,7 +75,7 @@ class _Tree:
             is_fed_RK &= (self.depth_R > depth + 1)[:, None]
             if not is_fed_RK.any():
                 break
-            before_RK = chosen_RK // shape.branch  # which node of the level before is its parent
+            before_RK = chosen_RK // self.branch  # which node of the level before is its parent
             np.put_along_axis(self.number[-1], chosen_RK, np.where(is_fed_RK, number_RK, -1), 1)
             parent_path = np.take_along_axis(path_RKP, before_RK[:, :, None], 1)
             path_RKP = np.concatenate([parent_path, number_RK[:, :, None]], axis=2)
@@ -95,8 +96,8 @@ class _Tree:
         """The best children of each node: tokens and log values, -inf where there is no node."""
         is_here_RK = packed_RK >= 0
         place_M = np.nonzero(is_here_RK)[0]
-        token_MC, gain_MC = self.judge.best(logits_MV, place_M, depth, self.shape.branch)
-        shape = (*packed_RK.shape, self.shape.branch)
+        token_MC, gain_MC = self.judge.best(logits_MV, place_M, depth, self.branch)
+        shape = (*packed_RK.shape, self.branch)
         token_RKC = np.zeros(shape, dtype=np.int64)
         value_RKC = np.full(shape, -np.inf)
         token_RKC[is_here_RK] = token_MC
