@@ -1,22 +1,21 @@
 """The GPU kernels alone: right, the same bits for every batch, and how near the memory wall.
 
-python benchmarks/kernels_gpu.py [check] [small] [stack] [tune]      (all without arguments)
+python benchmarks/kernels_gpu.py [check] [small] [stack]      (all without arguments)
 """
 
+# ruff: noqa: B023
 from __future__ import annotations
 
 import contextlib
 import functools
 import io
 import itertools
-import json
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,15 +24,23 @@ from hunch.kernels.attention import AttnInputs, Span, attention_ref
 from hunch.kernels.gpu_attention import Tiling, Workspace, attention, programs_for, tiles_of
 from hunch.kernels.gpu_fused import add_norm
 from hunch.kernels.gpu_gemm import (
-    Tile, gated_ref, gemm, gemm_gated, gemm_parts, gemm_ref, gemm_rope, num_parts, split_of,
+    Tile,
+    gated_ref,
+    gemm,
+    gemm_gated,
+    gemm_parts,
+    gemm_ref,
+    gemm_rope,
+    num_parts,
+    split_of,
 )  # fmt: skip
 from hunch.kernels.gpu_sampling import argmax, choose
 from hunch.kernels.gpu_spec import lookup
+from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
-from hunch.layers.rope import RopeSpec
 from hunch.registry import MODELS, resolve
 
 ROWS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100, 128, 256, 512)
@@ -41,9 +48,10 @@ GEOMETRIES = {  # width, layers, heads, KV heads, head width, FFN, vocabulary
     "7B": (4096, 32, 32, 8, 128, 14336, 49152),
     "135M": (576, 30, 9, 3, 64, 1536, 49152),
 }
-SPLITS = {"7B": (2, 4), "135M": (3, 8)}  # of o and down, tried
 WALL = 4.45e12  # bytes per second this H200 was measured to read
 BF16 = torch.bfloat16
+TILES = (Tile(16, 32, 64, 4, 3), Tile(64, 16, 128, 4, 3), Tile(64, 32, 64, 8, 2),
+         Tile(128, 32, 64, 8, 3, 8))  # fmt: skip
 
 
 class DeviceSource(Source):
@@ -111,19 +119,22 @@ def product(geometry: str, kind: str, m: int) -> Callable[..., None]:
     table = torch.randn(1024, head, device="cuda")
     x = torch.randn(m, k, device="cuda", dtype=BF16)
     if kind in ("o", "down"):
+
         def run(w: Tensor, tile: Tile | None = None, split: int | None = None,
                 parts: Tensor | None = None) -> Tensor:  # fmt: skip
             split = split or split_of(n, k)
-            size = split if (tile or num_parts(m, n, k) > 1) and m <= 128 else 1
+            size = split if num_parts(m, n, k) > 1 else 1
             out = parts if parts is not None else torch.empty(size, m, n, device="cuda")
             gemm_parts(x, w, out, tile=tile, split=split)
             return out
     elif kind == "head":
+
         def run(w: Tensor, tile: Tile | None = None, split: int | None = None) -> Tensor:
             out = torch.empty(m, n, device="cuda")
             gemm(x, w, out, tile=tile)
             return out
     elif kind == "gated":
+
         def run(w: Tensor, tile: Tile | None = None, split: int | None = None) -> Tensor:
             out = torch.empty(m, n // 2, device="cuda", dtype=BF16)
             gemm_gated(x, w, out, tile=tile)
@@ -136,106 +147,9 @@ def product(geometry: str, kind: str, m: int) -> Callable[..., None]:
             out = torch.empty(m, heads * head, device="cuda", dtype=BF16)
             gemm_rope(x, w, out, cache[0], cache[1], pos, pos, table, tile=tile)
             return out
+
     run.x = x
     return run
-
-
-def candidates(geometry: str, kind: str, m: int) -> list[Tile]:
-    half = 2 if kind in ("rope", "gated") else 1
-    if m <= 16 and geometry == "7B":
-        return [Tile(16, bn, bk, w, st, pf) for bn in (32, 64) for w, pf in ((4, 0), (4, 8), (8, 0))
-                for bk, st in ((128, 5), (256, 4), (512, 3))]  # fmt: skip
-    if m <= 16:
-        return [Tile(16, bn, bk, w, st, 8) for bn in (16, 32, 64) for w in (2, 4)
-                for bk, st in ((64, 6), (64, 10), (128, 5), (256, 3), (512, 2))]  # fmt: skip
-    if m <= 64:
-        return [Tile(64, bn // half, bk, 4, st, pf) for bn in (32, 64, 128)
-                for pf in ((0, 8) if geometry == "7B" else (8,))
-                for bk, st in ((64, 4), (64, 6), (128, 4))]  # fmt: skip
-    if m <= 128:
-        return [Tile(bm, bn // half, bk, w, st, 8) for bm in (64, 128) for bn in (64, 128)
-                for bk, st, w in ((64, 5, 4), (64, 4, 8), (128, 3, 8), (128, 3, 4))]  # fmt: skip
-    return [Tile(bm, bn // half, 64, w, st) for bm, bn, w, st in (
-        (128, 128, 8, 4), (128, 256, 8, 3), (128, 128, 4, 4), (64, 128, 4, 4), (64, 256, 8, 4),
-        (128, 64, 4, 5), (256, 128, 8, 3))]  # fmt: skip
-
-
-def sweep(geometry: str, kind: str, m: int) -> list[tuple[float, Tile | None, int]]:
-    """(microseconds, tile, split), best first; the first entry of all is cuBLAS's time."""
-    n, k = shapes(geometry)[kind]
-    count = max(2, min(64, int(600e6 / (n * k * 2))))
-    weights = [torch.randn(n, k, device="cuda", dtype=BF16) * k**-0.5 for _ in range(count)]
-    run = product(geometry, kind, m)
-    x = run.x
-    blas = graph_ms(lambda: [x @ w.T for w in weights]) / count * 1000
-    rows = []
-    splits = SPLITS[geometry] if kind in ("o", "down") else (1,)
-    for tile in candidates(geometry, kind, m):
-        for split in splits if m <= 128 else splits[:1]:
-            if k // split < 128:
-                continue
-            try:
-                ms = graph_ms(lambda: [run(w, tile, split) for w in weights])  # noqa: B023
-            except Exception as error:  # a tile that does not fit is a row of the table, no more
-                print(geometry, kind, m, tile, split, repr(error)[:90])
-                continue
-            rows.append((ms / count * 1000, tile, split))
-    rows.sort(key=lambda row: row[0])
-    return [(blas, None, 0), *rows]
-
-
-def tune(out: Path | None) -> None:
-    best: dict[str, list] = {}
-    for geometry in GEOMETRIES:
-        print(f"\n{geometry}: us per product (TB/s), best tiles, cuBLAS")
-        for kind, (n, k) in shapes(geometry).items():
-            for m in (1, 64, 128, 256, 512):
-                (blas, _, _), *rows = sweep(geometry, kind, m)
-                best[f"{geometry} {kind} {m}"] = [[r[0], str(r[1]), r[2]] for r in rows]
-                for us, tile, split in rows[:2]:
-                    t = tile
-                    print(f"{kind:6} M={m:<4} {us:7.1f} {n * k * 2 / us / 1e6:5.2f} TB/s "
-                          f"{2 * m * n * k / us / 1e6:6.1f} TF  bm{t.block_m} bn{t.block_n} bk{t.block_k}"
-                          f" w{t.num_warps} s{t.num_stages} pf{t.prefetch} split{split}"
-                          f"   cublas {blas:.1f}")  # fmt: skip
-    if out:
-        (out / "tune.json").write_text(json.dumps(best))
-
-
-ATTENTION = (  # rows, context (0: new tokens of one sequence after 1000), tokens a tile, programs
-    (1, 300, 1, 32), (1, 1000, 1, 32), (64, 300, 1, 1), (64, 1000, 1, 1), (64, 1000, 1, 2),
-    (6, 0, 4, 8), (64, 0, 16, 1), (512, 0, 16, 1), (512, 0, 32, 1),
-)  # fmt: skip
-
-
-def tune_attention(geometry: str, case: tuple[int, int, int, int], is_timed: bool = True) -> None:
-    """Warps, stages and registers of attention; any of them gives the same bits."""
-    _, _, heads, kv, head, _, _ = GEOMETRIES[geometry]
-    m, context, block, programs = case
-    attn = paged([context] * m, [1] * m) if context else paged([1000 + m], [m])
-    slots = int(attn.table_SB.max() + 1) * 16
-    q = torch.randn(m, heads, head, device="cuda", dtype=BF16)
-    k, v = torch.randn(2, slots, kv, head, device="cuda", dtype=BF16)
-    tiles = None if block == 1 else tiles_of(attn.spans, block).cuda()
-    space = Workspace.create(64, heads, head, 8192, "cuda")
-    rows = []
-    for warps, stages, registers in itertools.product((2, 4, 8), (2, 3, 4), (None, 128)):
-        if block > 4 and warps == 2:
-            continue
-        tiling = Tiling(tiles, block, programs, space, warps, stages, registers)
-
-        def run() -> None:
-            attention(q, k, v, attn, 0.1, torch.empty_like(q), tiling=tiling)  # noqa: B023
-
-        try:
-            us = graph_ms(lambda: [run() for _ in range(20)]) * 50 if is_timed else run()  # noqa: B023
-            rows.append((us, warps, stages, registers))
-        except Exception as problem:
-            print(warps, stages, registers, repr(problem)[:80])
-    if is_timed:
-        rows.sort(key=lambda row: row[0])
-        text = "  ".join(f"{us:.1f}:w{w}s{st}r{r}" for us, w, st, r in rows[:6])
-        print(f"{geometry} attention {m} x {context or 1000} block {block} x{programs}: {text}")
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -257,7 +171,7 @@ def check_products() -> None:
             for m in ROWS:
                 some = product(geometry, kind, m)
                 some.x.copy_(x[:m])
-                for tile in (None, *candidates(geometry, kind, m)[::4]):
+                for tile in (None, *TILES):
                     bad += not torch.equal(_merged(some(w, tile)), whole[:m])
             err = float("nan")
             if kind == "gated":
@@ -296,10 +210,23 @@ def paged(lengths: list[int], news: list[int], device: str = "cuda") -> AttnInpu
                       table.to(device), pos_T + 1, None, block, tuple(spans))  # fmt: skip
 
 
-def check_attention() -> None:
+def as_tree(attn: AttnInputs, new: int) -> AttnInputs:
+    """The same step, the first sequence's last tokens as drafted nodes found by their slots."""
+    depth = min(new, 5)
+    base_T = attn.base_T.clone()
+    base_T[new - depth : new] = attn.pos_T[new - depth]
+    tree_TP = torch.zeros(len(base_T), depth, dtype=torch.int64, device=base_T.device)
+    tree_TP[new - depth : new] = attn.slot_T[new - depth : new]  # below the diagonal is not read
+    return AttnInputs(attn.pos_T, attn.slot_T, attn.seq_T, attn.table_SB, base_T, tree_TP, 16)
+
+
+HEADS = ((32, 8, 128), (9, 3, 64), (5, 5, 80))
+
+
+def check_attention(cases: tuple = HEADS, lengths: tuple = (1, 63, 300, 2500, 32768)) -> None:
     print("\nattention: error against float64; rows whose bits change with the tiling")
-    for heads, kv, head in ((32, 8, 128), (9, 3, 64), (5, 5, 80)):
-        for length in (1, 63, 300, 2500, 32768):
+    for heads, kv, head in cases:
+        for length in lengths:
             new = min(length, 200)
             attn = paged([length, 40], [new, 3])
             num_tokens = new + 3
@@ -308,17 +235,23 @@ def check_attention() -> None:
             k, v = torch.randn(2, slots, kv, head, device="cuda", dtype=BF16)
             space = Workspace.create(num_tokens, heads, head, length + 40, "cuda")
             outs = []
-            for block, programs in ((1, 1), (1, 16), (4, 1), (4, 3), (16, 1), (32, 1)):
+            for block, programs, warps in ((1, 1, 2), (1, 16, 8), (1, 4, 4), (4, 1, 2), (4, 3, 8),
+                                           (16, 1, 0), (16, 1, 8), (32, 1, 0)):  # fmt: skip
                 out = torch.full_like(q, float("nan"))
                 tiles = None if block == 1 else tiles_of(attn.spans, block).cuda()
-                attention(q, k, v, attn, head**-0.5, out, tiling=Tiling(tiles, block, programs, space))
+                tiling = Tiling(tiles, block, programs, space, warps)
+                attention(q, k, v, attn, head**-0.5, out, tiling=tiling)
                 outs.append(out)
+            out = torch.full_like(q, float("nan"))
+            attention(q, k, v, as_tree(attn, new), head**-0.5, out, tiling=tiling)
+            outs.append(out)
             some = torch.tensor([0, new // 2, new - 1, num_tokens - 1])
             small = AttnInputs(attn.pos_T[some], attn.slot_T[some], attn.seq_T[some], attn.table_SB,
                                attn.base_T[some], None, 16)  # fmt: skip
             want = attention_ref(q[some].double(), k, v, small, head**-0.5)
             bad = [int((o != outs[0]).flatten(1).any(1).sum()) for o in outs]
-            print(f"{heads}/{kv}x{head} {length:6} error {error(outs[0][some], want):.1e} changed {bad}")
+            err = error(outs[0][some], want)
+            print(f"{heads}/{kv}x{head} {length:6} error {err:.1e} changed {bad}")
 
 
 def check_decoder() -> None:
@@ -348,10 +281,11 @@ def check_decoder() -> None:
             bad += not torch.equal(got.features[0], whole.features[1][t : t + 1])
         slow = decoder.forward(ids, paged([length], [length]), decoder.new_kv(16 * 32), (0, 1, 3))
         errors = [error(a, b) for a, b in zip(whole.features, slow.features, strict=True)]
-        print(f"{geometry:5} changed {bad}; error {error(logits, decoder.logits(slow.last_TD)):.1e} {errors}")
+        err = error(logits, decoder.logits(slow.last_TD))
+        print(f"{geometry:5} changed {bad}; error {err:.1e}, after layers 0, 1 and 3 {errors}")
 
 
-# --- the rest of a layer and of a step --------------------------------------------------------------
+# --- the rest of a layer and of a step ------------------------------------------------------------
 
 
 def small() -> None:
@@ -365,9 +299,19 @@ def small() -> None:
         for m in (1, 64):
             x = torch.randn(m, width, device="cuda", dtype=BF16)
             parts = torch.randn(num_parts(m, width, ffn), m, width, device="cuda")
-            each(f"{geometry} add_norm {m} rows",
-                 lambda: add_norm(x, x[0], 1e-5, torch.empty_like(x), sum_TD=x, parts_SVD=parts))  # noqa: B023
-        for m, context in ((1, 100), (1, 300), (1, 1000), (1, 8000), (8, 300), (64, 300), (64, 1000)):
+            each(
+                f"{geometry} add_norm {m} rows",
+                lambda: add_norm(x, x[0], 1e-5, torch.empty_like(x), sum_TD=x, parts_SVD=parts),
+            )
+        for m, context in (
+            (1, 100),
+            (1, 300),
+            (1, 1000),
+            (1, 8000),
+            (8, 300),
+            (64, 300),
+            (64, 1000),
+        ):
             attn = paged([context] * m, [1] * m)
             slots = int(attn.table_SB.max() + 1) * 16
             q = torch.randn(m, heads, head, device="cuda", dtype=BF16)
@@ -375,8 +319,10 @@ def small() -> None:
             space = Workspace.create(32, heads, head, 8192, "cuda")
             for programs in sorted({1, programs_for(m, kv, 8192) if m <= 32 else 1}):
                 tiling = Tiling(None, 1, programs, space)
-                each(f"{geometry} attention {m} x {context}, {programs} programs",
-                     lambda: attention(q, k, v, attn, 0.1, torch.empty_like(q), tiling=tiling))  # noqa: B023
+                each(
+                    f"{geometry} attention {m} x {context}, {programs} programs",
+                    lambda: attention(q, k, v, attn, 0.1, torch.empty_like(q), tiling=tiling),
+                )
         for m, block in ((6, 4), (64, 4), (64, 16), (512, 16), (512, 32)):
             attn = paged([1000 + m], [m])
             slots = int(attn.table_SB.max() + 1) * 16
@@ -384,45 +330,60 @@ def small() -> None:
             k, v = torch.randn(2, slots, kv, head, device="cuda", dtype=BF16)
             tiles = tiles_of(attn.spans, block).cuda()
             for programs in (1, 8) if m <= 32 else (1,):
-                tiling = Tiling(tiles, block, programs, Workspace.create(32, heads, head, 8192, "cuda"))
-                each(f"{geometry} attention {m} new of 1000, tiles of {block}, {programs} programs",
-                     lambda: attention(q, k, v, attn, 0.1, torch.empty_like(q), tiling=tiling))  # noqa: B023
+                tiling = Tiling(
+                    tiles, block, programs, Workspace.create(32, heads, head, 8192, "cuda")
+                )
+                each(
+                    f"{geometry} attention {m} new of 1000, tiles of {block}, {programs} programs",
+                    lambda: attention(q, k, v, attn, 0.1, torch.empty_like(q), tiling=tiling),
+                )
     for m in (1, 64, 256):
         logits = torch.randn(m, 49152, device="cuda") * 3
         row = torch.arange(m, device="cuda")
-        f, d = torch.ones(m, device="cuda"), torch.full((m,), 0.9, device="cuda", dtype=torch.float64)
+        f, d = (
+            torch.ones(m, device="cuda"),
+            torch.full((m,), 0.9, device="cuda", dtype=torch.float64),
+        )
         top_k, no_min = torch.full_like(row, 50), torch.full_like(f, -torch.inf)
-        each(f"argmax {m} rows", lambda: argmax(logits))  # noqa: B023
-        each(f"sample {m} rows", lambda: choose(logits, row, row, f, row, d, f, row, row,
-                                                is_filtered=False))  # noqa: B023
-        each(f"sample {m} rows, top-k 50, top-p 0.9",
-             lambda: choose(logits, row, row, f, top_k, d, no_min, row, row))  # noqa: B023
-        each(f"sample {m} rows, top-p 0.9",
-             lambda: choose(logits, row, row, f, row * 0, d, no_min, row, row))  # noqa: B023
+        each(f"argmax {m} rows", lambda: argmax(logits))
+        each(
+            f"sample {m} rows",
+            lambda: choose(logits, row, row, f, row, d, f, row, row, is_filtered=False),
+        )
+        each(
+            f"sample {m} rows, top-k 50, top-p 0.9",
+            lambda: choose(logits, row, row, f, top_k, d, no_min, row, row),
+        )
+        each(
+            f"sample {m} rows, top-p 0.9",
+            lambda: choose(logits, row, row, f, row * 0, d, no_min, row, row),
+        )
         history = torch.randint(0, 9, (m, 8192), device="cuda")
         limit = torch.full((5,), 8, device="cuda")
         for known in (500, 8000):
             known_X = torch.full((m,), known, device="cuda")
-            each(f"look up {m} rows of {known}",
-                 lambda: lookup(row, history, known_X, known_X, limit, 8, 1, 4))  # noqa: B023
+            each(
+                f"look up {m} rows of {known}",
+                lambda: lookup(row, history, known_X, known_X, limit, 8, 1, 4),
+            )
 
 
 # --- a whole pass ---------------------------------------------------------------------------------
 
 
-def stack(context: int = 300) -> None:
+def stack(context: int = 300, rows: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512)) -> None:
     print(f"\nwhole pass in a CUDA graph, context {context}: ms (share of the wall)")
     for geometry in GEOMETRIES:
         decoder = build(geometry)
         fast = CudaDecoder(decoder)
         size = decoder.weight_bytes - (0 if geometry == "135M" else decoder.embedding_VD.nbytes)
-        for m in (1, 8, 32, 64, 128, 256, 512):
+        for m in rows:
             kv = fast.new_kv((context // 16 + 2) * 16 * m)
             ids = torch.randint(0, 1000, (m,), device="cuda")
             attn = paged([context] * m, [1] * m)
 
             def run() -> None:
-                fast.logits(fast.forward(ids, attn, kv).last_TD)  # noqa: B023
+                fast.logits(fast.forward(ids, attn, kv).last_TD)
 
             ms = graph_ms(run)
             text = f"{geometry:5} rows {m:<4} {ms:7.3f} ms  {size / WALL / ms * 1e5:5.1f}%"
@@ -438,7 +399,7 @@ def stack(context: int = 300) -> None:
 def compile_job(job: tuple) -> str:
     kind, *rest = job
     try:
-        if kind == "sweep":
+        if kind == "product":
             geometry, name, m, tile, split = rest
             n, k = shapes(geometry)[name]
             product(geometry, name, m)(torch.empty(n, k, device="cuda", dtype=BF16), tile, split)
@@ -451,56 +412,33 @@ def compile_job(job: tuple) -> str:
     return ""
 
 
-def warm(parts: list[str]) -> None:
+def warm(jobs: list[tuple]) -> None:
     """Fill Triton's cache with all cores."""
-    jobs: list[tuple] = []
-    for geometry in GEOMETRIES:
-        for kind in shapes(geometry):
-            for m in (1, 64, 128, 512):
-                is_split = kind in ("o", "down") and "tune" in parts
-                splits = SPLITS[geometry] if is_split else (None,)
-                tiles = candidates(geometry, kind, m) if {"tune", "check"} & set(parts) else []
-                jobs += [("sweep", geometry, kind, m, tile, s) for tile in [*tiles, None] for s in splits]
-            jobs += [("sweep", geometry, kind, m, None, None) for m in (17, 256)]
-    jobs += [(check_attention,), (check_decoder,)] if "check" in parts else []
-    jobs += [(small,)] if "small" in parts else []
-    if "tune" in parts:
-        jobs += [(functools.partial(tune_attention, geometry, case, False),)
-                 for geometry in GEOMETRIES for case in ATTENTION]  # fmt: skip
-    jobs.sort(key=lambda job: isinstance(job[0], str))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=context) as pool:
-        problems = [p for p in pool.map(compile_job, jobs) if p]
-    print(f"{len(jobs)} compile jobs, {len(problems)} problems", *problems[:5], sep="\n")
+        problems = [problem for problem in pool.map(compile_job, jobs) if problem]
+    print(
+        f"{len(jobs)} compile jobs, {len(problems)} problems", *problems[:5], sep="\n", flush=True
+    )
 
 
 def main() -> None:
-    parts = sys.argv[1:] or ["check", "small", "stack", "tune"]
-    out = Path(os.environ["OUT"]) if "OUT" in os.environ else None
+    parts = sys.argv[1:] or ["check", "small", "stack"]
     start = time.time()
-
-    def lap(name: str) -> None:
-        print(f"[{name}: {time.time() - start:.0f} s]", flush=True)
-
-    warm(parts)
-    lap("compile")
-    if "check" in parts:
-        check_products()
-        check_attention()
-        check_decoder()
-        lap("check")
-    if "small" in parts:
-        small()
-        lap("small")
-    if "stack" in parts:
-        stack()
-        lap("stack")
-    if "tune" in parts:
-        for geometry, case in itertools.product(GEOMETRIES, ATTENTION):
-            tune_attention(geometry, case)
-        lap("attention")
-        tune(out)
-        lap("tune")
+    rows = (1, 17, 65, 256)
+    jobs: list[tuple] = [(part,) for part in (check_decoder, small)]
+    jobs += [(functools.partial(check_attention, (heads,), (300,)),) for heads in HEADS]
+    for geometry in GEOMETRIES:
+        tiles = (None, *TILES) if "check" in parts else (None,)
+        jobs += [("product", geometry, kind, m, tile, None)
+                 for kind in shapes(geometry) for m in rows for tile in tiles]  # fmt: skip
+    warm(jobs)
+    sections = {"check": (check_products, check_attention, check_decoder), "small": (small,),
+                "stack": (stack,)}  # fmt: skip
+    for part in parts:
+        for section in sections[part]:
+            section()
+        print(f"[{part}: {time.time() - start:.0f} s]", flush=True)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,9 @@ def test_commit_walks_and_stops_as_the_host_does() -> None:
         assert int(known[r]) == int(before[r]) + num
         assert got[0][r, :num].tolist() == verdict.tokens_RK[r, :num].tolist()
         assert history[r, before[r] : known[r]].tolist() == got[0][r, :num].tolist()
-        assert got[1][r, : max(num - 1, 0)].tolist() == verdict.path_RK[r, : max(num - 1, 0)].tolist()
+        assert (
+            got[1][r, : max(num - 1, 0)].tolist() == verdict.path_RK[r, : max(num - 1, 0)].tolist()
+        )
         assert r == 7 or int(got[3][r]) == int(reason[r])
     assert int(want.max()) > 2
 

@@ -17,13 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.kernels.gpu_launch import (
-    IS_INTERPRETED,
-    let_next_start,
-    next_power_of_2,
-    options,
-    wait_for_inputs,
-)
+from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 
 TILE = 64  # positions per step of the walk
 SPLIT = 128  # positions per partial result
@@ -224,9 +218,14 @@ class Workspace:
 
     @staticmethod
     def create(
-        max_tokens: int, num_heads: int, head: int, max_len: int, device: torch.device | str
-    ) -> Workspace:
+        max_tokens: int, num_heads: int, head: int, max_len: int, device: torch.device | str,
+        max_bytes: int | None = None,
+    ) -> Workspace:  # fmt: skip
+        """Room for rows of up to max_len positions; for fewer tokens where it would be too much."""
         max_splits = triton.cdiv(max_len, SPLIT)
+        if max_bytes is not None:
+            token_bytes = num_heads * max_splits * (head + 2) * 4
+            max_tokens = max(1, min(max_tokens, max_bytes // token_bytes))
         parts = max_tokens * num_heads * max_splits
         return Workspace(
             torch.empty(parts * head, dtype=torch.float32, device=device),
@@ -247,8 +246,6 @@ class Tiling:
     programs: int = 1  # programs that share one tile's splits
     workspace: Workspace | None = None
     num_warps: int = 0  # 0: by size
-    num_stages: int = 0
-    max_registers: int | None = None
 
 
 def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> Tensor:
@@ -272,7 +269,7 @@ def attention(
     q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, attn: AttnInputs, scale: float, out_TNH: Tensor,
     *, window: int | None = None, tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
-    """softmax(q K^T * scale) V over each token's positions. Without tiling, every token is a tile."""
+    """softmax(q K^T * scale) V over each token's positions. No tiling: every token is a tile."""
     tiling = tiling or Tiling(None)
     tiles_I2, block_tokens, workspace = tiling.tiles_I2, tiling.block_tokens, tiling.workspace
     programs = tiling.programs
@@ -291,6 +288,8 @@ def attention(
     if programs > 1:
         acc, stat, count = workspace.acc, workspace.stat, workspace.count
         max_splits = workspace.max_splits
+    # Programs without a share leave at once; a row of average length keeps a quarter of them.
+    work = num_tiles * num_kv * max(1, programs // 4)
     _attention_kernel[(num_tiles, num_kv, programs)](
         q_TNH, k_CMH, v_CMH, out_TNH, acc, stat, count,
         attn.pos_T, attn.slot_T, attn.seq_T, attn.table_SB, attn.base_T,
@@ -300,15 +299,13 @@ def attention(
         NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, HEAD=head,
         HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, PROGRAMS=programs,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
-        HAS_WINDOW=window is not None, **_options(tiling, rows),
+        HAS_WINDOW=window is not None, **_options(tiling, rows, work),
     )  # fmt: skip
 
 
-def _options(tiling: Tiling, rows: int) -> dict[str, object]:
-    found = options(
-        tiling.num_warps or (8 if rows >= 128 else 4),
-        tiling.num_stages or (3 if rows <= 16 else 2),
-    )
-    if tiling.max_registers and not IS_INTERPRETED:
-        found["maxnreg"] = tiling.max_registers
-    return found
+def _options(tiling: Tiling, rows: int, num_programs: int) -> dict[str, object]:
+    """Few programs want many warps, to be done soon; many want few, so that more of them fit."""
+    num_warps = 8 if rows >= 128 or num_programs <= 2 * NUM_SMS else 2
+    if rows == 64:
+        num_warps = 4
+    return options(tiling.num_warps or num_warps, 2)

@@ -129,7 +129,8 @@ def add_norm(
     weight_D only the sum is stored. sum_TD may be x itself where no index is given.
     """
     out = y_TD if sum_TD is None else sum_TD
-    assert out is not None and (weight_D is None) == (y_TD is None)
+    assert out is not None
+    assert (weight_D is None) == (y_TD is None)
     width = x_VD.shape[1]
     block = next_power_of_2(width)
     _add_norm_kernel[(out.shape[0],)](

@@ -47,7 +47,7 @@ def _walk(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     IS_DUAL: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
-    """One slice of K, in order. The second product exists for pairs (gate and up, rotary halves)."""
+    """One slice of K, in order; b is for pairs: gate and up, or the halves of a head."""
     offs_k = tl.arange(0, BLOCK_K)
     a = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     b = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -79,7 +79,7 @@ def _gemm_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """ENDING: "store" (+bias, +residual), "gated" (silu(a) * b), "rope" (q out, k and v to cache)."""
+    """ENDING: "store" (+ bias, residual), "gated" (silu(a) * b), "rope" (q out, k, v to cache)."""
     pid_m, pid_n, pid_s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     let_next_start()
     IS_DUAL: tl.constexpr = ENDING != "store"
@@ -203,10 +203,11 @@ def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) ->
     is_deep = k >= 2048
     num_tiles = num_outputs * num_splits / 32
     if m > 128:
-        return Tile(128, 128 // half, 64, 8, 4)
+        is_huge = not is_dual and num_splits == 1 and num_tiles > 4 * NUM_SMS
+        return Tile(128, 256, 64, 8, 3) if is_huge else Tile(128, 128 // half, 64, 8, 4)
     if m > 64:
         if is_deep:
-            return Tile(128, 128 // half if num_tiles > 2 * NUM_SMS else 32, 128, 8, 3, 8)
+            return Tile(128, (128 if num_tiles > 2 * NUM_SMS else 64) // half, 128, 8, 3, 8)
         return Tile(128, 64 // half, 64, 8, 4, 8)
     if m > 16:
         block_m = 64  # 32 would leave the fast matrix instruction unused, and cost more
@@ -268,7 +269,8 @@ def gemm_parts(
 ) -> None:  # fmt: skip
     """The slices' sums in float32, for `add_norm` to add in order. S = 1: already added."""
     split = split or split_of(*w_NK.shape)
-    assert parts_SMN.dtype == torch.float32 and parts_SMN.shape[0] in (1, split)
+    assert parts_SMN.dtype == torch.float32
+    assert parts_SMN.shape[0] in (1, split)
     _launch(x_MK, w_NK, parts_SMN, "store", w_NK.shape[0], split, bias=bias_N, tile=tile)
 
 

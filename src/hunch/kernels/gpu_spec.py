@@ -104,7 +104,7 @@ def _compact_kernel(
     path_ptr += r * (num_nodes + 1)
     slot_ptr += r * (num_nodes + 1) + 1
     num_moved = tl.load(num_out_ptr + r) - 1
-    for i in range(0, num_moved):
+    for i in range(num_moved):
         node = tl.load(path_ptr + i)
         if node != i:
             source = layer * layer_stride + tl.load(slot_ptr + node) * WIDTH
