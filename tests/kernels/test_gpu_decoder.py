@@ -1,0 +1,74 @@
+"""The fused pass against the plain one: same hidden states, features and KV, for any way to pack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hunch.errors import UnsupportedModelError
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.layers.rope import RopeSpec
+from hunch.models.cuda import CudaDecoder
+from hunch.models.decoder import Decoder
+from hunch.models.source import RandomSource
+from hunch.models.spec import ModelSpec
+from hunch.registry import MODELS, resolve
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def build(architecture: str, dtype: torch.dtype, **changes: object) -> Decoder:
+    options = {
+        "architecture": architecture, "vocab_size": 50, "width": 48, "num_layers": 3,
+        "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_width": 64, "max_len": 256,
+        "norm_eps": 1e-5, "rope": RopeSpec(), "windows": (None, 5, None), "is_tied": True, **changes,
+    }  # fmt: skip
+    source = RandomSource(0, dtype)
+    decoder: Decoder = resolve(MODELS, architecture)(ModelSpec(**options), source)
+    decoder.replace_tensors(lambda tensor: tensor.to(DEVICE))
+    decoder.device = torch.device(DEVICE)
+    return decoder
+
+
+def step(first: int, last: int) -> AttnInputs:
+    pos = torch.arange(first, last, device=DEVICE)
+    table = torch.tensor([[3, 0, 2]], device=DEVICE)
+    slot = table[0, pos // 16] * 16 + pos % 16
+    span = Span(0, last - first, 0, first, last - first)
+    return AttnInputs(pos, slot, torch.zeros_like(pos), table, pos + 1, None, 16, (span,))
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert (got.double() - want.double()).norm() / want.double().norm() < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [("LlamaForCausalLM", {}), ("Qwen2ForCausalLM", {"has_qkv_bias": True}),
+     ("Qwen3ForCausalLM", {"has_qk_norm": True})],
+)  # fmt: skip
+def test_fused_pass_is_the_plain_pass(architecture: str, changes: dict[str, object]) -> None:
+    half, whole = (build(architecture, d, **changes) for d in (torch.float16, torch.float32))
+    fast = CudaDecoder(half)
+    ids = torch.randint(0, 50, (20,), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    kv, kv_ref = fast.new_kv(64), whole.new_kv(64)
+    want = whole.forward(ids, step(0, 20), kv_ref, (0, 1, 3))
+    parts = [fast.forward(ids[:13], step(0, 13), kv, (0, 1, 3))]
+    parts += [fast.forward(ids[t : t + 1], step(t, t + 1), kv, (0, 1, 3)) for t in range(13, 20)]
+    hidden = torch.cat([part.last_TD for part in parts])
+    close(hidden, want.last_TD)
+    for index in range(3):
+        close(torch.cat([part.features[index] for part in parts]), want.features[index])
+    close(fast.logits(hidden), whole.logits(want.last_TD))
+    for name in KVCache.__slots__:
+        close(getattr(kv, name), getattr(kv_ref, name))
+
+
+def test_models_it_does_not_know_are_named() -> None:
+    with pytest.raises(UnsupportedModelError, match="float32"):
+        CudaDecoder(build("LlamaForCausalLM", torch.float32))
+    with pytest.raises(UnsupportedModelError, match="gelu"):
+        CudaDecoder(build("LlamaForCausalLM", torch.float16, activation="gelu"))
