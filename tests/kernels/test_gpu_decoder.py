@@ -1,4 +1,4 @@
-"""The fused pass against the plain one: same hidden states, features and KV, for any way to pack."""
+"""The fused pass against the plain one: hidden states, features and KV, however it is packed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def build(architecture: str, dtype: torch.dtype, **changes: object) -> Decoder:
     options = {
         "architecture": architecture, "vocab_size": 50, "width": 48, "num_layers": 3,
         "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_width": 64, "max_len": 256,
-        "norm_eps": 1e-5, "rope": RopeSpec(), "windows": (None, 5, None), "is_tied": True, **changes,
+        "norm_eps": 1e-5, "rope": RopeSpec(), "windows": (None, 5, None), "is_tied": True,
+        **changes,
     }  # fmt: skip
     source = RandomSource(0, dtype)
     decoder: Decoder = resolve(MODELS, architecture)(ModelSpec(**options), source)
