@@ -265,15 +265,46 @@ class SamplingState:
         mask_V: npt.NDArray[np.bool_] | None = None,
     ) -> int:
         """`choose` for one node on a CPU: noise only for the tokens that can still win."""
+        return self._draw_row(self._history_row(logits_V, row, pos, path, mask_V), row, pos)
+
+    def process_row(
+        self,
+        logits_V: Floats,
+        row: int,
+        pos: int,
+        path: list[int],
+        mask_V: npt.NDArray[np.bool_] | None = None,
+    ) -> Floats:
+        """`process` for one node on a CPU."""
         asks = int(self.asks_X[row])
-        if asks & HISTORY or mask_V is not None:
+        x_V = self._history_row(logits_V, row, pos, path, mask_V)
+        if not asks & SAMPLED:
+            return x_V
+        z_V: Floats = x_V / self.temperature_X.numpy()[row]
+        if asks & FILTERED:
+            kept = self._keep(z_V, row)
+            values = z_V[kept]
+            z_V.fill(-np.inf)
+            z_V[kept] = values
+        return z_V
+
+    def _history_row(
+        self,
+        logits_V: Floats,
+        row: int,
+        pos: int,
+        path: list[int],
+        mask_V: npt.NDArray[np.bool_] | None,
+    ) -> Floats:
+        is_ruled = bool(self.asks_X[row] & HISTORY)
+        if is_ruled or mask_V is not None:
             logits_V = logits_V.copy()
             if mask_V is not None:
                 logits_V[~mask_V] = -np.inf
-            if asks & HISTORY:
+            if is_ruled:
                 assert isinstance(self.processors, HostProcessors)
                 self.processors.rules[row].apply(logits_V, pos, path)
-        return self._draw_row(logits_V, row, pos)
+        return logits_V
 
     def _draw_rows(self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor) -> Tensor:
         x, rows, places = logits_MV.float().numpy(), row_M.tolist(), pos_M.tolist()

@@ -168,15 +168,7 @@ class Target:
 
         Greedy rows put everything on one token.
         """
-        m, device = draft.first + 1 + node, self.logits_MV.device
-        z_1V = self.sampling.process(
-            self.logits_MV[m : m + 1],
-            torch.tensor([draft.row], device=device),
-            torch.tensor([draft.known + len(path)], device=device),
-            torch.tensor([path], dtype=torch.int64, device=device).view(1, len(path)),
-            None if self.mask_MV is None else self.mask_MV[m : m + 1],
-        )
-        z_V: Chances = z_1V[0].double().cpu().numpy()
+        z_V = self._processed(draft, draft.first + 1 + node, draft.known + len(path), path)
         top = z_V.argmax()
         if self.sampling.is_greedy(draft.row) or z_V[top] == -np.inf:
             one_V: Chances = np.eye(1, len(z_V), int(top))[0]
@@ -184,6 +176,24 @@ class Target:
         p_V: Chances = np.exp(z_V - z_V[top])
         p_V /= p_V.sum()
         return p_V
+
+    def _processed(self, draft: RowDraft, m: int, pos: int, path: list[int]) -> Chances:
+        logits_MV, mask_MV, sampling = self.logits_MV, self.mask_MV, self.sampling
+        z_V: Chances
+        if not sampling.is_dense:
+            mask_V = None if mask_MV is None else mask_MV[m].numpy()
+            x_V = logits_MV[m].float().numpy()
+            z_V = sampling.process_row(x_V, draft.row, pos, path, mask_V).astype(np.float64)
+            return z_V
+        z_1V = sampling.process(
+            logits_MV[m : m + 1],
+            torch.tensor([draft.row], device=logits_MV.device),
+            torch.tensor([pos], device=logits_MV.device),
+            torch.tensor([path], dtype=torch.int64, device=logits_MV.device).view(1, len(path)),
+            None if mask_MV is None else mask_MV[m : m + 1],
+        )
+        z_V = z_1V[0].double().cpu().numpy()
+        return z_V
 
     def coin(self, draft: RowDraft, depth: int, number: int = 0) -> float:
         """A number in (0, 1) for one decision about the token at this depth."""
