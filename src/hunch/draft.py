@@ -7,12 +7,13 @@ Token ids, positions and slots are int64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from hunch.types import GroupInfo
+from hunch.types import GroupInfo, Request
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Draft:
     num_nodes_R: Tensor  # nodes past this are padding
     q_RNV: Tensor | None = None  # what node n was drawn from, where the verifier asks
     is_sampled_RN: Tensor | None = None  # the node was drawn from q (else: chosen, q is one-hot)
+    methods: Sequence[str] | None = None  # who drafted each row, where several methods are loaded
 
     @staticmethod
     def empty(num_rows: int, device: torch.device | str = "cpu") -> Draft:
@@ -71,6 +73,7 @@ class Rows:
     table_XB: Tensor  # block ids
     max_draft_X: Tensor  # most nodes the row may draft now (0: plain), never past its end
     block_size: int
+    requests: Sequence[Request | None] = ()  # who sits in each of the X rows; None: just finished
 
 
 @dataclass(slots=True)
@@ -115,3 +118,4 @@ class Needs:
     group: GroupInfo | None = None  # its name, with kv
     is_graphable: bool = False  # observe and propose need no host
     weight_bytes: int = 0
+    methods: Mapping[str, int] = field(default_factory=dict)  # of several: name -> its most nodes

@@ -10,6 +10,7 @@ DRAFTERS = {
     "off": "hunch.spec.off:OffDrafter",
     "ngram": "hunch.spec.ngram:NgramDrafter",
     "suffix": "hunch.spec.suffix:SuffixDrafter",
+    "prediction": "hunch.spec.prediction:PredictionDrafter",
     "recycling": "hunch.spec.recycling:RecyclingDrafter",
     "draft": "hunch.spec.draft:DraftModelDrafter",
     "mlp": "hunch.spec.mlp:MlpDrafter",

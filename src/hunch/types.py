@@ -16,13 +16,54 @@ MAX_SEED = 2**63 - 1
 class Speculation:
     """A request's wish about drafting. It can change the time an answer takes, never its text."""
 
-    mode: str = "default"  # "default" (the engine's drafter), "off", or the name of a loaded method
+    mode: str = "default"  # "default" or "auto" (the engine's choice), "off", or a loaded method
     max_nodes: int | None = None  # upper bound on drafted nodes per step
     trace: bool = False  # report every draft and its fate
 
     def __post_init__(self) -> None:
         if self.max_nodes is not None and self.max_nodes < 0:
             raise RequestError(f"speculation.max_nodes={self.max_nodes} must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StructuredOutput:
+    """What an answer must look like; exactly one of the first five. Names and meanings are vLLM's.
+
+    It holds for every token, drafted or not; end-of-text comes when the form is complete.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None  # a JSON schema
+    json_object: bool | None = None  # any JSON object
+    regex: str | None = None  # the whole answer matches
+    choice: Sequence[str] | None = None  # one of these texts
+    grammar: str | None = None  # in Lark's manner, or llama.cpp's GBNF
+    whitespace: bool = False  # JSON may be laid out freely, not only as {"a": 1, "b": 2}
+
+    def __post_init__(self) -> None:
+        kinds = {"json": (str, Mapping, bool), "json_object": bool, "regex": str, "grammar": str,
+                 "choice": (list, tuple)}  # fmt: skip
+        given = {name: getattr(self, name) for name in kinds}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.json_object is False:
+            del given["json_object"]
+        if len(given) != 1:
+            raise RequestError(
+                f"structured_outputs needs exactly one of {', '.join(kinds)}; "
+                f"{' and '.join(given) or 'none'} given"
+            )
+        for name, value in given.items():
+            if not isinstance(value, kinds[name]):
+                raise RequestError(f"structured_outputs.{name}: a {type(value).__name__} given")
+        if self.choice is not None and not all(isinstance(c, str) and c for c in self.choice):
+            raise RequestError("structured_outputs.choice must be texts that are not empty")
+
+    @staticmethod
+    def read(given: Mapping[str, Any]) -> StructuredOutput:
+        known = StructuredOutput.__dataclass_fields__
+        for name in given:
+            if name not in known:
+                raise RequestError(f"structured_outputs: {name!r} is not one of {', '.join(known)}")
+        return StructuredOutput(**given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +91,9 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutput | None = None  # also as a dict of its fields
     speculation: Speculation = field(default_factory=Speculation)
+    prediction: str | Sequence[int] | None = None  # the answer as expected: text, or token ids
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -59,6 +102,11 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            object.__setattr__(self, "prediction", tuple(self.prediction))
+        if isinstance(self.structured_outputs, Mapping):
+            read = StructuredOutput.read(self.structured_outputs)
+            object.__setattr__(self, "structured_outputs", read)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         self._check()
@@ -88,6 +136,7 @@ class SamplingParams:
                 lambda v: v is None or (v and _are_ids(v)),
                 "token ids, not none",
             ),
+            ("prediction", _is_text_or_ids, "a text, or token ids"),
         ]
         for name, is_good, allowed in rules:
             value = getattr(self, name)
@@ -119,6 +168,10 @@ def _are_ids(values: Iterable[object]) -> bool:
     return all(_is_whole(value, 0) for value in values)
 
 
+def _is_text_or_ids(value: Any) -> bool:
+    return value is None or isinstance(value, str) or _are_ids(value)
+
+
 @dataclass(kw_only=True, slots=True)
 class Request:
     """One sequence to generate: a user's request with n = 3 is three of these."""
@@ -132,6 +185,8 @@ class Request:
     stop_ids: tuple[int, ...] = ()  # end-of-text (unless ignored) and stop_token_ids
     eos_ids: tuple[int, ...] = ()  # the part of stop_ids that is end-of-text (for finish_reason)
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    prediction_ids: tuple[int, ...] = ()  # what the user expects to be generated
+    grammar: Any = None  # what the output must follow, compiled by what was given to the engine
 
 
 # --- what the engine asks of the runner --------------------------------------------------------
@@ -156,6 +211,9 @@ class Capacity:
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
     drafter_bytes: int = 0  # memory of the drafter's weights
     kernels: str = "torch"  # what computes a pass, for reports
+    methods: Mapping[str, int] = field(
+        default_factory=dict
+    )  # name -> its most nodes; default first
     groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
 
 
@@ -211,6 +269,7 @@ class DraftTrace:
     tokens: list[int]
     parents: list[int]
     accepted: list[int]  # nodes on the accepted path, in order
+    method: str = ""  # who drafted it
 
 
 @dataclass(kw_only=True, slots=True)
@@ -222,12 +281,14 @@ class RowResult:
     num_processed: int = 0  # known tokens whose KV was written
     num_drafted: int = 0  # nodes verified, up to the remaining token budget
     num_accepted: int = 0
-    finish: str | None = None  # "stop" or "length", decided on the device
+    finish: str | None = None  # "stop" or "length", decided on the device; "abort": see problem
+    problem: str | None = None  # why the row cannot go on
     computed: tuple[int, ...] = ()  # per KV group: leading tokens whose KV is written
     num_nodes: int = 0  # size of the draft that now waits for the next step
     num_levels: int | None = None  # depth of the verified draft; None: a chain, num_drafted deep
     logprobs: list[dict[int, Logprob]] | None = None  # one per committed token
     prompt_logprobs: list[dict[int, Logprob]] | None = None  # of the tokens after those processed
+    method: str = ""  # who drafted the verified nodes
     trace: DraftTrace | None = None
 
 

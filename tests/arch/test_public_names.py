@@ -60,4 +60,5 @@ def test_sampling_parameters() -> None:
         "logprobs",
         "prompt_logprobs",
         "speculation",
+        "prediction",
     ]

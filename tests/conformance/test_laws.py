@@ -1,6 +1,7 @@
 """The law, for every registered drafter: the text is decided by the target and the seed alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -84,10 +85,15 @@ def test_text_does_not_depend_on_the_drafter(
 
 
 @pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"off"}))
-def test_drafts_are_made_and_some_are_accepted(name: str, tiny_llm: Callable[..., LLM]) -> None:
+def test_drafts_are_made_and_some_are_accepted(
+    name: str, tiny_llm: Callable[..., LLM], plain: dict[str, list]
+) -> None:
     """Equality means little if nothing was ever guessed."""
     fresh = {"max_model_len": 250}  # `auto` may have learned from other tests that it is hopeless
-    outputs = tiny_llm(name, **fresh).generate(PROMPTS, PARAMS["greedy"])
+    params = [PARAMS["greedy"]] * len(PROMPTS)
+    if name == "prediction":  # it guesses what it is told to
+        params = [replace(PARAMS["greedy"], prediction=a[0][0]) for a in plain["greedy"]]
+    outputs = tiny_llm(name, **fresh).generate(PROMPTS, params)
     drafted = sum(answer.stats["drafted"] for output in outputs for answer in output.outputs)
     assert drafted > 0
     if name != "auto":
@@ -142,3 +148,21 @@ def test_a_request_without_a_seed_reports_the_one_it_got(tiny_llm: Callable[...,
     seed = first.outputs[0].seed
     (again,) = llm.generate("the model", SamplingParams(temperature=1.0, max_tokens=24, seed=seed))
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"off"}))
+def test_a_prediction_changes_the_time_and_never_the_text(
+    name: str, tiny_llm: Callable[..., LLM], plain: dict[str, list]
+) -> None:
+    """Right, wrong, right from the middle on, and of another request: beside every method."""
+    llm = tiny_llm(name)
+    for kind in ("greedy", "seeded", "processors"):
+        right = [answer[0][0] for answer in plain[kind]]
+        told = [right[0], right[1][::-1], right[2][7:] + right[2][:7], right[0], [5, 6], ()]
+        params = [replace(PARAMS[kind], prediction=tokens) for tokens in told]
+        outputs = llm.generate(PROMPTS, params)
+        assert answers(outputs) == plain[kind]
+        if kind == "greedy":
+            counts = outputs[0].outputs[0].stats["drafters"]["prediction"]
+            assert counts["accepted"] > 20
+            assert outputs[0].outputs[0].stats["steps"] < 20

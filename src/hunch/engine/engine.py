@@ -15,7 +15,15 @@ from hunch.engine.intake import Asked, Intake
 from hunch.engine.output import SequenceOutput
 from hunch.engine.stats import EngineStats, Tally, together
 from hunch.errors import QueueFullError, RequestError
-from hunch.types import Capacity, RequestOutput, Runner, SamplingParams, StepResult, TextCodec
+from hunch.types import (
+    Capacity,
+    Request,
+    RequestOutput,
+    Runner,
+    SamplingParams,
+    StepResult,
+    TextCodec,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,8 +98,7 @@ class Engine:
         self._stats.prompt_tokens += len(asked.prompt_ids)
         now, drafter_bytes = self._clock(), self.runner.capacity.drafter_bytes
         for request in asked.requests:
-            wish = request.params.speculation
-            allowed = self.runner.capacity.max_nodes if wish.mode != "off" else 0
+            wish, allowed = request.params.speculation, self._most_nodes(request)
             sequence = scheduling.Sequence(
                 request=request,
                 job_id=asked.id,
@@ -104,6 +111,16 @@ class Engine:
             )
             job.sequences.append(sequence)
             self._scheduler.add(sequence)
+
+    def _most_nodes(self, request: Request) -> int:
+        """How large a draft it may get; slots are set aside for as many."""
+        capacity, mode = self.runner.capacity, request.params.speculation.mode
+        if mode == "off":
+            return 0
+        if request.prediction_ids or not capacity.methods:
+            return capacity.max_nodes
+        default = next(iter(capacity.methods.values()))
+        return capacity.methods.get(mode, default)
 
     def check_queue(self, num_coming: int) -> None:
         """Raises QueueFullError if a request would wait too far back, after `num_coming` more."""

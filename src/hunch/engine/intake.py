@@ -29,6 +29,7 @@ class Intake:
     def __init__(self, config: Config, capacity: Capacity, codec: TextCodec) -> None:
         self._codec = codec
         self._vocab_size = codec.vocab_size
+        self._methods = ("auto", "off", *(m for m in capacity.methods if m not in ("auto", "off")))
         self._base_seed = config.model.seed
         self._max_len = min(config.model.max_model_len or capacity.max_len, capacity.max_len)
         self._max_slots = capacity.num_blocks * capacity.block_size
@@ -55,6 +56,12 @@ class Intake:
             value = getattr(params, name)
             if value is not None and value > self._vocab_size:
                 raise RequestError(f"{name}={value} is more than the {self._vocab_size} tokens")
+        mode = params.speculation.mode
+        if mode != "default" and mode not in self._methods:
+            raise RequestError(
+                f"speculation.mode={mode!r} must be one of {', '.join(self._methods)}: only these "
+                "are loaded"
+            )
         eos_ids = () if params.ignore_eos else tuple(self._codec.eos_ids)
         seed = self._new_seed() if params.seed is None else params.seed
         first = Request(
@@ -66,6 +73,7 @@ class Intake:
             stop_ids=tuple(dict.fromkeys((*eos_ids, *params.stop_token_ids))),
             eos_ids=eos_ids,
             bad_word_ids=self._bad_words(params.bad_words),
+            prediction_ids=self._prediction(params.prediction),
         )
         others = replace(params, prompt_logprobs=None)  # one sample scores the prompt for all
         requests = [first] + [
@@ -106,6 +114,16 @@ class Intake:
         """A seed per request, the same again in the next run of the same program."""
         text = f"{self._base_seed}/{next(self._numbers)}".encode()
         return int.from_bytes(blake2b(text, digest_size=8).digest()) & MAX_SEED
+
+    def _prediction(self, expected: str | Sequence[int] | None) -> tuple[int, ...]:
+        """Its token ids, as far as an answer could reach."""
+        if expected is None:
+            return ()
+        if isinstance(expected, str):
+            ids = self._codec.encode(expected, add_special_tokens=False)
+            return tuple(ids[: self._max_len])
+        self._check_ids("prediction", expected)
+        return tuple(expected[: self._max_len])
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it is written at the start of a text and after a space."""

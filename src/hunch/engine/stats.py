@@ -31,8 +31,8 @@ class Tally:
 
     __slots__ = (
         "accepted", "arrived", "decode_draft", "decode_plain", "decode_target", "draft_seconds",
-        "drafted", "drafter_bytes", "drafts_by_accepted", "drafts_by_levels", "first_token", "gaps",
-        "last_token", "started", "steps", "target_seconds", "tokens",
+        "drafted", "drafter_bytes", "drafters", "drafts_by_accepted", "drafts_by_levels",
+        "first_token", "gaps", "last_token", "started", "steps", "target_seconds", "tokens",
     )  # fmt: skip
 
     def __init__(self, arrived: float = 0.0, drafter_bytes: int = 0) -> None:
@@ -40,6 +40,7 @@ class Tally:
         self.steps = 0  # target passes that committed tokens
         self.drafted = 0
         self.accepted = 0
+        self.drafters: dict[str, tuple[int, int]] = {}  # drafted and accepted, by method
         self.drafts_by_levels: Counter[int] = Counter()  # drafts of so many levels
         self.drafts_by_accepted: Counter[int] = Counter()  # drafts with so many levels accepted
         self.target_seconds = 0.0
@@ -74,6 +75,9 @@ class Tally:
         if row.num_drafted:
             self.drafted += row.num_drafted
             self.accepted += row.num_accepted
+            drafted, accepted = self.drafters.get(row.method, (0, 0))
+            counts = (drafted + row.num_drafted, accepted + row.num_accepted)
+            self.drafters[row.method] = counts
             levels = row.num_drafted if row.num_levels is None else row.num_levels
             self.drafts_by_levels[levels] += 1
             self.drafts_by_accepted[row.num_accepted] += 1
@@ -96,6 +100,9 @@ class Tally:
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         # Copies: the other may be counting on in the engine's thread.
+        for name, (drafted, accepted) in other.drafters.copy().items():
+            before = self.drafters.get(name, (0, 0))
+            self.drafters[name] = (before[0] + drafted, before[1] + accepted)
         self.drafts_by_levels.update(dict(other.drafts_by_levels))
         self.drafts_by_accepted.update(dict(other.drafts_by_accepted))
 
@@ -124,6 +131,10 @@ class Tally:
             "drafter_bytes": self.drafter_bytes,
             "latency_ms": percentiles_ms(self.gaps),
             "queue_seconds": max(0.0, started - self.arrived),
+            "drafters": {
+                name: {"drafted": drafted, "accepted": accepted}
+                for name, (drafted, accepted) in self.drafters.items()
+            },
         }
 
     def per_position(self) -> list[float]:

@@ -9,11 +9,12 @@ import torch
 from hunch.config import Config
 from hunch.draft import KVShape, Needs
 from hunch.errors import ConfigError
-from hunch.registry import DRAFTERS, VERIFIERS, resolve
+from hunch.registry import VERIFIERS, resolve
 from hunch.runner.calibrate import calibrate
 from hunch.runner.kv_cache import allocate, bytes_per_slot, count_blocks
 from hunch.runner.runner import LocalRunner
 from hunch.sampling.state import SamplingState
+from hunch.spec.auto import load_drafter
 from hunch.spec.base import DrafterContext
 from hunch.spec.cost import CostCurve
 from hunch.types import Capacity, GroupInfo
@@ -37,7 +38,7 @@ def assemble(
         vocab=vocab,
         wants_q=getattr(verify, "wants_q", False),
     )
-    drafter = resolve(DRAFTERS, spec.method)(spec.options, spec.path, context)
+    drafter = load_drafter(spec, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
     num_blocks = count_blocks(config, shapes, context.max_len, drafter.needs.max_nodes)
     drafter_kv = bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size
@@ -49,6 +50,7 @@ def assemble(
         max_nodes=drafter.needs.max_nodes,
         groups=tuple(groups),
         kernels=target.kernels,
+        methods=drafter.needs.methods or {spec.method: drafter.needs.max_nodes},
         drafter_bytes=drafter.needs.weight_bytes + drafter_kv,
     )
     kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]

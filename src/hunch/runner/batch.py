@@ -72,7 +72,8 @@ class Batch:
             tokens_RN[place, : part.num_nodes] = part.tokens_N
             parents_RN[place, : part.num_nodes] = part.parents_N
         num_nodes_R = np.array([part.num_nodes for part in parts], dtype=np.int64)
-        draft = Draft(*map(torch.from_numpy, (tokens_RN, parents_RN, num_nodes_R)))
+        tokens, parents = torch.from_numpy(tokens_RN), torch.from_numpy(parents_RN)
+        draft = Draft(tokens, parents, torch.from_numpy(num_nodes_R))
         _add_draws(draft, parts)
         return draft
 

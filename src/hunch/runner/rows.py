@@ -23,6 +23,7 @@ class Nodes(NamedTuple):
     parents_N: np.ndarray
     q_NV: Tensor | None = None
     is_sampled_N: Tensor | None = None
+    method: str = ""  # who drafted it
 
     def first(self, count: int) -> Nodes:
         q_NV, is_sampled_N = self.q_NV, self.is_sampled_N
@@ -31,6 +32,7 @@ class Nodes(NamedTuple):
             self.parents_N[:count],
             None if q_NV is None else q_NV[:count],
             None if is_sampled_N is None else is_sampled_N[:count],
+            self.method,
         )
 
 
@@ -44,6 +46,7 @@ class RowBuffers:
         num_rows, room = capacity.max_rows, capacity.max_len + capacity.max_nodes + 1
         max_blocks = -(-room // capacity.block_size) + 1
         self.block_size = capacity.block_size
+        self._only_method = next(iter(capacity.methods), "")
         self.tokens_XL = torch.zeros(num_rows, room, dtype=torch.int64)
         self.known_X = torch.zeros(num_rows, dtype=torch.int64)
         self.prompt_X = torch.zeros(num_rows, dtype=torch.int64)
@@ -103,6 +106,7 @@ class RowBuffers:
             table_XB=self.table_XB,
             max_draft_X=self.max_draft_X,
             block_size=self.block_size,
+            requests=self.requests,
         )
 
     def put_drafts(self, rows: list[int], draft: Draft) -> list[int]:
@@ -120,6 +124,7 @@ class RowBuffers:
                 parents_RN[place, :count],
                 None if q_RNV is None else q_RNV[place, :count],
                 None if is_sampled_RN is None else is_sampled_RN[place, :count],
+                draft.methods[place] if draft.methods is not None else self._only_method,
             )
         return counts
 

@@ -147,11 +147,13 @@ class LocalRunner:
                 continue
             result.num_levels = part.num_levels
             result.num_drafted = min(part.num_nodes, max(int(self.rows.end[part.row]) - known, 0))
+            result.method = part.nodes.method
             if request.params.speculation.trace:
                 result.trace = DraftTrace(
                     tokens=part.tokens_N.tolist(),
                     parents=part.parents_N.tolist(),
                     accepted=outcome.accepted,
+                    method=part.nodes.method,
                 )
             if outcome.accepted:
                 nodes = np.asarray(outcome.accepted)

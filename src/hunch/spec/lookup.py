@@ -57,29 +57,38 @@ class LookupDrafter:
         """Guesses for what follows the row's text, their chances falling."""
         raise NotImplementedError
 
+    def new_row(self, rows: Rows, row: int) -> LookupRow:
+        """A request came into the row."""
+        return LookupRow(self.new_text(), int(rows.prompt_X[row]))
+
     def observe(self, step: TargetStep) -> None:
-        rows = step.rows
+        self.follow(step.rows, step.rows.ids_R.tolist())
+
+    def follow(self, rows: Rows, ids: list[int]) -> None:
+        """Catch up with the tokens of these rows."""
         is_host = rows.tokens_XL.device.type == "cpu"
         tokens_XL = rows.tokens_XL.numpy() if is_host else rows.tokens_XL  # cheaper to slice
         known_X = rows.known_X.tolist()
-        for row in rows.ids_R.tolist():
+        for row in ids:
             state = self.rows.get(row)
             if state is None:
-                state = self.rows[row] = LookupRow(self.new_text(), int(rows.prompt_X[row]))
+                state = self.rows[row] = self.new_row(rows, row)
             have, known = len(state.text.tokens), known_X[row]
             if known > have:
                 tokens = tokens_XL[row, have:known].tolist()
                 self._learn(state, tokens)
                 state.text.extend(tokens)
 
+    def look(self, row: int) -> list[Node]:
+        """Guesses for a row; what it says next is compared with them, sent or not."""
+        state = self.rows[row]
+        state.guesses = self.guess(state)
+        return state.guesses
+
     def propose(self, rows: Rows) -> Draft:
-        trees, limits = [], []
-        max_draft_X = rows.max_draft_X.tolist()
-        for row in rows.ids_R.tolist():
-            state = self.rows[row]
-            state.guesses = self.guess(state)
-            trees.append(state.guesses)
-            limits.append(max_draft_X[row])
+        ids, max_draft_X = rows.ids_R.tolist(), rows.max_draft_X.tolist()
+        trees = [self.look(row) for row in ids]
+        limits = [max_draft_X[row] for row in ids]
         if self.is_adaptive:
             counts = share_out(trees, limits, self.cost, self.margin)
         else:
