@@ -4,80 +4,19 @@
 
 #if defined(__ARM_FEATURE_DOTPROD)
 #include "tile_neon.h"
+#else
+#include "tile_generic.h"
 #endif
 
 namespace hunch {
 
 namespace {
 
-constexpr int READ_AHEAD = 1280;  // bytes; the weights come from memory once per pass
 constexpr int UNPACK_FROM = 4 * RT;  // rows from which unpacking a panel first takes less time
-// An unpacked group: int8 [8][P][4], then d, m and (for NEON) -MAGIC * d as floats.
-constexpr size_t UNPACKED_GROUP = 32 * P + 3 * P * sizeof(float);
 
 // R rows by `num_panels` panels that lie one after the other.
 typedef void Tile(const uint8_t* w, int num_panels, int num_groups, const uint8_t* a, float* out,
                   int stride);
-
-inline void read_ahead(const uint8_t* p, int bytes) {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + READ_AHEAD + i);
-}
-
-template <int R>
-inline void store_rows(const vf* acc, float* out, int stride) {
-    HUNCH_UNROLL for (int r = 0; r < R; r++) store(out + (size_t)r * stride, acc[r]);
-}
-
-template <int R>
-void tile_int4_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
-    vf acc[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
-        read_ahead(w, group_bytes(Kind::INT4));
-        Scale scale(load_half((const uint16_t*)w));
-        vf m = load_half((const uint16_t*)w + P);
-        const float* d_a = (const float*)(a + RT * GROUP);
-        add_group<R, true>(acc, unpack4(w + 4 * P), scale, (const int8_t*)a, d_a);
-        add_minimum<R>(acc, m, d_a + RT);
-        w += group_bytes(Kind::INT4);
-    }
-    store_rows<R>(acc, out, stride);
-}
-
-// The same from a panel that unpack_panel prepared, for more rows than one tile holds.
-template <int R>
-void tile_unpacked_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
-    vf acc[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
-        Scale scale(load((const float*)(w + 32 * P)));
-        vf m = load((const float*)(w + 32 * P) + P);
-        const float* d_a = (const float*)(a + RT * GROUP);
-        add_group<R, true>(acc, load8((const int8_t*)w), scale, (const int8_t*)a, d_a);
-        add_minimum<R>(acc, m, d_a + RT);
-        w += UNPACKED_GROUP;
-    }
-    store_rows<R>(acc, out, stride);
-}
-
-template <int R>
-void tile_int8_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
-    vf acc[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
-        read_ahead(w, group_bytes(Kind::INT8));
-        Scale scale(load_half((const uint16_t*)w));
-        const float* d_a = (const float*)(a + RT * GROUP);
-        add_group<R, false>(acc, load8((const int8_t*)w + 2 * P), scale, (const int8_t*)a, d_a);
-        w += group_bytes(Kind::INT8);
-    }
-    store_rows<R>(acc, out, stride);
-}
-
-#if defined(__ARM_FEATURE_DOTPROD)
-HUNCH_TILES(1) HUNCH_TILES(2) HUNCH_TILES(3) HUNCH_TILES(4)
-HUNCH_TILES(5) HUNCH_TILES(6) HUNCH_TILES(7) HUNCH_TILES(8)
-#endif
 
 #define HUNCH_PANELS(name, bytes)                                                              \
     template <int R>                                                                           \
@@ -95,12 +34,16 @@ HUNCH_PANELS(tile_int8, group_bytes(Kind::INT8))
 
 void unpack_panel(const uint8_t* w, int num_groups, uint8_t* out) {
     for (int g = 0; g < num_groups; g++, w += group_bytes(Kind::INT4), out += UNPACKED_GROUP) {
-        read_ahead(w, group_bytes(Kind::INT4));
         store8((int8_t*)out, unpack4(w + 4 * P));
         store((float*)(out + 32 * P), load_half((const uint16_t*)w));
         store((float*)(out + 32 * P) + P, load_half((const uint16_t*)w + P));
         store((float*)(out + 32 * P) + 2 * P, mul(load_half((const uint16_t*)w), set1(-12582912.0f)));
     }
+}
+
+template <int R>
+inline void store_rows(const vf* acc, float* out, int stride) {
+    HUNCH_UNROLL for (int r = 0; r < R; r++) store(out + (size_t)r * stride, acc[r]);
 }
 
 // Floats: R rows by N panels; every sum is one chain over the inputs.
@@ -170,6 +113,7 @@ void Input::put(int row, int first, int last, const float* x) const {
         float d = largest / 127.0f;
         scales[r] = d;
         scales[RT + r] = d * (float)sum;
+        if (KEEPS_SUMS) ((int32_t*)scales)[2 * RT + r] = sum;
     }
 }
 

@@ -6,13 +6,14 @@
 namespace hunch {
 
 // Rows that enter a product. Quantised kinds read `tiles`: for each tile of RT rows and each group,
-// int8 [RT][32], then the scales d[RT], then d * (sum of the group) [RT]. FLOAT reads `rows`.
+// int8 [RT][32], then the scales d[RT], then d * (sum of the group) [RT], then, where KEEPS_SUMS, the
+// sums themselves as int32 [RT]. FLOAT reads `rows`.
 struct Input {
     uint8_t* tiles = nullptr;
     float* rows = nullptr;
     int num_in = 0;
 
-    static constexpr size_t GROUP_BYTES = RT * GROUP + 2 * RT * sizeof(float);
+    static constexpr size_t GROUP_BYTES = RT * GROUP + (KEEPS_SUMS ? 3 : 2) * RT * sizeof(float);
     int num_groups() const { return (num_in + GROUP - 1) / GROUP; }
     size_t tile_bytes() const { return num_groups() * GROUP_BYTES; }
     static size_t bytes_for(int num_rows, int num_in) {
@@ -24,11 +25,14 @@ struct Input {
     void put_row(int row, const float* x) const { put(row, 0, num_groups(), x); }
 };
 
+// An unpacked INT4 group: int8 [8][P][4], then d, m and (for NEON) -MAGIC * d as floats.
+constexpr size_t UNPACKED_GROUP = 32 * P + 3 * P * sizeof(float);
+
 // Scratch of one thread.
 struct Scratch {
     uint8_t* panel;  // one unpacked INT4 panel
     static size_t panel_bytes(int num_in) {
-        return (size_t)((num_in + GROUP - 1) / GROUP) * (32 * P + 3 * P * sizeof(float));
+        return (size_t)((num_in + GROUP - 1) / GROUP) * UNPACKED_GROUP;
     }
 };
 

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <new>
 
+#include "half.h"
+
 namespace hunch {
 
 namespace {
@@ -16,31 +18,6 @@ constexpr size_t HUGE_PAGE = 2 << 20;  // streaming through small pages costs a 
 size_t rounded(size_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
 
 }  // namespace
-
-float from_half(uint16_t h) {
-    uint32_t sign = (uint32_t)(h >> 15) << 31, rest = (uint32_t)(h & 0x7fff) << 13;
-    float x;
-    if ((h & 0x7c00) == 0x7c00) {
-        rest |= 0x7f800000;
-        std::memcpy(&x, &rest, 4);
-    } else {
-        std::memcpy(&x, &rest, 4);
-        x *= 5.192296858534828e33f;  // 2^112: the difference of the exponents' biases
-    }
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    bits |= sign;
-    std::memcpy(&x, &bits, 4);
-    return x;
-}
-
-uint16_t to_half(float x) {
-    float lanes[P] = {};
-    uint16_t halves[P];
-    lanes[0] = x;
-    store_half(halves, load(lanes));
-    return halves[0];
-}
 
 Matrix::Matrix(Kind kind, int num_out, int num_in)
     : kind(kind),

@@ -50,7 +50,4 @@ private:
     void put_group(int channel, int g, float d, float m, const uint8_t* q);
 };
 
-uint16_t to_half(float x);
-float from_half(uint16_t h);
-
 }  // namespace hunch

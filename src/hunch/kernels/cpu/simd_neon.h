@@ -10,6 +10,7 @@ namespace hunch {
 
 constexpr int P = 4;   // output channels per panel: float lanes of a vector
 constexpr int RT = 8;  // rows per register tile
+constexpr bool KEEPS_SUMS = false;
 
 typedef float32x4_t vf;
 
@@ -70,99 +71,8 @@ inline Weights unpack4(const uint8_t* p) {
     return w;
 }
 
-inline Weights load8(const int8_t* p) {
-    Weights w;
-    for (int i = 0; i < 8; i++) w.quad[i] = vld1q_s8(p + 16 * i);
-    return w;
-}
-
 inline void store8(int8_t* p, const Weights& w) {
     for (int i = 0; i < 8; i++) vst1q_s8(p + 16 * i, w.quad[i]);
-}
-
-// An integer sum s counted up from the bits of 1.5 * 2^23 reads as the float 1.5 * 2^23 + s, and
-// fma(-1.5 * 2^23 * d, that, d) is then s * d rounded once: no conversion, no subtraction.
-constexpr float MAGIC = 12582912.0f;
-alignas(16) constexpr int32_t MAGIC_BITS[8] = {0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000,
-                                               0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000};
-
-// The scale of a group: the factor, and (twice, for paired loads) what takes MAGIC away again.
-struct Scale {
-    vf d;
-    alignas(16) float offset[8];
-    explicit Scale(vf factor) : d(factor) {
-        vf x = vmulq_n_f32(d, -MAGIC);  // exact: a factor has 11 bits
-        store(offset, x);
-        store(offset + 4, x);
-    }
-};
-
-// Loads what the compiler would copy: a copy takes an arithmetic slot, a load does not.
-template <class V, class T>
-inline void load_fresh(V& a, V& b, const T* p) {
-    asm volatile("ldp %q0, %q1, [%2]" : "=w"(a), "=w"(b) : "r"(p), "m"(*(const T(*)[8])p));
-}
-template <class V, class T>
-inline void load_fresh(V& a, const T* p) {
-    asm volatile("ldr %q0, %1" : "=w"(a) : "m"(*(const T(*)[4])p));
-}
-template <int R, class V, class T>
-inline void load_fresh_all(V* x, const T* p) {
-    HUNCH_UNROLL for (int r = 0; r + 1 < R; r += 2) load_fresh(x[r], x[r + 1], p);
-    if constexpr (R % 2) load_fresh(x[R - 1], p);
-}
-
-// s += w * a over the group, for B rows in turn: their sums do not wait for each other.
-template <int B>
-inline void dot_rows(int32x4_t* s, const Weights& w, const int8_t* a) {
-    int8x16_t x[B], y[B];
-    HUNCH_UNROLL for (int r = 0; r < B; r++) x[r] = vld1q_s8(a + 32 * r), y[r] = vld1q_s8(a + 32 * r + 16);
-    HUNCH_UNROLL for (int r = 0; r < B; r++) s[r] = vdotq_laneq_s32(s[r], w.quad[0], x[r], 0);
-    HUNCH_UNROLL for (int r = 0; r < B; r++) s[r] = vdotq_laneq_s32(s[r], w.quad[1], x[r], 1);
-    HUNCH_UNROLL for (int r = 0; r < B; r++) s[r] = vdotq_laneq_s32(s[r], w.quad[2], x[r], 2);
-    HUNCH_UNROLL for (int r = 0; r < B; r++) s[r] = vdotq_laneq_s32(s[r], w.quad[3], x[r], 3);
-    HUNCH_UNROLL for (int r = 0; r < B; r++) s[r] = vdotq_laneq_s32(s[r], w.quad[4], y[r], 0);
-    HUNCH_UNROLL for (int r = 0; r < B; r++) s[r] = vdotq_laneq_s32(s[r], w.quad[5], y[r], 1);
-    HUNCH_UNROLL for (int r = 0; r < B; r++) s[r] = vdotq_laneq_s32(s[r], w.quad[6], y[r], 2);
-    HUNCH_UNROLL for (int r = 0; r < B; r++) s[r] = vdotq_laneq_s32(s[r], w.quad[7], y[r], 3);
-}
-
-// acc[r] += a[r] * s[r]
-template <int R>
-inline void fma_rows(vf* acc, const vf* a, const float* s) {
-    if constexpr (R >= 4) {
-        vf x = load(s);
-        acc[0] = vfmaq_laneq_f32(acc[0], a[0], x, 0);
-        acc[1] = vfmaq_laneq_f32(acc[1], a[1], x, 1);
-        acc[2] = vfmaq_laneq_f32(acc[2], a[2], x, 2);
-        acc[3] = vfmaq_laneq_f32(acc[3], a[3], x, 3);
-        if constexpr (R > 4) fma_rows<R - 4>(acc + 4, a + 4, s + 4);
-    } else {
-        HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = fma(acc[r], a[r], s[r]);
-    }
-}
-
-// For each of R rows, acc += (sum of w * a over the group) * scale * d_a: two roundings, the same
-// for every R. All integer work comes first: changing between the two kinds stalls the pipes.
-template <int R, bool IS_4BIT>
-inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_t* a,
-                      const float* d_a) {
-    int32x4_t s[R];
-    vf p[R];
-    load_fresh_all<R>(s, MAGIC_BITS);
-    HUNCH_UNROLL for (int r = 0; r + 1 < R; r += 2) dot_rows<2>(s + r, w, a + 32 * r);
-    if constexpr (R % 2) dot_rows<1>(s + R - 1, w, a + 32 * (R - 1));
-    load_fresh_all<R>(p, scale.offset);
-    HUNCH_UNROLL for (int r = 0; r < R; r++)
-        p[r] = vfmaq_f32(p[r], vreinterpretq_f32_s32(s[r]), scale.d);
-    fma_rows<R>(acc, p, d_a);
-}
-
-// acc[r] += m * sums[r]
-template <int R>
-inline void add_minimum(vf* acc, vf m, const float* sums) {
-    const vf same[8] = {m, m, m, m, m, m, m, m};
-    fma_rows<R>(acc, same, sums);
 }
 
 }  // namespace hunch

@@ -1,5 +1,5 @@
 // The tiles of a quantised product for NEON, by hand: compilers copy and spill where every slot
-// of the two arithmetic pipes counts. Each computes exactly what gemm.cpp's templates spell out:
+// of the two arithmetic pipes counts. Each computes what tile_generic.h spells out, with
 //   p = fma(-MAGIC * d, MAGIC + sum of w * a, d);  acc = fma(acc, p, d_a);  acc = fma(acc, m, sum_a)
 //
 // Registers: v0-7 sums of the rows, v8-15 integer sums, v16-23 weights (then p), v24-27 activations,
@@ -12,6 +12,10 @@
 #include "gemm.h"
 
 namespace hunch {
+
+// An integer sum s counted up from the bits of 1.5 * 2^23 reads as the float 1.5 * 2^23 + s, and
+// fma(-1.5 * 2^23 * d, that, d) is then s * d rounded once: no conversion, no subtraction.
+constexpr float MAGIC = 12582912.0f;
 
 struct TileConstants {
     int32_t magic[8];
@@ -109,6 +113,13 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
                    "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29",      \
                    "v30", "v31")
 
+template <int R>
+void tile_int4_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride);
+template <int R>
+void tile_unpacked_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride);
+template <int R>
+void tile_int8_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride);
+
 static_assert(P == 4 && RT == 8 && Input::GROUP_BYTES == 320, "the offsets above");
 
 #define HUNCH_TILES(R)                                                                        \
@@ -130,5 +141,8 @@ static_assert(P == 4 && RT == 8 && Input::GROUP_BYTES == 320, "the offsets above
         alignas(16) float scratch[4], *offset = scratch;                                      \
         HUNCH_TILE(R, HUNCH_LOAD_INT8, "");                                                   \
     }
+
+HUNCH_TILES(1) HUNCH_TILES(2) HUNCH_TILES(3) HUNCH_TILES(4)
+HUNCH_TILES(5) HUNCH_TILES(6) HUNCH_TILES(7) HUNCH_TILES(8)
 
 }  // namespace hunch

@@ -1,0 +1,150 @@
+// AVX2 with FMA and F16C: 8 output channels per vector. AVX-VNNI is used where it is there.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "config.h"
+
+namespace hunch {
+
+constexpr int P = 8;   // output channels per panel: float lanes of a vector
+constexpr int RT = 4;  // rows per register tile
+#if defined(__AVXVNNI__)
+constexpr bool KEEPS_SUMS = true;  // integer sums of the activations, for add_group
+#else
+constexpr bool KEEPS_SUMS = false;
+#endif
+
+typedef __m256 vf;
+
+inline vf zero() { return _mm256_setzero_ps(); }
+inline vf set1(float x) { return _mm256_set1_ps(x); }
+inline vf load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, vf x) { _mm256_storeu_ps(p, x); }
+inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
+inline vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+inline vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+inline vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
+inline vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
+inline vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
+inline vf fma(vf acc, vf a, vf b) { return _mm256_fmadd_ps(a, b, acc); }
+inline vf fma(vf acc, vf a, float b) { return _mm256_fmadd_ps(a, set1(b), acc); }
+inline vf abs(vf a) { return _mm256_andnot_ps(set1(-0.0f), a); }
+inline float max_lane(vf a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+inline vf load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline void store_half(uint16_t* p, vf x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, 0)); }
+// 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
+inline vf pow2(vf x) {
+    __m256i n = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
+}
+
+// q = x * factor rounded to nearest even, for 32 numbers that stay within int8; returns their sum.
+inline int quantise32(const float* x, float factor, int8_t* q) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int i = 0; i < 32; i += 8) {
+        __m256i v = _mm256_cvtps_epi32(mul(load(x + i), set1(factor)));
+        sum = _mm256_add_epi32(sum, v);
+        __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        _mm_storel_epi64((__m128i*)(q + i), _mm_packs_epi16(h, h));
+    }
+    int lanes[8], total = 0;
+    _mm256_storeu_si256((__m256i*)lanes, sum);
+    for (int lane : lanes) total += lane;
+    return total;
+}
+
+// Stores the sums over lanes of four vectors.
+inline void store_sums(float* p, vf a, vf b, vf c, vf d) {
+    vf x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+
+// The weights of one group of 32 inputs: quad i holds inputs 4i..4i+3 of each channel.
+struct Weights {
+    __m256i quad[8];
+};
+
+inline Weights unpack4(const uint8_t* p) {
+    Weights w;
+    const __m256i low = _mm256_set1_epi8(15);
+    for (int i = 0; i < 4; i++) {
+        __m256i q = _mm256_loadu_si256((const __m256i*)(p + 32 * i));
+        w.quad[i] = _mm256_and_si256(q, low);
+        w.quad[i + 4] = _mm256_and_si256(_mm256_srli_epi16(q, 4), low);
+    }
+    return w;
+}
+
+inline Weights load8(const int8_t* p) {
+    Weights w;
+    for (int i = 0; i < 8; i++) w.quad[i] = _mm256_loadu_si256((const __m256i*)(p + 32 * i));
+    return w;
+}
+
+inline void store8(int8_t* p, const Weights& w) {
+    for (int i = 0; i < 8; i++) _mm256_storeu_si256((__m256i*)(p + 32 * i), w.quad[i]);
+}
+
+struct Scale {
+    vf d;
+    explicit Scale(vf factor) : d(factor) {}
+};
+
+inline __m256i four_inputs(const int8_t* a) {
+    int32_t word;
+    std::memcpy(&word, a, 4);
+    return _mm256_set1_epi32(word);
+}
+
+// Sum of w * a over the group, exact. 4 bits: eight sums of pairs still fit 16 bits.
+template <bool IS_4BIT>
+inline __m256i dot_group(const Weights& w, const int8_t* a, const float* d_a) {
+#if defined(__AVXVNNI__)
+    // Products are of unsigned and signed numbers: weights of 8 bits go in plus 128.
+    __m256i s = _mm256_setzero_si256(), offset = _mm256_set1_epi8(IS_4BIT ? 0 : (char)0x80);
+    if (!IS_4BIT) s = _mm256_set1_epi32(-128 * ((const int32_t*)d_a)[2 * RT]);
+    HUNCH_UNROLL for (int i = 0; i < 8; i++)
+        s = _mm256_dpbusd_avx_epi32(s, _mm256_xor_si256(w.quad[i], offset), four_inputs(a + 4 * i));
+    return s;
+#else
+    (void)d_a;
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i s = _mm256_setzero_si256();
+    HUNCH_UNROLL for (int i = 0; i < 8; i++) {
+        __m256i x = four_inputs(a + 4 * i);
+        if (IS_4BIT) {
+            s = _mm256_add_epi16(s, _mm256_maddubs_epi16(w.quad[i], x));
+        } else {
+            __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w.quad[i]), _mm256_sign_epi8(x, w.quad[i]));
+            s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, ones));
+        }
+    }
+    return IS_4BIT ? _mm256_madd_epi16(s, ones) : s;
+#endif
+}
+
+// For each of R rows, acc += (sum of w * a over the group) * scale * d_a: two roundings, the same
+// for every R.
+template <int R, bool IS_4BIT>
+inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_t* a,
+                      const float* d_a) {
+    HUNCH_UNROLL for (int r = 0; r < R; r++) {
+        __m256i s = dot_group<IS_4BIT>(w, a + 32 * r, d_a + r);
+        acc[r] = fma(acc[r], mul(_mm256_cvtepi32_ps(s), scale.d), d_a[r]);
+    }
+}
+
+// acc[r] += m * sums[r]
+template <int R>
+inline void add_minimum(vf* acc, vf m, const float* sums) {
+    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = fma(acc[r], m, sums[r]);
+}
+
+}  // namespace hunch

@@ -1,0 +1,129 @@
+// AVX-512 with VNNI: 16 output channels per vector.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "config.h"
+
+namespace hunch {
+
+constexpr int P = 16;  // output channels per panel: float lanes of a vector
+constexpr int RT = 8;  // rows per register tile
+constexpr bool KEEPS_SUMS = true;  // integer sums of the activations, for add_group
+
+typedef __m512 vf;
+
+inline vf zero() { return _mm512_setzero_ps(); }
+inline vf set1(float x) { return _mm512_set1_ps(x); }
+inline vf load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, vf x) { _mm512_storeu_ps(p, x); }
+inline vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
+inline vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+inline vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+inline vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
+inline vf max(vf a, vf b) { return _mm512_max_ps(a, b); }
+inline vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
+inline vf fma(vf acc, vf a, vf b) { return _mm512_fmadd_ps(a, b, acc); }
+inline vf fma(vf acc, vf a, float b) { return _mm512_fmadd_ps(a, set1(b), acc); }
+inline vf abs(vf a) { return _mm512_abs_ps(a); }
+inline float max_lane(vf a) { return _mm512_reduce_max_ps(a); }
+inline vf load_half(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+inline void store_half(uint16_t* p, vf x) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+// 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
+inline vf pow2(vf x) {
+    __m512i n = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(n, 23));
+}
+
+// q = x * factor rounded to nearest even, for 32 numbers that stay within int8; returns their sum.
+inline int quantise32(const float* x, float factor, int8_t* q) {
+    __m512i a = _mm512_cvtps_epi32(mul(load(x), set1(factor)));
+    __m512i b = _mm512_cvtps_epi32(mul(load(x + 16), set1(factor)));
+    _mm_storeu_si128((__m128i*)q, _mm512_cvtsepi32_epi8(a));
+    _mm_storeu_si128((__m128i*)(q + 16), _mm512_cvtsepi32_epi8(b));
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+}
+
+inline __m256 add_halves(vf a) {
+    __m256 low = _mm512_castps512_ps256(a);
+    return _mm256_add_ps(low, _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1)));
+}
+
+// Stores the sums over lanes of four vectors.
+inline void store_sums(float* p, vf a, vf b, vf c, vf d) {
+    __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(add_halves(a), add_halves(b)),
+                              _mm256_hadd_ps(add_halves(c), add_halves(d)));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+
+// The weights of one group of 32 inputs: quad i holds inputs 4i..4i+3 of each channel.
+struct Weights {
+    __m512i quad[8];
+};
+
+inline Weights unpack4(const uint8_t* p) {
+    Weights w;
+    const __m512i low = _mm512_set1_epi8(15);
+    HUNCH_UNROLL for (int i = 0; i < 4; i++) {
+        __m512i q = _mm512_loadu_si512(p + 64 * i);
+        w.quad[i] = _mm512_and_si512(q, low);
+        w.quad[i + 4] = _mm512_and_si512(_mm512_srli_epi16(q, 4), low);
+    }
+    return w;
+}
+
+inline Weights load8(const int8_t* p) {
+    Weights w;
+    HUNCH_UNROLL for (int i = 0; i < 8; i++) w.quad[i] = _mm512_loadu_si512(p + 64 * i);
+    return w;
+}
+
+inline void store8(int8_t* p, const Weights& w) {
+    HUNCH_UNROLL for (int i = 0; i < 8; i++) _mm512_storeu_si512(p + 64 * i, w.quad[i]);
+}
+
+struct Scale {
+    vf d;
+    explicit Scale(vf factor) : d(factor) {}
+};
+
+inline __m512i four_inputs(const int8_t* a) {
+    int32_t word;
+    std::memcpy(&word, a, 4);
+    return _mm512_set1_epi32(word);
+}
+
+// For each of R rows, acc += (sum of w * a over the group) * scale * d_a: two roundings, the same
+// for every R. Products are of unsigned and signed numbers: weights of 8 bits go in plus 128, and
+// 128 times the sum of the activations is taken away first.
+template <int R, bool IS_4BIT>
+inline void add_group(vf* acc, const Weights& weights, const Scale& scale, const int8_t* a,
+                      const float* d_a) {
+    const int32_t* sums = (const int32_t*)(d_a + 2 * RT);
+    Weights w = weights;
+    if (!IS_4BIT)
+        HUNCH_UNROLL for (int i = 0; i < 8; i++)
+            w.quad[i] = _mm512_xor_si512(w.quad[i], _mm512_set1_epi8((char)0x80));
+    __m512i s[R];
+    HUNCH_UNROLL for (int r = 0; r < R; r++)
+        s[r] = IS_4BIT ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * sums[r]);
+    HUNCH_UNROLL for (int i = 0; i < 8; i++)
+        HUNCH_UNROLL for (int r = 0; r < R; r++)
+            s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * r + 4 * i));
+    HUNCH_UNROLL for (int r = 0; r < R; r++)
+        acc[r] = fma(acc[r], mul(_mm512_cvtepi32_ps(s[r]), scale.d), d_a[r]);
+}
+
+// acc[r] += m * sums[r]
+template <int R>
+inline void add_minimum(vf* acc, vf m, const float* sums) {
+    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = fma(acc[r], m, sums[r]);
+}
+
+}  // namespace hunch

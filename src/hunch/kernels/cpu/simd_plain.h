@@ -1,0 +1,129 @@
+// Any CPU: vectors of four floats that the compiler maps to what there is.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "config.h"
+#include "half.h"
+
+namespace hunch {
+
+constexpr int P = 4;   // output channels per panel: float lanes of a vector
+constexpr int RT = 4;  // rows per register tile
+constexpr bool KEEPS_SUMS = false;
+
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+
+inline vf set1(float x) { return vf{x, x, x, x}; }
+inline vf zero() { return set1(0.0f); }
+inline vf load(const float* p) {
+    vf x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+inline void store(float* p, vf x) { std::memcpy(p, &x, sizeof x); }
+inline vf add(vf a, vf b) { return a + b; }
+inline vf sub(vf a, vf b) { return a - b; }
+inline vf mul(vf a, vf b) { return a * b; }
+inline vf div(vf a, vf b) { return a / b; }
+inline vf max(vf a, vf b) { return a > b ? a : b; }
+inline vf min(vf a, vf b) { return a < b ? a : b; }
+// A product and a sum, each rounded: a fused one would be a call on CPUs that lack it.
+inline vf fma(vf acc, vf a, vf b) { return acc + a * b; }
+inline vf fma(vf acc, vf a, float b) { return acc + a * set1(b); }
+inline vf abs(vf a) { return a < 0 ? -a : a; }
+inline float max_lane(vf a) {
+    float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
+    return x > y ? x : y;
+}
+inline vf load_half(const uint16_t* p) {
+    return vf{from_half(p[0]), from_half(p[1]), from_half(p[2]), from_half(p[3])};
+}
+inline void store_half(uint16_t* p, vf x) {
+    for (int i = 0; i < P; i++) p[i] = to_half(x[i]);
+}
+// 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
+inline vf pow2(vf x) {
+    vi n;
+    std::memcpy(&n, &x, sizeof n);
+    n = (n + 127) << 23;
+    std::memcpy(&x, &n, sizeof x);
+    return x;
+}
+
+// q = x * factor rounded to nearest even, for 32 numbers that stay within int8; returns their sum.
+inline int quantise32(const float* x, float factor, int8_t* q) {
+    int sum = 0;
+    for (int i = 0; i < 32; i++) {
+        q[i] = (int8_t)std::nearbyint(x[i] * factor);
+        sum += q[i];
+    }
+    return sum;
+}
+
+// Stores the sums over lanes of four vectors.
+inline void store_sums(float* p, vf a, vf b, vf c, vf d) {
+    p[0] = (a[0] + a[1]) + (a[2] + a[3]);
+    p[1] = (b[0] + b[1]) + (b[2] + b[3]);
+    p[2] = (c[0] + c[1]) + (c[2] + c[3]);
+    p[3] = (d[0] + d[1]) + (d[2] + d[3]);
+}
+
+// The weights of one group of 32 inputs, channel by channel.
+struct Weights {
+    int8_t of[P][32];
+};
+
+inline Weights unpack4(const uint8_t* p) {
+    Weights w;
+    for (int part = 0; part < 4; part++)
+        for (int n = 0; n < P; n++)
+            for (int j = 0; j < 4; j++) {
+                uint8_t byte = p[(part * P + n) * 4 + j];
+                w.of[n][4 * part + j] = (int8_t)(byte & 15);
+                w.of[n][16 + 4 * part + j] = (int8_t)(byte >> 4);
+            }
+    return w;
+}
+
+inline Weights load8(const int8_t* p) {
+    Weights w;
+    for (int part = 0; part < 8; part++)
+        for (int n = 0; n < P; n++) std::memcpy(&w.of[n][4 * part], p + (part * P + n) * 4, 4);
+    return w;
+}
+
+inline void store8(int8_t* p, const Weights& w) {
+    for (int part = 0; part < 8; part++)
+        for (int n = 0; n < P; n++) std::memcpy(p + (part * P + n) * 4, &w.of[n][4 * part], 4);
+}
+
+struct Scale {
+    vf d;
+    explicit Scale(vf factor) : d(factor) {}
+};
+
+// For each of R rows, acc += (sum of w * a over the group) * scale * d_a, the same for every R.
+template <int R, bool IS_4BIT>
+inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_t* a,
+                      const float* d_a) {
+    for (int r = 0; r < R; r++, a += 32) {
+        vf sums;
+        for (int n = 0; n < P; n++) {
+            int sum = 0;
+            for (int j = 0; j < 32; j++) sum += w.of[n][j] * a[j];
+            sums[n] = (float)sum;
+        }
+        acc[r] = fma(acc[r], mul(sums, scale.d), d_a[r]);
+    }
+}
+
+// acc[r] += m * sums[r]
+template <int R>
+inline void add_minimum(vf* acc, vf m, const float* sums) {
+    for (int r = 0; r < R; r++) acc[r] = fma(acc[r], m, sums[r]);
+}
+
+}  // namespace hunch
