@@ -18,39 +18,65 @@ from hunch.spec.judge import Array, Draw, Feed, Judge, Level, Shape
 def grow_chain(
     logits_MV: Tensor, feed: Feed, judge: Judge, limit_R: Array, shape: Shape
 ) -> tuple[Draft, Array]:
+    if len(limit_R) == 1 and shape.min_confidence <= 0:
+        limit = min(int(limit_R[0]), shape.depth, shape.num_nodes)
+        return _grow_one(logits_MV, feed, judge, limit)
     limit_R = np.minimum(limit_R, min(shape.depth, shape.num_nodes))
-    num_rows = len(limit_R)
-    tokens_RN = np.zeros((num_rows, int(limit_R.max(initial=0))), dtype=np.int64)
-    num_nodes_R = np.zeros(num_rows, dtype=np.int64)
-    value_R = np.zeros(num_rows)
-    place_M = np.flatnonzero(limit_R > 0)
-    if len(place_M) < num_rows:
+    num_rows, longest = len(limit_R), int(limit_R.max(initial=0))
+    tokens_RN = np.zeros((num_rows, longest), dtype=np.int64)
+    num_nodes_R, value_R = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows)
+    number_RN = np.broadcast_to(np.arange(longest), (num_rows, longest))
+    shortest = int(limit_R.min(initial=0))  # up to there, no row ends by its limit
+    place_M = everyone_M = np.arange(num_rows)
+    if not shortest:
+        place_M = np.flatnonzero(limit_R > 0)
         logits_MV = logits_MV[torch.from_numpy(place_M)]
-    for depth in range(tokens_RN.shape[1]):
+    for depth in range(longest):
         token_M, gain_M = _choose(logits_MV, judge, place_M, depth, shape.min_confidence)
-        is_kept_M = None
+        parent_M = everyone_M[: len(place_M)]
         if gain_M is not None:
             value_R[place_M] += gain_M
-            is_kept_M = value_R[place_M] >= np.log(shape.min_confidence)
-            place_M, token_M = place_M[is_kept_M], token_M[is_kept_M]
+            parent_M = np.flatnonzero(value_R[place_M] >= np.log(shape.min_confidence))
+            place_M, token_M = place_M[parent_M], token_M[parent_M]
         tokens_RN[place_M, depth] = token_M
         num_nodes_R[place_M] = depth + 1
-        goes_on_M = limit_R[place_M] > depth + 1
-        if not goes_on_M.any():
+        if depth + 1 >= shortest:
+            goes_on_M = limit_R[place_M] > depth + 1
+            parent_M, place_M = parent_M[goes_on_M], place_M[goes_on_M]
+            token_M = token_M[goes_on_M]
+        if not len(place_M):
             break
-        parent_M = np.arange(len(goes_on_M)) if is_kept_M is None else np.flatnonzero(is_kept_M)
-        parent_M, place_M = parent_M[goes_on_M], place_M[goes_on_M]
-        path_MP = np.broadcast_to(np.arange(depth + 1), (len(place_M), depth + 1))
-        logits_MV = feed(Level(place_M, token_M[goes_on_M], parent_M, path_MP))
+        path_MP = number_RN[: len(place_M), : depth + 1]
+        logits_MV = feed(Level(place_M, token_M, parent_M, path_MP))
     longest = int(num_nodes_R.max(initial=0))
     draft = Draft(
-        torch.from_numpy(np.ascontiguousarray(tokens_RN[:, :longest])),
+        torch.from_numpy(tokens_RN[:, :longest]),
         torch.arange(-1, longest - 1).expand(num_rows, longest),
         torch.from_numpy(num_nodes_R),
     )
-    number_RN = np.broadcast_to(np.arange(longest), (num_rows, longest))
     # The last node of a row was drafted and never processed.
+    number_RN = number_RN[:, :longest]
     return draft, np.where(number_RN < num_nodes_R[:, None] - 1, number_RN, -1)
+
+
+def _grow_one(logits_1V: Tensor, feed: Feed, judge: Judge, limit: int) -> tuple[Draft, Array]:
+    """The chain of a single row: on a CPU, what numpy takes per call would be felt here."""
+    place_1 = np.zeros(1, dtype=np.int64)
+    number_1N = np.arange(limit)[None]
+    tokens: list[int] = []
+    for depth in range(limit):
+        token_1 = judge.draw(logits_1V, place_1, depth)
+        tokens.append(int(token_1[0]))
+        if depth + 1 < limit:
+            logits_1V = feed(Level(place_1, token_1, place_1, number_1N[:, : depth + 1]))
+    draft = Draft(
+        torch.tensor([tokens], dtype=torch.int64),
+        torch.from_numpy(number_1N - 1),
+        torch.tensor([limit]),
+    )
+    number_1N = number_1N.copy()
+    number_1N[:, -1:] = -1  # drafted, never processed
+    return draft, number_1N
 
 
 def _choose(

@@ -137,14 +137,11 @@ class DraftModelDrafter:
         logits_RV = self._catch_up(rows, ids_R)
         known_R = host(rows.known_X)[ids_R]
         limit_R = host(rows.max_draft_X)[ids_R]
-        is_tree = not self.shape.is_chain
+        inputs = self.window.levels(rows, ids_R, known_R, self.shape)
 
         def feed(level: Level) -> Tensor:
-            attn = self.window.nodes(
-                rows, ids_R[level.place_M], known_R[level.place_M], level.path_MP, is_tree
-            )
-            token_M = self.columns.to_draft(torch.from_numpy(level.token_M))
-            hidden = self.model.forward(token_M, attn, self.window.kv)
+            token_M = self.columns.to_draft(self.window.put(level.token_M))
+            hidden = self.model.forward(token_M, inputs(level), self.window.kv)
             return self.columns.fit(self.model.logits(hidden.last_TD))
 
         judge = Judge(self.context, rows, self.columns.ids_C, self.options.draft_temperature)
@@ -161,16 +158,16 @@ class DraftModelDrafter:
             parts.append((row, min(self.window.resume(rows, row, stop), stop - 1), stop))
         last: list[Tensor] = []
         for some in _passes(parts):
-            ids_T = np.concatenate([tokens_XL[row, start:stop] for row, start, stop in some])
+            pieces = [tokens_XL[row, start:stop] for row, start, stop in some]
+            ids_T = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             attn = self.window.spans(rows, some)
-            token_T = self.columns.to_draft(torch.from_numpy(ids_T))
+            token_T = self.columns.to_draft(self.window.put(ids_T))
             hidden_TD = self.model.forward(token_T, attn, self.window.kv).last_TD
-            ends = np.cumsum([stop - start for _, start, stop in some]) - 1
-            is_last = [stop == known_X[row] for row, _, stop in some]
-            if all(is_last) and len(ends) == len(hidden_TD):
-                last.append(hidden_TD)
-            elif any(is_last):
-                last.append(hidden_TD[torch.from_numpy(ends[is_last])])
+            end = -1
+            for row, start, stop in some:
+                end += stop - start
+                if stop == known_X[row]:
+                    last.append(hidden_TD[end : end + 1])
         for row, _, stop in parts:
             self.window.settle(rows, row, stop)
         hidden_RD = last[0] if len(last) == 1 else torch.cat(last)

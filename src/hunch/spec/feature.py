@@ -131,15 +131,15 @@ class FeatureDrafter:
         is_ready_R = self.covered_X[ids_R] == known_R
         limit_R = np.where(is_ready_R, host(rows.max_draft_X)[ids_R], 0)
         state_MD = self.state_XD[torch.from_numpy(ids_R)]
-        net, is_tree = self.net, not self.shape.is_chain
+        net = self.net
+        inputs = self.window.levels(rows, ids_R, known_R - 1, self.shape)
 
         def feed(level: Level) -> Tensor:
             nonlocal state_MD
-            attn = self.window.nodes(
-                rows, ids_R[level.place_M], known_R[level.place_M] - 1, level.path_MP, is_tree
-            )
-            before_MD = state_MD[self._put(level.parent_M)]
-            state_MD = net.step(self._put(level.token_M), before_MD, attn, self.window.kv)
+            if len(level.place_M) > 1 or len(state_MD) > 1:
+                state_MD = state_MD[self._put(level.parent_M)]
+            token_M = self._put(level.token_M)
+            state_MD = net.step(token_M, state_MD, inputs(level), self.window.kv)
             return net.logits(state_MD)
 
         judge = Judge(self.context, rows, net.ids_C, self.draft_temperature)

@@ -79,6 +79,7 @@ class Judge:
         self.ids_C, self.temperature = ids_C, temperature
         self.ids_R = host(rows.ids_R)
         self.known_R = host(rows.known_X)[self.ids_R]
+        self._row_1 = rows.ids_R[:1]
 
     def draw(self, logits_MC: Tensor, place_M: Array, depth: int) -> Array:
         """The token the target would choose if these were its logits."""
@@ -121,6 +122,8 @@ class Judge:
         return logits_MC.float() * torch.where(row_T_M1 > 0, row_T_M1 / self.temperature, 1.0)
 
     def _where(self, place_M: Array, depth: int) -> tuple[Tensor, Tensor]:
+        if len(self.ids_R) == len(place_M) == 1:
+            return self._row_1, torch.from_numpy(self.known_R + depth).to(self.device)
         row_M = torch.from_numpy(self.ids_R[place_M])
         pos_M = torch.from_numpy(self.known_R[place_M] + depth)
         return row_M.to(self.device), pos_M.to(self.device)

@@ -9,6 +9,9 @@ it starts anew half a window back. Rows whose window does not start at 0 publish
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,6 +19,9 @@ from torch import Tensor
 from hunch.draft import Rows
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.spec.base import DrafterContext
+
+if TYPE_CHECKING:
+    from hunch.spec.judge import Level, Shape
 
 MAX_PASS = 512  # tokens one catching-up pass of a drafter takes
 
@@ -54,7 +60,11 @@ class KvWindow:
         """KV is now right below `valid`; say so to the engine if nothing is missing before it."""
         self.valid_X[row] = valid
         if self.first_X[row] == 0:
-            rows.computed_GX[self.context.group, row] = valid
+            computed_GX = rows.computed_GX
+            if computed_GX.device.type == "cpu":  # a tenth of the price of torch's assignment
+                computed_GX.numpy()[self.context.group, row] = valid
+            else:
+                computed_GX[self.context.group, row] = valid
 
     def resume(self, rows: Rows, row: int, stop: int) -> int:
         """Where to go on so that [first, stop) is covered, from tokens alone."""
@@ -102,10 +112,19 @@ class KvWindow:
         slot_T = self.slots(rows, row_T, pos_T)
         return self._inputs(rows, row_T, pos_T, slot_T, None, None, tuple(spans))
 
-    def nodes(
-        self, rows: Rows, row_T: Array, base_T: Array, path_TP: Array, is_tree: bool
-    ) -> AttnInputs:
-        """Inputs for drafted nodes: node with path (a, b, self) sits in slot base + self.
+    def levels(
+        self, rows: Rows, row_R: Array, base_R: Array, shape: Shape
+    ) -> Callable[[Level], AttnInputs]:
+        """How the nodes of each level read and write, for drafts whose depth 0 is at `base_R`."""
+        if shape.is_dynamic:
+            return lambda level: self.nodes(
+                rows, row_R[level.place_M], base_R[level.place_M], level.path_MP
+            )
+        chain = ChainInputs(self, rows, row_R, base_R, shape.depth)
+        return lambda level: chain.level(level.path_MP.shape[1] - 1, level.place_M)
+
+    def nodes(self, rows: Rows, row_T: Array, base_T: Array, path_TP: Array) -> AttnInputs:
+        """Inputs for nodes of a tree: one with path (a, b, self) sits in slot base + self.
 
         `base` is the position of depth 0. Nodes of one row stand together.
         """
@@ -118,11 +137,10 @@ class KvWindow:
         for edge in edges:
             row = int(row_T[last])
             start = int(pos_T[last] - first_X[row])
-            num_known = 0 if is_tree else edge - last
-            spans.append(Span(last, edge, row, start, num_known, is_tree))
+            spans.append(Span(last, edge, row, start, 0, True))
             last = edge
-        tree = (base_T, np.ascontiguousarray(slot_TP)) if is_tree else (None, None)
-        return self._inputs(rows, row_T, pos_T, slot_T, *tree, tuple(spans))
+        tree_TP = np.ascontiguousarray(slot_TP)
+        return self._inputs(rows, row_T, pos_T, slot_T, base_T, tree_TP, tuple(spans))
 
     def _inputs(
         self,
@@ -135,18 +153,15 @@ class KvWindow:
         spans: tuple[Span, ...],
     ) -> AttnInputs:
         first_T = self.first_X[row_T]
-        table_SB = rows.table_XB
-        if first_T.any():
-            table_SB = self._shifted(rows, row_T)
-            pos_T = pos_T - first_T
-            base_T = base_T - first_T if base_T is not None else None
-        put = self._put
+        pos_T = pos_T - first_T
+        base_T = pos_T + 1 if base_T is None else base_T - first_T
+        put = self.put
         return AttnInputs(
             pos_T=put(pos_T),
             slot_T=put(slot_T),
             seq_T=put(row_T),
-            table_SB=table_SB,
-            base_T=put(pos_T + 1 if base_T is None else base_T),
+            table_SB=self.table(rows, row_T),
+            base_T=put(base_T),
             tree_TP=None if tree_TP is None else put(tree_TP),
             block_size=rows.block_size,
             spans=spans,
@@ -160,17 +175,65 @@ class KvWindow:
             skipped = int(self.first_X[row]) // rows.block_size
             if skipped:
                 shifted_XB[row, :-skipped] = table_XB[row, skipped:]
-        return self._put(shifted_XB)
+        return self.put(shifted_XB)
 
-    def _put(self, array: Array) -> Tensor:
+    def put(self, array: Array) -> Tensor:
         tensor = torch.from_numpy(array)
         device = self.context.device
         return tensor if device.type == "cpu" else tensor.to(device)
+
+    def table(self, rows: Rows, row_T: Array) -> Tensor:
+        """Block tables as the network counts positions, indexed by row."""
+        return self._shifted(rows, row_T) if self.first_X[row_T].any() else rows.table_XB
 
     def move(self, source_P: Array, target_P: Array) -> None:
         """Bring an accepted path's KV to the slots of its positions."""
         moved = source_P != target_P
         if moved.any():
-            source, target = self._put(source_P[moved]), self._put(target_P[moved])
+            source, target = self.put(source_P[moved]), self.put(target_P[moved])
             self.kv.k_LCMH[:, target] = self.kv.k_LCMH[:, source]
             self.kv.v_LCMH[:, target] = self.kv.v_LCMH[:, source]
+
+
+class ChainInputs:
+    """Inputs for every level of a step's chains, laid out once: level d of a row is one token."""
+
+    def __init__(
+        self, window: KvWindow, rows: Rows, row_R: Array, base_R: Array, depth: int
+    ) -> None:
+        pos_DR = base_R + np.arange(depth)[:, None]
+        # Rows end at different depths; a level that a row does not have is never asked for.
+        last = rows.table_XB.shape[1] * rows.block_size - 1
+        slot_DR = window.slots(rows, row_R, np.minimum(pos_DR, last))
+        pos_DR = pos_DR - window.first_X[row_R]
+        self.rows_R, self.pos = row_R.tolist(), pos_DR.tolist()
+        # One unbind is cheaper than an index per level.
+        self.pos_DR, self.base_DR = window.put(pos_DR).unbind(), window.put(pos_DR + 1).unbind()
+        self.slot_DR, self.seq_R = window.put(slot_DR).unbind(), window.put(row_R)
+        self.table_SB, self.block_size = window.table(rows, row_R), rows.block_size
+        self.put = window.put
+
+    def level(self, depth: int, place_M: Array) -> AttnInputs:
+        """The token at `depth` of each of these rows."""
+        pos_M, slot_M, base_M = self.pos_DR[depth], self.slot_DR[depth], self.base_DR[depth]
+        seq_M, pos = self.seq_R, self.pos[depth]
+        if len(place_M) < len(self.rows_R):
+            at_M = self.put(np.ascontiguousarray(place_M))
+            pos_M, slot_M, seq_M = pos_M[at_M], slot_M[at_M], seq_M[at_M]
+            base_M = base_M[at_M]
+        spans = tuple(
+            [
+                Span(m, m + 1, self.rows_R[place], pos[place], 1)
+                for m, place in enumerate(place_M.tolist())
+            ]
+        )
+        return AttnInputs(
+            pos_T=pos_M,
+            slot_T=slot_M,
+            seq_T=seq_M,
+            table_SB=self.table_SB,
+            base_T=base_M,
+            tree_TP=None,
+            block_size=self.block_size,
+            spans=spans,
+        )
