@@ -5,11 +5,13 @@ Shape letters: L layers, C slots, M KV heads, H head width.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hunch.config import Config
 from hunch.draft import KVShape
@@ -40,15 +42,21 @@ def count_blocks(config: Config, shapes: Sequence[KVShape], max_len: int, max_no
 
 def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
     size = (shape.num_layers, num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
-    try:  # zeros, not empty: fresh pages are zero anyway, and masked products must not meet a NaN
-        k_LCMH = torch.zeros(size, dtype=shape.dtype, device=device)
-        v_LCMH = torch.zeros(size, dtype=shape.dtype, device=device)
-    except RuntimeError as error:
+    try:
+        return KVCache(*(_zeros(size, shape.dtype, device) for _ in "kv"))
+    except (RuntimeError, MemoryError) as error:
         raise CapacityError(
             f"no memory for {num_blocks} KV blocks on {device}: give a smaller kv_bytes, "
             "max_model_len or max_num_seqs"
         ) from error
-    return KVCache(k_LCMH, v_LCMH)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, as masked products must not meet a NaN; on a CPU pages come only as they are used."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(size)
 
 
 def compact(kv: KVCache, source: np.ndarray, target: np.ndarray) -> None:
