@@ -97,6 +97,68 @@ def _own_keys(table_ptr, tree_ptr, p, token, tok_R, pos_R, base_R, tree_stride,
     return tl.where(in_table, block * BLOCK_SIZE + p % BLOCK_SIZE, node), is_key
 
 
+@triton.jit
+def _walk(
+    q, k_ptr, v_ptr, table_ptr, tree_ptr, acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, part_R,
+    is_row, token0, num_tokens, first, last, is_alone, scale, offs_h, kv_stride, tree_stride,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr,
+    SPLIT: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
+):  # fmt: skip
+    """Positions [first, last), tile by tile; (m1, z1, acc1) is the split at hand."""
+    m = tl.full((ROWS,), -1e30, tl.float32)
+    z = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
+    m1 = tl.full((ROWS,), -1e30, tl.float32)
+    z1 = tl.zeros((ROWS, 16), tl.float32)
+    acc1 = tl.zeros((ROWS, HEAD_PAD), tl.float32)
+    offs_p = tl.arange(0, TILE)
+    shared = last  # below it every row finds its keys by table
+    if HAS_TREE:
+        shared = tl.maximum(tl.minimum(tl.min(base_R, axis=0) // TILE * TILE, last), first)
+    for p0 in range(first, shared, TILE):
+        p = p0 + offs_p
+        is_key = p < last
+        block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
+        m1, z1, acc1 = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key,
+                               is_pair, m1, z1, acc1, scale, offs_h, kv_stride, HEAD,
+                               TILE)  # fmt: skip
+        if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
+            m, z, acc, m1, z1, acc1 = _end_split(
+                m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr, part_R,
+                is_row, offs_h, ROWS, HEAD, HEAD_PAD, PROGRAMS)  # fmt: skip
+    if HAS_TREE:  # each token has keys of its own here: one tile per token
+        for p0 in range(shared, last, TILE):
+            p = p0 + offs_p
+            for j in range(num_tokens):
+                slot_P, is_key = _own_keys(table_ptr, tree_ptr, p, token0 + j, tok_R, pos_R, base_R,
+                                           tree_stride, BLOCK_SIZE)  # fmt: skip
+                is_pair = is_key[None, :] & (tok_R == token0 + j)[:, None]
+                is_pair &= p[None, :] >= low_R[:, None]
+                m1, z1, acc1 = _attend(q, k_ptr, v_ptr, slot_P, is_key, is_pair, m1, z1, acc1,
+                                       scale, offs_h, kv_stride, HEAD, TILE)  # fmt: skip
+            if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
+                m, z, acc, m1, z1, acc1 = _end_split(
+                    m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr,
+                    part_R, is_row, offs_h, ROWS, HEAD, HEAD_PAD, PROGRAMS)  # fmt: skip
+    return m, z, acc
+
+
+@triton.jit
+def _merge_all(m, z, acc, acc_ptr, stat_ptr, part_R, is_row, first, last, offs_h,
+               HEAD: tl.constexpr):  # fmt: skip
+    """The splits that all programs of a row left, in order."""
+    is_in = is_row[:, None] & (offs_h < HEAD)[None, :]
+    for s in tl.range(first, last, num_stages=4):
+        at_R = part_R + s
+        acc_s = tl.load(acc_ptr + at_R[:, None] * HEAD + offs_h[None, :], mask=is_in, other=0.0,
+                        cache_modifier=".cg")  # fmt: skip
+        m_s = tl.load(stat_ptr + at_R * 2, mask=is_row, other=-1e30, cache_modifier=".cg")
+        z_s = tl.load(stat_ptr + at_R * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+        m, z, acc = _merge(m, z, acc, m_s, z_s, acc_s)
+    return m, z, acc
+
+
 @triton.jit(do_not_specialize=["num_packed", "max_splits", "table_stride", "tree_stride"])
 def _attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, acc_ptr, stat_ptr, count_ptr,
@@ -119,91 +181,48 @@ def _attention_kernel(
     tok_R = token0 + row // GROUP_PAD
     head_R = kv_head * GROUP + row % GROUP_PAD
     is_row = (row // GROUP_PAD < num_tokens) & (row % GROUP_PAD < GROUP) & (tok_R < num_packed)
+    # Everything that needs no other answer is asked for first: latency is what a short row costs.
     is_live = is_row & (tl.load(slot_ptr + tok_R, mask=is_row, other=-1) >= 0)
     pos_R = tl.load(pos_ptr + tok_R, mask=is_row, other=-1).to(tl.int32)
-    pos_R = tl.where(is_live, pos_R, -1)
-    low_R = tl.where(is_live, tl.maximum(pos_R - window + 1, 0), 2147483647) if HAS_WINDOW else (
-        tl.where(is_live, 0, 2147483647))  # fmt: skip
     base_R = tl.load(base_ptr + tok_R, mask=is_row, other=2147483647).to(tl.int32)
-    base_R = tl.where(base_R > pos_R, 2147483647, base_R)  # no drafted ancestor
-    offs_h = tl.arange(0, HEAD_PAD)
-    at = (tok_R.to(tl.int64) * NUM_HEADS + head_R) * HEAD
-    is_q = is_row[:, None] & (offs_h < HEAD)[None, :]
-    # Everything that needs no other answer is asked for first: latency is what a short row costs.
     seq = tl.load(seq_ptr + token0).to(tl.int64)
-    q = tl.load(q_ptr + at[:, None] + offs_h[None, :], mask=is_q, other=0.0)
+    offs_h = tl.arange(0, HEAD_PAD)
+    at_R = tok_R.to(tl.int64) * NUM_HEADS + head_R
+    is_q = is_row[:, None] & (offs_h < HEAD)[None, :]
+    q = tl.load(q_ptr + at_R[:, None] * HEAD + offs_h[None, :], mask=is_q, other=0.0)
+    out_ptrs = out_ptr + at_R[:, None] * HEAD + offs_h[None, :]
+    pos_R = tl.where(is_live, pos_R, -1)
+    base_R = tl.where(base_R > pos_R, 2147483647, base_R)  # no drafted ancestor
+    low_R = tl.where(is_live, tl.maximum(pos_R - window + 1, 0) if HAS_WINDOW else 0, 2147483647)
     num_keys = tl.max(pos_R, axis=0) + 1
     if num_keys == 0:  # padding: leave numbers, not garbage
         if share == 0:
-            zero = tl.zeros((ROWS, HEAD_PAD), out_ptr.dtype.element_ty)
-            tl.store(out_ptr + at[:, None] + offs_h[None, :], zero, mask=is_q)
+            tl.store(out_ptrs, tl.zeros((ROWS, HEAD_PAD), out_ptr.dtype.element_ty), mask=is_q)
         return
     low = tl.min(low_R, axis=0)
-    first_split = low // SPLIT
-    num_splits = tl.cdiv(num_keys, SPLIT)
+    first_split, num_splits = low // SPLIT, tl.cdiv(num_keys, SPLIT)
     share_size = tl.cdiv(num_splits - first_split, PROGRAMS)
     num_shares = tl.cdiv(num_splits - first_split, share_size)
     if share >= num_shares:
         return
-    table_ptr += seq * table_stride
-    k_ptr += kv_head * HEAD
-    v_ptr += kv_head * HEAD
-
-    m = tl.full((ROWS,), -1e30, tl.float32)
-    z = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
-    m1 = tl.full((ROWS,), -1e30, tl.float32)
-    z1 = tl.zeros((ROWS, 16), tl.float32)
-    acc1 = tl.zeros((ROWS, HEAD_PAD), tl.float32)
-    part_R = (tok_R.to(tl.int64) * NUM_HEADS + head_R) * max_splits
-    offs_p = tl.arange(0, TILE)
     first = (first_split + share * share_size) * SPLIT
     last = tl.minimum(first + share_size * SPLIT, num_keys)
-    first = tl.maximum(first, low // TILE * TILE)
-    shared = last  # below it every row finds its keys by table
-    if HAS_TREE:
-        shared = tl.maximum(tl.minimum(tl.min(base_R, axis=0) // TILE * TILE, last), first)
-    for p0 in range(first, shared, TILE):
-        p = p0 + offs_p
-        is_key = p < last
-        block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
-        m1, z1, acc1 = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key,
-                               is_pair, m1, z1, acc1, scale, offs_h, NUM_KV * HEAD, HEAD,
-                               TILE)  # fmt: skip
-        if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
-            m, z, acc, m1, z1, acc1 = _end_split(
-                m, z, acc, m1, z1, acc1, num_shares == 1, p0 // SPLIT, acc_ptr, stat_ptr, part_R,
-                is_row, offs_h, ROWS, HEAD, HEAD_PAD, PROGRAMS)  # fmt: skip
-    if HAS_TREE:  # each token has keys of its own here: one tile per token
-        for p0 in range(shared, last, TILE):
-            p = p0 + offs_p
-            for j in range(num_tokens):
-                slot_P, is_key = _own_keys(table_ptr, tree_ptr, p, token0 + j, tok_R, pos_R, base_R,
-                                           tree_stride, BLOCK_SIZE)  # fmt: skip
-                is_pair = is_key[None, :] & (tok_R == token0 + j)[:, None]
-                is_pair &= p[None, :] >= low_R[:, None]
-                m1, z1, acc1 = _attend(q, k_ptr, v_ptr, slot_P, is_key, is_pair, m1, z1, acc1,
-                                       scale, offs_h, NUM_KV * HEAD, HEAD, TILE)  # fmt: skip
-            if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
-                m, z, acc, m1, z1, acc1 = _end_split(
-                    m, z, acc, m1, z1, acc1, num_shares == 1, p0 // SPLIT, acc_ptr, stat_ptr,
-                    part_R, is_row, offs_h, ROWS, HEAD, HEAD_PAD, PROGRAMS)  # fmt: skip
-    if num_shares > 1:  # whoever comes last merges all, in order
+    m, z, acc = _walk(
+        q, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD, table_ptr + seq * table_stride, tree_ptr,
+        acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, at_R * max_splits, is_row, token0,
+        num_tokens, tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, offs_h,
+        NUM_KV * HEAD, tree_stride, ROWS, HEAD, HEAD_PAD, TILE, SPLIT, PROGRAMS, BLOCK_SIZE,
+        HAS_TREE)  # fmt: skip
+    if num_shares > 1:  # whoever comes last merges all
         tl.debug_barrier()
         done = tl.atomic_add(count_ptr + tile * NUM_KV + kv_head, 1, sem="acq_rel")
         if done != num_shares - 1:
             return
-        for s in tl.range(first_split, num_splits, num_stages=4):
-            at_R = part_R + s
-            acc_s = tl.load(acc_ptr + at_R[:, None] * HEAD + offs_h[None, :], mask=is_q, other=0.0,
-                            cache_modifier=".cg")  # fmt: skip
-            m_s = tl.load(stat_ptr + at_R * 2, mask=is_row, other=-1e30, cache_modifier=".cg")
-            z_s = tl.load(stat_ptr + at_R * 2 + 1, mask=is_row, other=0.0, cache_modifier=".cg")
-            m, z, acc = _merge(m, z, acc, m_s, z_s, acc_s)
+        m, z, acc = _merge_all(m, z, acc, acc_ptr, stat_ptr, at_R * max_splits, is_row, first_split,
+                               num_splits, offs_h, HEAD)  # fmt: skip
         tl.store(count_ptr + tile * NUM_KV + kv_head, 0)
     out = acc / tl.where(z > 0, z, 1.0)[:, None]
-    tl.store(out_ptr + at[:, None] + offs_h[None, :], out.to(out_ptr.dtype.element_ty), mask=is_q)
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=is_q)
 
 
 @dataclass(slots=True)

@@ -156,6 +156,30 @@ def _slow_edge(
 
 
 @triton.jit
+def _listed(x_ptr, ids_ptr, count, temperature, best, MASS: tl.constexpr, ROOM: tl.constexpr,
+            ID_BITS: tl.constexpr):  # fmt: skip
+    """Rank and mass of the tokens that `_candidates` listed."""
+    listed = tl.arange(0, ROOM)
+    ids = tl.load(ids_ptr + listed, mask=listed < count, other=0)
+    z = scaled(tl.load(x_ptr + ids).to(tl.float32), temperature)
+    return rank_of(z, ids, ID_BITS), (tl.exp(z - best) * MASS).to(tl.int64), listed < count
+
+
+@triton.jit
+def _mass_from(x_ptr, edge, temperature, best, num_columns, MASS: tl.constexpr,
+               ID_BITS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Mass of all tokens of a row from the edge on."""
+    mass = tl.zeros((CHUNK,), tl.int64)
+    for start in range(0, num_columns, CHUNK):
+        ids = start + tl.arange(0, CHUNK)
+        x = tl.load(x_ptr + ids, mask=ids < num_columns, other=float("-inf"))
+        z = scaled(x.to(tl.float32), temperature)
+        is_in = (ids < num_columns) & (rank_of(z, ids, ID_BITS) >= edge)
+        mass += tl.where(is_in, (tl.exp(z - best) * MASS).to(tl.int64), 0)
+    return tl.sum(mass, axis=0)
+
+
+@triton.jit
 def _edge_kernel(
     logits_ptr, row_ptr, temperature_ptr, top_k_ptr, top_p_ptr, best_ptr, bin_ptr, sums_ptr,
     ids_ptr, edge_ptr, num_columns, MASS: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr,
@@ -174,55 +198,40 @@ def _edge_kernel(
     sums_ptr += m * (2 * BINS)
     ids_ptr += m * ROOM
     number = tl.arange(0, BINS)
-    listed = tl.arange(0, ROOM)
     edge = tl.zeros((), tl.int64)
-    is_filtered = temperature > 0
     masses = tl.load(sums_ptr + BINS + number)
     total = tl.sum(masses, axis=0)
-    if is_filtered & (top_k > 0):
+    if (temperature > 0) & (top_k > 0):
         counts = tl.load(sums_ptr + number)
-        upto = tl.cumsum(counts, axis=0)
         if top_k < tl.sum(counts, axis=0):
-            wanted = tl.sum((upto < top_k).to(tl.int32), axis=0)
+            wanted = tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0)
             above = tl.sum(tl.where(number < wanted, counts, 0), axis=0)
             count = _candidates(bin_ptr, ids_ptr, wanted, num_columns, ROOM, CHUNK)
             if count <= ROOM:
-                ids = tl.load(ids_ptr + listed, mask=listed < count, other=0)
-                z = scaled(tl.load(x_ptr + ids).to(tl.float32), temperature)
-                rank = rank_of(z, ids, ID_BITS)
-                edge = _edge_of(rank, rank * 0 + 1, listed < count, top_k - above)
-                kept = tl.where((listed < count) & (rank >= edge),
-                                (tl.exp(z - best) * MASS).to(tl.int64), 0)  # fmt: skip
-                total = tl.sum(tl.where(number < wanted, masses, 0), axis=0) + tl.sum(kept, axis=0)
+                rank, mass, is_in = _listed(x_ptr, ids_ptr, count, temperature, best, MASS, ROOM,
+                                            ID_BITS)  # fmt: skip
+                edge = _edge_of(rank, rank * 0 + 1, is_in, top_k - above)
+                total = tl.sum(tl.where(number < wanted, masses, 0), axis=0)
+                total += tl.sum(tl.where(is_in & (rank >= edge), mass, 0), axis=0)
             else:
                 edge = _slow_edge(x_ptr, bin_ptr, temperature, best, edge, top_k, num_columns,
                                   False, MASS, ID_BITS, CHUNK)  # fmt: skip
-                mass = tl.zeros((CHUNK,), tl.int64)
-                for start in range(0, num_columns, CHUNK):
-                    ids = start + tl.arange(0, CHUNK)
-                    x = tl.load(x_ptr + ids, mask=ids < num_columns, other=float("-inf"))
-                    z = scaled(x.to(tl.float32), temperature)
-                    is_in = (ids < num_columns) & (rank_of(z, ids, ID_BITS) >= edge)
-                    mass += tl.where(is_in, (tl.exp(z - best) * MASS).to(tl.int64), 0)
-                total = tl.sum(mass, axis=0)
-    if is_filtered & (top_p < 1):
+                total = _mass_from(x_ptr, edge, temperature, best, num_columns, MASS, ID_BITS,
+                                   CHUNK)  # fmt: skip
+    if (temperature > 0) & (top_p < 1):
         limit = tl.math.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-        upto = tl.cumsum(masses, axis=0)
-        wanted = tl.sum((upto < limit).to(tl.int32), axis=0)
+        wanted = tl.sum((tl.cumsum(masses, axis=0) < limit).to(tl.int32), axis=0)
         above = tl.sum(tl.where(number < wanted, masses, 0), axis=0)
         count = _candidates(bin_ptr, ids_ptr, wanted, num_columns, ROOM, CHUNK)
+        lowest = edge
         if count <= ROOM:
-            ids = tl.load(ids_ptr + listed, mask=listed < count, other=0)
-            z = scaled(tl.load(x_ptr + ids).to(tl.float32), temperature)
-            rank = rank_of(z, ids, ID_BITS)
-            is_in = (listed < count) & (rank >= edge)
-            mass = (tl.exp(z - best) * MASS).to(tl.int64)
-            edge = tl.maximum(edge, _edge_of(rank, mass, is_in, limit - above))
+            rank, mass, is_in = _listed(x_ptr, ids_ptr, count, temperature, best, MASS, ROOM,
+                                        ID_BITS)  # fmt: skip
+            edge = _edge_of(rank, mass, is_in & (rank >= lowest), limit - above)
         else:
-            low = edge
-            edge = _slow_edge(x_ptr, bin_ptr, temperature, best, low, limit, num_columns, True,
+            edge = _slow_edge(x_ptr, bin_ptr, temperature, best, lowest, limit, num_columns, True,
                               MASS, ID_BITS, CHUNK)  # fmt: skip
-            edge = tl.maximum(edge, low)
+        edge = tl.maximum(edge, lowest)
     tl.store(edge_ptr + m, edge)
 
 

@@ -90,10 +90,8 @@ def _gemm_kernel(
         TILES: tl.constexpr = HALF // BLOCK_N
         head = pid_n // TILES
         offs_h = (pid_n % TILES) * BLOCK_N + tl.arange(0, BLOCK_N)
-        offs_a = head * HEAD + offs_h
-        offs_b = offs_a + HALF
-        offs_n = offs_a
-        is_col = offs_h < HALF
+        offs_n = head * HEAD + offs_h
+        offs_a, offs_b, is_col = offs_n, offs_n + HALF, offs_h < HALF
     else:
         offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
         is_col = offs_n < N
@@ -103,10 +101,9 @@ def _gemm_kernel(
     x_ptrs = x_ptr + offs_m[:, None] * x_stride + offs_k[None, :]
     wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + offs_k[:, None]
     wb_ptrs = w_ptr + offs_b[None, :].to(tl.int64) * K + offs_k[:, None]
-    first_split = pid_s if IS_GRID_SPLIT else 0
+    k_first = pid_s * SLICE_K  # 0 unless the slices stay apart
     if PREFETCH > 0:  # weights do not depend on the kernel before: start reading them
-        lines = first_split * SLICE_K + tl.arange(0, PREFETCH) * 64
-        lines = tl.minimum(lines, K - 1)
+        lines = tl.minimum(k_first + tl.arange(0, PREFETCH) * 64, K - 1)
         prefetch_l2(w_ptr + offs_a[:, None].to(tl.int64) * K + lines[None, :])
         if IS_DUAL:
             prefetch_l2(w_ptr + offs_b[:, None].to(tl.int64) * K + lines[None, :])
@@ -116,8 +113,6 @@ def _gemm_kernel(
         turn_ptrs = rope_ptr + tl.load(pos_ptr + offs_m, mask=is_row, other=0)[:, None] * HEAD
         cos = tl.load(turn_ptrs + offs_h[None, :])
         sin = tl.load(turn_ptrs + HEAD // 2 + offs_h[None, :])
-
-    k_first = first_split * SLICE_K
     a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, tl.minimum(k_first + SLICE_K, K),
                  BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
     if HAS_BIAS and pid_s == 0:  # with the first slice, wherever the others are added
@@ -132,14 +127,13 @@ def _gemm_kernel(
             a += a1
             b += b1
     is_out = is_row[:, None] & is_col[None, :]
-    y_ptrs = y_ptr + offs_m[:, None].to(tl.int64) * y_stride + offs_n[None, :]
+    at = offs_m[:, None].to(tl.int64) * y_stride + offs_n[None, :]
+    y_ptrs = y_ptr + at
     if ENDING == "store":
-        if IS_GRID_SPLIT:
-            y_ptrs += pid_s.to(tl.int64) * M * y_stride
         if HAS_RESIDUAL:
-            a += tl.load(residual_ptr + offs_m[:, None] * y_stride + offs_n[None, :],
-                         mask=is_out, other=0.0).to(tl.float32)  # fmt: skip
-        tl.store(y_ptrs, a.to(y_ptr.dtype.element_ty), mask=is_out)
+            a += tl.load(residual_ptr + at, mask=is_out, other=0.0).to(tl.float32)
+        part = pid_s.to(tl.int64) * M * y_stride
+        tl.store(y_ptrs + part, a.to(y_ptr.dtype.element_ty), mask=is_out)
     elif ENDING == "gated":
         gated = a / (1.0 + tl.exp(-a)) * b
         tl.store(y_ptrs, gated.to(y_ptr.dtype.element_ty), mask=is_out)
