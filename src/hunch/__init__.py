@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hunch.types import RequestOutput as RequestOutput
     from hunch.types import SamplingParams as SamplingParams
     from hunch.types import Speculation as Speculation
+    from hunch.types import StructuredOutput as StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -18,6 +19,7 @@ _HOMES = {
     "LLM": "hunch.llm",
     "SamplingParams": "hunch.types",
     "Speculation": "hunch.types",
+    "StructuredOutput": "hunch.types",
     "RequestOutput": "hunch.types",
     "CompletionOutput": "hunch.types",
     "HunchError": "hunch.errors",
@@ -29,6 +31,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Speculation",
+    "StructuredOutput",
 ]
 
 

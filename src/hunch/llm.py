@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from hunch.compat import config_from_vllm
@@ -16,7 +17,7 @@ from hunch.engine.engine import Engine
 from hunch.errors import ConfigError, HunchError, RequestError
 from hunch.hub import ModelFiles, resolve
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
-from hunch.types import RequestOutput, SamplingParams
+from hunch.types import RequestOutput, SamplingParams, StructuredOutput
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +181,24 @@ def build_engine(config: Config, tokenizer: Tokenizer | None = None) -> Engine:
     """Load the model and put the engine together."""
     files = resolve(config.model.model, revision=config.model.revision)
     tokenizer = tokenizer or load_text(config)
-    return Engine(config, _build_runner(config, files, tokenizer), tokenizer)
+    runner = _build_runner(config, files, tokenizer)
+    return Engine(config, runner, tokenizer, compile_grammar=_grammar_compiler(tokenizer))
+
+
+def _grammar_compiler(tokenizer: Tokenizer) -> Callable[[StructuredOutput], Any]:
+    """Loads the grammar engine with the first request that brings a grammar."""
+    lock = Lock()
+    made: list[Callable[[StructuredOutput], Any]] = []
+
+    def compile_grammar(asked: StructuredOutput) -> Any:
+        from hunch.grammar.compile import GrammarCompiler
+
+        with lock:
+            if not made:
+                made.append(GrammarCompiler(tokenizer))
+        return made[0](asked)
+
+    return compile_grammar
 
 
 def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> LocalRunner:

@@ -40,8 +40,10 @@ class StructuredOutput:
     whitespace: bool = False  # JSON may be laid out freely, not only as {"a": 1, "b": 2}
 
     def __post_init__(self) -> None:
-        kinds = {"json": (str, Mapping, bool), "json_object": bool, "regex": str, "grammar": str,
-                 "choice": (list, tuple)}  # fmt: skip
+        kinds: dict[str, Any] = {
+            "json": (str, Mapping, bool), "json_object": bool, "regex": str,
+            "choice": (list, tuple), "grammar": str,
+        }  # fmt: skip
         given = {name: getattr(self, name) for name in kinds}
         given = {name: value for name, value in given.items() if value is not None}
         if self.json_object is False:

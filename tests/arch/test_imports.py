@@ -35,7 +35,7 @@ TABLE: dict[str, set[str]] = {
     },
     "runner": {
         "torch", "types", "draft", "errors", "config", "registry", "kernels", "parallel.group",
-        "layers", "sampling", "models", "verify", "spec",
+        "layers", "grammar", "sampling", "models", "verify", "spec",
     },
     "engine": {"types", "config", "errors"},
     "server": {"engine.client", "types", "config", "errors"},

@@ -17,6 +17,7 @@ def test_public_names() -> None:
         "RequestOutput",
         "SamplingParams",
         "Speculation",
+        "StructuredOutput",
     ]
     for name in hunch.__all__:
         assert getattr(hunch, name).__name__ == name
@@ -59,6 +60,7 @@ def test_sampling_parameters() -> None:
         "seed",
         "logprobs",
         "prompt_logprobs",
+        "structured_outputs",
         "speculation",
         "prediction",
     ]

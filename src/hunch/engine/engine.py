@@ -22,6 +22,7 @@ from hunch.types import (
     Runner,
     SamplingParams,
     StepResult,
+    StructuredOutput,
     TextCodec,
 )
 
@@ -44,13 +45,14 @@ class Engine:
         runner: Runner,
         codec: TextCodec,
         *,
+        compile_grammar: Callable[[StructuredOutput], Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
         self.runner = runner
         self._codec = codec
         self._clock = clock
-        self._intake = Intake(config, runner.capacity, codec)
+        self._intake = Intake(config, runner.capacity, codec, compile_grammar)
         self._scheduler = scheduling.Scheduler(
             config.schedule,
             runner.capacity,

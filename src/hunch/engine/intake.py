@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
+from typing import Any
 
 from hunch.config import Config
 from hunch.errors import CapacityError, RequestError
-from hunch.types import MAX_SEED, Capacity, Request, SamplingParams, TextCodec
+from hunch.types import (
+    MAX_SEED,
+    Capacity,
+    Request,
+    SamplingParams,
+    StructuredOutput,
+    TextCodec,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,7 +34,14 @@ class Asked:
 class Intake:
     """Checks requests. It changes nothing but its counter, so any thread may ask it."""
 
-    def __init__(self, config: Config, capacity: Capacity, codec: TextCodec) -> None:
+    def __init__(
+        self,
+        config: Config,
+        capacity: Capacity,
+        codec: TextCodec,
+        compile_grammar: Callable[[StructuredOutput], Any] | None = None,
+    ) -> None:
+        self._compile_grammar = compile_grammar
         self._codec = codec
         self._vocab_size = codec.vocab_size
         self._methods = ("auto", "off", *(m for m in capacity.methods if m not in ("auto", "off")))
@@ -62,7 +77,10 @@ class Intake:
                 f"speculation.mode={mode!r} must be one of {', '.join(self._methods)}: only these "
                 "are loaded"
             )
-        eos_ids = () if params.ignore_eos else tuple(self._codec.eos_ids)
+        grammar = self._grammar(params.structured_outputs)
+        # A grammar says itself when the text may end, and nothing can follow its end.
+        is_ignored = params.ignore_eos and grammar is None
+        eos_ids = () if is_ignored else tuple(self._codec.eos_ids)
         seed = self._new_seed() if params.seed is None else params.seed
         first = Request(
             id=request_id,
@@ -73,6 +91,7 @@ class Intake:
             stop_ids=tuple(dict.fromkeys((*eos_ids, *params.stop_token_ids))),
             eos_ids=eos_ids,
             bad_word_ids=self._bad_words(params.bad_words),
+            grammar=grammar,
             prediction_ids=self._prediction(params.prediction),
         )
         others = replace(params, prompt_logprobs=None)  # one sample scores the prompt for all
@@ -83,6 +102,13 @@ class Intake:
         return Asked(
             id=request_id, prompt=prompt, prompt_ids=ids, requests=requests, is_streaming=stream
         )
+
+    def _grammar(self, asked: StructuredOutput | None) -> Any:
+        if asked is None:
+            return None
+        if self._compile_grammar is None:
+            raise RequestError("structured_outputs: this engine was given no grammar compiler")
+        return self._compile_grammar(asked)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token in ids:

@@ -58,7 +58,7 @@ class SequenceOutput:
         """Take in a step's result; True when the sequence is over."""
         if row.prompt_logprobs:
             self._add_prompt_logprobs(row.prompt_logprobs, first_processed + 1)
-        if not row.tokens:
+        if not row.tokens and row.finish is None:
             return False
         self._snapshot = None
         if self.trace is not None and row.trace is not None:
@@ -81,6 +81,7 @@ class SequenceOutput:
                 return True
         if row.finish is not None:
             self._end(row.finish)
+            self.stop_reason = row.problem or self.stop_reason
             return True
         return False
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from hunch.draft import TargetStep, Verdict
 from hunch.kernels.attention import KVCache
 from hunch.runner.batch import Batch, Part, gather
+from hunch.runner.grammars import RowGrammars
 from hunch.runner.kv_cache import compact
 from hunch.runner.rows import RowBuffers
 from hunch.sampling.logprobs import logprobs_at
@@ -57,17 +58,20 @@ class LocalRunner:
         self.target, self.kv, self.drafter, self.verify = target, kv, drafter, verify
         self.sampling, self.cost = sampling, cost
         self.rows = RowBuffers(capacity)
+        self.grammars = RowGrammars()
         self._results: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         for row in plan.leaves:
             self.rows.leave(row)
             self.sampling.leave(row)
+            self.grammars.leave(row)
         if plan.leaves:
             self.drafter.forget(plan.leaves)
         for start in plan.starts:
             self.rows.start(start)
             self.sampling.start(start.row, start.request, start.tokens)
+            self.grammars.start(start)
         for work in plan.work:
             self.rows.add_blocks(work.row, work.new_blocks)
             self.rows.max_draft[work.row] = work.max_draft
@@ -111,7 +115,10 @@ class LocalRunner:
         logits_MV: Tensor = self.target.logits(hidden.last_TD[torch.from_numpy(index_M)])
         draft = batch.draft(parts)
         rows = self.rows.view([part.row for part in parts])
-        verdict = self.verify(draft, logits_MV, rows, self.sampling)
+        mask_MV = self.grammars.masks(parts, logits_MV.shape[1])
+        if mask_MV is not None:
+            mask_MV = mask_MV.to(logits_MV.device)
+        verdict = self.verify(draft, logits_MV, rows, self.sampling, mask_MV)
         first = 0
         tokens_RK, num_R = verdict.tokens_RK.tolist(), verdict.num_tokens_R.tolist()
         path_RK = verdict.path_RK.tolist()
@@ -162,6 +169,9 @@ class LocalRunner:
             num_kept, result.finish = finish(
                 result.tokens, request, known - len(request.prompt_ids)
             )
+            num_kept, problem = self.grammars.commit(part.row, result.tokens[:num_kept])
+            if problem is not None:
+                result.finish, result.problem = "abort", problem
             result.tokens = result.tokens[:num_kept]
             if result.logprobs is not None:
                 result.logprobs = result.logprobs[:num_kept]
@@ -228,8 +238,12 @@ class LocalRunner:
             return
         rows = [outcome.part.row for outcome in drafting]
         counts = self.rows.put_drafts(rows, self.drafter.propose(self.rows.view(rows)))
-        for outcome, count in zip(drafting, counts, strict=True):
+        for outcome, row, count in zip(drafting, rows, counts, strict=True):
             outcome.result.num_nodes = count
+            if row in self.grammars.matchers:
+                fit = self.grammars.fit(row, self.rows.drafts[row], int(self.rows.max_draft[row]))
+                self.rows.drafts[row] = fit
+                outcome.result.num_nodes = 0 if fit is None else len(fit.tokens_N)
 
     def _result(
         self,

@@ -1,0 +1,141 @@
+"""Compile grammars: bounded in size, time and depth, off the engine's thread, shared by requests.
+
+The grammar engine is llguidance (docs/decisions say why). It gives up the interpreter's lock while
+it compiles, so other threads go on; its own limits bound the work of a compilation and of every
+mask after it. Grammars nest, and the engine recurses: compilation has a thread with a large stack.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from hunch.errors import GrammarError
+from hunch.grammar.matcher import Grammar
+from hunch.grammar.source import source_of
+from hunch.types import StructuredOutput
+
+MAX_SECONDS = 5.0
+MAX_AT_ONCE = 2
+NUM_KEPT = 64  # compiled grammars
+STACK_BYTES = 512 * 1024 * 1024  # of address space; pages are used only as deep as a grammar goes
+
+
+class Codec(Protocol):
+    """What a grammar needs of a tokenizer."""
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    special_ids: frozenset[int]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+class GrammarCompiler:
+    """From what a request asks for to a grammar. Any thread may call it."""
+
+    def __init__(self, codec: Codec, max_seconds: float = MAX_SECONDS) -> None:
+        self._codec, self._max_seconds = codec, max_seconds
+        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer_lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+
+    def __call__(self, asked: StructuredOutput) -> Grammar:
+        """The compiled grammar, or GrammarError within the time limit."""
+        if not self._codec.eos_ids:
+            raise GrammarError("structured_outputs needs an end-of-text token; the model has none")
+        source = source_of(asked)
+        with self._lock:
+            if source in self._kept:
+                self._kept.move_to_end(source)
+                return self._kept[source]
+        grammar = self._compile(source)
+        with self._lock:
+            self._kept[source] = grammar
+            if len(self._kept) > NUM_KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def _compile(self, source: str) -> Grammar:
+        if not self._places.acquire(timeout=self._max_seconds):
+            raise GrammarError("other grammars are being compiled; try again later")
+        found: list[LLMatcher] = []
+
+        def work() -> None:
+            try:
+                matcher = LLMatcher(self._load(), source, limits=_limits(), log_level=0)
+                if not matcher.is_error():
+                    matcher.compute_bitmask()  # the first mask does the rest of the work
+                found.append(matcher)
+            finally:
+                self._places.release()
+
+        thread = _start(work)
+        thread.join(self._max_seconds)
+        if thread.is_alive():
+            raise GrammarError(f"the grammar takes more than {self._max_seconds:g} s to compile")
+        if not found:
+            raise GrammarError("the grammar cannot be compiled")
+        if found[0].is_error():
+            raise GrammarError(f"the grammar cannot be compiled: {_short(found[0].get_error())}")
+        return Grammar(found[0], self._load(), self._codec.eos_ids, self._codec.vocab_size)
+
+    def _load(self) -> LLTokenizer:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = LLTokenizer(
+                    TokenizerWrapper(_Spelling(self._codec)),
+                    n_vocab=self._codec.vocab_size,
+                    eos_token=list(self._codec.eos_ids),
+                )
+            return self._tokenizer
+
+
+class _Spelling:
+    """The tokenizer as llguidance asks for it."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self.eos_token_id: int = codec.eos_ids[0]
+        self.bos_token_id = codec.bos_id
+        self.tokens: Sequence[bytes] = [codec.token_bytes(t) for t in range(codec.vocab_size)]
+        self.special_token_ids = sorted({*codec.special_ids, *codec.eos_ids})
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._codec.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+
+
+def _limits() -> Any:
+    """Tighter than llguidance's own: a step must not keep other rows waiting."""
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=100_000,
+        step_max_items=20_000,
+        max_lexer_states=100_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def _start(work: Any) -> threading.Thread:
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        thread = threading.Thread(target=work, name="hunch-grammar", daemon=True)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    return thread
+
+
+def _short(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " ".join(lines)[:300]
