@@ -36,6 +36,7 @@ _PLAIN = {  # argument -> section it is a field of, under the same name
 _SPEC = {
     "speculate",
     "verifier",
+    "always_draft",
     "speculative_model",
     "num_speculative_tokens",
     "ngram_prompt_lookup_max",
@@ -158,6 +159,7 @@ def spec_from_vllm(**given: Any) -> SpecConfig:
     rest = {"verifier": given.pop("verifier", _VERIFIERS.get(verifier, verifier) or "exact")}
     if "speculative_disable_by_batch_size" in given:  # vLLM: off from that many requests on
         rest["max_batch"] = int(given.pop("speculative_disable_by_batch_size")) - 1
+    rest["always"] = given.pop("always_draft", False)
     size = given.pop("speculative_draft_tensor_parallel_size", None)
     rest["draft_tensor_parallel_size"] = size
     own = given.pop("speculate", None)

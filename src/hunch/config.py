@@ -85,6 +85,7 @@ class SpecConfig:
     options: Mapping[str, str] = field(default_factory=dict)
     verifier: str = "exact"
     max_batch: int | None = None  # no drafting with more running requests than this
+    always: bool = False  # draft as if extra rows cost nothing: for checks
     draft_tensor_parallel_size: int | None = None
 
     def __post_init__(self) -> None:

@@ -41,7 +41,10 @@ def verify(
     device: o.Device = "auto",
     as_json: o.Json = False,
 ) -> None:
-    """Check that speculation changes no token. Exit code 1 where it does."""
+    """Check that speculation changes no token. Exit code 1 where it does.
+
+    Guesses are made whether they pay or not: this looks for differences, not for speed.
+    """
     from hunch.bench.workloads import PROMPTS
 
     records = o.read_prompts(prompts, limit) if prompts else PROMPTS[:limit]
@@ -92,7 +95,7 @@ def _check(
     plain = plain_llm.generate(prompts, params)
     reports: dict[str, MethodReport] = {}
     for method in methods:
-        with o.open_llm(model, method, **arguments) as llm:
+        with o.open_llm(model, method, always_draft=True, **arguments) as llm:
             speculative = llm.generate(prompts, params)
         reports[method] = compare(ids, prompts, plain, speculative, plain_llm, params)
     return reports

@@ -16,7 +16,7 @@ from hunch.runner.runner import LocalRunner
 from hunch.sampling.state import SamplingState
 from hunch.spec.auto import load_drafter
 from hunch.spec.base import DrafterContext
-from hunch.spec.cost import CostCurve
+from hunch.spec.cost import CostCurve, FreeCurve
 from hunch.types import Capacity, GroupInfo
 
 
@@ -30,7 +30,7 @@ def assemble(
     context = DrafterContext(
         target=target,
         sampling=sampling,
-        cost=CostCurve(),
+        cost=FreeCurve() if spec.always else CostCurve(),
         device=device,
         max_rows=schedule.max_num_seqs,
         max_len=_max_len(config, target.spec.max_len),

@@ -75,6 +75,16 @@ class CostCurve:
         return self.best_count(list(accumulate(acceptance_probs, mul)), base_tokens)
 
 
+class FreeCurve(CostCurve):
+    """As if any pass cost the same: every guess pays. For checks that want many of them."""
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        pass
+
+    def seconds(self, num_tokens: int) -> float:
+        return 1.0
+
+
 def _bucket(num_tokens: int) -> int:
     if num_tokens <= 16:
         return num_tokens
