@@ -16,7 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_launch import let_next_start, options, prefetch_l2, wait_for_inputs
+from hunch.kernels.gpu_launch import (
+    let_next_start,
+    next_power_of_2,
+    options,
+    prefetch_l2,
+    wait_for_inputs,
+)
 
 SLICE = 64  # a slice of K is a multiple of this
 NUM_SMS = 132
@@ -86,21 +92,21 @@ def _gemm_kernel(
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = offs_m < M
     if ENDING == "rope":  # columns of a head's first half; their partners stand half a head on
-        HALF: tl.constexpr = HEAD // 2
-        TILES: tl.constexpr = HALF // BLOCK_N
+        TILES: tl.constexpr = (HEAD // 2 + BLOCK_N - 1) // BLOCK_N
         head = pid_n // TILES
         offs_h = (pid_n % TILES) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_col = offs_h < HEAD // 2
+        offs_h = tl.minimum(offs_h, HEAD // 2 - 1)
         offs_n = head * HEAD + offs_h
-        offs_a, offs_b, is_col = offs_n, offs_n + HALF, offs_h < HALF
+        offs_a, offs_b = offs_n, offs_n + HEAD // 2
     else:
         offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
         is_col = offs_n < N
         offs_a = tl.minimum(offs_n, N - 1)
         offs_b = offs_a + N  # gated: N outputs of 2N weight rows
-    offs_k = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + offs_m[:, None] * x_stride + offs_k[None, :]
-    wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + offs_k[:, None]
-    wb_ptrs = w_ptr + offs_b[None, :].to(tl.int64) * K + offs_k[:, None]
+    x_ptrs = x_ptr + offs_m[:, None] * x_stride + tl.arange(0, BLOCK_K)[None, :]
+    wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
+    wb_ptrs = w_ptr + offs_b[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
     k_first = pid_s * SLICE_K  # 0 unless the slices stay apart
     if PREFETCH > 0:  # weights do not depend on the kernel before: start reading them
         lines = tl.minimum(k_first + tl.arange(0, PREFETCH) * 64, K - 1)
@@ -108,7 +114,7 @@ def _gemm_kernel(
         if IS_DUAL:
             prefetch_l2(w_ptr + offs_b[:, None].to(tl.int64) * K + lines[None, :])
     wait_for_inputs()
-    if ENDING == "rope":  # asked for now, so that they are here when the sums are
+    if ENDING == "rope":  # asked for now, to be here when the sums are
         slot = tl.load(slot_ptr + offs_m, mask=is_row, other=-1)
         turn_ptrs = rope_ptr + tl.load(pos_ptr + offs_m, mask=is_row, other=0)[:, None] * HEAD
         cos = tl.load(turn_ptrs + offs_h[None, :])
@@ -117,15 +123,13 @@ def _gemm_kernel(
                  BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
     if HAS_BIAS and pid_s == 0:  # with the first slice, wherever the others are added
         a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
-        if IS_DUAL:
-            b += tl.load(bias_ptr + offs_b).to(tl.float32)[None, :]
+        b += tl.load(bias_ptr + (offs_b if IS_DUAL else offs_a)).to(tl.float32)[None, :]
     if not IS_GRID_SPLIT:
         for s in tl.static_range(1, NUM_SPLITS):
             a1, b1 = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, s * SLICE_K,
                            tl.minimum((s + 1) * SLICE_K, K),
                            BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
-            a += a1
-            b += b1
+            a, b = a + a1, b + b1
     is_out = is_row[:, None] & is_col[None, :]
     at = offs_m[:, None].to(tl.int64) * y_stride + offs_n[None, :]
     y_ptrs = y_ptr + at
@@ -229,8 +233,9 @@ def _launch(
     slice_k = slice_of(k, split)
     tile = tile or tile_of(m, num_outputs, k, split if is_grid_split else 1, is_dual)
     if ending == "rope":  # a tile must not cross a head's half
-        block_n = min(tile.block_n, heads[0] // 2)
-        num_tiles = w_NK.shape[0] // heads[0] * (heads[0] // 2 // block_n)
+        half = heads[0] // 2
+        block_n = max(16, min(tile.block_n, next_power_of_2(half)))
+        num_tiles = w_NK.shape[0] // heads[0] * triton.cdiv(half, block_n)
     else:
         block_n = tile.block_n
         num_tiles = triton.cdiv(num_outputs, block_n)

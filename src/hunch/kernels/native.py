@@ -7,6 +7,7 @@ C slots of the cache, H head width.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -101,6 +102,10 @@ def is_available() -> bool:
 def team(num_threads: int | None = None) -> int:
     """The threads that share every call; one team per size, for the life of the process."""
     return _lib().hunch_team_new(num_threads or num_cores())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=team.cache_clear)  # threads do not survive a fork
 
 
 def _lib() -> ctypes.CDLL:

@@ -85,12 +85,11 @@ void hunch_choose(Team* team, const float* logits, const float* temperature, con
                   const int64_t* sample_index, const int64_t* position, int64_t* out,
                   int64_t num_rows, int64_t size, int64_t row_stride, int stream) {
     team->run([&](Worker& worker) {
-        std::vector<float> scratch(2 * size);
-        std::vector<int> ids(size + 1);
+        thread_local Chooser chooser;
         worker.each((int)num_rows, [&](int row) {
             ChoiceSpec spec{temperature[row], top_k[row],        top_p[row],    log_min_p[row],
                             seed[row],        sample_index[row], position[row], stream};
-            out[row] = choose(logits + row * row_stride, (int)size, spec, scratch.data(), ids.data());
+            out[row] = chooser.choose(logits + row * row_stride, (int)size, spec);
         });
     });
 }

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <vector>
 
 #include "vecmath.h"
 
@@ -12,28 +11,40 @@ namespace hunch {
 
 namespace {
 
-constexpr float NO_MASS = -28.0f;            // e^less is under one unit of mass
-constexpr double MASS = 1099511627776.0;     // 2^40
-constexpr float MAX_GUMBEL = 23.0f;          // above what any word gives (22.87)
+constexpr float INFINITE = std::numeric_limits<float>::infinity();
+constexpr double MASS = 1099511627776.0;  // 2^40: units of probability
+constexpr int LANES = 8;                  // Philox blocks computed side by side
+constexpr int SPAN = 4 * LANES;           // tokens they serve
+// Depths below the best token at which candidates are looked for: most are near the top.
+constexpr float DEPTHS[] = {2, 4, 6, 8, 11, 16, 24, 40, INFINITE};
 
-struct Words {
-    uint32_t w[4];
-};
-
-// Philox4x32-10.
-Words philox(uint32_t block, const ChoiceSpec& spec) {
-    uint32_t c0 = block, c1 = (uint32_t)spec.position, c2 = (uint32_t)spec.sample_index;
-    uint32_t c3 = (uint32_t)spec.stream, k0 = (uint32_t)spec.seed, k1 = (uint32_t)(spec.seed >> 32);
+// Philox4x32-10 of blocks [first, first + LANES): words[token - 4 * first].
+void philox(uint32_t first, const ChoiceSpec& spec, uint32_t* words) {
+    uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
+    uint32_t k0 = (uint32_t)spec.seed, k1 = (uint32_t)((uint64_t)spec.seed >> 32);
+    for (int i = 0; i < LANES; i++) {
+        c0[i] = first + (uint32_t)i;
+        c1[i] = (uint32_t)spec.position;
+        c2[i] = (uint32_t)spec.sample_index;
+        c3[i] = (uint32_t)spec.stream;
+    }
     for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)p1;
-        c3 = (uint32_t)p0;
+        for (int i = 0; i < LANES; i++) {
+            uint64_t p0 = (uint64_t)0xD2511F53u * c0[i], p1 = (uint64_t)0xCD9E8D57u * c2[i];
+            c0[i] = (uint32_t)(p1 >> 32) ^ c1[i] ^ k0;
+            c2[i] = (uint32_t)(p0 >> 32) ^ c3[i] ^ k1;
+            c1[i] = (uint32_t)p1;
+            c3[i] = (uint32_t)p0;
+        }
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    return {{c0, c1, c2, c3}};
+    for (int i = 0; i < LANES; i++) {
+        words[4 * i] = c0[i];
+        words[4 * i + 1] = c1[i];
+        words[4 * i + 2] = c2[i];
+        words[4 * i + 3] = c3[i];
+    }
 }
 
 float gumbel(uint32_t word) {
@@ -42,134 +53,151 @@ float gumbel(uint32_t word) {
 }
 
 int64_t argmax(const float* x, int size) {
-    vf best = set1(-std::numeric_limits<float>::infinity());
+    vf best[4] = {set1(-INFINITE), set1(-INFINITE), set1(-INFINITE), set1(-INFINITE)};
     int i = 0;
-    for (; i + P <= size; i += P) best = max(best, load(x + i));
-    float top = max_lane(best);
+    for (; i + 4 * P <= size; i += 4 * P)
+        HUNCH_UNROLL for (int j = 0; j < 4; j++) best[j] = max(best[j], load(x + i + j * P));
+    float top = max_lane(max(max(best[0], best[1]), max(best[2], best[3])));
     for (; i < size; i++) top = x[i] > top ? x[i] : top;
     for (i = 0; i < size; i++)
         if (x[i] == top) return i;
     return 0;
 }
 
-// Keeps the `count` best of ids (ascending), ascending; of equals, the lower ids.
-int keep_best(const float* z, int* ids, int num, int count, float* scratch) {
-    for (int i = 0; i < num; i++) scratch[i] = z[ids[i]];
-    std::nth_element(scratch, scratch + count - 1, scratch + num, std::greater<float>());
-    float edge = scratch[count - 1];
-    int num_above = 0;
-    for (int i = 0; i < num; i++) num_above += z[ids[i]] > edge;
-    int at_edge = count - num_above, kept = 0;
-    for (int i = 0; i < num; i++) {
-        float x = z[ids[i]];
-        if (x > edge || (x == edge && at_edge-- > 0)) ids[kept++] = ids[i];
-    }
-    return kept;
-}
-
-// Keeps the most likely of ids (ascending) that hold top_p of their mass, ascending.
-int keep_nucleus(const float* z, float top, int* ids, int num, double top_p) {
-    struct Entry {
-        float gap;
-        int id;
-        int64_t mass;
-    };
-    thread_local std::vector<Entry> entries;
-    entries.resize(num);
-    int64_t total = 0;
-    for (int i = 0; i < num; i += P) {
-        float lanes[P] = {};
-        for (int j = 0; j < P && i + j < num; j++) lanes[j] = z[ids[i + j]] - top;
-        vf gap = load(lanes);
-        float masses[P];
-        store(masses, exp(gap));
-        for (int j = 0; j < P && i + j < num; j++) {
-            int64_t mass = (int64_t)((double)masses[j] * MASS);
-            entries[i + j] = {lanes[j], ids[i + j], mass};
-            total += mass;
-        }
-    }
-    double limit = top_p * (double)total;
-    auto before = [](const Entry& a, const Entry& b) {
-        return a.gap != b.gap ? a.gap > b.gap : a.id < b.id;
-    };
-    int64_t sum = 0;
-    int kept = 0;
-    // The nucleus is near the top: order only as much as is needed, band by band.
-    auto from = entries.begin();
-    for (float depth : {-2.0f, -4.0f, -7.0f, -11.0f, -16.0f, NO_MASS - 1}) {
-        auto to = std::partition(from, entries.end(), [&](const Entry& e) { return e.gap >= depth; });
-        std::sort(from, to, before);
-        for (; from != to; ++from) {
-            if ((double)sum >= limit) goto done;
-            sum += from->mass;
-            ids[kept++] = from->id;
-        }
-    }
-done:
-    std::sort(ids, ids + kept);
-    return kept;
-}
-
-// The best of z + noise over all tokens. Blocks whose best could not win get no noise.
-int64_t draw_all(const float* z, int size, float top, const ChoiceSpec& spec) {
-    float best = -std::numeric_limits<float>::infinity();
-    int64_t chosen = 0;
-    // First the tokens near the top: their best score then rules out nearly all others.
-    for (float depth : {-6.0f, -std::numeric_limits<float>::infinity()}) {
-        for (int first = 0; first < size; first += 4) {
-            int count = std::min(4, size - first);
-            float highest = z[first];
-            for (int j = 1; j < count; j++) highest = std::max(highest, z[first + j]);
-            bool is_near = highest - top >= -6.0f;
-            if (is_near != (depth == -6.0f) || highest + MAX_GUMBEL < best) continue;
-            Words words = philox((uint32_t)first >> 2, spec);
-            for (int j = 0; j < count; j++) {
-                if (!(z[first + j] + MAX_GUMBEL >= best)) continue;
-                float score = z[first + j] + gumbel(words.w[j]);
-                if (score > best || (score == best && first + j < chosen)) {
-                    best = score;
-                    chosen = first + j;
-                }
-            }
-        }
-    }
-    return chosen;
-}
+int64_t mass_of(float ratio) { return (int64_t)((double)ratio * MASS); }
 
 }  // namespace
 
-int64_t choose(const float* logits, int size, const ChoiceSpec& spec, float* scratch, int* ids) {
-    int64_t first = argmax(logits, size);
-    if (!(spec.temperature > 0)) return first;
-    float top = logits[first] / spec.temperature;
-    if (!std::isfinite(top)) return first;
-    float* z = scratch;
-    vf divisor = set1(spec.temperature);
-    int i = 0;
-    for (; i + P <= size; i += P) store(z + i, div(load(logits + i), divisor));
-    for (; i < size; i++) z[i] = logits[i] / spec.temperature;
-    bool has_top_p = spec.top_p < 1, has_top_k = spec.top_k > 0 && spec.top_k < size;
-    float floor = has_top_p ? std::max(spec.log_min_p, NO_MASS) : spec.log_min_p;
-    if (!has_top_p && !has_top_k && std::isinf(floor)) return draw_all(z, size, top, spec);
-
-    int num = 0;
-    for (i = 0; i < size; i++) {
-        ids[num] = i;
-        num += z[i] - top >= floor;
+void Chooser::soften(const float* logits, int size, float temperature, float top) {
+    const int padded = (size + SPAN - 1) / SPAN * SPAN;
+    z_.resize(padded);
+    ratio_.resize(padded);
+    peak_.resize(padded / SPAN);
+    float *z = z_.data(), *ratio = ratio_.data();
+    for (int i = 0; i < padded; i += SPAN) {
+        if (i + SPAN > size) {  // past the end nothing can be chosen
+            std::fill(z + i, z + i + SPAN, -INFINITE);
+            std::memcpy(z + i, logits + i, (size - i) * sizeof(float));
+            logits = z;
+        }
+        vf peak = set1(-INFINITE);
+        HUNCH_UNROLL for (int j = i; j < i + SPAN; j += P) {
+            vf x = div(load(logits + j), set1(temperature));
+            store(z + j, x);
+            store(ratio + j, exp(sub(x, set1(top))));
+            peak = max(peak, x);
+        }
+        peak_[i / SPAN] = max_lane(peak);
     }
-    if (has_top_k && num > spec.top_k) num = keep_best(z, ids, num, (int)spec.top_k, scratch + size);
-    if (has_top_p) num = keep_nucleus(z, top, ids, num, spec.top_p);
-    if (num == 0) return first;
-    float best = -std::numeric_limits<float>::infinity();
-    int64_t chosen = ids[0];
-    for (i = 0; i < num; i++) {
-        int id = ids[i];
-        Words words = philox((uint32_t)id >> 2, spec);
-        float score = z[id] + gumbel(words.w[id & 3]);
-        if (score > best) best = score, chosen = id;
+    std::fill(ratio + size, ratio + padded, 0.0f);
+}
+
+// Appends the tokens that are left and whose z is in [from, below).
+void Chooser::gather(float from, float below) {
+    for (size_t span = 0; span < peak_.size(); span++) {
+        if (peak_[span] < from) continue;
+        for (int i = (int)span * SPAN; i < (int)(span + 1) * SPAN; i++)
+            if (z_[i] >= from && z_[i] < below && ratio_[i] > 0)
+                some_.push_back({z_[i], i, mass_of(ratio_[i])});
+    }
+}
+
+// Removes what ranks behind token `last` with z = `edge`.
+void Chooser::cut(float edge, int last) {
+    const float* z = z_.data();
+    float* ratio = ratio_.data();
+    for (int i = 0; i < (int)z_.size(); i++) {
+        bool is_kept = (z[i] > edge) | ((z[i] == edge) & (i <= last));
+        ratio[i] = is_kept ? ratio[i] : 0.0f;
+    }
+}
+
+void Chooser::keep_top_k(int count, float top) {
+    some_.clear();
+    float below = INFINITE;
+    for (float depth : DEPTHS) {
+        gather(top - depth, below);
+        below = top - depth;
+        if ((int)some_.size() >= count) break;
+    }
+    if ((int)some_.size() < count) return;  // fewer are left than may be kept
+    auto last = some_.begin() + (count - 1);
+    std::nth_element(some_.begin(), last, some_.end(), is_before);
+    cut(last->z, last->id);
+}
+
+// The first token, in order of rank, with which the sum of masses reaches the limit is the last one
+// kept. It is found by halves, as nth_element finds a rank: only sums of parts are needed.
+void Chooser::keep_top_p(double share, float top) {
+    int64_t total = 0, sum = 0;
+    const float* ratio = ratio_.data();
+    for (size_t i = 0; i < ratio_.size(); i++) total += mass_of(ratio[i]);
+    const double limit = share * (double)total;
+    auto mass = [](auto from, auto to) {
+        int64_t all = 0;
+        for (; from != to; ++from) all += from->mass;
+        return all;
+    };
+    float below = INFINITE;
+    for (float depth : DEPTHS) {
+        some_.clear();
+        gather(top - depth, below);
+        below = top - depth;
+        int64_t here = mass(some_.begin(), some_.end());
+        if ((double)(sum + here) < limit) {
+            sum += here;
+            continue;
+        }
+        auto from = some_.begin(), to = some_.end();
+        while (to - from > 1) {
+            auto middle = from + (to - from) / 2;
+            std::nth_element(from, middle, to, is_before);
+            int64_t upper = mass(from, middle);
+            if ((double)(sum + upper) >= limit)
+                to = middle;
+            else
+                sum += upper, from = middle;
+        }
+        if (from != to) cut(from->z, from->id);
+        return;
+    }
+}
+
+// The best of z + noise over what is left. A token wins over the first one only if its noise exceeds
+// the gap; noise above g takes a word below e^-g * 2^32, which rules out nearly all tokens without a
+// logarithm.
+int64_t Chooser::draw(int64_t first, const ChoiceSpec& spec) const {
+    uint32_t words[SPAN];
+    philox((uint32_t)first >> 2, spec, words);
+    float best = z_[first] + gumbel(words[first & 3]);
+    int64_t chosen = first;
+    const float factor = std::exp(z_[first] - best) * 4294967296.0f * 1.001f;  // on the safe side
+    for (size_t span = 0; span < peak_.size(); span++) {
+        const float* ratio = &ratio_[span * SPAN];
+        vf most = zero();
+        for (int j = 0; j < SPAN; j += P) most = max(most, load(ratio + j));
+        if (max_lane(most) * factor < 0.4f) continue;  // the lowest word counts as 0.5
+        philox((uint32_t)(span * LANES), spec, words);
+        for (int j = 0; j < SPAN; j++) {
+            if ((float)words[j] > ratio[j] * factor || ratio[j] == 0) continue;
+            int64_t id = (int64_t)span * SPAN + j;
+            float score = z_[id] + gumbel(words[j]);
+            if (score > best || (score == best && id < chosen)) best = score, chosen = id;
+        }
     }
     return chosen;
+}
+
+int64_t Chooser::choose(const float* logits, int size, const ChoiceSpec& spec) {
+    int64_t first = argmax(logits, size);
+    if (!(spec.temperature > 0) || !std::isfinite(logits[first])) return first;
+    const float top = logits[first] / spec.temperature;
+    soften(logits, size, spec.temperature, top);
+    for (int i = 0; i < size && spec.log_min_p > -INFINITE; i++)
+        ratio_[i] = z_[i] - top >= spec.log_min_p ? ratio_[i] : 0.0f;
+    if (spec.top_k > 0 && spec.top_k < size) keep_top_k((int)spec.top_k, top);
+    if (spec.top_p < 1) keep_top_p(spec.top_p, top);
+    return draw(first, spec);
 }
 
 }  // namespace hunch

@@ -1,9 +1,8 @@
-// Choosing tokens: argmax, or the filters and keyed noise of kernels/noise.py and
-// sampling/filters.py, whose definitions these follow.
+// Choosing a token: the argmax, or the filters and keyed noise of sampling/filters.py and
+// kernels/noise.py, whose definitions these follow.
 #pragma once
 #include <cstdint>
-
-#include "pool.h"
+#include <vector>
 
 namespace hunch {
 
@@ -15,6 +14,31 @@ struct ChoiceSpec {
     int64_t seed, sample_index, position, stream;
 };
 
-int64_t choose(const float* logits, int size, const ChoiceSpec& spec, float* scratch, int* ids);
+// Keeps its scratch memory from call to call: one per thread.
+class Chooser {
+public:
+    int64_t choose(const float* logits, int size, const ChoiceSpec& spec);
+
+private:
+    struct Entry {
+        float z;
+        int id;
+        int64_t mass;
+    };
+    static bool is_before(const Entry& a, const Entry& b) {
+        return a.z != b.z ? a.z > b.z : a.id < b.id;
+    }
+    void soften(const float* logits, int size, float temperature, float top);
+    void gather(float from, float below);
+    void keep_top_k(int count, float top);
+    void keep_top_p(double share, float top);
+    void cut(float edge, int last);
+    int64_t draw(int64_t first, const ChoiceSpec& spec) const;
+
+    std::vector<float> z_;      // logits / temperature
+    std::vector<float> ratio_;  // e^(z - largest z); 0: removed
+    std::vector<float> peak_;   // largest z of each SPAN tokens
+    std::vector<Entry> some_;   // tokens near the top, being ranked
+};
 
 }  // namespace hunch
