@@ -34,6 +34,7 @@ HUNCH_PANELS(tile_int8, group_bytes(Kind::INT8))
 
 void unpack_panel(const uint8_t* w, int num_groups, uint8_t* out) {
     for (int g = 0; g < num_groups; g++, w += group_bytes(Kind::INT4), out += UNPACKED_GROUP) {
+        for (int i = 0; i < group_bytes(Kind::INT4); i += 64) __builtin_prefetch(w + 1280 + i);
         store8((int8_t*)out, unpack4(w + 4 * P));
         store((float*)(out + 32 * P), load_half((const uint16_t*)w));
         store((float*)(out + 32 * P) + P, load_half((const uint16_t*)w + P));
