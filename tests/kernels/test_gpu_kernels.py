@@ -53,9 +53,9 @@ def test_gated_product() -> None:
     close(y, gpu_gemm.gated_ref(x, w))
 
 
-@pytest.mark.parametrize(("heads", "kv", "head"), [(3, 1, 32), (4, 2, 16)])
+@pytest.mark.parametrize(("heads", "kv", "head"), [(3, 1, 32), (4, 2, 16), (2, 1, 24), (1, 1, 80)])
 def test_projection_rotates_and_writes_slots(heads: int, kv: int, head: int) -> None:
-    x, w, bias = rand(4, 64), rand((heads + 2 * kv) * head, 64, scale=0.1), rand(6 * 32)
+    x, w, bias = rand(4, 64), rand((heads + 2 * kv) * head, 64, scale=0.1), rand(6 * 48)
     bias = bias[: w.shape[0]]
     pos = torch.tensor([7, 0, 3, 9], device=DEVICE)
     slot = torch.tensor([5, 2, -1, 0], device=DEVICE)
