@@ -33,6 +33,7 @@ from hunch.parallel.group import SINGLE
 from hunch.registry import MODELS, resolve
 
 DTYPES = ("auto", "int8", "int4", "float32")
+ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
 _LANES = 16  # widths and heads are whole vectors on every CPU
 
 
@@ -52,13 +53,15 @@ class NativeDecoder:
         dtype: str = "auto",
         num_threads: int | None = None,
         progress: Progress = iterate,
+        tables: tuple[NativeMatrix, NativeMatrix] | None = None,  # of the model it was cut from
     ) -> None:
         family: type[Decoder] = resolve(MODELS, spec.architecture)
         self.spec, self.names = spec, family.names
         self.device, self.dtype, self.group = torch.device("cpu"), torch.float32, SINGLE
         self.heads: Heads = local_heads(spec, SINGLE)
         source = FileSource(weights, torch.float32)
-        check_tensors(spec, source)
+        given = (self.names.embed, self.names.head, ID_MAP) if tables else ()
+        check_tensors(spec, source, given)
         reader = _Reader(source, dtype, num_threads)
         assert spec.rope is not None
         self.rope = Rope(spec.rope, spec.head_dim, spec.max_len)
@@ -67,9 +70,13 @@ class NativeDecoder:
             _layer(spec, reader, prefix, self.names, spec.windows[i])
             for i, prefix in enumerate(prefixes)
         ]
-        self.embedding = reader.matrix(self.names.embed, is_table=True)
-        head = self.embedding if spec.is_tied else reader.matrix(self.names.head, is_table=True)
-        matrices = {id(m): m for m in (self.embedding, head)}
+        if tables is not None:
+            self.embedding, head = tables
+        else:
+            self.embedding = reader.matrix(self.names.embed, is_table=True)
+            head = self.embedding if spec.is_tied else reader.matrix(self.names.head, is_table=True)
+        self.head = head
+        matrices = {id(m): m for m in ((head,) if tables else (self.embedding, head))}
         matrices |= {id(m): m for layer in layers for m in layer.matrices()}
         self.weight_bytes = sum(matrix.nbytes for matrix in matrices.values())
         is_float = all(matrix.kind == FLOAT for matrix in matrices.values())
@@ -155,9 +162,13 @@ class _Reader:
         self.source, self.dtype, self.num_threads = source, dtype, num_threads
 
     def tensor(self, name: str) -> Tensor:
+        """A copy: a view would keep the whole file in memory."""
+        return self._floats(name).clone(memory_format=torch.contiguous_format)
+
+    def _floats(self, name: str) -> Tensor:
         found = self.source.find(name)
         assert found is not None  # check_tensors saw it
-        return self.source.weights.tensor(found, torch.float32).contiguous()
+        return self.source.weights.tensor(found, torch.float32)
 
     def matrix(self, name: str, *, is_table: bool = False) -> NativeMatrix:
         """`is_table`: an embedding or output matrix, which 4 bits would hurt most."""
@@ -173,7 +184,7 @@ class _Reader:
             return NativeMatrix.from_blocks(
                 packed.kind, packed.shape, packed.data, self.num_threads
             )
-        return NativeMatrix.from_floats(self.tensor(name), kind, self.num_threads)
+        return NativeMatrix.from_floats(self._floats(name), kind, self.num_threads)
 
 
 def _layer(
