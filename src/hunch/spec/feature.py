@@ -85,7 +85,8 @@ class FeatureDrafter:
             self._count(row, known)
             stop = min(stop, known - 1)
             is_caught_up = is_caught_up_R is None or bool(is_caught_up_R[place])
-            if stop <= start or (is_caught_up and max_draft_X[row] == 0):
+            is_idle = (is_caught_up and max_draft_X[row] == 0) or _is_off(rows, row)
+            if stop <= start or is_idle:
                 continue  # nobody will draft from here: a hole is cheaper than the work
             total = max(known, int(prompt_X[row]))
             begin = self.window.resume_from(rows, row, start, stop, total)
@@ -158,6 +159,11 @@ class FeatureDrafter:
 
     def _put(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.context.device)
+
+
+def _is_off(rows: Rows, row: int) -> bool:
+    request = rows.requests[row] if rows.requests else None
+    return request is not None and request.params.speculation.mode == "off"
 
 
 def _cuts(parts: list[tuple[int, int, int]]) -> list[slice]:
