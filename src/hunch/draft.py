@@ -8,7 +8,7 @@ Token ids, positions and slots are int64.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,18 @@ class Draft:
     q_RNV: Tensor | None = None  # what node n was drawn from, where the verifier asks
     is_sampled_RN: Tensor | None = None  # the node was drawn from q (else: chosen, q is one-hot)
     methods: Sequence[str] | None = None  # who drafted each row, where several methods are loaded
+
+    def to(self, device: torch.device) -> Draft:
+        """The same draft on a device."""
+        if device.type == self.tokens_RN.device.type:
+            return self
+        return Draft(
+            self.tokens_RN.to(device),
+            self.parents_RN.to(device),
+            self.num_nodes_R.to(device),
+            None if self.q_RNV is None else self.q_RNV.to(device),
+            None if self.is_sampled_RN is None else self.is_sampled_RN.to(device),
+        )
 
     @staticmethod
     def empty(num_rows: int, device: torch.device | str = "cpu") -> Draft:
@@ -74,6 +86,12 @@ class Rows:
     max_draft_X: Tensor  # most nodes the row may draft now (0: plain), never past its end
     block_size: int
     requests: Sequence[Request | None] = ()  # who sits in each of the X rows; None: just finished
+
+    def to(self, device: torch.device) -> Rows:
+        """A view whose rows and lengths a verifier on the device can read."""
+        if device.type == self.ids_R.device.type:
+            return self
+        return replace(self, ids_R=self.ids_R.to(device), known_X=self.known_X.to(device))
 
 
 @dataclass(slots=True)

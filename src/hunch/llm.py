@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hunch.compat import config_from_vllm
 from hunch.config import DEFAULT_MODEL, Config, SpecConfig
 from hunch.engine.engine import Engine
-from hunch.errors import ConfigError, HunchError, RequestError
+from hunch.errors import ConfigError, HunchError, RequestError, UnsupportedModelError
 from hunch.hub import ModelFiles, resolve
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import RequestOutput, SamplingParams, StructuredOutput
@@ -226,7 +226,15 @@ def _load_target(config: Config, files: ModelFiles, device: torch.device) -> Any
         target = load_native(weights, dtype=model.dtype, num_threads=model.threads)
         if target is not None:
             return target
-    return load_decoder(weights, dtype=model.dtype, device=device)
+    decoder = load_decoder(weights, dtype=model.dtype, device=device)
+    if device.type == "cuda" and model.kernels == "auto":
+        from hunch.models.cuda import CudaDecoder
+
+        try:
+            return CudaDecoder(decoder)
+        except UnsupportedModelError as error:
+            log.warning("%s: using torch's own kernels, which round by batch size", error)
+    return decoder
 
 
 def _detect(spec: SpecConfig) -> SpecConfig:

@@ -45,6 +45,8 @@ class Layer:
 class CudaDecoder:
     """`Decoder.forward` and `logits` with fused kernels, over the same weights."""
 
+    kernels = "triton"  # what computes a pass, for reports
+
     def __init__(self, decoder: Decoder) -> None:
         check_supported(decoder)
         assert decoder.rope is not None
@@ -52,6 +54,7 @@ class CudaDecoder:
         self.spec = decoder.spec
         self.device, self.dtype, self.kv_dtype = decoder.device, decoder.dtype, decoder.kv_dtype
         self.kv_shape, self.new_kv = decoder.kv_shape, decoder.new_kv
+        self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.layers = [_layer(block) for block in decoder.layers]
         self.final_norm_D = _weight(decoder.final_norm)
         self.table_LH = decoder.rope.table_LH

@@ -40,7 +40,8 @@ def assemble(
     )
     drafter = load_drafter(spec, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
-    num_blocks = count_blocks(config, shapes, context.max_len, drafter.needs.max_nodes)
+    max_nodes = drafter.needs.max_nodes
+    num_blocks = count_blocks(config, shapes, context.max_len, max_nodes, device)
     drafter_kv = bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size
     capacity = Capacity(
         num_blocks=num_blocks,
@@ -64,7 +65,7 @@ def assemble(
         verify=verify,
         sampling=sampling,
         cost=context.cost,
-        depth=int(device.type == "cuda") if schedule.depth is None else schedule.depth,
+        depth=schedule.depth or 0,
     )
     if capacity.max_nodes:
         calibrate(runner)

@@ -5,7 +5,7 @@ Shape letters: T packed tokens, S sequences of the step, B blocks, P tree depth,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -62,6 +62,17 @@ class Batch:
     ids_T: Tensor
     attn: AttnInputs
     parts: list[Part]  # in the order of the plan's work; rows with nothing to do are left out
+
+    def to(self, device: torch.device) -> Batch:
+        """The tensors where the target reads them; what the host knows stays."""
+        if device.type == "cpu":
+            return self
+        tensors = ("pos_T", "slot_T", "seq_T", "table_SB", "base_T", "tree_TP")
+        moved = {name: getattr(self.attn, name) for name in tensors}
+        moved = {
+            name: x.to(device, non_blocking=True) for name, x in moved.items() if x is not None
+        }
+        return Batch(self.ids_T.to(device), replace(self.attn, **moved), self.parts)
 
     def draft(self, parts: list[Part]) -> Draft:
         """The drafts of `parts`, one row each."""

@@ -23,13 +23,21 @@ def bytes_per_slot(shapes: Sequence[KVShape]) -> int:
     return sum(2 * s.num_layers * s.num_kv_heads * s.head_dim * s.dtype.itemsize for s in shapes)
 
 
-def count_blocks(config: Config, shapes: Sequence[KVShape], max_len: int, max_nodes: int) -> int:
+def count_blocks(
+    config: Config,
+    shapes: Sequence[KVShape],
+    max_len: int,
+    max_nodes: int,
+    device: torch.device,
+) -> int:
     """How many blocks the budget holds, and no more than all rows at full length could use."""
     cache, max_rows = config.cache, config.schedule.max_num_seqs
     if cache.num_blocks is not None:
         return cache.num_blocks
     block_bytes = bytes_per_slot(shapes) * cache.block_size
-    budget = cache.kv_bytes if cache.kv_bytes is not None else _free_memory() // 4
+    budget = cache.kv_bytes
+    if budget is None:
+        budget = _free_memory(device, cache.gpu_memory_utilization)
     useful = max_rows * (-(-(max_len + 2 * max_nodes + 2) // cache.block_size))
     num_blocks = min(budget // block_bytes, useful)
     if num_blocks < 1:
@@ -64,12 +72,22 @@ def compact(kv: KVCache, source: np.ndarray, target: np.ndarray) -> None:
     moved = source != target
     if not moved.any():
         return
-    source_P, target_P = torch.from_numpy(source[moved]), torch.from_numpy(target[moved])
+    device = kv.k_LCMH.device
+    source_P = torch.from_numpy(source[moved]).to(device)
+    target_P = torch.from_numpy(target[moved]).to(device)
     kv.k_LCMH[:, target_P] = kv.k_LCMH[:, source_P]
     kv.v_LCMH[:, target_P] = kv.v_LCMH[:, source_P]
 
 
-def _free_memory() -> int:
+def _free_memory(device: torch.device, utilization: float) -> int:
+    """What KV may take: the rest of a GPU's share, or a quarter of what a machine has free."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(int(total * utilization) - (total - free), 0)
+    return _free_ram() // 4
+
+
+def _free_ram() -> int:
     """Memory the system could give without swapping."""
     try:
         with open("/proc/meminfo") as lines:

@@ -58,6 +58,7 @@ class LocalRunner:
         self.target, self.kv, self.drafter, self.verify = target, kv, drafter, verify
         self.sampling, self.cost = sampling, cost
         self.rows = RowBuffers(capacity)
+        self.device: torch.device = target.device
         self.grammars = RowGrammars()
         self._results: deque[StepResult] = deque()
 
@@ -90,7 +91,7 @@ class LocalRunner:
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:
         started = perf_counter()
-        batch = gather(self.rows, plan.work)
+        batch = gather(self.rows, plan.work).to(self.device)
         outcomes = [Outcome(part, RowResult(row=part.row)) for part in batch.parts]
         hidden = None
         if batch.parts:
@@ -111,10 +112,11 @@ class LocalRunner:
     def _judge(self, batch: Batch, hidden: Any, checked: list[Outcome]) -> Tensor:
         """Logits at every root and node, and the verifier's word on them."""
         parts = [outcome.part for outcome in checked]
-        index_M = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
-        logits_MV: Tensor = self.target.logits(hidden.last_TD[torch.from_numpy(index_M)])
-        draft = batch.draft(parts)
-        rows = self.rows.view([part.row for part in parts])
+        index = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
+        index_M = torch.from_numpy(index).to(self.device)
+        logits_MV: Tensor = self.target.logits(hidden.last_TD[index_M])
+        draft = batch.draft(parts).to(self.device)
+        rows = self.rows.view([part.row for part in parts]).to(self.device)
         mask_MV = self.grammars.masks(parts, logits_MV.shape[1])
         if mask_MV is not None:
             mask_MV = mask_MV.to(logits_MV.device)
@@ -215,13 +217,13 @@ class LocalRunner:
         )
         if needs.hidden or needs.feature_layers:
             index = [i for o in outcomes for i in _kept(o)]
-            index_T = torch.tensor(index)
+            index_T = torch.tensor(index, device=self.device)
             step.hidden_TD = hidden.last_TD[index_T]
             step.features = tuple(feature_TD[index_T] for feature_TD in hidden.features)
         if needs.top and logits_MV is not None:
             parts = [outcome.part for outcome in outcomes if outcome.part.is_caught_up]
             index = [i for p in parts for i in range(p.root, p.root + 1 + p.num_nodes)]
-            step.checked_M = batch.ids_T[torch.tensor(index)]
+            step.checked_M = batch.ids_T[torch.tensor(index, device=self.device)]
             step.top_MC = logits_MV.topk(needs.top, dim=-1).indices
         return step
 

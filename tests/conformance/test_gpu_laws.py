@@ -1,0 +1,41 @@
+"""The law on a GPU, in bfloat16: the same token ids with speculation on and off, in any batch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_laws import PARAMS, PROMPTS, run
+from tiny_models import write_llama
+
+from hunch import LLM
+from hunch.registry import DRAFTERS
+
+pytestmark = pytest.mark.gpu
+GPU = {"device": "cuda", "dtype": "bfloat16", "kv_bytes": 50_000_000}
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_llm: Callable[..., LLM]) -> dict[str, list]:
+    llm = tiny_llm("off", max_num_seqs=1, **GPU)
+    assert llm.engine.capacity.kernels == "triton"
+    return {name: run(llm, params) for name, params in PARAMS.items()}
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("name", sorted(DRAFTERS))
+def test_text_does_not_depend_on_the_drafter(
+    name: str, batch: int, tiny_llm: Callable[..., LLM], plain: dict[str, list]
+) -> None:
+    llm = tiny_llm(name, max_num_seqs=batch, **GPU)
+    for kind, params in PARAMS.items():
+        assert run(llm, params) == plain[kind], kind
+
+
+def test_a_wider_model(tmp_path: Path) -> None:
+    path = str(write_llama(tmp_path / "wide", width=576, layers=4))
+    plain = run(LLM(path, speculate="off", max_num_seqs=1, **GPU), PARAMS["greedy"])
+    for name in ("ngram:adaptive=false", "suffix:adaptive=false:tree=true"):
+        assert (
+            run(LLM(path, speculate=name, max_num_seqs=len(PROMPTS), **GPU), PARAMS["greedy"])
+            == plain
+        )
