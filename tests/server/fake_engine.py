@@ -126,6 +126,7 @@ class Row:
         self.tokens = list(start.tokens)
         self.num_computed = start.num_computed[0]
         self.draft: list[int] = []
+        self.method = "prediction" if start.request.prediction_ids else "oracle"
 
     def run(self, work: RowWork) -> RowResult:
         num_prompt = len(self.request.prompt_ids)
@@ -157,6 +158,7 @@ class Row:
         self.num_computed += min(accepted, len(tokens) - 1)
         result.tokens = tokens
         result.num_drafted, result.num_accepted = min(len(draft), room), accepted
+        result.method = self.method
         if tokens[-1] in self.request.stop_ids:
             result.finish = "stop"
         elif len(tokens) == room:
@@ -166,13 +168,21 @@ class Row:
         if self.params.speculation.trace:
             nodes = list(range(len(draft)))
             result.trace = DraftTrace(
-                tokens=draft, parents=[n - 1 for n in nodes], accepted=nodes[:accepted]
+                tokens=draft,
+                parents=[n - 1 for n in nodes],
+                accepted=nodes[:accepted],
+                method=self.method,
             )
         self._guess(work.max_draft)
         result.num_nodes = len(self.draft)
 
     def _guess(self, max_draft: int) -> None:
-        """The right tokens, but for every fifth position."""
+        """What the client expects, token by token; else the right tokens but for every fifth."""
+        if self.method == "prediction":
+            first = len(self.tokens) - len(self.request.prompt_ids)
+            expected = self.request.prediction_ids[first:]
+            self.draft = list(expected[: min(max_draft, NUM_NODES)])
+            return
         self.draft = []
         tokens = self.tokens.copy()
         for _ in range(min(max_draft, NUM_NODES)):
@@ -199,6 +209,7 @@ class FakeRunner:
             max_rows=config.schedule.max_num_seqs,
             max_len=config.model.max_model_len or MAX_LEN,
             max_nodes=0 if config.spec.method == "off" else NUM_NODES,
+            methods={"auto": NUM_NODES, "oracle": NUM_NODES, "prediction": NUM_NODES},
         )
         self._rows: dict[int, Row] = {}
         self._results: deque[StepResult] = deque()

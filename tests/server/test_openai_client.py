@@ -157,7 +157,9 @@ def test_the_answer_says_how_it_was_drafted(client: openai.OpenAI) -> None:
     report = answer.model_extra["hunch"]
     origins = report["answers"][0]["origins"]
     assert len(origins) == 40
-    assert origins.count("drafter") == report["stats"]["accepted"] > 10
+    assert origins.count("oracle") == report["stats"]["accepted"] > 10
+    counts = report["stats"]["drafters"]["oracle"]
+    assert counts["accepted"] == report["stats"]["accepted"]
     assert report["stats"]["tokens_per_pass"] > 1.5
     plain = client.completions.create(
         model=MODEL,
@@ -185,9 +187,45 @@ def test_streamed_pieces_are_the_text_and_the_last_chunk_has_the_stats(
     )
     pieces = [p for c in chunks for p in (c.model_extra or {}).get("hunch", {}).get("pieces", [])]
     assert "".join(text for text, _ in pieces) == expected_text(RENDERED, 9, 60)
-    assert {origin for _, origin in pieces} == {"drafter", "target"}
+    assert {origin for _, origin in pieces} == {"oracle", "target"}
     stats = chunks[-1].model_extra["hunch"]["stats"]
     assert {"tokens_per_second", "acceptance_rate", "per_position", "speedup"} <= set(stats)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_prediction_is_drafted_from_and_counted(client: openai.OpenAI, is_streamed: bool) -> None:
+    wanted = expected_text(RENDERED, 9, 40)
+    wrong = wanted[:20] + "##" + wanted[22:]
+    arguments: dict[str, Any] = {"model": MODEL, "messages": CHAT, "seed": 9, "max_tokens": 40}
+    arguments["prediction"] = {"type": "content", "content": wrong}
+    if is_streamed:
+        options = {"include_usage": True}
+        chunks = list(
+            client.chat.completions.create(**arguments, stream=True, stream_options=options)
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        usage, steps = chunks[-1].usage, chunks[-1].model_extra["hunch"]["stats"]["steps"]
+    else:
+        answer = client.chat.completions.create(**arguments)
+        text, usage = answer.choices[0].message.content, answer.usage
+        steps = answer.model_extra["hunch"]["stats"]["steps"]
+    assert text == wanted
+    details = usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == 40 - steps
+    assert 1 <= details.rejected_prediction_tokens <= 6
+    assert steps < 14
+
+
+def test_without_a_prediction_none_is_counted(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, seed=5, max_tokens=20)
+    details = answer.usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("prediction", ["text", {"type": "text", "content": "x"}, {"content": 5}])
+def test_a_prediction_of_another_form_is_refused(client: openai.OpenAI, prediction: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        client.chat.completions.create(model=MODEL, messages=CHAT, prediction=prediction)
 
 
 def test_errors_come_as_the_clients_exceptions(client: openai.OpenAI) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from hunch.types import Request, SamplingParams, Speculation
 from spec_rows import Desk
 
 CURVE = {1: 1.0, 2: 1.13, 4: 1.42, 8: 2.1, 16: 4.0}
@@ -54,3 +57,76 @@ def test_options_reach_the_method_and_unknown_ones_are_told():
     desk = Desk("auto:num_nodes=3")
     desk.commit(0, [1, 2, 3, 4] * 20, is_prompt=True)
     assert len(desk.chain()) == 3
+
+
+def told(mode: str, prediction: list[int], prompt: list[int], spec: str = "auto") -> Desk:
+    """A desk whose row 0 has a wish."""
+    desk = Desk(spec)
+    wish = SamplingParams(speculation=Speculation(mode=mode))
+    desk.rows.requests = [
+        Request(id="a", prompt_ids=prompt, params=wish, seed=0, prediction_ids=tuple(prediction)),
+        None,
+        None,
+        None,
+    ]
+    desk.commit(0, prompt, is_prompt=True)
+    return desk
+
+
+REPEATED = [1, 2, 3, 4, 5, 6, 7, 8] * 6
+EXPECTED = list(range(500, 560))
+
+
+def test_a_prediction_on_track_is_drafted_from_and_named():
+    desk = told("auto", EXPECTED, REPEATED)
+    desk.commit(0, EXPECTED[:5])
+    draft = desk.propose(0)
+    assert draft.methods == ("prediction",)
+    assert draft.tokens_RN[0].tolist()[:8] == EXPECTED[5:13]
+
+
+def test_where_the_prediction_fails_the_suffix_drafts():
+    desk = told("auto", EXPECTED, REPEATED)
+    desk.commit(0, REPEATED[:12])
+    draft = desk.propose(0)
+    assert draft.methods == ("suffix",)
+    assert draft.tokens_RN[0].tolist()[:3] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("mode", ["suffix", "ngram", "prediction"])
+def test_a_request_may_name_its_method(mode):
+    desk = told(mode, EXPECTED, REPEATED)
+    draft = desk.propose(0)
+    assert list(draft.methods) == [mode]
+    first = EXPECTED[0] if mode == "prediction" else 1
+    assert draft.tokens_RN[0, 0] == first
+
+
+def test_rows_with_different_wishes_share_a_draft():
+    desk = told("ngram", EXPECTED, REPEATED)
+    desk.commit(1, REPEATED, is_prompt=True)
+    desk.commit(2, [9, 9, 4, 17, 21], is_prompt=True)
+    draft = desk.propose(0, 1, 2)
+    assert list(draft.methods) == ["ngram", "suffix", "suffix"]
+    counts = draft.num_nodes_R.tolist()
+    assert 0 < counts[0] <= 8 < counts[1] <= 16
+    assert draft.tokens_RN[0, : counts[0]].tolist() == REPEATED[: counts[0]]
+    assert draft.tokens_RN[1, : counts[1]].tolist() == REPEATED[: counts[1]]
+
+
+def test_a_row_forgets_the_wish_of_the_request_before():
+    desk = told("prediction", EXPECTED, REPEATED)
+    desk.leave(0)
+    desk.rows.requests[0] = Request(
+        id="b", prompt_ids=REPEATED, params=SamplingParams(), seed=0, prediction_ids=()
+    )
+    desk.commit(0, REPEATED, is_prompt=True)
+    draft = desk.propose(0)
+    assert list(draft.methods) == ["suffix"]
+    assert draft.tokens_RN[0, 0] == 1
+
+
+def test_the_loaded_methods_are_told_with_their_sizes():
+    sizes = Desk("auto").drafter.needs.methods
+    assert list(sizes) == ["auto", "suffix", "prediction", "ngram"]
+    assert sizes["prediction"] == Desk("auto").drafter.needs.max_nodes > sizes["auto"]

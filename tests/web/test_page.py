@@ -6,6 +6,7 @@ Needs Debian's chromium and chromium-driver, and selenium; skipped where they ar
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,7 +97,10 @@ def test_tokens_appear_coloured_by_who_guessed_them(browser: Any, page_server: L
     )
     assert colours[0] != colours[1]
     assert "tokens/s" in browser.find_element(By.CSS_SELECTOR, ".answer .speed").text
-    assert "guesses right" in browser.find_element(By.CSS_SELECTOR, ".answer .facts").text
+    facts = browser.find_element(By.CSS_SELECTOR, ".answer .facts").text
+    assert re.search(r"guesses right: \d+ of \d+ by oracle", facts)
+    title = browser.execute_script("return document.querySelector('.piece.drafter').title")
+    assert title == "guessed by oracle"
     keep(browser, "chat")
     severe = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
     assert severe == []

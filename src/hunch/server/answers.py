@@ -245,7 +245,20 @@ def usage(outputs: Sequence[RequestOutput]) -> Json:
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
+        "completion_tokens_details": _predicted(outputs),
     }
+
+
+def _predicted(outputs: Sequence[RequestOutput]) -> Json:
+    """How much of what clients expected was written; 0 and 0 where they expected nothing."""
+    accepted = rejected = 0
+    for output in outputs:
+        for choice in output.outputs:
+            counts = choice.stats.get("drafters", {}).get("prediction")
+            if counts is not None:
+                accepted += counts["accepted"]
+                rejected += counts["drafted"] - counts["accepted"]
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
 
 
 def report(outputs: Sequence[RequestOutput]) -> Json:

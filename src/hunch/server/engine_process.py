@@ -179,9 +179,12 @@ def main(fd: int) -> int:
         channel.flush(5.0)
         return 1
     capacity = engine.capacity
-    info = {name: getattr(capacity, name) for name in ("num_blocks", "block_size", "max_rows")}
+    info: dict[str, Any] = {
+        name: getattr(capacity, name) for name in ("num_blocks", "block_size", "max_rows")
+    }
     channel.send({"op": "stats", "stats": engine.stats()})
-    channel.send({"op": "ready", "info": {**info, "max_len": capacity.max_len}})
+    info |= {"max_len": capacity.max_len, "methods": list(capacity.methods)}
+    channel.send({"op": "ready", "info": info})
     loop = Loop(engine, channel)
     try:
         loop.run()

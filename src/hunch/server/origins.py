@@ -1,4 +1,4 @@
-"""Who guessed each token: a drafter, whose guess was accepted, or the target itself."""
+"""Who guessed each token: a method, whose guess was accepted, or the target itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hunch.server.text import Text
 from hunch.types import CompletionOutput
 
-DRAFTER = "drafter"
+DRAFTER = "drafter"  # one without a name
 TARGET = "target"
 
 
@@ -15,7 +15,7 @@ def origins_of(choice: CompletionOutput) -> list[str]:
     """One name per token: a step commits its accepted nodes, then one token of the target's."""
     names: list[str] = []
     for step in choice.trace or ():
-        names += [DRAFTER] * len(step.accepted)
+        names += [step.method or DRAFTER] * len(step.accepted)
         names.append(TARGET)
     num_tokens = len(choice.token_ids)
     return (names + [TARGET] * num_tokens)[:num_tokens]

@@ -114,5 +114,4 @@ def at_most(param: str, value: int, limit: int, unit: str = "") -> None:
 def _speculation(body: SpeculationBody | None) -> Speculation:
     if body is None:
         return Speculation()
-    mode = "default" if body.mode == "auto" else body.mode
-    return Speculation(mode=mode, max_nodes=body.max_nodes, trace=body.origins)
+    return Speculation(mode=body.mode, max_nodes=body.max_nodes, trace=body.origins)

@@ -30,6 +30,7 @@ class EngineInfo:
     max_rows: int
     num_blocks: int
     block_size: int
+    methods: list[str]  # that a request may name
 
 
 class Watcher(Protocol):

@@ -55,7 +55,6 @@ async def _serve(
         settings,
         engine,
         text,
-        method=config.spec.method,
         chat_template=config.model.chat_template,
     )
     server = _Server(

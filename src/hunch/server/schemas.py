@@ -31,6 +31,21 @@ class SpeculationBody(Body):
     origins: bool = False  # report who guessed each token
 
 
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class PredictionBody(Body):
+    """The answer as the client expects it: drafted from, never believed."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    def plain(self) -> str:
+        return _joined(self.content)
+
+
 class StreamOptions(Body):
     include_usage: bool = False
 
@@ -66,6 +81,7 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     speculation: SpeculationBody | None = None
+    prediction: PredictionBody | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; never above the server's own
     # Notes for the operator's books, which cannot change an answer.
     user: str | None = None
@@ -93,11 +109,6 @@ class CompletionBody(SamplingBody):
     add_special_tokens: bool = True
 
 
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -106,10 +117,7 @@ class Message(Body):
 
     def plain(self) -> dict[str, str]:
         """What a chat template reads."""
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
-        return {"role": self.role, "content": content}
+        return {"role": self.role, "content": _joined(self.content or "")}
 
 
 class ChatBody(SamplingBody):
@@ -149,3 +157,7 @@ class ErrorBody(BaseModel):
     """Every answer that is not a success."""
 
     error: ErrorDetail
+
+
+def _joined(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -20,7 +21,13 @@ from hunch.server.origins import Painter
 from hunch.server.params import at_most, chat_params, completion_params
 from hunch.server.problems import ProblemError
 from hunch.server.remote import RemoteEngine, RemoteStream
-from hunch.server.schemas import ChatBody, CompletionBody, Message, SamplingBody
+from hunch.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    Message,
+    PredictionBody,
+    SamplingBody,
+)
 from hunch.server.settings import ServeConfig
 from hunch.server.streaming import EventStream, collect, while_connected
 from hunch.server.text import Text
@@ -39,11 +46,9 @@ class Service:
         engine: RemoteEngine,
         text: Text,
         *,
-        method: str = "auto",
         chat_template: str | None = None,
     ) -> None:
         self.settings = settings
-        self.methods = tuple(dict.fromkeys(("auto", "off", method)))
         self.chat_template = chat_template
         self.engine = engine
         self.text = text
@@ -88,10 +93,11 @@ class Service:
             )
 
     def check_speculation(self, body: SamplingBody) -> None:
-        if body.speculation is not None and body.speculation.mode not in self.methods:
+        methods = dict.fromkeys(("auto", "off", *self.engine.info.methods))
+        if body.speculation is not None and body.speculation.mode not in methods:
             raise ProblemError(
                 400,
-                f"speculation.mode must be one of {', '.join(self.methods)}: only these are loaded",
+                f"speculation.mode must be one of {', '.join(methods)}: only these are loaded",
                 param="speculation.mode",
             )
 
@@ -104,6 +110,7 @@ class Service:
         at_most("prompt", len(prompts), limits.max_prompts, "prompts")
         at_most("n", len(prompts) * body.n, limits.max_sequences, "sequences in all")
         params = completion_params(body, limits, self.engine.info.max_len)
+        params = await self._with_prediction(params, body.prediction)
         ids = [await self.encode(prompt, body.add_special_tokens) for prompt in prompts]
         echo = None
         if body.echo:
@@ -131,6 +138,7 @@ class Service:
             )
         at_most("n", body.n, self.settings.limits.max_sequences, "sequences in all")
         params = chat_params(body, self.settings.limits, self.engine.info.max_len)
+        params = await self._with_prediction(params, body.prediction)
         ids = await self.render(body.messages, body.chat_template)
         shape = ChatShape(
             id=f"chatcmpl-{uuid.uuid4().hex}",
@@ -143,18 +151,29 @@ class Service:
     async def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; ids are checked instead."""
         if isinstance(prompt, str):
-            if len(prompt) <= INLINE_CHARS:
-                ids = self.text.encode(prompt, add_special_tokens=add_special_tokens)
-            else:
-                ids = await asyncio.to_thread(
-                    self.text.encode, prompt, add_special_tokens=add_special_tokens
-                )
+            ids = await self._encode(prompt, add_special_tokens)
         else:
             self.check_ids(prompt)
             ids = prompt
         if not ids:
             raise ProblemError(400, "the prompt is empty", param="prompt")
         return ids
+
+    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) <= INLINE_CHARS:
+            return self.text.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(
+            self.text.encode, text, add_special_tokens=add_special_tokens
+        )
+
+    async def _with_prediction(
+        self, params: SamplingParams, prediction: PredictionBody | None
+    ) -> SamplingParams:
+        """What the client expects, as token ids: the engine's process has better to do."""
+        if prediction is None:
+            return params
+        ids = await self._encode(prediction.plain(), False)
+        return replace(params, prediction=ids[: self.engine.info.max_len])
 
     async def render(self, messages: Sequence[Message], template: str | None) -> list[int]:
         """Token ids of a chat."""

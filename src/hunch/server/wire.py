@@ -34,6 +34,7 @@ from hunch.types import (
 Message = dict[str, Any]
 
 _LENGTH = struct.Struct(">I")
+_DATACLASSES = ("speculation", "structured_outputs")
 _SECTIONS = {
     "model": ModelConfig,
     "cache": CacheConfig,
@@ -81,7 +82,7 @@ def dump_params(params: SamplingParams) -> Message:
             continue
         if f.name == "logit_bias":
             value = list(value.items())  # JSON would turn the ids into strings
-        out[f.name] = asdict(value) if f.name == "speculation" else value
+        out[f.name] = asdict(value) if f.name in _DATACLASSES else value
     return out
 
 
@@ -149,7 +150,9 @@ def dump_delta(output: RequestOutput, sent: Sent) -> Message:
             delta["l"] = [_dump_logprobs(entry) for entry in choice.logprobs[num_tokens:]]
         if choice.trace is not None:
             num_traces = sent.traces.get(choice.index, 0)
-            delta["r"] = [[t.tokens, t.parents, t.accepted] for t in choice.trace[num_traces:]]
+            delta["r"] = [
+                [t.tokens, t.parents, t.accepted, t.method] for t in choice.trace[num_traces:]
+            ]
             sent.traces[choice.index] = len(choice.trace)
         if choice.finish_reason is not None:
             delta["f"] = [choice.finish_reason, choice.stop_reason, choice.seed, choice.stats]
@@ -174,9 +177,10 @@ def apply_delta(output: RequestOutput, item: Message) -> None:
             choice.logprobs.extend(_load_logprobs(entry) for entry in delta["l"])
         if "r" in delta:
             choice.trace = choice.trace or []
-            for tokens, parents, accepted in delta["r"]:
-                step = DraftTrace(tokens=tokens, parents=parents, accepted=accepted)
-                choice.trace.append(step)
+            choice.trace += [
+                DraftTrace(tokens=tokens, parents=parents, accepted=accepted, method=method)
+                for tokens, parents, accepted, method in delta["r"]
+            ]
         if "f" in delta:
             choice.finish_reason, choice.stop_reason, choice.seed, choice.stats = delta["f"]
     if "p" in item:

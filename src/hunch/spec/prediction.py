@@ -25,11 +25,13 @@ MAX_PLACES = 8  # places compared when the way is lost
 NEAR = 16  # tokens ahead among which a single one is believed
 MIN_CHANCE = 0.02  # of a path, below which no cost curve would check it
 
-# Kinds of guesses: by tokens that agreed before (0: at the very start), then, after the answer
-# parted from the prediction, by how many tokens it has stayed away.
+# Kinds of guesses: by tokens that agreed before (0: at the very start); after the answer parted
+# from the prediction, by how many tokens it has stayed away, and where one of them stands near.
 PRIORS = (0.6, *(0.75, 0.85, 0.92), *(0.95,) * 2, *(0.97,) * 4, *(0.98,) * 8, 0.99)
+LOST_PRIORS = (0.4, 0.2, 0.05)
+NEAR_PRIOR = 0.2
 LOST = len(PRIORS) - 1
-LOST_PRIORS = (0.45, 0.3, 0.1)
+NEAR_BY = LOST + len(LOST_PRIORS) + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,12 +81,11 @@ class PredictedText:
             self._agree(place, run)
             return
         near = self.expected[self._anchor : self.place + NEAR]
-        self.run = 0
+        self.num_lost += 1
         if token in near:
-            self.place, self.num_lost = self._anchor + near.index(token) + 1, 1
-            self.run = 1
+            self.place, self.run = self._anchor + near.index(token) + 1, 1
         else:
-            self.place, self.num_lost = self.place + 1, self.num_lost + 1
+            self.place, self.run = self.place + 1, 0
 
     def _longest(self, token: int) -> tuple[int, int]:
         """The longest match of at least two of the last tokens, and the place after it."""
@@ -121,7 +122,7 @@ class PredictionDrafter(LookupDrafter):
         self.config = read_options(PredictionConfig, options, "prediction")
         super().__init__(
             max_nodes=self.config.num_nodes,
-            chances=Chances(dict(enumerate(PRIORS + LOST_PRIORS))),
+            chances=Chances(dict(enumerate((*PRIORS, *LOST_PRIORS, NEAR_PRIOR)))),
             cost=context.cost,
             device=context.device,
             is_adaptive=self.config.adaptive,
@@ -139,8 +140,8 @@ class PredictionDrafter(LookupDrafter):
         of, chance = self.chances.of, 1.0
         nodes: list[Node] = []
         run, kind = text.run, min(text.run, MAX_RUN)
-        if not run and text.num_lost:
-            kind = LOST + min(text.num_lost, len(LOST_PRIORS))
+        if text.num_lost:
+            kind = NEAR_BY if run else LOST + min(text.num_lost, len(LOST_PRIORS))
         for token in text.expected[text.place : text.place + self.config.num_nodes]:
             chance *= of(kind, row.term)
             if chance < MIN_CHANCE:

@@ -86,8 +86,9 @@ class Answer {
     const now = performance.now();
     this.start ??= now;
     for (const [text, origin] of pieces) {
-      const piece = make("span", `piece ${origin}`, text);
-      piece.title = origin === "target" ? "written by the model" : `guessed by the ${origin}`;
+      const isTarget = origin === "target";
+      const piece = make("span", isTarget ? "piece target" : "piece drafter", text);
+      piece.title = isTarget ? "written by the model" : `guessed by ${origin}`;
       this.body.append(piece);
       this.text += text;
       this.count += 1;
@@ -102,7 +103,10 @@ class Answer {
     const facts = [`${usage.completion_tokens} tokens in ${stats.steps} passes`];
     if (stats.drafted) {
       facts.push(`${stats.tokens_per_pass.toFixed(2)} per pass`);
-      facts.push(`${Math.round(100 * stats.acceptance_rate)} % of ${stats.drafted} guesses right`);
+      const guesses = Object.entries(stats.drafters ?? {}).map(
+        ([name, counts]) => `${counts.accepted} of ${counts.drafted} by ${name}`,
+      );
+      facts.push(`guesses right: ${guesses.join(", ")}`);
     }
     this.facts.textContent = facts.join(" · ");
     this.node.classList.remove("live");
@@ -193,6 +197,10 @@ function show(stats) {
   const rows = [
     ["tokens so far", tokens.toLocaleString("en")],
     ["tokens per pass", engine.tokens_per_pass ? engine.tokens_per_pass.toFixed(2) : "–"],
+    ...Object.entries(engine.drafters ?? {}).map(([name, counts]) => [
+      `guessed right by ${name}`,
+      `${Math.round((100 * counts.accepted) / counts.drafted)} %`,
+    ]),
     ["seconds saved", (engine.time_saved_seconds ?? 0).toFixed(1)],
     ["first token, median", ms(engine.ttft_ms?.p50)],
     ["between tokens, median", ms(engine.latency_ms?.p50)],
