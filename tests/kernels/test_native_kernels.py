@@ -139,6 +139,13 @@ def test_choices_follow_the_definition(filters, size):
     asked = columns(num_rows, temperature=0.8, **filters)
     got = native.choose(logits, *asked, seed, index, pos)
     assert got.equal(expected_choice(logits, *asked, seed, index, pos))
+    one_by_one = [
+        native.choose_row(
+            row_V.numpy(), *(column[row].item() for column in (*asked, seed, index, pos))
+        )
+        for row, row_V in enumerate(logits)
+    ]
+    assert one_by_one == got.tolist()
 
 
 def test_temperature_zero_is_the_argmax_and_ties_go_to_the_lowest_id():

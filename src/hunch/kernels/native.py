@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -73,6 +75,7 @@ def _library() -> ctypes.CDLL | None:
     library = load_library()
     if library is None:
         return None
+    # fmt: off
     signatures = {
         "hunch_team_new": (_POINTER, _I32),
         "hunch_matrix_new": (_POINTER, _I32, _I32, _I32),
@@ -85,8 +88,12 @@ def _library() -> ctypes.CDLL | None:
         "hunch_decoder_free": (None, _POINTER),
         "hunch_decoder_forward": (_I32, _POINTER, _POINTER, _POINTER),
         "hunch_decoder_logits": (None, _POINTER, _POINTER, _POINTER, _I64, _POINTER),
+        "hunch_choose_row": (
+            _I64, _POINTER, _I64, _F32, _I64, ctypes.c_double, _F32, _I64, _I64, _I64, _I64,
+        ),
         "hunch_choose": (None, _POINTER, *([_POINTER] * 9), _I64, _I64, _I64, _I32),
     }
+    # fmt: on
     for name, (result, *arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -331,3 +338,23 @@ def choose(
         out_M.data_ptr(), num_rows, size, logits_MV.stride(0), stream,
     )  # fmt: skip
     return out_M
+
+
+def choose_row(
+    logits_V: npt.NDArray[np.float32],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    log_min_p: float,
+    seed: int,
+    index: int,
+    pos: int,
+    stream: int = 0,
+) -> int:
+    """`choose` for one row, without waking the team."""
+    assert logits_V.dtype == np.float32
+    assert logits_V.strides == (4,)
+    return _lib().hunch_choose_row(
+        logits_V.ctypes.data, len(logits_V), temperature, top_k, top_p, log_min_p, seed, index,
+        pos, stream,
+    )  # fmt: skip

@@ -94,4 +94,13 @@ void hunch_choose(Team* team, const float* logits, const float* temperature, con
     });
 }
 
+// The same for one row, on the calling thread.
+int64_t hunch_choose_row(const float* logits, int64_t size, float temperature, int64_t top_k,
+                         double top_p, float log_min_p, int64_t seed, int64_t sample_index,
+                         int64_t position, int64_t stream) {
+    thread_local Chooser chooser;
+    ChoiceSpec spec{temperature, top_k, top_p, log_min_p, seed, sample_index, position, stream};
+    return chooser.choose(logits, (int)size, spec);
+}
+
 }  // extern "C"
