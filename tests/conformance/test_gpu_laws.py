@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_laws import PARAMS, PROMPTS, run
-from tiny_models import write_llama
 
+from conformance.test_laws import PARAMS, PROMPTS, run
 from hunch import LLM
 from hunch.registry import DRAFTERS
+from tiny_models import write_llama
 
 pytestmark = pytest.mark.gpu
 GPU = {"device": "cuda", "dtype": "bfloat16", "kv_bytes": 50_000_000}
