@@ -48,7 +48,10 @@ def filter_ref(z_MV: Tensor, top_k_M: Tensor, top_p_M: Tensor, log_min_p_M: Tens
 
 def keep(z_V: Floats, top_k: int, top_p: float, log_min_p: float) -> Ids:
     """The ids `filter_ref` keeps of one row, ascending, without sorting the vocabulary."""
-    gap_V = z_V - z_V.max()
+    top = z_V.max()
+    if top == -math.inf:  # nothing is allowed: what argmax would say
+        return np.array([int(z_V.argmax())])
+    gap_V = z_V - top
     limit = math.inf
     if top_p < 1.0 and not top_k:
         mass_V = mass_of(torch.from_numpy(gap_V)).numpy()

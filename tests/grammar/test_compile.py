@@ -1,0 +1,183 @@
+"""Grammars of every kind compile; broken and hostile ones get an error in time."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hunch.errors import GrammarError, RequestError
+from hunch.grammar.compile import GrammarCompiler
+from hunch.text.tokenizer import Tokenizer, load_tokenizer
+from hunch.types import SamplingParams, StructuredOutput
+from tiny_models import write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(path)
+    return load_tokenizer(path)
+
+
+@pytest.fixture(scope="module")
+def compile_grammar(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer)
+
+
+def takes(compile_grammar: GrammarCompiler, tokenizer: Tokenizer, text: str, **asked) -> bool:
+    """The grammar takes the whole text and then end-of-text."""
+    tokens = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
+    return compile_grammar(StructuredOutput(**asked)).matcher().consume(tokens) == len(tokens)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+KINDS = [
+    ({"json": SCHEMA}, '{"name": "Ada", "age": 36}', '{"name": "Augusta"}'),
+    ({"json": json.dumps(SCHEMA)}, '{"name": "é"}', '{"age": 36}'),
+    ({"json": {"enum": ["café", 3]}}, '"café"', '"cafe"'),
+    ({"json": SCHEMA, "whitespace": True}, '{ "name":\n"Ada"}', '{"nom": "Ada"}'),
+    ({"json": SCHEMA}, '{"name": "A"}', '{ "name":\n"Ada"}'),
+    ({"json_object": True}, '{"a": [1, {"b": null}]}', "[1]"),
+    ({"regex": "[0-9]{4}-[0-9]{2}"}, "2024-05", "2024-5"),
+    ({"choice": ["yes", 'no "maybe"', "é"]}, 'no "maybe"', "no"),
+    ({"grammar": 'start: "a" b+\nb: "x" | "yy"\n'}, "axyy", "ay"),
+    ({"grammar": 'root ::= "q" [0-9]+ ("," [a-c])*\n'}, "q12,a,b", "q,a"),
+]
+
+
+@pytest.mark.parametrize(("asked", "good", "bad"), KINDS)
+def test_every_kind(asked, good, bad, compile_grammar, tokenizer):
+    assert takes(compile_grammar, tokenizer, good, **asked)
+    assert not takes(compile_grammar, tokenizer, bad, **asked)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"json": "{"},
+        {"json": {"type": "nothing known"}},
+        {"json": {"$ref": "#/$defs/missing"}},
+        {"json": {"pattern": "("}},
+        {"json": {"enum": [object()]}},
+        {"regex": "(a"},
+        {"regex": "(?=a)b"},
+        {"grammar": "start: nowhere"},
+        {"grammar": 'root ::= "a" missing'},
+        {"grammar": ""},
+        {"choice": []},
+    ],
+)
+def test_what_is_no_grammar_is_an_error(asked, compile_grammar):
+    with pytest.raises(GrammarError):
+        compile_grammar(StructuredOutput(**asked))
+
+
+def chain_of_rules(count: int) -> str:
+    rules = "\n".join(f'r{i}: "a{i}" r{i + 1}' for i in range(count))
+    return f'start: r0\n{rules}\nr{count}: "z"\n'
+
+
+def chain_of_references(count: int) -> dict:
+    defs = {
+        f"d{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{i + 1}"}}}
+        for i in range(count)
+    }
+    return {"$defs": {**defs, f"d{count}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+def nested(depth: int) -> dict:
+    schema: dict = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"anyOf": [{"properties": {"a": schema}}, {"properties": {"b": schema}}]}
+    return schema
+
+
+HOSTILE = {
+    "10 MB of regex": {"regex": "|".join(["abcdefghi"] * 1_000_000)},
+    "10 MB of schema": {"json": {"enum": [f"value {i}" for i in range(700_000)]}},
+    "10 MB of GBNF": {"grammar": "root ::= " + '"a" | ' * 1_700_000 + '"a"'},
+    "10 MB of choices": {"choice": [f"choice {i}" for i in range(600_000)]},
+    "many regexes in one": {"regex": "|".join(f".*{chr(97 + i % 26)}.{{{i}}}" for i in range(99))},
+    "exponential schema": {"json": nested(14)},
+    "schema that is all of many": {
+        "json": {
+            "allOf": [
+                {"anyOf": [{"properties": {f"p{i}{j}": {"type": "string"}}} for j in range(3)]}
+                for i in range(14)
+            ]
+        }
+    },
+    "deep brackets": {"grammar": "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    "deep regex": {"regex": "(" * 20_000 + "a" + ")" * 20_000},
+    "long chain of rules": {"grammar": chain_of_rules(9_000)},
+    "long chain of references": {"json": chain_of_references(3_000)},
+    "circle": {"grammar": "start: a\na: b\nb: a\n"},
+    "schema of itself": {"json": {"$ref": "#"}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_end_in_time_and_other_threads_go_on(name, tokenizer):
+    """An error, or a grammar whose steps stay bounded; never a crash, never a long silence."""
+    asked = StructuredOutput(**HOSTILE[name])
+    compile_grammar = GrammarCompiler(tokenizer, max_seconds=3)
+    gaps, is_done = [0.0], threading.Event()
+
+    def watch() -> None:
+        last = time.perf_counter()
+        while not is_done.wait(0.01):
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began, said = time.perf_counter(), ""
+    try:
+        matcher = compile_grammar(asked).matcher()
+        assert len(matcher.forced(8)) <= 8
+    except GrammarError as error:
+        said = str(error)
+    finally:
+        is_done.set()
+        watcher.join()
+    assert time.perf_counter() - began < 8
+    assert max(gaps) < 1.5
+    assert len(said) < 500
+
+
+def test_a_grammar_that_takes_too_long_is_given_up(tokenizer):
+    with pytest.raises(GrammarError, match=r"more than 0\.001 s"):
+        GrammarCompiler(tokenizer, max_seconds=0.001)(
+            StructuredOutput(json=chain_of_references(1_500))
+        )
+
+
+def test_requests_with_the_same_grammar_share_it(compile_grammar):
+    one = compile_grammar(StructuredOutput(regex="[a-f]{7}"))
+    assert compile_grammar(StructuredOutput(regex="[a-f]{7}")) is one
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"regex": "a", "choice": ["b"]}, {"regex": 5}, {"json": 5}, {"choice": "yes"},
+     {"choice": [""]}, {"json_object": False}, {"jason": {}}],
+)  # fmt: skip
+def test_a_wish_that_is_none_is_refused_at_once(asked):
+    with pytest.raises(RequestError):
+        SamplingParams(structured_outputs=asked)
+
+
+def test_a_model_without_an_end_of_text_token_is_named(tmp_path: Path):
+    write_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.eos_ids = ()
+    with pytest.raises(GrammarError, match="end-of-text"):
+        GrammarCompiler(tokenizer)(StructuredOutput(regex="a"))

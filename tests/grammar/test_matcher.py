@@ -1,0 +1,173 @@
+"""A matcher tells what may follow every node of a draft, and is back in its place afterwards."""
+
+import random
+
+import numpy as np
+import pytest
+
+from hunch.grammar.compile import GrammarCompiler
+from hunch.grammar.matcher import Grammar, Matcher
+from hunch.text.tokenizer import Tokenizer, load_tokenizer
+from hunch.types import StructuredOutput
+from tiny_models import write_tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "model": {"enum": ["ab", "abc", "d"]},
+        "token": {"type": "integer", "maximum": 99},
+    },
+    "required": ["model", "token"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(path)
+    return load_tokenizer(path)
+
+
+@pytest.fixture(scope="module")
+def grammar(tokenizer: Tokenizer) -> Grammar:
+    return GrammarCompiler(tokenizer)(StructuredOutput(json=SCHEMA))
+
+
+def plain_mask(grammar: Grammar, tokens: list[int], size: int) -> np.ndarray:
+    """What may follow, from a matcher that read nothing else."""
+    matcher = grammar.matcher()
+    mask_MV = np.zeros((1, size), dtype=np.bool_)
+    if matcher.consume(tokens) == len(tokens):
+        matcher.fill([], [], mask_MV)
+    return mask_MV[0]
+
+
+def random_tree(
+    rng: random.Random, grammar: Grammar, text: list[int], size: int
+) -> tuple[list[int], list[int]]:
+    """Nodes that mostly follow the grammar."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    paths: list[list[int]] = []
+    for _ in range(12):
+        parent = rng.randint(-1, len(tokens) - 1)
+        path = paths[parent] if parent >= 0 else []
+        allowed = np.flatnonzero(plain_mask(grammar, text + path, size)).tolist()
+        token = rng.choice(allowed) if allowed and rng.random() < 0.8 else rng.randrange(size)
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+            paths.append([*path, token])
+    return tokens, parents
+
+
+def test_masks_of_a_tree_are_those_of_its_paths(grammar, tokenizer):
+    rng = random.Random(0)
+    size = tokenizer.vocab_size + 7  # logits may be wider than the vocabulary
+    text = tokenizer.encode('{"model": "a')
+    matcher = grammar.matcher()
+    assert matcher.consume(text) == len(text)
+    for _ in range(25):
+        tokens, parents = random_tree(rng, grammar, text, size)
+        mask_MV = np.zeros((1 + len(tokens), size), dtype=np.bool_)
+        matcher.fill(tokens, parents, mask_MV)
+        for node in range(-1, len(tokens)):
+            path: list[int] = []
+            at = node
+            while at >= 0:
+                path.insert(0, tokens[at])
+                at = parents[at]
+            expected = plain_mask(grammar, text + path, size)
+            assert (mask_MV[node + 1] == expected).all()
+        assert not mask_MV[:, tokenizer.vocab_size :].any()
+    rest = tokenizer.encode('b", "token": 7}')
+    assert matcher.consume(rest) == len(rest)  # the looks ahead left no trace
+
+
+def test_forced_text_is_guessed_to_its_end(grammar, tokenizer):
+    matcher = grammar.matcher()
+    assert tokenizer.decode(matcher.forced(50)) == '{"model": "'
+    assert len(matcher.forced(3)) == 3
+    matcher.consume(tokenizer.encode('{"model": "d'))
+    assert tokenizer.decode(matcher.forced(50)) == '", "token": '
+    matcher.consume(tokenizer.encode('", "token": 42'))
+    assert tokenizer.decode(matcher.forced(50), skip_special_tokens=False) == "}<|end|>"
+    matcher.consume(matcher.forced(50))
+    assert matcher.forced(50) == []
+
+
+def test_nothing_follows_the_end(grammar, tokenizer):
+    end = tokenizer.eos_ids[0]
+    text = tokenizer.encode('{"model": "d", "token": 1}')
+    matcher = grammar.matcher()
+    assert matcher.consume([*text[:-1], end]) == len(text) - 1  # not before it is complete
+    assert matcher.consume([text[-1], end, end, text[0]]) == 2
+    mask_MV = np.zeros((2, tokenizer.vocab_size), dtype=np.bool_)
+    matcher.fill([end], [-1], mask_MV)
+    assert not mask_MV.any()
+
+
+def test_end_of_text_inside_a_draft(grammar, tokenizer):
+    end = tokenizer.eos_ids[0]
+    matcher = grammar.matcher()
+    matcher.consume(tokenizer.encode('{"model": "d", "token": 1'))
+    (close,) = tokenizer.encode("}")
+    mask_MV = np.zeros((4, tokenizer.vocab_size), dtype=np.bool_)
+    matcher.fill([close, end, close], [-1, 0, 1], mask_MV)
+    assert mask_MV[0, close]
+    assert not mask_MV[0, end]
+    assert np.flatnonzero(mask_MV[1]).tolist() == [end]
+    assert not mask_MV[2:].any()
+
+
+class Failing:
+    """A matcher of the grammar engine that meets its limits at one place."""
+
+    def __init__(self, real, depth: int) -> None:
+        self.real, self.depth, self.is_broken = real, depth, False
+
+    def compute_bitmask(self):
+        self.is_broken = self.is_broken or self.depth == 0
+        return self.real.compute_bitmask()
+
+    def try_consume_tokens(self, tokens):
+        self.depth -= len(tokens)
+        return 0 if self.is_broken else self.real.try_consume_tokens(tokens)
+
+    def rollback(self, count):
+        self.depth += count
+        return not self.is_broken and self.real.rollback(count)
+
+    def is_error(self) -> bool:
+        return self.is_broken
+
+    def get_error(self) -> str:
+        return "too many items" if self.is_broken else ""
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+
+def test_a_mask_that_cannot_be_told_fails_closed_and_harms_no_other_branch(grammar, tokenizer):
+    text = tokenizer.encode('{"model": "')
+    a, b, d = (tokenizer.encode(c)[0] for c in "abd")
+    tokens, parents = [a, b, d], [-1, 0, -1]
+    sound = np.zeros((4, tokenizer.vocab_size), dtype=np.bool_)
+    matcher = grammar.matcher()
+    matcher.consume(text)
+    matcher.fill(tokens, parents, sound)
+    broken = np.zeros_like(sound)
+    matcher._at = Failing(matcher._at, depth=2)  # fails after "ab"
+    matcher.fill(tokens, parents, broken)
+    assert (broken[[0, 1, 3]] == sound[[0, 1, 3]]).all()
+    assert not broken[2].any()
+    assert matcher.problem().startswith("the grammar became too complex: too many items")
+    assert matcher.consume([a, b]) == 2  # the row itself can go on
+
+
+def test_a_matcher_is_of_one_sequence(grammar, tokenizer):
+    one, other = grammar.matcher(), grammar.matcher()
+    assert isinstance(one, Matcher)
+    one.consume(tokenizer.encode('{"model"'))
+    assert tokenizer.decode(other.forced(50)) == '{"model": "'
