@@ -79,3 +79,15 @@ def test_a_margin_asks_for_more():
     curve = curve_of({1: 1.0, 2: 1.1})
     assert curve.best_count([0.12]) == 1
     assert curve.best_count([0.12], margin=0.05) == 0
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=60, max_size=120), st.integers(1, 8))
+def test_many_nodes_are_weighed_as_few_are(chances, num_rows):
+    curve = curve_of({1: 1.0, 4: 1.3, 16: 3.0, 32: 7.0})
+    chances = sorted(chances, reverse=True)
+    rates = [
+        (num_rows + sum(chances[:count])) / curve.seconds(num_rows + count)
+        for count in range(len(chances) + 1)
+    ]
+    best = curve.best_count(chances, num_rows)
+    assert rates[best] == pytest.approx(max(rates))

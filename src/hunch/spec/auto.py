@@ -59,15 +59,18 @@ class Planner:
 
     def observe(self, step: TargetStep) -> None:
         self.method.observe(step)
-        rows = step.rows
+        rows, routes = step.rows, self._routes
+        following: dict[str, list[int]] = {}
         for row in rows.ids_R.tolist():
-            route = self._routes.get(row)
+            route = routes.get(row)
             if route is None:
-                route = self._routes[row] = self._route(rows, row)
+                route = routes[row] = self._route(rows, row)
                 if route is not PLAIN:
                     self._routed.add(row)
             if route.lookup is not None:
-                self.lookups[route.lookup].follow(rows, [row])
+                following.setdefault(route.lookup, []).append(row)
+        for name, ids in following.items():
+            self.lookups[name].follow(rows, ids)
 
     def _route(self, rows: Rows, row: int) -> Route:
         request = rows.requests[row] if rows.requests else None

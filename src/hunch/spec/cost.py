@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+import numpy as np
+
 WINDOW = 15  # passes remembered per size
+MANY = 48  # nodes above which numpy is quicker
 
 
 class CostCurve:
@@ -51,6 +54,14 @@ class CostCurve:
         slope = (seconds[at] - seconds[at - 1]) / (sizes[at] - sizes[at - 1])
         return seconds[at] + slope * (num_tokens - sizes[at])
 
+    def _each(self, sizes_N: np.ndarray) -> np.ndarray:
+        """`seconds` of many sizes at once."""
+        if len(self._sizes) < 2 or sizes_N[0] < self._sizes[0]:
+            return np.array([self.seconds(int(size)) for size in sizes_N])
+        (left, right), (low, high) = self._sizes[-2:], self._seconds[-2:]
+        beyond_N = np.maximum(sizes_N - right, 0) * ((high - low) / (right - left))
+        return np.asarray(np.interp(sizes_N, self._sizes, self._seconds) + beyond_N)
+
     def relative(self, num_tokens: int) -> float:
         """In passes over one token."""
         return self.seconds(num_tokens) / self.seconds(1)
@@ -62,6 +73,11 @@ class CostCurve:
         each in any case. A count above zero must beat plain decoding by the share `margin`.
         """
         best, best_rate = 0, num_rows / self.seconds(num_rows) * (1.0 + margin)
+        if len(chances) > MANY:
+            seconds = self._each(np.arange(num_rows + 1, num_rows + len(chances) + 1))
+            rates = (num_rows + np.cumsum(chances)) / seconds
+            best = int(rates.argmax())
+            return best + 1 if rates[best] > best_rate else 0
         tokens = float(num_rows)
         for count, chance in enumerate(chances, start=1):
             tokens += chance

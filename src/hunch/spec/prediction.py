@@ -137,16 +137,21 @@ class PredictionDrafter(LookupDrafter):
     def guess(self, row: LookupRow) -> list[Node]:
         text = row.text
         assert isinstance(text, PredictedText)
-        of, chance = self.chances.of, 1.0
         nodes: list[Node] = []
+        chance = 1.0
         run, kind = text.run, min(text.run, MAX_RUN)
         if text.num_lost:
             kind = NEAR_BY if run else LOST + min(text.num_lost, len(LOST_PRIORS))
-        for token in text.expected[text.place : text.place + self.config.num_nodes]:
-            chance *= of(kind, row.term)
+        own = self.chances.of(kind, row.term)
+        for parent, token in enumerate(
+            text.expected[text.place : text.place + self.config.num_nodes], start=-1
+        ):
+            chance *= own
             if chance < MIN_CHANCE:
                 break
-            nodes.append(Node(token, len(nodes) - 1, chance, kind))
+            nodes.append(Node(token, parent, chance, kind))
             run += 1
-            kind = min(run, MAX_RUN)
+            if run <= MAX_RUN:  # beyond, chances are all alike
+                kind = run
+                own = self.chances.of(kind, row.term)
         return nodes
