@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import torch
 
@@ -55,9 +56,12 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return source.shapes
 
 
-def check_tensors(spec: ModelSpec, source: FileSource) -> None:
-    """Raise for tensors that are missing, of another shape, or that nothing would read."""
-    expected = tensor_shapes(spec)
+def check_tensors(spec: ModelSpec, source: FileSource, given: Collection[str] = ()) -> None:
+    """Raise for tensors that are missing, of another shape, or that nothing would read.
+
+    Those `given` come from elsewhere: they are not looked for, and not used if they are there.
+    """
+    expected = {name: shape for name, shape in tensor_shapes(spec).items() if name not in given}
     found = {name: source.find(name) for name in expected}
     missing = [name for name, there in found.items() if there is None]
     if missing:
@@ -70,7 +74,7 @@ def check_tensors(spec: ModelSpec, source: FileSource) -> None:
     if wrong:
         raise ModelFormatError(f"tensors whose shape contradicts the config: {_some(wrong)}")
     extra = set(source.weights.names()) - set(found.values())
-    extra = {name for name in extra if not _may_stay_unread(name, spec)}
+    extra = {name for name in extra if name not in given and not _may_stay_unread(name, spec)}
     if extra:
         raise ModelFormatError(
             f"the config does not account for {_some(sorted(extra))}; ignoring them would change "

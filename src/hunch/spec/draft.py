@@ -18,6 +18,7 @@ from torch import Tensor
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.errors import ConfigError
+from hunch.models.heads.cut import is_cut, load_cut
 from hunch.models.heads.vocab import Columns, compare, read_vocab
 from hunch.models.load import load_decoder
 from hunch.models.native import DTYPES as NATIVE_DTYPES
@@ -65,13 +66,8 @@ class DraftModelDrafter:
         self.options = read_options(DraftOptions, options, "draft")
         self.context = context
         weights = open_weights(path)
-        self.model = _load(weights, self.options.dtype, context)
-        self.shape = self.options.shape()
-        size = self.model.spec.vocab_size
-        vocab = read_vocab(weights)
-        self.columns: Columns = compare(
-            vocab, size, context.vocab, context.vocab_size, path, self.options.cross_vocab
-        ).to(context.device)
+        self.shape = self.options.shape(context)
+        self.model, self.columns = _load(weights, path, self.options, context)
         _warn_of_cost(self.model.weight_bytes, context.target.weight_bytes)
         limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)
         self.window = KvWindow(context, max(limit - self.shape.depth, 1))
@@ -189,7 +185,22 @@ class DraftModelDrafter:
             self.pending.pop(row, None)
 
 
-def _load(weights: Weights, dtype: str, context: DrafterContext) -> Any:
+def _load(
+    weights: Weights, path: str, options: DraftOptions, context: DrafterContext
+) -> tuple[Any, Columns]:
+    """The model, and how its logits become the target's."""
+    if is_cut(weights):
+        model, ids_C = load_cut(weights, context.target, options.dtype, context.device)
+        if model.spec.vocab_size != context.vocab_size:
+            compare(None, model.spec.vocab_size, None, context.vocab_size, path)  # raises
+        return model, Columns(context.vocab_size if ids_C is None else len(ids_C), ids_C)
+    model = _load_whole(weights, options.dtype, context)
+    size, vocab = model.spec.vocab_size, read_vocab(weights)
+    columns = compare(vocab, size, context.vocab, context.vocab_size, path, options.cross_vocab)
+    return model, columns.to(context.device)
+
+
+def _load_whole(weights: Weights, dtype: str, context: DrafterContext) -> Any:
     """On the target's kind of kernels; beside a quantised target, in 8 bits at most."""
     target = context.target
     if getattr(target, "kernels", "") == "native" and dtype in NATIVE_DTYPES:

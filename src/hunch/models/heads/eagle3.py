@@ -183,9 +183,12 @@ def _read_output(
         return None, None
     vocab_size = target.spec.vocab_size
     if "d2t" in source:
-        lm_head = source.output("lm_head.weight", rows, spec.width)
         offset_C = source.ids("d2t", rows)
         ids_C = check_map(torch.arange(rows) + offset_C.cpu(), vocab_size, source.where)
+        if "lm_head.weight" in source or spec.width != target.spec.width:
+            lm_head = source.output("lm_head.weight", rows, spec.width)
+        else:
+            lm_head = source.output_of(target, ids_C)
         return lm_head, ids_C.to(source.device)
     lm_head = source.output("lm_head.weight", rows, spec.width, vocab_size)
     return lm_head, column_ids(min(rows, vocab_size), vocab_size)

@@ -107,6 +107,13 @@ class HeadSource(Source):
             weight_CD = weight_CD[:num_kept].contiguous()
         return self._hold(Linear(weight_CD))
 
+    def output_of(self, target: Any, ids_C: Tensor) -> Linear:
+        """Rows of the target's own output matrix, for a head that brings none."""
+        head = getattr(target, "decoder", target).head
+        if isinstance(head, Linear):
+            return Linear(head.weight_NK[ids_C.to(self.device)].contiguous())
+        return self._hold(Linear(head.rows(ids_C)))
+
     def _hold(self, layer: Linear) -> Linear:
         if not self._is_native or not NativeLinear.fits(layer.weight_NK):
             return layer

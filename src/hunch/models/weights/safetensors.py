@@ -15,6 +15,7 @@ from hunch.models.weights.base import Packed, unified_config
 from hunch.models.weights.json_file import read_json
 
 INDEX = "model.safetensors.index.json"
+SCALE = "_scale"  # NAME_scale holds the size of a unit in each row of NAME, stored as int8
 
 
 class SafetensorsWeights:
@@ -56,7 +57,10 @@ class SafetensorsWeights:
             )
 
     def names(self) -> list[str]:
-        return list(self._homes)
+        return [name for name in self._homes if not self._is_scale(name)]
+
+    def _is_scale(self, name: str) -> bool:
+        return name.endswith(SCALE) and name.removesuffix(SCALE) in self._homes
 
     def shape(self, name: str) -> tuple[int, ...]:
         self._home(name)
@@ -64,6 +68,9 @@ class SafetensorsWeights:
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         loaded: Tensor = self._home(name).get_tensor(name)
+        if name + SCALE in self._homes:
+            scale_N: Tensor = self._home(name + SCALE).get_tensor(name + SCALE)
+            loaded = loaded.float() * scale_N.float()[:, None]
         return loaded.to(dtype)
 
     def packed(self, name: str) -> Packed | None:

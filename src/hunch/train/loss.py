@@ -1,0 +1,95 @@
+"""How far a student is from the target, and which way is better: fused with the output matrix.
+
+The logits over the vocabulary are the largest thing in training. They are made a part at a time,
+turned into their gradient at once, and dropped.
+Shape letters: M rows, D width, C columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hunch.errors import ConfigError
+from hunch.registry import unknown
+
+LOSSES = ("ce", "kl", "tv", "blend")
+_NUM_ROWS = 8192  # rows whose logits exist at a time
+
+
+def check_loss(kind: str) -> str:
+    if kind not in LOSSES:
+        raise ConfigError(f"loss: {unknown(kind, LOSSES)}")
+    return kind
+
+
+def slope(z_MC: Tensor, p_MC: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The loss of each row, and its gradient by the logits, float32.
+
+    ce: cross-entropy to the whole distribution. kl: the same less the target's entropy, so that 0
+    is perfect. tv: half the difference, which is the chance that a draw is rejected; it says
+    little to a student that is far off, so blend adds it to kl.
+    """
+    log_q_MC = functional.log_softmax(z_MC, dim=-1, dtype=torch.float32)
+    q_MC = log_q_MC.exp()
+    p_MC = p_MC.float()
+    loss_M = torch.zeros(len(z_MC), device=z_MC.device)
+    slope_MC = torch.zeros_like(q_MC)
+    if kind in ("ce", "kl", "blend"):
+        loss_M -= (p_MC * log_q_MC).sum(-1)
+        slope_MC += q_MC - p_MC
+        if kind != "ce":
+            loss_M += torch.xlogy(p_MC, p_MC).sum(-1)
+    if kind in ("tv", "blend"):
+        gap_MC = q_MC - p_MC
+        loss_M += 0.5 * gap_MC.abs().sum(-1)
+        sign_MC = 0.5 * gap_MC.sign()
+        slope_MC += q_MC * (sign_MC - (q_MC * sign_MC).sum(-1, keepdim=True))
+    return loss_M, slope_MC
+
+
+class _Taught(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h_MD: Tensor, w_CD: Tensor, p_MC: Tensor, weight_M: Tensor, kind: str
+    ) -> tuple[Tensor, Tensor]:
+        has_w = w_CD.requires_grad
+        total = torch.zeros((), device=h_MD.device)
+        dh_MD = torch.empty_like(h_MD)
+        dw_CD = torch.zeros_like(w_CD, dtype=torch.float32) if has_w else None
+        best_M = torch.empty(len(h_MD), dtype=torch.int64, device=h_MD.device)
+        for first in range(0, len(h_MD), _NUM_ROWS):
+            part = slice(first, first + _NUM_ROWS)
+            h, p = h_MD[part], p_MC[part]
+            z_MC = functional.linear(h, w_CD)
+            best_M[part] = z_MC.argmax(-1)
+            if p.shape[1] < z_MC.shape[1]:  # columns the target's opinion leaves out
+                p = functional.pad(p, (0, z_MC.shape[1] - p.shape[1]))
+            loss_M, slope_MC = slope(z_MC, p, kind)
+            total += (loss_M * weight_M[part]).sum()
+            slope_MC = (slope_MC * weight_M[part, None]).to(h.dtype)
+            dh_MD[part] = slope_MC @ w_CD
+            if dw_CD is not None:
+                dw_CD += slope_MC.t() @ h
+        ctx.save_for_backward(dh_MD, *([dw_CD.to(w_CD.dtype)] if dw_CD is not None else []))
+        ctx.mark_non_differentiable(best_M)
+        return total, best_M
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
+        dh_MD, *rest = ctx.saved_tensors
+        return dh_MD * grad, rest[0] * grad if rest else None, None, None, None
+
+
+def teach(
+    h_MD: Tensor, head_CD: Tensor, p_MC: Tensor, weight_M: Tensor, kind: str
+) -> tuple[Tensor, Tensor]:
+    """The weighted loss of states before an output matrix, and the column each row likes best.
+
+    Where `p_MC` has fewer columns than the matrix, the target is taken to give the rest nothing.
+    """
+    loss, best_M = _Taught.apply(h_MD, head_CD, p_MC, weight_M, kind)  # type: ignore[no-untyped-call]
+    return loss, best_M

@@ -1,0 +1,101 @@
+"""The optimiser: Muon for matrices inside the network, Adam for norms, embeddings and heads.
+
+Muon steps along the nearest orthogonal matrix of the momentum, so that every direction moves alike;
+its step is scaled to the size Adam's usually has, and one learning rate serves both
+(arXiv 2502.16982).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MOMENTUM, _BETA2, _EPS = 0.95, 0.95, 1e-10
+_BETA1 = 0.9
+_STEP_SIZE = 0.2  # root mean square of Adam's usual step, in learning rates
+
+
+class Optimiser:
+    """Steps named leaf tensors in place."""
+
+    def __init__(self, tensors: dict[str, Tensor], plain: Collection[str] = ()) -> None:
+        self.tensors = tensors
+        self.num_steps = 0
+        self.first = {name: torch.zeros_like(t) for name, t in tensors.items()}
+        self.by_shape: dict[tuple[int, ...], list[str]] = {}
+        self.plain: list[str] = []
+        for name, tensor in tensors.items():
+            if tensor.dim() == 2 and name not in plain:
+                self.by_shape.setdefault(tuple(tensor.shape), []).append(name)
+            else:
+                self.plain.append(name)
+        self.second = {name: torch.zeros_like(tensors[name]) for name in self.plain}
+
+    @torch.no_grad()
+    def step(self, lr: float, plain_lr: float | None = None, max_norm: float = 1.0) -> None:
+        """One step along the gradients, which are dropped; `max_norm` bounds Adam's gradient."""
+        self.num_steps += 1
+        grads = {
+            name: torch.zeros_like(t) if t.grad is None else t.grad
+            for name, t in self.tensors.items()
+        }
+        self._step_plain(grads, lr if plain_lr is None else plain_lr, max_norm)
+        for names in self.by_shape.values():
+            self._step_matrices(names, grads, lr)
+        for tensor in self.tensors.values():
+            tensor.grad = None
+
+    def _step_plain(self, grads: dict[str, Tensor], lr: float, max_norm: float) -> None:
+        if not self.plain:
+            return
+        own = [grads[name] for name in self.plain]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own)))
+        torch._foreach_mul_(own, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        first = [self.first[name] for name in self.plain]
+        second = [self.second[name] for name in self.plain]
+        torch._foreach_lerp_(first, own, 1 - _BETA1)
+        torch._foreach_mul_(second, _BETA2)
+        torch._foreach_addcmul_(second, own, own, 1 - _BETA2)
+        scale = math.sqrt(1 - _BETA2**self.num_steps) / (1 - _BETA1**self.num_steps)
+        size = torch._foreach_sqrt(second)
+        torch._foreach_add_(size, _EPS)
+        tensors = [self.tensors[name] for name in self.plain]
+        torch._foreach_addcdiv_(tensors, first, size, -lr * scale)
+
+    def _step_matrices(self, names: list[str], grads: dict[str, Tensor], lr: float) -> None:
+        first = [self.first[name] for name in names]
+        own = [grads[name] for name in names]
+        torch._foreach_mul_(first, _MOMENTUM)
+        torch._foreach_add_(first, own)
+        ahead = torch._foreach_add(own, first, alpha=_MOMENTUM)
+        update = orthogonal(torch.stack(ahead))
+        rate = -lr * _STEP_SIZE * math.sqrt(max(own[0].shape))
+        tensors = [self.tensors[name] for name in names]
+        torch._foreach_add_(tensors, list(update.to(tensors[0].dtype).unbind(0)), alpha=rate)
+
+    def state(self) -> dict[str, Any]:
+        return {"num_steps": self.num_steps, "first": self.first, "second": self.second}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.num_steps = int(state["num_steps"])
+        for ours, theirs in ((self.first, state["first"]), (self.second, state["second"])):
+            for name, tensor in ours.items():
+                tensor.copy_(theirs[name])
+
+
+def orthogonal(g_NAB: Tensor, num_rounds: int = 5) -> Tensor:
+    """About the nearest matrices with orthonormal rows or columns: a Newton-Schulz iteration."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x: Tensor = g_NAB.bfloat16() if g_NAB.is_cuda else g_NAB
+    is_tall = x.shape[1] > x.shape[2]
+    if is_tall:
+        x = x.mT
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    for _ in range(num_rounds):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT.contiguous() if is_tall else x

@@ -1,0 +1,118 @@
+"""Draft: a few of the target's own layers over its own embedding, distilled on its own answers.
+
+Shape letters: T tokens in a row, D width, C columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.errors import ConfigError
+from hunch.models.build import build_block
+from hunch.models.decoder import Decoder
+from hunch.models.load import tensor_shapes
+from hunch.models.weights import Weights
+from hunch.train.states import Dense, Thoughts
+from hunch.train.student import Lesson, Student, Walk, check_target
+from hunch.train.vocab import Columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftOptions:
+    """train draft KEY=VALUE..."""
+
+    layers: str = "4"  # how many of the target's layers, or which: "0,1,15,29"
+    loss: str = "ce"
+    from_scratch: bool = False  # random layers instead of the target's
+
+
+class DraftStudent(Student):
+    """Sees what the target sees, and is asked what the target would say."""
+
+    def __init__(
+        self, options: DraftOptions, target: Decoder, columns: Columns, weights: Weights
+    ) -> None:
+        super().__init__(target, columns)
+        check_target(target, "draft")
+        self.kind = options.loss
+        self.layers = read_layers(options.layers, target.spec.num_layers)
+        windows = tuple(target.spec.windows[layer] for layer in self.layers)
+        self.spec = replace(target.spec, num_layers=len(self.layers), windows=windows)
+        self.head_CD = target.head.weight_NK[columns.ids_C].contiguous()
+        self.start(self._cut(weights, options.from_scratch))
+
+    def _cut(self, weights: Weights, from_scratch: bool) -> dict[str, Tensor]:
+        names, found = self.target.names, {}
+        generator = torch.Generator().manual_seed(0)
+        for name, shape in tensor_shapes(self.spec).items():
+            if name in (names.embed, names.head):
+                continue  # shared with the target, never trained
+            stored = name
+            for ours, theirs in enumerate(self.layers):
+                prefix = names.layer.format(ours)
+                if name.startswith(prefix):
+                    stored = names.layer.format(theirs) + name.removeprefix(prefix)
+            found[name] = _read(weights, stored)
+            if from_scratch and len(shape) == 2:
+                found[name] = torch.randn(shape, generator=generator) * shape[1] ** -0.5
+        return found
+
+    def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
+        source, names, target = self.source(), self.target.names, self.target
+        attend = Dense(thoughts.ids_BL, target.rope, thoughts.split)
+        x_TD = target.embed(thoughts.ids_BL.flatten())
+        for layer in range(self.spec.num_layers):
+            prefix = names.layer.format(layer)
+            x_TD = build_block(self.spec, source, prefix, layer, names=names)(x_TD, attend)
+        if self.spec.has_final_norm:
+            norm = source.norm(
+                names.final_norm, self.spec.width, self.spec.norm_eps, self.spec.norm
+            )
+            x_TD = norm(x_TD)
+        walk = Walk(thoughts, self.kind, is_test=is_test)
+        walk.teach(x_TD, 0, self.head_CD)
+        # Fed with the target's tokens, it says the same at any depth of a draft.
+        return Lesson(walk.loss, walk.agreed)
+
+    def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        spec = self.spec
+        config: dict[str, Any] = {"num_hidden_layers": spec.num_layers, "cut_layers": self.layers}
+        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        if len(self.columns) < spec.vocab_size:
+            config["draft_vocab_size"] = len(self.columns)
+            ids_C = self.columns.ids_C.sort().values.cpu()
+            tensors["d2t"] = ids_C - torch.arange(len(ids_C))
+        return config, tensors
+
+
+def _read(weights: Weights, name: str) -> Tensor:
+    known = set(weights.names())
+    return weights.tensor(name if name in known else name.removeprefix("model."), torch.float32)
+
+
+def read_layers(text: str, num_layers: int) -> list[int]:
+    """A count, or a list of the target's layers in ascending order."""
+    try:
+        given = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"layers={text!r} must be a number, or numbers with commas") from None
+    layers = choose_layers(given[0], num_layers) if len(given) == 1 else given
+    is_good = layers == sorted(set(layers)) and 0 <= layers[0] <= layers[-1] < num_layers
+    if not is_good or (len(given) == 1 and not 1 <= given[0] < num_layers):
+        raise ConfigError(
+            f"layers={text!r}: the target has {num_layers} layers; give a count below that, or "
+            "some of 0 .. {num_layers - 1} in ascending order"
+        )
+    return layers
+
+
+def choose_layers(count: int, num_layers: int) -> list[int]:
+    """The first, then evenly from the second to the last: both ends do what no other layer does."""
+    if count < 2:
+        return [0]
+    span = num_layers - 2
+    return [0, *(1 + round(i * span / max(count - 2, 1)) for i in range(count - 1))]

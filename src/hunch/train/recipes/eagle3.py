@@ -1,0 +1,219 @@
+"""EAGLE-3: a head over the target's states that learns on its own outputs, several steps deep.
+
+Shape letters: B texts, L their length, T = B * L, D width, C columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hunch.errors import ConfigError
+from hunch.layers.attention import Heads
+from hunch.layers.rope import Rope
+from hunch.models.build import build_block
+from hunch.models.decoder import Decoder
+from hunch.models.source import Source
+from hunch.models.weights import Weights
+from hunch.train.states import Dense, Split, Thoughts
+from hunch.train.student import Lesson, Student, Walk, check_target, narrow
+from hunch.train.vocab import Columns
+
+FIRST = "midlayer."
+_SHAPES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eagle3Options:
+    """train eagle3 KEY=VALUE..."""
+
+    layers: int = 1  # of the head
+    unroll: int = 5  # steps it is fed with its own states
+    features: str = ""  # "2,15,27": after how many target layers; empty: low, middle and high
+    loss: str = "ce"
+    share: float = 1.0  # of each batch's texts it learns from: unrolling is what costs
+
+
+class Unrolled(Dense):
+    """Step i of a draft: a token reads the target's states up to i positions back, then drafts.
+
+    The entry of step j, i - j positions back, is where the draft stood after j tokens.
+    """
+
+    def __init__(self, ids_BL: Tensor, rope: Rope, split: Split) -> None:
+        super().__init__(ids_BL, rope, split)
+        self.step = 0
+        self.before: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def mask(self, device: torch.device) -> Tensor:
+        length, step = self.shape[1], self.step
+        pos_L = torch.arange(length, device=device)
+        back_LL = pos_L[:, None] - pos_L
+        blocks = [back_LL >= step]
+        blocks += [back_LL == step - j for j in range(1, step + 1)]
+        return torch.cat(blocks, dim=1)
+
+    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+        q, k, v = self.heads(qkv_TAH, heads)
+        group = heads.num_heads // heads.num_kv_heads
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        entries = self.before.setdefault(layer, [])
+        entries.append((k, v))
+        if self.step == 0:
+            out = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=heads.scale
+            )
+        else:
+            keys, values = (torch.cat(parts, dim=2) for parts in zip(*entries, strict=True))
+            mask = self.mask(q.device)
+            out = functional.scaled_dot_product_attention(q, keys, values, mask, scale=heads.scale)
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+class Eagle3Student(Student):
+    """(state of t, token t + 1) -> state of t + 1, from which token t + 2 is guessed."""
+
+    def __init__(
+        self, options: Eagle3Options, target: Decoder, columns: Columns, weights: Weights
+    ) -> None:
+        super().__init__(target, columns)
+        check_target(target, "eagle3")
+        if options.layers < 1 or options.unroll < 1 or not 0 < options.share <= 1:
+            raise ConfigError("eagle3: layers and unroll must be 1 or more, share from 0 to 1")
+        self.options = options
+        self.feature_layers = _features(options.features, target.spec.num_layers)
+        count = options.layers
+        self.spec = replace(
+            target.spec,
+            num_layers=count,
+            windows=(None,) * count,
+            has_qkv_bias=False,
+            has_out_bias=False,
+            has_mlp_bias=False,
+            has_qk_norm=False,
+        )
+        self.head_CD = target.head.weight_NK[columns.ids_C].contiguous()
+        self.start(self._begin(weights))
+
+    def _begin(self, weights: Weights) -> dict[str, Tensor]:
+        """Where shapes allow it, from the target's own layers; the token's half starts small."""
+        spec, names, generator = self.spec, self.target.names, torch.Generator().manual_seed(1)
+        width, last = spec.width, self.target.spec.num_layers - 1
+
+        def taken(name: str, layer: int) -> Tensor:
+            stored = names.layer.format(layer) + name
+            known = set(weights.names())
+            stored = stored if stored in known else stored.removeprefix("model.")
+            return weights.tensor(stored, torch.float32)
+
+        fc = torch.randn(width, len(self.feature_layers) * width, generator=generator) * 0.02
+        fc[:, -width:] += torch.eye(width)
+        found = {
+            "fc.weight": fc,
+            "norm.weight": taken_final(weights, names.final_norm),
+            f"{FIRST}hidden_norm.weight": taken("input_layernorm.weight", last),
+            f"{FIRST}input_layernorm.weight": taken("input_layernorm.weight", 0),
+        }
+        for layer in range(spec.num_layers):
+            prefix = f"layers.{layer}." if layer else FIRST
+            origin = last - (spec.num_layers - 1 - layer)
+            for name in (*_SHAPES, "self_attn.o_proj"):
+                matrix = taken(f"{name}.weight", origin)
+                if not layer and name in _SHAPES:
+                    matrix = torch.cat((taken(f"{name}.weight", 0), matrix), dim=1) * 0.7
+                found[f"{prefix}{name}.weight"] = matrix
+            for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+                found[f"{prefix}{name}.weight"] = taken(f"{name}.weight", origin)
+            norms = (
+                ("post_attention_layernorm", "input_layernorm")
+                if layer
+                else ("post_attention_layernorm",)
+            )
+            for name in norms:
+                found[f"{prefix}{name}.weight"] = taken(f"{name}.weight", origin)
+        return found
+
+    def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
+        t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
+        spec, source = self.spec, self.source()
+        assert self.target.rope is not None
+        attend = Unrolled(t.ids_BL, self.target.rope, t.split)
+        blocks = [
+            build_block(spec, source, FIRST, 0, input_width=2 * spec.width, has_attn_norm=False)
+        ]
+        blocks += [
+            build_block(spec, source, f"layers.{layer}.", layer)
+            for layer in range(1, spec.num_layers)
+        ]
+        norm = source.rms_norm("norm", spec.width, spec.norm_eps)
+        token_TD = source.rms_norm(f"{FIRST}input_layernorm", spec.width, spec.norm_eps)(
+            self.target.embed(t.ids_after(1))
+        )
+        hidden_norm = source.rms_norm(f"{FIRST}hidden_norm", spec.width, spec.norm_eps)
+        hidden_TD = _fuse(source, t.features, spec.width)
+        walk = Walk(t, self.options.loss, is_test=is_test)
+        for step in range(self.options.unroll):
+            attend.step = step
+            input_TE = torch.cat((token_TD, hidden_norm(hidden_TD)), dim=-1)
+            x_TD = blocks[0].mix(hidden_TD, input_TE, attend)
+            for block in blocks[1:]:
+                x_TD = block(x_TD, attend)
+            walk.teach(norm(x_TD), 1, self.head_CD)
+            # The next token's entry is fed with the state drafted one position before.
+            hidden_TD = x_TD.view(*t.ids_BL.shape, -1).roll(1, dims=1).flatten(0, 1)
+        return walk.lesson()
+
+    def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        spec, rope = self.spec, self.target.spec.rope
+        assert rope is not None
+        ids_C = self.columns.ids_C.sort().values.cpu()
+        config = {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "vocab_size": spec.vocab_size,
+            "draft_vocab_size": len(ids_C),
+            "hidden_size": spec.width,
+            "intermediate_size": spec.ffn_width,
+            "num_hidden_layers": spec.num_layers,
+            "num_attention_heads": spec.num_heads,
+            "num_key_value_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+            "max_position_embeddings": spec.max_len,
+            "rms_norm_eps": spec.norm_eps,
+            "rope_theta": rope.theta,
+            "hidden_act": spec.activation,
+            "tie_word_embeddings": False,
+            "eagle_aux_hidden_state_layer_ids": list(self.feature_layers),
+        }
+        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        tensors["d2t"] = ids_C - torch.arange(len(ids_C))
+        tensors["lm_head.weight"] = self.target.head.weight_NK[ids_C.to(self.target.device)]
+        return config, tensors
+
+
+def taken_final(weights: Weights, name: str) -> Tensor:
+    known = set(weights.names())
+    stored = f"{name}.weight"
+    stored = stored if stored in known else stored.removeprefix("model.")
+    return weights.tensor(stored, torch.float32)
+
+
+def _fuse(source: Source, features: tuple[Tensor, ...], width: int) -> Tensor:
+    fc = source.linear(("fc",), (width,), len(features) * width)
+    return fc(torch.cat(features, dim=-1))
+
+
+def _features(text: str, num_layers: int) -> tuple[int, ...]:
+    if not text:
+        return (min(2, num_layers), num_layers // 2, max(num_layers - 3, 0))
+    try:
+        layers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"features={text!r} must be numbers with commas") from None
+    if not layers or not 0 <= min(layers) <= max(layers) <= num_layers:
+        raise ConfigError(f"features={text!r} must be from 0 to the target's {num_layers} layers")
+    return layers

@@ -1,0 +1,125 @@
+"""MLP speculator: small stages that each take the token before and guess one further.
+
+Shape letters: T tokens in a row, D width, I inner width, C columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hunch.errors import ConfigError
+from hunch.layers.linear import Linear
+from hunch.models.decoder import Decoder
+from hunch.models.heads.mlp import EPS, MlpNet
+from hunch.models.heads.parts import BiasedNorm, Table
+from hunch.models.weights import Weights
+from hunch.train.states import Thoughts
+from hunch.train.student import Lesson, Student, Walk, narrow
+from hunch.train.vocab import Columns
+
+_EMB, _HEAD = "speculator.emb.0.weight", "speculator.head.0.weight"
+_LN, _PROJ = "speculator.ln.0", "speculator.proj"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlpOptions:
+    """train mlp KEY=VALUE..."""
+
+    stages: int = 4
+    inner: int = 192  # width of the stages
+    loss: str = "ce"
+    share: float = 1.0  # of each batch's texts it learns from
+
+
+class MlpStudent(Student):
+    """Stages share their weights (tie_weights), but for the first projection.
+
+    The published form has no map of tokens: the output matrix covers the whole vocabulary, and
+    tokens without a column are taught to be nothing.
+    """
+
+    plain = (_EMB, _HEAD)
+
+    def __init__(
+        self, options: MlpOptions, target: Decoder, columns: Columns, weights: Weights
+    ) -> None:
+        super().__init__(target, columns)
+        if options.stages < 1 or options.inner < 1:
+            raise ConfigError("mlp: stages and inner must be 1 or more")
+        self.options = options
+        width, inner, vocab_size = target.spec.width, options.inner, target.spec.vocab_size
+        # Widest directions of the target's own matrices: a start that already knows the tokens.
+        embed_VI = _squeeze(target.embedding_VD.float(), inner)
+        head_VI = _squeeze(target.head.weight_NK.float(), inner)
+        generator = torch.Generator().manual_seed(2)
+        rest = torch.ones(vocab_size, dtype=torch.bool)
+        rest[columns.ids_C.cpu()] = False
+        order_V = torch.cat((columns.ids_C.cpu(), rest.nonzero().squeeze(1)))
+        self.order_V = order_V.to(target.device)
+        tensors = {
+            _EMB: embed_VI,
+            _HEAD: head_VI,
+            f"{_LN}.weight": torch.ones(inner),
+            f"{_LN}.bias": torch.zeros(inner),
+            f"{_PROJ}.0.weight": torch.randn(inner, width, generator=generator) * width**-0.5,
+        }
+        if options.stages > 1:
+            noise = torch.randn(inner, inner, generator=generator) * inner**-0.5
+            tensors[f"{_PROJ}.1.weight"] = noise
+        self.start(tensors)
+
+    def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
+        t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
+        source, inner = self.source(), self.options.inner
+        vocab_size, width = self.target.spec.vocab_size, self.target.spec.width
+        emb = Table(source.take(_EMB, vocab_size, inner))
+        norm = BiasedNorm(
+            source.take(f"{_LN}.weight", inner), source.take(f"{_LN}.bias", inner), EPS
+        )
+        head_VI = source.take(_HEAD, vocab_size, inner)[self.order_V]
+        proj = [Linear(source.take(f"{_PROJ}.0.weight", inner, width))]
+        if self.options.stages > 1:
+            later = Linear(source.take(f"{_PROJ}.1.weight", inner, inner))
+            proj += [later] * (self.options.stages - 1)
+        count = self.options.stages
+        net = MlpNet([emb] * count, proj, [norm] * count, [Linear(head_VI)] * count, inner, True)
+        walk = Walk(t, self.options.loss, is_test=is_test)
+        state_TI = net.start(t.hidden_TD)
+        for stage in range(count):
+            # As MlpNet.step, but for its logits: they are made where they teach.
+            embedded_TI = emb(t.ids_after(1 + stage))
+            state_TI = torch.add(proj[stage](state_TI), embedded_TI, alpha=net.emb_scale)
+            state_TI = functional.gelu(norm(state_TI))
+            walk.teach(state_TI, 1 + stage, head_VI)
+        return walk.lesson()
+
+    def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        spec, count = self.target.spec, self.options.stages
+        config = {
+            "architectures": ["MLPSpeculatorPreTrainedModel"],
+            "model_type": "mlp_speculator",
+            "emb_dim": spec.width,
+            "inner_dim": self.options.inner,
+            "n_predict": count,
+            "vocab_size": spec.vocab_size,
+            "top_k_tokens_per_head": [max(4 - stage, 1) for stage in range(count)],
+            "n_candidates": 4,
+            "tie_weights": True,
+            "scale_input": True,
+        }
+        return config, {name: tensor.detach() for name, tensor in self.tensors.items()}
+
+
+def _squeeze(matrix_VD: Tensor, inner: int) -> Tensor:
+    """The matrix in its widest directions, about as large as a fresh embedding would be."""
+    count = min(inner, matrix_VD.shape[1])
+    _, vectors = torch.linalg.eigh(matrix_VD.t().cpu() @ matrix_VD.cpu())
+    out_VI = torch.zeros(len(matrix_VD), inner)
+    out_VI[:, :count] = matrix_VD.cpu() @ vectors[:, -count:]
+    scale = float(inner**-0.5 / out_VI.std())
+    return out_VI * scale

@@ -1,0 +1,55 @@
+"""Tokens per pass without an engine: walk held-out answers with the guesses a student would make.
+
+Shape letters: B texts, L their length, T = B * L.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from hunch.train.batches import Batch
+
+
+@dataclass(slots=True)
+class Replay:
+    """What drafting would have done on answers the target chose greedily."""
+
+    num_tokens: int = 0
+    num_passes: int = 0
+    tried: list[int] = field(default_factory=list)  # per place in the draft
+    kept: list[int] = field(default_factory=list)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.num_tokens / max(self.num_passes, 1)
+
+    @property
+    def per_position(self) -> list[float]:
+        return [kept / max(tried, 1) for tried, kept in zip(self.tried, self.kept, strict=True)]
+
+    def add(self, batch: Batch, agreed: list[Tensor], depth: int) -> None:
+        """Walk each answer: a pass yields the guesses up to the first wrong one, and one more."""
+        depth = depth if len(agreed) == 1 else min(depth, len(agreed))
+        while len(self.tried) < depth:
+            self.tried.append(0)
+            self.kept.append(0)
+        shape = batch.ids_BL.shape
+        grids = np.stack([grid_T.view(shape).cpu().numpy() for grid_T in agreed])
+        lengths, prompts = batch.length_B.tolist(), batch.prompt_len_B.tolist()
+        for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
+            # The prompt's own pass yields the answer's first token.
+            at, last = max(prompt, 1), length - 1
+            while at < last:
+                run = 0
+                while run < depth and at + run < last:
+                    self.tried[run] += 1
+                    if not grids[min(run, len(grids) - 1), row, at + run]:
+                        break
+                    self.kept[run] += 1
+                    run += 1
+                self.num_passes += 1
+                self.num_tokens += min(run + 1, last - at)
+                at += run + 1

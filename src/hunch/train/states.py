@@ -1,0 +1,126 @@
+"""What the target thinks of a batch of texts: the one pass that every recipe learns from.
+
+Shape letters: B texts, L their padded length, T = B * L tokens in a row, D width, M positions that
+teach, C columns of the draft vocabulary, V the target's; N heads, M KV heads, H head width, A all
+heads side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hunch.kernels.rope import Rotation
+from hunch.layers.attention import Heads, split_heads
+from hunch.layers.rope import Rope
+from hunch.models.decoder import Decoder
+from hunch.train.batches import Batch
+from hunch.train.vocab import Columns
+
+Split = Callable[[Tensor, Heads, Rotation | None], tuple[Tensor, Tensor, Tensor]]
+
+
+class Dense:
+    """Texts side by side, each token reading its own text up to itself.
+
+    Texts are padded at the end, where nothing looks.
+    """
+
+    def __init__(self, ids_BL: Tensor, rope: Rope | None, split: Split = split_heads) -> None:
+        self.shape = ids_BL.shape
+        self.split = split
+        self.rotation = None
+        if rope is not None:
+            pos_T = torch.arange(self.shape[1], device=ids_BL.device).repeat(self.shape[0])
+            self.rotation = rope(pos_T)
+
+    def heads(self, qkv_TAH: Tensor, heads: Heads) -> list[Tensor]:
+        """q, k and v as attention takes them: text, head, position, width."""
+        parts = self.split(qkv_TAH, heads, self.rotation)
+        return [part.view(*self.shape, *part.shape[1:]).transpose(1, 2) for part in parts]
+
+    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+        q, k, v = self.heads(qkv_TAH, heads)
+        mask_LL = None
+        if heads.window is not None and heads.window < self.shape[1]:
+            pos_L = torch.arange(self.shape[1], device=q.device)
+            ahead_LL = pos_L[:, None] - pos_L
+            mask_LL = (ahead_LL >= 0) & (ahead_LL < heads.window)
+        out = functional.scaled_dot_product_attention(
+            q, k, v, mask_LL, is_causal=mask_LL is None, scale=heads.scale, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+@dataclass(slots=True)
+class Thoughts:
+    """The target's states on a batch, and its opinion where an answer's next token is decided."""
+
+    batch: Batch
+    split: Split
+    hidden_TD: Tensor  # after the final norm
+    features: tuple[Tensor, ...]  # the stream after each layer asked for
+    row_M: Tensor  # which of the T positions teach: the token after each belongs to an answer
+    p_MC: Tensor  # the target's distribution there, over the columns alone
+    label_M: Tensor  # the column of the token that follows in the text
+    seed: int = 0  # of what a lesson chooses by chance
+
+    @property
+    def ids_BL(self) -> Tensor:
+        return self.batch.ids_BL
+
+    def ids_after(self, ahead: int) -> Tensor:
+        """The token `ahead` positions after each, T of them; past the end, the text's first."""
+        return self.ids_BL.roll(-ahead, dims=1).flatten()
+
+
+@torch.no_grad()
+def think(
+    target: Decoder,
+    batch: Batch,
+    columns: Columns,
+    feature_layers: tuple[int, ...] = (),
+    *,
+    is_complete: bool = False,
+    greedy_share: float = 0.0,
+    split: Split = split_heads,
+    seed: int = 0,
+) -> Thoughts:
+    """One pass of the target over the texts.
+
+    Positions whose next token has no column teach nothing and are left out, unless `is_complete`
+    asks for all (to measure): their label is -1. `greedy_share` moves so much of the distribution
+    to the text's own token.
+    """
+    ids_BL = batch.ids_BL
+    attend = Dense(ids_BL, target.rope, split)
+    ids_T = ids_BL.flatten()
+    pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
+    hidden = target.run(target.start(ids_T, pos_T), attend, feature_layers)
+    label_T = columns.column_V[ids_BL.roll(-1, dims=1).flatten()]
+    is_taught_T = batch.is_taught_BL().flatten()
+    if not is_complete:
+        is_taught_T = is_taught_T & (label_T >= 0)
+    row_M = is_taught_T.nonzero().squeeze(1)
+    label_M = label_T[row_M]
+    head_CD = target.head.weight_NK[columns.ids_C]
+    p_MC = softmax_of(hidden.last_TD[row_M], head_CD)
+    if greedy_share and not is_complete:
+        p_MC *= 1 - greedy_share
+        share_M1 = torch.full_like(label_M[:, None], greedy_share, dtype=p_MC.dtype)
+        p_MC.scatter_add_(1, label_M[:, None], share_M1)
+    return Thoughts(batch, split, hidden.last_TD, hidden.features, row_M, p_MC, label_M, seed)
+
+
+def softmax_of(hidden_MD: Tensor, head_CD: Tensor, num_rows: int = 8192) -> Tensor:
+    """Probabilities in the model's precision, computed in float32 a part at a time."""
+    p_MC = hidden_MD.new_empty(len(hidden_MD), len(head_CD))
+    for first in range(0, len(hidden_MD), num_rows):
+        part = slice(first, first + num_rows)
+        logits = functional.linear(hidden_MD[part], head_CD)
+        p_MC[part] = logits.softmax(-1, dtype=torch.float32)
+    return p_MC

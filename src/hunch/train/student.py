@@ -1,0 +1,161 @@
+"""What every recipe offers the loop: tensors that learn, a loss, guesses to count, files to write.
+
+Shape letters: T = B * L tokens in a row, M positions that teach, D width, C columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.errors import UnsupportedModelError
+from hunch.models.decoder import Decoder
+from hunch.models.source import Shape, Source
+from hunch.train.loss import teach
+from hunch.train.states import Thoughts
+from hunch.train.vocab import Columns
+
+
+@dataclass(slots=True)
+class Lesson:
+    """What a batch taught. agreed[i] marks positions whose next token was guessed right as the
+    i-th of a draft, given that the ones before were."""
+
+    loss: Tensor
+    agreed: list[Tensor]  # each T
+
+
+class Student:
+    """Base of the recipes' networks; `tensors` are float32 leaves under the published names."""
+
+    feature_layers: tuple[int, ...] = ()  # of the target; their states come with the thoughts
+    plain: Collection[str] = ()  # tensors that Adam steps: embeddings and output matrices
+
+    def __init__(self, target: Decoder, columns: Columns) -> None:
+        self.target, self.columns = target, columns
+        self.tensors: dict[str, Tensor] = {}
+
+    def start(self, tensors: Mapping[str, Tensor]) -> None:
+        """Begin from these values."""
+        device = self.target.device
+        self.tensors = {
+            name: tensor.detach().to(device, torch.float32, copy=True).requires_grad_()
+            for name, tensor in tensors.items()
+        }
+
+    def source(self) -> Source:
+        """The tensors as networks take them, in the target's precision; gradients flow back."""
+        return _Masters(self.tensors, self.target.dtype, self.target.device)
+
+    def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
+        """The loss on a batch; a test looks at what a draft would reach, and at nothing else."""
+        raise NotImplementedError
+
+    def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """config.json and the tensors of the published form."""
+        raise NotImplementedError
+
+
+class _Masters(Source):
+    def __init__(
+        self, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(dtype, device)
+        self.tensors = tensors
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        tensor = self.tensors[name]
+        assert tuple(tensor.shape) == shape, f"{name}: {tuple(tensor.shape)}, not {shape}"
+        return tensor
+
+
+def narrow(thoughts: Thoughts, share: float, num_columns: int) -> Thoughts:
+    """The thoughts on a share of the texts, over the first columns alone."""
+    num_texts = max(round(share * len(thoughts.ids_BL)), 1)
+    size = num_texts * thoughts.ids_BL.shape[1]
+    num_rows = int((thoughts.row_M < size).sum())
+    label_M = thoughts.label_M[:num_rows]
+    label_M = torch.where(label_M < num_columns, label_M, -1)
+    p_MC = thoughts.p_MC[:num_rows, :num_columns]
+    if num_columns < thoughts.p_MC.shape[1]:
+        p_MC = p_MC / p_MC.sum(-1, keepdim=True, dtype=torch.float32).clamp(min=1e-6).to(p_MC.dtype)
+    return replace(
+        thoughts,
+        batch=thoughts.batch.part(num_texts),
+        hidden_TD=thoughts.hidden_TD[:size],
+        features=tuple(feature_TD[:size] for feature_TD in thoughts.features),
+        row_M=thoughts.row_M[:num_rows],
+        p_MC=p_MC,
+        label_M=label_M,
+    )
+
+
+class Walk:
+    """Teaches the tokens of a draft one after the other, where a draft would get that far.
+
+    A later guess is only ever used when the ones before it were right, so it learns mostly from
+    such positions; a share of the others keeps it from starving early on.
+    """
+
+    def __init__(
+        self,
+        thoughts: Thoughts,
+        kind: str,
+        *,
+        is_test: bool,
+        floor: float = 0.2,
+        decay: float = 0.8,
+    ) -> None:
+        self.thoughts, self.kind, self.is_test = thoughts, kind, is_test
+        self.floor, self.decay = floor, decay
+        size = thoughts.ids_BL.numel()
+        device = thoughts.row_M.device
+        self.reached_T = torch.ones(size, dtype=torch.bool, device=device)
+        self.chance = torch.Generator(device).manual_seed(thoughts.seed)
+        self.loss = torch.zeros((), device=device)
+        self.agreed: list[Tensor] = []
+        self.depth = 0
+
+    def teach(self, state_TD: Tensor, shift: int, head_CD: Tensor) -> None:
+        """States `shift` positions before the one that decides the token speak of that token."""
+        t = self.thoughts
+        keep_M = self.reached_T[t.row_M]
+        if not self.is_test:
+            noise_M = torch.rand(keep_M.shape, device=keep_M.device, generator=self.chance)
+            keep_M = (keep_M | (noise_M < self.floor)) & (t.label_M >= 0)
+        keep_M = keep_M & (t.row_M % t.ids_BL.shape[1] >= shift)
+        index_R = keep_M.nonzero().squeeze(1)
+        row_R, label_R = t.row_M[index_R], t.label_M[index_R]
+        weight_R = torch.full(
+            (len(index_R),), self.decay**self.depth / max(len(index_R), 1), device=keep_M.device
+        )
+        loss, best_R = teach(state_TD[row_R - shift], head_CD, t.p_MC[index_R], weight_R, self.kind)
+        self.loss = self.loss + loss
+        agreed_T = torch.zeros_like(self.reached_T)
+        agreed_T[row_R] = best_R == label_R
+        self.agreed.append(agreed_T)
+        self.reached_T = (self.reached_T & agreed_T).roll(1)
+        self.depth += 1
+
+    def lesson(self) -> Lesson:
+        return Lesson(self.loss, self.agreed)
+
+
+def check_target(target: Decoder, method: str) -> None:
+    """Raise for a target whose drafters of this kind could not be built from its parts."""
+    spec = target.spec
+    problems = {
+        "learned positions": spec.rope is None,
+        "norms after the residual sums": spec.is_post_norm,
+        "a projected embedding": spec.embed_width not in (0, spec.width),
+    }
+    found = [name for name, is_there in problems.items() if is_there]
+    if found:
+        raise UnsupportedModelError(
+            f"train {method}: the target ({spec.architecture}) has {', '.join(found)}, which this "
+            "recipe cannot build on; train medusa or mlp for it, or use a lookup method"
+        )

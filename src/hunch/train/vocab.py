@@ -1,0 +1,47 @@
+"""The draft vocabulary: the tokens a drafter may guess, most frequent first.
+
+Shape letters: V vocabulary of the target, C columns (tokens of the draft vocabulary).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Column c stands for the target's token ids_C[c]."""
+
+    ids_C: Tensor
+    column_V: Tensor  # -1: the token has no column
+    coverage: float  # share of the answers' tokens that have one
+
+    def __len__(self) -> int:
+        return len(self.ids_C)
+
+    def first(self, count: int) -> Columns:
+        """The most frequent ones alone."""
+        column_V = torch.where(self.column_V < count, self.column_V, -1)
+        return Columns(self.ids_C[:count], column_V, float("nan"))
+
+    def to(self, device: torch.device) -> Columns:
+        return Columns(self.ids_C.to(device), self.column_V.to(device), self.coverage)
+
+
+def count_columns(count_V: np.ndarray, size: int | None) -> Columns:
+    """Columns for the `size` most frequent tokens (None: all), from how often each occurs."""
+    vocab_size = len(count_V)
+    size = vocab_size if size is None else size
+    if not 2 <= size <= vocab_size:
+        raise ConfigError(f"draft_vocab={size} must be from 2 to the target's {vocab_size}")
+    order = np.argsort(-count_V, kind="stable")[:size].copy()
+    column_V = np.full(vocab_size, -1, dtype=np.int64)
+    column_V[order] = np.arange(size)
+    coverage = float(count_V[order].sum() / max(count_V.sum(), 1))
+    return Columns(torch.from_numpy(order), torch.from_numpy(column_V), coverage)
