@@ -227,6 +227,7 @@ def test_another_vocabulary_drafts_without_changing_the_text(
     [
         ("tree=oak", "tree='oak' must be one of"),
         ("num_nodes=0", "num_nodes=0 must be 1 or more"),
+        ("num_nodes=999", "more than the engine has room for"),
         ("min_confidence=2", "min_confidence=2.0 must be from 0"),
         ("num_node=3", "did you mean 'num_nodes'"),
     ],

@@ -33,7 +33,7 @@ class FeatureDrafter:
     ) -> None:
         self.net, self.context = net, context
         self.draft_temperature = options.draft_temperature
-        self.shape = options.shape(default=net.num_tokens or 5)
+        self.shape = options.shape(context, default=net.num_tokens or 5)
         if self.shape.depth > MARGIN:
             raise ConfigError(f"{name}: drafts of depth {self.shape.depth}; at most {MARGIN}")
         limit = min(options.window or net.spec.max_len, net.spec.max_len)

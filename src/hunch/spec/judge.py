@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Rows
+from hunch.kernels.noise import TARGET, gumbel_at
 from hunch.spec.base import DrafterContext
 from hunch.spec.window import host
 
 Array = np.ndarray
+NEAR = 128  # tokens of a network's logits that are given the target's noise on a CPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +96,8 @@ class Judge:
         logits_MC = self._heated(logits_MC, row_M)
         if self.wants_q:
             scores_MC = self.sampling.filtered(logits_MC, row_M)
+        elif not self.sampling.is_dense and not self.sampling.is_plain(row_M):
+            return self._best_near(logits_MC, row_M, pos_M, place_M, num_best)
         else:
             scores_MC = self.sampling.scores(logits_MC, row_M, pos_M, self.ids_C)
         top = scores_MC.topk(num_best, dim=-1)
@@ -101,6 +105,35 @@ class Judge:
         token_MB = top.indices if self.ids_C is None else self.ids_C[top.indices]
         # Rounding may say more than certain; a child must never be worth more than its parent.
         return host(token_MB), np.minimum(host(gain_MB.double()), 0.0)
+
+    def _best_near(
+        self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, place_M: Array, num_best: int
+    ) -> tuple[Array, Array]:
+        """The same on a CPU, with noise only for the likeliest: a vocabulary of it is dear there.
+
+        The first node of each row is the one whose best child must be exactly the target's.
+        """
+        sampling = self.sampling
+        near = sampling.filtered(logits_MC, row_M).topk(
+            min(max(NEAR, num_best), logits_MC.shape[1]), dim=-1
+        )
+        token_MB = near.indices if self.ids_C is None else self.ids_C[near.indices]
+        noise_MB = gumbel_at(
+            sampling.seed_X[row_M], sampling.sample_X[row_M], pos_M, TARGET, token_MB
+        )
+        is_sampled_M1 = sampling.temperature_X[row_M, None] > 0
+        scores_MB = torch.where(is_sampled_M1, near.values + noise_MB, near.values).double()
+        top = scores_MB.topk(min(num_best, scores_MB.shape[1]), dim=-1)
+        gain_MB = (top.values - scores_MB.logsumexp(-1, keepdim=True)).clamp_(max=0.0).numpy()
+        best_MB = token_MB.gather(1, top.indices).numpy()
+        first_R = np.flatnonzero(np.diff(place_M, prepend=-1))
+        at_R = torch.from_numpy(first_R)
+        token_R = sampling.draw(logits_MC[at_R], row_M[at_R], pos_M[at_R], self.ids_C).numpy()
+        for first, token in zip(first_R.tolist(), token_R.tolist(), strict=True):
+            if best_MB[first, 0] != token:  # it stood far down, or was not near at all
+                others = [t for t in best_MB[first].tolist() if t != token]
+                best_MB[first] = [token, *others][: best_MB.shape[1]]
+        return best_MB, gain_MB
 
     def children(self, logits_MC: Tensor, place_M: Array, depth: int, num: int) -> Draw:
         """So many children of each node, drawn where the verifier asks for draws."""

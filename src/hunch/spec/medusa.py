@@ -61,6 +61,7 @@ class MedusaDrafter:
             depth, max_nodes = self.static.depth, len(self.static.parent_N)
         else:
             self.shape = given.shape(
+                context,
                 default=num_heads,
                 max_depth=num_heads,
                 kinds=("chain", "dynamic", "fixed", "static"),

@@ -38,7 +38,7 @@ class MlpDrafter:
         num_stages = self.net.num_stages
         given = read_options(GrowOptions, options, "mlp")
         self.draft_temperature = given.draft_temperature
-        self.shape = given.shape(default=num_stages, max_depth=num_stages)
+        self.shape = given.shape(context, default=num_stages, max_depth=num_stages)
         self.last = LastHidden(context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth)
         self.needs = Needs(
             max_nodes=self.shape.num_nodes,

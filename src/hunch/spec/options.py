@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hunch.errors import ConfigError
+from hunch.spec.base import DrafterContext
 from hunch.spec.judge import Shape
 
 KINDS = ("chain", "dynamic", "fixed")
@@ -24,10 +25,21 @@ class GrowOptions:
     window: int | None = None  # positions the drafter looks back; None: its trained context
 
     def shape(
-        self, *, default: int = 5, max_depth: int | None = None, kinds: tuple[str, ...] = KINDS
+        self,
+        context: DrafterContext,
+        *,
+        default: int = 5,
+        max_depth: int | None = None,
+        kinds: tuple[str, ...] = KINDS,
     ) -> Shape:
         """The draft these options describe; `max_depth` is the most the network can do."""
         self.check(kinds)
+        if (self.num_nodes or 0) > context.max_len:
+            raise ConfigError(
+                f"num_nodes={self.num_nodes} is more than the engine has room for: its sequences "
+                f"are at most {context.max_len} tokens long; give fewer nodes or a larger "
+                "max_model_len"
+            )
         if self.tree == "chain":
             num_nodes = self.num_nodes or default
             if max_depth is not None and num_nodes > max_depth:
