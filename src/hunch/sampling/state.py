@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hunch.kernels import native
 from hunch.kernels.noise import (
     DRAFT,
     MAX_GUMBEL,
@@ -307,6 +308,10 @@ class SamplingState:
         return logits_V
 
     def _draw_rows(self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor) -> Tensor:
+        if native.is_available():
+            columns = self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X
+            key = self.seed_X[row_M], self.sample_X[row_M], pos_M
+            return native.choose(logits_MV.float(), *(c[row_M] for c in columns), *key, TARGET)
         x, rows, places = logits_MV.float().numpy(), row_M.tolist(), pos_M.tolist()
         columns = zip(x, rows, places, strict=True)
         return torch.tensor([self._draw_row(x_V, row, pos) for x_V, row, pos in columns])
@@ -315,6 +320,10 @@ class SamplingState:
         asks = int(self.asks_X[row])
         if not asks & SAMPLED:
             return int(logits_V.argmax())
+        if native.is_available():
+            columns = self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X
+            wishes = (column[row].item() for column in (*columns, self.seed_X, self.sample_X))
+            return native.choose_row(np.ascontiguousarray(logits_V), *wishes, pos, TARGET)
         z_V = logits_V / self.temperature_X.numpy()[row]
         if asks & FILTERED:
             ids = self._keep(z_V, row)
