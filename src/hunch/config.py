@@ -29,10 +29,12 @@ class ModelConfig:
     threads: int | None = None  # CPU threads; None: the machine's cores
     kernels: str = "auto"  # torch: stock products alone, whatever else is there
     chat_template: str | None = None
+    logprobs_mode: str = "raw_logprobs"  # or processed_logprobs: after penalties, filters, grammar
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("logprobs_mode", self.logprobs_mode, ("raw_logprobs", "processed_logprobs"))
         _one_of("kernels", self.kernels, ("auto", "torch"))
         _at_least("max_model_len", self.max_model_len, 1)
         _at_least("threads", self.threads, 1)

@@ -64,6 +64,7 @@ def assemble(
         drafter=drafter,
         verify=verify,
         sampling=sampling,
+        scores_processed=config.model.logprobs_mode == "processed_logprobs",
         cost=context.cost,
         depth=schedule.depth or 0,
     )

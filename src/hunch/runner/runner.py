@@ -53,6 +53,7 @@ class LocalRunner:
         sampling: SamplingState,
         cost: CostCurve,
         depth: int = 0,
+        scores_processed: bool = False,
     ) -> None:
         self.capacity, self.depth = capacity, depth
         self.target, self.kv, self.drafter, self.verify = target, kv, drafter, verify
@@ -60,6 +61,7 @@ class LocalRunner:
         self.rows = RowBuffers(capacity)
         self.device: torch.device = target.device
         self.grammars = RowGrammars()
+        self.scores_processed = scores_processed
         self._results: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -129,18 +131,34 @@ class LocalRunner:
             outcome.accepted = path_RK[place][: num_tokens - 1]
             outcome.result.tokens = tokens_RK[place][:num_tokens]
             outcome.result.num_accepted = num_tokens - 1
-            self._score(outcome, logits_MV, first)
+            self._score(outcome, logits_MV, mask_MV, first)
             first += 1 + part.num_nodes
         return logits_MV
 
-    def _score(self, outcome: Outcome, logits_MV: Tensor, first: int) -> None:
+    def _score(
+        self, outcome: Outcome, logits_MV: Tensor, mask_MV: Tensor | None, first: int
+    ) -> None:
         request = self.rows.requests[outcome.part.row]
         assert request is not None
-        if request.params.logprobs is not None:
-            index = [first, *(first + 1 + node for node in outcome.accepted)]
-            outcome.result.logprobs = logprobs_at(
-                logits_MV[index], outcome.result.tokens, request.params.logprobs
-            )
+        if request.params.logprobs is None:
+            return
+        index = [first, *(first + 1 + node for node in outcome.accepted)]
+        logits_KV, tokens = logits_MV[index], outcome.result.tokens
+        if self.scores_processed:
+            mask_KV = None if mask_MV is None else mask_MV[index]
+            logits_KV = self._process(outcome.part, logits_KV, tokens, mask_KV)
+        outcome.result.logprobs = logprobs_at(logits_KV, tokens, request.params.logprobs)
+
+    def _process(
+        self, part: Part, logits_KV: Tensor, tokens: list[int], mask_KV: Tensor | None
+    ) -> Tensor:
+        """The logits the tokens were chosen by: each with the ones before it as history."""
+        count, device = len(tokens), logits_KV.device
+        path = [tokens[:k] + [-1] * (count - k) for k in range(count)]
+        pos_K = part.start + part.num_known + torch.arange(count, device=device)
+        row_K = torch.full((count,), part.row, device=device)
+        path_KP = torch.tensor(path, device=device)
+        return self.sampling.process(logits_KV, row_K, pos_K, path_KP, mask_KV)
 
     def _commit(self, outcomes: list[Outcome]) -> None:
         """Write the decided tokens, settle their KV, and say which rows are done."""

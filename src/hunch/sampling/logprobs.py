@@ -2,7 +2,7 @@
 
 The normaliser is an integer sum of mass (see filters), so a value does not depend on the batch.
 Ranks count tokens by (logit, then lower id), from 1. Handing in processed logits gives processed
-log-probabilities: removed tokens then stand at -inf.
+log-probabilities: removed tokens are then left out.
 
 Shape letters: M rows, V vocabulary, C best tokens asked for.
 """
@@ -75,5 +75,6 @@ def logprobs_at(
         value_MC = (x_MV.gather(1, best_MC) - norm_M1).float()
         for entries, ids, values in zip(rows, best_MC.tolist(), value_MC.tolist(), strict=True):
             for rank, (token, value) in enumerate(zip(ids, values, strict=True), start=1):
-                entries.setdefault(token, Logprob(logprob=value, rank=rank))
+                if value > -math.inf:  # removed tokens have no chance to speak of
+                    entries.setdefault(token, Logprob(logprob=value, rank=rank))
     return rows
