@@ -5,14 +5,18 @@ Shape letters: M the roots and nodes of a step, N nodes of a draft, V vocabulary
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.grammar.matcher import Matcher
 from hunch.runner.batch import Part
 from hunch.runner.rows import NOTHING, Nodes
 from hunch.types import RowStart
+
+if TYPE_CHECKING:  # the grammar engine is an extra; a matcher comes with its request
+    from hunch.grammar.matcher import Matcher
 
 
 class RowGrammars:
