@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
 from hunch.errors import ConfigError
-from hunch.registry import DRAFTERS, VERIFIERS, unknown
+from hunch.registry import DRAFTERS, LOSSY, VERIFIERS, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 DEFAULT_MODEL = "smollm2-135m"
@@ -93,6 +93,11 @@ class SpecConfig:
     def __post_init__(self) -> None:
         _one_of("speculate", self.method, DRAFTERS)
         _one_of("verifier", self.verifier, VERIFIERS)
+
+    @property
+    def is_lossy(self) -> bool:
+        """The verifier may change what the target would say."""
+        return self.verifier in LOSSY
 
     @staticmethod
     def parse(text: str, **rest: Any) -> SpecConfig:

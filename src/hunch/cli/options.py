@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hunch.config import DEFAULT_MODEL
+from hunch.config import DEFAULT_MODEL, SpecConfig
 from hunch.errors import RequestError
 
 if TYPE_CHECKING:
@@ -20,7 +20,11 @@ Model = Annotated[
 Speculate = Annotated[
     str, typer.Option(help="What drafts: NAME[:PATH][:KEY=VALUE]..., e.g. ngram:max_match=4.")
 ]
-Verifier = Annotated[str, typer.Option(help="Who judges drafts; exact never changes the text.")]
+VERIFIER_HELP = (
+    "Who judges drafts. exact: the text of plain decoding; rejection, block: the same chances, "
+    "other text; typical: LOSSY, the text no longer follows the model."
+)
+Verifier = Annotated[str, typer.Option(help=VERIFIER_HELP)]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.", min=1)]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
@@ -85,3 +89,7 @@ def sampling(**given: Any) -> SamplingParams:
     from hunch import SamplingParams
 
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def is_lossy(verifier: str) -> bool:
+    return SpecConfig(verifier=verifier).is_lossy

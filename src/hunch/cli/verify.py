@@ -1,9 +1,9 @@
-"""hunch verify: the same prompts plain and speculative, compared token for token."""
+"""hunch verify: the same prompts plain and speculative, compared token for token, or by chances."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +12,34 @@ from hunch.cli import options as o
 from hunch.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from hunch import LLM, SamplingParams
+    from hunch.bench.distribution import Agreement
     from hunch.bench.equality import MethodReport
+
+LOSSY_NOTE = "LOSSY: this verifier may change the text"
+
+
+@dataclass(slots=True)
+class Run:
+    """One method at one temperature and batch size."""
+
+    method: str
+    temperature: float
+    batch: int
+    equality: MethodReport | None = None
+    agreement: Agreement | None = None
+
+    @property
+    def is_good(self) -> bool:
+        if self.agreement is not None:
+            return self.agreement.is_good
+        return self.equality is not None and self.equality.is_equal
+
+    @property
+    def counts(self) -> MethodReport | Agreement:
+        found = self.agreement or self.equality
+        assert found is not None
+        return found
 
 
 def verify(
@@ -23,7 +50,9 @@ def verify(
     prompts: o.Prompts = None,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
     max_tokens: o.MaxTokens = 64,
-    temperature: o.Temperature = 0.0,
+    temperature: Annotated[
+        str, typer.Option("--temperature", "--temperatures", help="0 is greedy; several: 0,0.7,1")
+    ] = "0",
     top_p: o.TopP = 1.0,
     top_k: o.TopK = 0,
     min_p: o.MinP = 0.0,
@@ -34,8 +63,13 @@ def verify(
     stop: o.Stop = None,
     seed: o.Seed = 0,
     n: Annotated[int, typer.Option(help="Samples per prompt.", min=1)] = 1,
-    batch: Annotated[int, typer.Option(help="Requests that run at once.", min=1)] = 8,
+    batch: Annotated[
+        str, typer.Option("--batch", "--batch-sizes", help="Requests at once; several: 1,8,32")
+    ] = "8",
     verifier: o.Verifier = "exact",
+    samples: Annotated[
+        int, typer.Option(help="Samples per prompt where chances are compared.", min=50)
+    ] = 1000,
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -43,14 +77,15 @@ def verify(
 ) -> None:
     """Check that speculation changes no token. Exit code 1 where it does.
 
-    Guesses are made whether they pay or not: this looks for differences, not for speed.
+    Verifiers other than exact give other tokens under the same seed; above temperature 0 they are
+    checked by chi-square on the model's own next-token chances, over many samples. Guesses are
+    made whether they pay or not: this looks for differences, not for speed.
     """
     from hunch.bench.workloads import PROMPTS
 
     records = o.read_prompts(prompts, limit) if prompts else PROMPTS[:limit]
     params = o.sampling(
         max_tokens=max_tokens,
-        temperature=temperature,
         top_p=top_p,
         top_k=top_k,
         min_p=min_p,
@@ -62,43 +97,73 @@ def verify(
         seed=seed,
         n=n,
     )
-    arguments = {
-        "threads": threads,
-        "dtype": dtype,
-        "device": device,
-        "max_num_seqs": batch,
-        "verifier": verifier,
-        "quiet": as_json,
-    }
-    reports = _check(model, _methods(speculate), records, params, arguments)
-    is_equal = all(report.is_equal for report in reports.values())
+    arguments = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
+    check = _Check(model, records, params, arguments, verifier, samples)
+    batches = [int(size) for size in _numbers("batch", batch, int)]
+    runs = check.all(_methods(speculate), _numbers("temperature", temperature, float), batches)
     if as_json:
-        print(json.dumps({"equal": is_equal, "methods": _as_json(reports)}))
+        print(json.dumps(_as_json(runs, verifier)))
     else:
-        _show(reports)
-    if not is_equal:
+        _show(runs, verifier)
+    if not all(run.is_good for run in runs):
         raise typer.Exit(1)
 
 
-def _check(
-    model: str,
-    methods: list[str],
-    records: list[dict[str, Any]],
-    params: Any,
-    arguments: dict[str, Any],
-) -> dict[str, MethodReport]:
-    from hunch.bench.equality import compare
+class _Check:
+    """The runs of one command; plain answers are made once per temperature."""
 
-    plain_llm = o.open_llm(model, "off", **{**arguments, "verifier": "exact"})
-    ids = [str(record["id"]) for record in records]
-    prompts = [o.prompt_ids(plain_llm, record) for record in records]
-    plain = plain_llm.generate(prompts, params)
-    reports: dict[str, MethodReport] = {}
-    for method in methods:
-        with o.open_llm(model, method, always_draft=True, **arguments) as llm:
-            speculative = llm.generate(prompts, params)
-        reports[method] = compare(ids, prompts, plain, speculative, plain_llm, params)
-    return reports
+    def __init__(
+        self,
+        model: str,
+        records: list[dict[str, Any]],
+        params: SamplingParams,
+        arguments: dict[str, Any],
+        verifier: str,
+        samples: int,
+    ) -> None:
+        self.model, self.records, self.params = model, records, params
+        self.arguments, self.verifier, self.samples = arguments, verifier, samples
+        self.ids = [str(record["id"]) for record in records]
+
+    def all(self, methods: list[str], temperatures: list[float], batches: list[int]) -> list[Run]:
+        plain = self._open("off", min(batches), "exact")
+        self.prompts = [o.prompt_ids(plain, record) for record in self.records]
+        expected = {
+            t: plain.generate(self.prompts, replace(self.params, temperature=t))
+            for t in temperatures
+            if not self._is_weighed(t)
+        }
+        scorer = None
+        if any(map(self._is_weighed, temperatures)):
+            scorer = self._open("off", 16, "exact", logprobs_mode="processed_logprobs")
+        runs = []
+        for method in methods:
+            for batch in batches:
+                with self._open(method, batch, self.verifier, always_draft=True) as llm:
+                    for t in temperatures:
+                        run = Run(method, t, batch)
+                        self._one(run, llm, plain, expected.get(t), scorer)
+                        runs.append(run)
+        return runs
+
+    def _one(self, run: Run, llm: LLM, plain: LLM, expected: Any, scorer: LLM | None) -> None:
+        from hunch.bench.distribution import fit
+        from hunch.bench.equality import compare
+
+        params = replace(self.params, temperature=run.temperature)
+        if expected is None:
+            assert scorer is not None
+            run.agreement = fit(llm, scorer, self.prompts, params, self.samples)
+            return
+        found = llm.generate(self.prompts, params)
+        run.equality = compare(self.ids, self.prompts, expected, found, plain, params)
+
+    def _is_weighed(self, temperature: float) -> bool:
+        return self.verifier != "exact" and temperature > 0
+
+    def _open(self, method: str, batch: int, verifier: str, **more: Any) -> LLM:
+        given = {**self.arguments, "max_num_seqs": batch, "verifier": verifier, **more}
+        return o.open_llm(self.model, method, **given)
 
 
 def _methods(text: str) -> list[str]:
@@ -106,6 +171,16 @@ def _methods(text: str) -> list[str]:
     if not methods:
         raise ConfigError("--speculate names no method")
     return methods
+
+
+def _numbers(name: str, text: str, kind: Any) -> list[Any]:
+    try:
+        numbers = [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--{name} {text!r} must be numbers, commas between") from None
+    if any(number < (1 if kind is int else 0) for number in numbers):
+        raise ConfigError(f"--{name} {text!r}: too small")
+    return numbers
 
 
 def _read_bias(pairs: list[str] | None) -> dict[int, float] | None:
@@ -121,38 +196,53 @@ def _read_bias(pairs: list[str] | None) -> dict[int, float] | None:
     return bias
 
 
-def _as_json(reports: dict[str, MethodReport]) -> dict[str, Any]:
-    return {
-        name: {
-            "equal": report.is_equal,
-            "num_prompts": report.num_prompts,
-            "drafted": report.drafted,
-            "accepted": report.accepted,
-            "first_difference": asdict(report.first_difference)
-            if report.first_difference
-            else None,
-        }
-        for name, report in reports.items()
-    }
+def _as_json(runs: list[Run], verifier: str) -> dict[str, Any]:
+    methods: dict[str, Any] = {}
+    for run in runs:
+        into = methods.setdefault(
+            run.method,
+            {"equal": True, "num_prompts": 0, "drafted": 0, "accepted": 0,
+             "first_difference": None, "runs": []},
+        )  # fmt: skip
+        one: dict[str, Any] = {"temperature": run.temperature, "batch": run.batch}
+        one |= {"equal": run.is_good, "drafted": run.counts.drafted}
+        if run.agreement is not None:
+            one |= {"test": "chi-square", "p_value": run.agreement.p_value}
+            one |= {"num_samples": run.agreement.num_samples}
+        elif run.equality is not None:
+            one |= {"test": "equality"}
+            into["num_prompts"] = run.equality.num_prompts
+            if run.equality.first_difference and not into["first_difference"]:
+                into["first_difference"] = asdict(run.equality.first_difference)
+        into["equal"] &= run.is_good
+        into["drafted"] += run.counts.drafted
+        into["accepted"] += run.counts.accepted
+        into["runs"].append(one)
+    report = {"equal": all(run.is_good for run in runs), "verifier": verifier, "methods": methods}
+    return report | ({"lossy": True} if o.is_lossy(verifier) else {})
 
 
-def _show(reports: dict[str, MethodReport]) -> None:
+def _show(runs: list[Run], verifier: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("method", "prompts", "passes", "drafted", "accepted", "identical")
-    for name, report in reports.items():
-        verdict = "yes" if report.is_equal else f"NO ({report.num_different} differ)"
-        table.add_row(
-            name,
-            str(report.num_prompts),
-            str(report.steps),
-            str(report.drafted),
-            str(report.accepted),
-            verdict,
-        )
     console = Console()
+    names = ("method", "T", "batch", "passes", "drafted", "accepted", "verdict")
+    table = Table(*names, title=f"verifier {verifier}" if verifier != "exact" else None)
+    for run in runs:
+        verdict = "identical" if run.is_good else "NO"
+        if run.agreement is not None:
+            verdict = f"{'follows' if run.is_good else 'NO'} (p = {run.agreement.p_value:.3g})"
+        elif run.equality is not None and not run.is_good:
+            verdict = f"NO ({run.equality.num_different} of {run.equality.num_prompts} differ)"
+        counts = (run.counts.steps, run.counts.drafted, run.counts.accepted)
+        table.add_row(
+            run.method, f"{run.temperature:g}", str(run.batch), *map(str, counts), verdict
+        )
     console.print(table)
-    for name, report in reports.items():
-        if report.first_difference is not None:
-            console.print(f"{name}: first difference {asdict(report.first_difference)}")
+    if o.is_lossy(verifier):
+        console.print(LOSSY_NOTE)
+    for run in runs:
+        if run.equality is not None and run.equality.first_difference is not None:
+            difference = asdict(run.equality.first_difference)
+            console.print(f"{run.method}, T = {run.temperature:g}: first difference {difference}")
