@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from hunch.config import Config
 from hunch.engine.engine import Engine
-from hunch.errors import RequestError
+from hunch.errors import GrammarError, RequestError
 from hunch.types import (
     Capacity,
     DraftTrace,
@@ -27,6 +27,7 @@ from hunch.types import (
     SamplingParams,
     StepPlan,
     StepResult,
+    StructuredOutput,
 )
 
 EOS = 256
@@ -242,7 +243,15 @@ class FakeRunner:
 def build_engine(config: Config) -> Engine:
     if config.model.model == "missing":
         raise RequestError("there is no such model")
-    return Engine(config, FakeRunner(config), FakeText())
+    return Engine(config, FakeRunner(config), FakeText(), compile_grammar=compile_grammar)
+
+
+def compile_grammar(asked: StructuredOutput) -> None:
+    """No grammar at all; a regex may ask for trouble."""
+    if asked.regex == "slow":
+        time.sleep(1.5)
+    if asked.regex == "bad":
+        raise GrammarError("the grammar cannot be compiled: bad")
 
 
 def load_text(config: Config) -> FakeText:

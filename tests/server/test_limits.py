@@ -27,6 +27,7 @@ SMALL = {
     "max_bad_words": 2,
     "max_logit_bias": 3,
     "max_logprobs": 4,
+    "max_grammar_bytes": 40,
 }
 
 
@@ -65,6 +66,32 @@ def ask(server: LiveServer, path: str, **fields: Any) -> httpx.Response:
             "logit_bias",
         ),
         (COMPLETE, {"logprobs": 4}, {"logprobs": 5}, "logprobs"),
+        (COMPLETE, {"guided_regex": "a" * 40}, {"guided_regex": "a" * 41}, "guided_regex"),
+        (
+            COMPLETE,
+            {"guided_choice": ["a" * 20, "b" * 20]},
+            {"guided_choice": ["a" * 20, "b" * 21]},
+            "guided_choice",
+        ),
+        (COMPLETE, {"guided_json": {}}, {"guided_json": {"title": "a" * 40}}, "guided_json"),
+        (COMPLETE, {"guided_grammar": "a"}, {"guided_grammar": "a" * 41}, "guided_grammar"),
+        (
+            CHAT,
+            {"structured_outputs": {"regex": "a" * 40}},
+            {"structured_outputs": {"regex": "a" * 41}},
+            "structured_outputs",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"enum": ["a" * 40]}},
+                }
+            },
+            "response_format",
+        ),
         (
             CHAT,
             {"logprobs": True, "top_logprobs": 4},

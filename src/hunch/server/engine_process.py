@@ -12,6 +12,8 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -32,14 +34,18 @@ class Engine(Protocol):
 
     def has_work(self) -> bool: ...
 
-    def add(
+    def check(
         self,
         request_id: str,
         prompt_ids: list[int],
         params: SamplingParams,
         *,
         stream: bool = True,
-    ) -> None: ...
+    ) -> Any: ...
+
+    def check_queue(self, num_coming: int) -> None: ...
+
+    def admit(self, asked: Any) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
 
@@ -58,7 +64,12 @@ class Channel:
         self._sock = sock
         self._unpacker = wire.Unpacker()
         self._unsent = bytearray()
+        self._bell, self._button = socket.socketpair()
         self.is_open = True
+
+    def ring(self) -> None:
+        """End a wait in `receive`. Any thread may call it."""
+        self._button.send(b"!")
 
     def send(self, message: wire.Message) -> None:
         self._unsent += wire.pack(message)
@@ -67,10 +78,12 @@ class Channel:
     def receive(self, timeout: float) -> Iterator[wire.Message]:
         """The messages that have arrived; waits up to `timeout` seconds for the first."""
         writers = [self._sock] if self._unsent else []
-        readable, writable, _ = select.select([self._sock], writers, [], timeout)
+        readable, writable, _ = select.select([self._sock, self._bell], writers, [], timeout)
         if writable:
             self._flush()
-        if not readable:
+        if self._bell in readable:
+            self._bell.recv(RECEIVE_BYTES)
+        if self._sock not in readable:
             return
         try:
             data = self._sock.recv(RECEIVE_BYTES)
@@ -105,15 +118,21 @@ class Loop:
         self.sent: dict[str, wire.Sent] = {}
         self.is_closing = False
         self._next_stats = 0.0
+        # Grammars are compiled beside the steps; requests that bring one wait for it here.
+        self._checking: dict[str, Future[Any]] = {}
+        self._checkers = ThreadPoolExecutor(2, thread_name_prefix="hunch-check")
 
     def run(self) -> None:
         while self.channel.is_open and not self.is_closing:
             has_work = self.engine.has_work()
             for message in self.channel.receive(0.0 if has_work else IDLE_SECONDS):
                 self._obey(message)
+            if self._checking:
+                self._admit_checked()
             if self.engine.has_work():
                 self._step()
             self._report(is_idle=not self.engine.has_work())
+        self._checkers.shutdown(wait=False, cancel_futures=True)
 
     def _obey(self, message: wire.Message) -> None:
         match message["op"]:
@@ -122,6 +141,8 @@ class Loop:
             case "abort":
                 if self.sent.pop(message["id"], None) is not None:
                     self.engine.abort(message["id"])
+                elif (waiting := self._checking.pop(message["id"], None)) is not None:
+                    waiting.cancel()
             case "close":
                 self.is_closing = True
 
@@ -129,13 +150,37 @@ class Loop:
         request_id = message["id"]
         try:
             params = wire.load_params(message["params"])
-            stream = message["stream"]
-            self.engine.add(request_id, message["prompt_ids"], params, stream=stream)
+            check = partial(
+                self.engine.check,
+                request_id,
+                message["prompt_ids"],
+                params,
+                stream=message["stream"],
+            )
+            if params.structured_outputs is not None:
+                waiting = self._checking[request_id] = self._checkers.submit(check)
+                waiting.add_done_callback(lambda _: self.channel.ring())
+                return
+            self._admit(request_id, check())
         except HunchError as error:
-            self.channel.send({"op": "refused", "id": request_id, **wire.dump_error(error)})
-            return
+            self._refuse(request_id, error)
+
+    def _admit_checked(self) -> None:
+        done = [request_id for request_id, found in self._checking.items() if found.done()]
+        for request_id in done:
+            try:
+                self._admit(request_id, self._checking.pop(request_id).result())
+            except HunchError as error:
+                self._refuse(request_id, error)
+
+    def _admit(self, request_id: str, asked: Any) -> None:
+        self.engine.check_queue(0)
+        self.engine.admit(asked)
         self.sent[request_id] = wire.Sent()
         self.channel.send({"op": "accepted", "id": request_id})
+
+    def _refuse(self, request_id: str, error: HunchError) -> None:
+        self.channel.send({"op": "refused", "id": request_id, **wire.dump_error(error)})
 
     def _step(self) -> None:
         items = []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hunch.server.problems import ProblemError
+from hunch.server.problems import ProblemError, at_most
 from hunch.server.schemas import ChatBody, CompletionBody, SamplingBody, SpeculationBody
 from hunch.server.settings import Limits
+from hunch.server.structured import structured_output
 from hunch.types import SamplingParams, Speculation
 
 
@@ -78,6 +79,7 @@ def _params(
         seed=body.seed,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        structured_outputs=structured_output(body, limits),
         speculation=_speculation(body.speculation),
     )
 
@@ -97,18 +99,6 @@ def check_limits(
     at_most("logprobs", logprobs or 0, limits.max_logprobs)
     if body.stream_options is not None and not body.stream:
         raise ProblemError(400, "stream_options needs stream: true", param="stream_options")
-
-
-def at_most(param: str, value: int, limit: int, unit: str = "") -> None:
-    """400 that names the field, what was given and what is allowed."""
-    if value > limit:
-        unit = f" {unit}" if unit else ""
-        raise ProblemError(
-            400,
-            f"{param}: {value}{unit} given, this server allows at most {limit}",
-            code="limit_exceeded",
-            param=param,
-        )
 
 
 def _speculation(body: SpeculationBody | None) -> Speculation:

@@ -7,7 +7,14 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from hunch.errors import CapacityError, EngineError, HunchError, QueueFullError, RequestError
+from hunch.errors import (
+    CapacityError,
+    EngineError,
+    GrammarError,
+    HunchError,
+    QueueFullError,
+    RequestError,
+)
 
 KINDS = {
     400: "invalid_request_error",
@@ -66,10 +73,24 @@ class ProblemError(HunchError):
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
 
 
+def at_most(param: str, value: int, limit: int, unit: str = "") -> None:
+    """400 that names the field, what was given and what is allowed."""
+    if value > limit:
+        unit = f" {unit}" if unit else ""
+        raise ProblemError(
+            400,
+            f"{param}: {value}{unit} given, this server allows at most {limit}",
+            code="limit_exceeded",
+            param=param,
+        )
+
+
 def from_error(error: HunchError, *, retry_after: float = 1.0) -> ProblemError:
     """The HTTP form of an error the engine or the text side raised."""
     if isinstance(error, ProblemError):
         return error
+    if isinstance(error, GrammarError):
+        return ProblemError(400, str(error), code="invalid_grammar")
     if isinstance(error, RequestError | CapacityError):
         message = str(error)
         code = "context_length_exceeded" if "context" in message else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -50,8 +50,30 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+class SchemaBody(Body):
+    """OpenAI's wrapping of a JSON schema; hunch always keeps to it, `strict` or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+    strict: bool | None = None
+
+
 class ResponseFormat(Body):
-    type: Literal["text"]
+    """What the answer must be: any text, any JSON object, or JSON of one schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaBody | None = None
+
+
+class StructuredBody(Body):
+    """vLLM's way to say what an answer must look like; one of its fields."""
+
+    json_: Annotated[str | dict[str, Any] | bool | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    grammar: Text | None = None
 
 
 class SamplingBody(Body):
@@ -80,6 +102,11 @@ class SamplingBody(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredBody | None = None
+    guided_json: str | dict[str, Any] | bool | None = None  # vLLM's older names for the same
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    guided_grammar: Text | None = None
     speculation: SpeculationBody | None = None
     prediction: PredictionBody | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; never above the server's own

@@ -18,8 +18,8 @@ from hunch.server import logs
 from hunch.server.answers import ChatShape, CompletionShape, Cursor, Shape
 from hunch.server.metrics import Metrics
 from hunch.server.origins import Painter
-from hunch.server.params import at_most, chat_params, completion_params
-from hunch.server.problems import ProblemError
+from hunch.server.params import chat_params, completion_params
+from hunch.server.problems import ProblemError, at_most
 from hunch.server.remote import RemoteEngine, RemoteStream
 from hunch.server.schemas import (
     ChatBody,

@@ -24,6 +24,7 @@ class Limits:
     max_bad_words: int = 64
     max_logit_bias: int = 1024
     max_logprobs: int = 20
+    max_grammar_bytes: int = 64 * 1024  # a schema, regex, grammar, or all choices together
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -1,0 +1,98 @@
+"""Forms of answers: which bodies are taken, and that a slow grammar holds up nobody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from server.fake_engine import expected_text
+from server.live_server import LiveServer
+
+COMPLETE = "/v1/completions"
+
+
+def ask(server: LiveServer, **fields: Any) -> Any:
+    body = {"prompt": "x", "max_tokens": 4, "seed": 1, **fields}
+    return server.post(COMPLETE, body)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "text"}},
+        {"response_format": {"type": "json_object"}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True},
+            }
+        },
+        {"guided_json": {"type": "object"}},
+        {"guided_json": '{"type": "object"}'},
+        {"guided_regex": "[ab]+"},
+        {"guided_choice": ["yes", "no"]},
+        {"guided_grammar": 'start: "a"'},
+        {"structured_outputs": {"json": {"type": "object"}}},
+        {"structured_outputs": {"json_object": True}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+    ],
+)
+def test_every_known_way_to_ask_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
+    answer = ask(server, **fields)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "json_schema is missing"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "only one of"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "only one of"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": [""]}, "guided_choice"),
+        ({"guided_regex": "bad"}, "cannot be compiled"),
+        ({"structured_outputs": {}}, "exactly one of"),
+        ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "exactly one of"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structural_tag"),
+    ],
+)
+def test_what_cannot_be_is_refused(server: LiveServer, fields: dict[str, Any], words: str) -> None:
+    answer = ask(server, **fields)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_a_body_nested_beyond_reason_is_refused(server: LiveServer) -> None:
+    for depth in (300, 900, 990, 5000):
+        nested = "[" * depth + "]" * depth
+        body = f'{{"prompt": "x", "guided_json": {{"enum": {nested}}}}}'
+        headers = {"Content-Type": "application/json"}
+        answer = server.post(COMPLETE, content=body, headers=headers)
+        assert answer.status_code in (200, 400)
+        assert depth < 5000 or answer.status_code == 400
+
+
+def test_a_slow_grammar_holds_up_nobody_else(server: LiveServer) -> None:
+    slow: list[Any] = []
+
+    def wait() -> None:
+        slow.append((ask(server, guided_regex="slow").status_code, time.monotonic()))
+
+    start = time.monotonic()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.2)
+    for _ in range(5):
+        answer = ask(server, max_tokens=20)
+        assert answer.json()["choices"][0]["text"] == expected_text("x", 1, 20)
+    quick = time.monotonic()
+    thread.join()
+    ((status, end),) = slow
+    assert status == 200
+    assert quick < end
+    assert end - start > 1.4
+    server.wait_idle()
