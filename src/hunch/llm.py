@@ -180,6 +180,8 @@ def load_text(config: Config) -> Tokenizer:
 def build_engine(config: Config, tokenizer: Tokenizer | None = None) -> Engine:
     """Load the model and put the engine together."""
     files = resolve(config.model.model, revision=config.model.revision)
+    if config.spec.is_lossy:
+        log.warning("verifier=%r is LOSSY: it may change the text", config.spec.verifier)
     tokenizer = tokenizer or load_text(config)
     runner = _build_runner(config, files, tokenizer)
     return Engine(config, runner, tokenizer, compile_grammar=_grammar_compiler(tokenizer))
@@ -238,12 +240,16 @@ def _load_target(config: Config, files: ModelFiles, device: torch.device) -> Any
 
 
 def _detect(spec: SpecConfig) -> SpecConfig:
-    """`auto` with a path means: the method its config.json names."""
-    if spec.method != "auto" or spec.path is None:
+    """The drafter's files found like any model's; `auto` with a path: the method they name."""
+    if spec.path is None:
+        return spec
+    if not Path(spec.path).exists():
+        spec = replace(spec, path=str(resolve(spec.path).path))
+    if spec.method != "auto":
         return spec
     from hunch.models.heads.load import detect
 
-    return replace(spec, method=detect(Path(spec.path)))
+    return replace(spec, method=detect(Path(str(spec.path))))
 
 
 def _pick_device(device: str) -> str:

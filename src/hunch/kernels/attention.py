@@ -142,14 +142,19 @@ def live_tokens(attn: AttnInputs) -> Tensor | None:
     return attn.memo["live"]
 
 
-def pieces_of(attn: AttnInputs, window: int | None, dtype: torch.dtype) -> list[Piece]:
+def pieces_of(
+    attn: AttnInputs, window: int | None, dtype: torch.dtype, device: torch.device
+) -> list[Piece]:
+    """Each span's keys and mask, on the device of the KV; built where the host keeps the tables."""
     key = ("pieces", window, dtype)
     if key not in attn.memo:
-        attn.memo[key] = [_piece(attn, span, window, dtype) for span in spans_of(attn)]
+        attn.memo[key] = [_piece(attn, span, window, dtype, device) for span in spans_of(attn)]
     return attn.memo[key]
 
 
-def _piece(attn: AttnInputs, span: Span, window: int | None, dtype: torch.dtype) -> Piece:
+def _piece(
+    attn: AttnInputs, span: Span, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Piece:
     if span.is_tree:
         slots_K, is_seen_WK = _tree_keys(attn, span, window)
     else:
@@ -158,9 +163,11 @@ def _piece(attn: AttnInputs, span: Span, window: int | None, dtype: torch.dtype)
     if is_seen_WK is not None:
         mask_WK = torch.zeros(is_seen_WK.shape, dtype=dtype, device=is_seen_WK.device)
         mask_WK.masked_fill_(~is_seen_WK, -torch.inf)
+        mask_WK = mask_WK.to(device)
     num_keys, slot = len(slots_K), int(slots_K[0])
     is_row = bool((slots_K[1:] - slots_K[:-1] == 1).all())
-    return Piece(span.first, span.last, slot, num_keys, None if is_row else slots_K, mask_WK)
+    picked_K = None if is_row else slots_K.to(device)
+    return Piece(span.first, span.last, slot, num_keys, picked_K, mask_WK)
 
 
 def _table_slots(attn: AttnInputs, seq: int, first: int, last: int) -> Tensor:
@@ -219,7 +226,7 @@ def attention(
     window: int | None = None,
 ) -> Tensor:
     """torch's attention, one call per span; indices and masks are made once per step."""
-    pieces = pieces_of(attn, window, q_TNH.dtype)
+    pieces = pieces_of(attn, window, q_TNH.dtype, q_TNH.device)
     if len(pieces) == 1 and pieces[0].last - pieces[0].first == len(q_TNH):
         return _attend(q_TNH, k_CMH, v_CMH, pieces[0], scale)
     out_TNH = torch.zeros_like(q_TNH)

@@ -111,6 +111,7 @@ class RowBuffers:
 
     def put_drafts(self, rows: list[int], draft: Draft) -> list[int]:
         """Keep the rows' drafts for their next step; returns how many nodes each has."""
+        draft = draft.to(torch.device("cpu"))
         counts: list[int] = draft.num_nodes_R.tolist()
         tokens_RN, parents_RN = draft.tokens_RN.numpy(), draft.parents_RN.numpy()
         q_RNV, is_sampled_RN = draft.q_RNV, draft.is_sampled_RN
