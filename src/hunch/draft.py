@@ -41,6 +41,7 @@ class Draft:
             self.num_nodes_R.to(device),
             None if self.q_RNV is None else self.q_RNV.to(device),
             None if self.is_sampled_RN is None else self.is_sampled_RN.to(device),
+            self.methods,
         )
 
     @staticmethod
