@@ -11,6 +11,7 @@ HunchError
  │   ├─ UnsupportedModelError  an architecture or tensor type hunch does not know
  │   └─ VocabMismatchError a drafter whose vocabulary does not fit the target's
  ├─ CapacityError          not enough memory for what was asked
+ ├─ TrainingError          training cannot go on; what was good so far is kept
  ├─ QueueFullError         the engine takes no more requests right now
  └─ EngineError            the engine stopped; open requests are lost
 """
@@ -58,6 +59,10 @@ class VocabMismatchError(ModelError):
 
 class CapacityError(HunchError):
     """Not enough memory for what was asked."""
+
+
+class TrainingError(HunchError):
+    """Training cannot go on; what was good so far is kept."""
 
 
 class QueueFullError(HunchError):

@@ -37,7 +37,12 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "OPTForCausalLM": "hunch.models.opt:Opt",
 }
 
-RECIPES: dict[str, str] = {}
+RECIPES = {
+    "draft": "hunch.train.recipes.draft:RECIPE",
+    "eagle3": "hunch.train.recipes.eagle3:RECIPE",
+    "medusa": "hunch.train.recipes.medusa:RECIPE",
+    "mlp": "hunch.train.recipes.mlp:RECIPE",
+}
 
 
 def resolve(table: dict[str, str], name: str) -> Any:

@@ -41,12 +41,14 @@ TABLE: dict[str, set[str]] = {
     "server": {"engine.client", "types", "config", "errors"},
     "train": {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
+        "hub",
     },
     "bench": {"hunch", "errors", "types"},
     "parallel": {"torch", "types", "draft", "errors", "runner", "parallel.group"},
     "web": set(),
     "cli": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat",
+        "train",
     },
     "sglang": {"compat", "llm", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},

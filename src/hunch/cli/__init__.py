@@ -15,6 +15,7 @@ from hunch.cli.generate import generate
 from hunch.cli.pull import pull
 from hunch.cli.serve import CONTEXT as SERVE_CONTEXT
 from hunch.cli.serve import serve
+from hunch.cli.train import train
 from hunch.cli.verify import verify
 from hunch.errors import HunchError
 
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, verify, bench, doctor, pull):
+for command in (generate, chat, verify, bench, doctor, pull, train):
     app.command()(command)
 app.command(context_settings=SERVE_CONTEXT)(serve)
 

@@ -5,7 +5,7 @@ Shape letters: T = B * L tokens in a row, M positions that teach, D width, C col
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,20 @@ from torch import Tensor
 from hunch.errors import UnsupportedModelError
 from hunch.models.decoder import Decoder
 from hunch.models.source import Shape, Source
+from hunch.models.weights import Weights
 from hunch.train.loss import teach
 from hunch.train.states import Thoughts
 from hunch.train.vocab import Columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A line of the registry: what a method is trained with."""
+
+    options: type  # a frozen dataclass; its fields are the KEY=VALUE a user may give
+    student: Callable[[Any, Decoder, Columns, Weights], Student]
+    draft_vocab: int | None = None  # tokens it may guess unless told; None: all
+    lr: float = 3.6e-3
 
 
 @dataclass(slots=True)

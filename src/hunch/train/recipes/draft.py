@@ -14,10 +14,12 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.models.build import build_block
 from hunch.models.decoder import Decoder
+from hunch.models.heads.cut import CUT_FROM
 from hunch.models.load import tensor_shapes
+from hunch.models.native import ID_MAP
 from hunch.models.weights import Weights
 from hunch.train.states import Dense, Thoughts
-from hunch.train.student import Lesson, Student, Walk, check_target
+from hunch.train.student import Lesson, Recipe, Student, Walk, check_target
 from hunch.train.vocab import Columns
 
 
@@ -28,6 +30,7 @@ class DraftOptions:
     layers: str = "4"  # how many of the target's layers, or which: "0,1,15,29"
     loss: str = "ce"
     from_scratch: bool = False  # random layers instead of the target's
+    share_tables: bool = False  # leave out the embedding; needs the target beside it
 
 
 class DraftStudent(Student):
@@ -38,11 +41,12 @@ class DraftStudent(Student):
     ) -> None:
         super().__init__(target, columns)
         check_target(target, "draft")
-        self.kind = options.loss
+        self.kind, self.share_tables = options.loss, options.share_tables
         self.layers = read_layers(options.layers, target.spec.num_layers)
         windows = tuple(target.spec.windows[layer] for layer in self.layers)
         self.spec = replace(target.spec, num_layers=len(self.layers), windows=windows)
         self.head_CD = target.head.weight_NK[columns.ids_C].contiguous()
+        self.config = dict(weights.config)
         self.start(self._cut(weights, options.from_scratch))
 
     def _cut(self, weights: Weights, from_scratch: bool) -> dict[str, Tensor]:
@@ -79,13 +83,20 @@ class DraftStudent(Student):
         return Lesson(walk.loss, walk.agreed)
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        spec = self.spec
-        config: dict[str, Any] = {"num_hidden_layers": spec.num_layers, "cut_layers": self.layers}
+        """A whole model in Hugging Face form; a reduced vocabulary has no such form, and is
+        written as layers alone."""
+        spec, names, target = self.spec, self.target.names, self.target
+        config: dict[str, Any] = {**self.config, "num_hidden_layers": spec.num_layers}
+        config.pop("layer_types", None)
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
-        if len(self.columns) < spec.vocab_size:
-            config["draft_vocab_size"] = len(self.columns)
+        if self.share_tables or len(self.columns) < spec.vocab_size:
             ids_C = self.columns.ids_C.sort().values.cpu()
-            tensors["d2t"] = ids_C - torch.arange(len(ids_C))
+            tensors[ID_MAP] = (ids_C - torch.arange(len(ids_C))).int()
+            more = {"cut_layers": self.layers, "draft_vocab_size": len(ids_C)}
+            return {**config, CUT_FROM: "", **more}, tensors
+        tensors[names.embed] = target.embedding_VD
+        if not spec.is_tied:
+            tensors[names.head] = target.head.weight_NK
         return config, tensors
 
 
@@ -116,3 +127,6 @@ def choose_layers(count: int, num_layers: int) -> list[int]:
         return [0]
     span = num_layers - 2
     return [0, *(1 + round(i * span / max(count - 2, 1)) for i in range(count - 1))]
+
+
+RECIPE = Recipe(options=DraftOptions, student=DraftStudent)

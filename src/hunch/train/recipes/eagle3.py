@@ -20,7 +20,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.source import Source
 from hunch.models.weights import Weights
 from hunch.train.states import Dense, Split, Thoughts
-from hunch.train.student import Lesson, Student, Walk, check_target, narrow
+from hunch.train.student import Lesson, Recipe, Student, Walk, check_target, narrow
 from hunch.train.vocab import Columns
 
 FIRST = "midlayer."
@@ -191,6 +191,7 @@ class Eagle3Student(Student):
         }
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         tensors["d2t"] = ids_C - torch.arange(len(ids_C))
+        tensors["t2d"] = torch.zeros(spec.vocab_size, dtype=torch.bool).index_fill(0, ids_C, True)
         tensors["lm_head.weight"] = self.target.head.weight_NK[ids_C.to(self.target.device)]
         return config, tensors
 
@@ -217,3 +218,6 @@ def _features(text: str, num_layers: int) -> tuple[int, ...]:
     if not layers or not 0 <= min(layers) <= max(layers) <= num_layers:
         raise ConfigError(f"features={text!r} must be from 0 to the target's {num_layers} layers")
     return layers
+
+
+RECIPE = Recipe(options=Eagle3Options, student=Eagle3Student)

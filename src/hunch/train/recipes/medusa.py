@@ -16,7 +16,7 @@ from hunch.errors import ConfigError
 from hunch.models.decoder import Decoder
 from hunch.models.weights import Weights
 from hunch.train.states import Thoughts
-from hunch.train.student import Lesson, Student, Walk, narrow
+from hunch.train.student import Lesson, Recipe, Student, Walk, narrow
 from hunch.train.vocab import Columns
 
 _HEAD = "lm_head.weight"
@@ -78,3 +78,6 @@ class MedusaStudent(Student):
         }
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         return config, {**tensors, "token_map": self.columns.ids_C.cpu()}
+
+
+RECIPE = Recipe(options=MedusaOptions, student=MedusaStudent, draft_vocab=16384)

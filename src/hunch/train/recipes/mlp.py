@@ -19,7 +19,7 @@ from hunch.models.heads.mlp import EPS, MlpNet
 from hunch.models.heads.parts import BiasedNorm, Table
 from hunch.models.weights import Weights
 from hunch.train.states import Thoughts
-from hunch.train.student import Lesson, Student, Walk, narrow
+from hunch.train.student import Lesson, Recipe, Student, Walk, narrow
 from hunch.train.vocab import Columns
 
 _EMB, _HEAD = "speculator.emb.0.weight", "speculator.head.0.weight"
@@ -123,3 +123,6 @@ def _squeeze(matrix_VD: Tensor, inner: int) -> Tensor:
     out_VI[:, :count] = matrix_VD.cpu() @ vectors[:, -count:]
     scale = float(inner**-0.5 / out_VI.std())
     return out_VI * scale
+
+
+RECIPE = Recipe(options=MlpOptions, student=MlpStudent)

@@ -1,0 +1,96 @@
+"""hunch train: a drafter for any model, from its own answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hunch.cli import options as o
+from hunch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hunch.train.job import Job
+
+
+def train(
+    method: Annotated[str, typer.Argument(help="draft, eagle3, medusa or mlp.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(help="KEY=VALUE, say layers=4, draft_vocab=8192, loss=blend."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="The model to draft for.")
+    ] = None,
+    prompts: o.Prompts = None,
+    minutes: Annotated[float | None, typer.Option(help="How long the training stage runs.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the drafter goes.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with a job; with --prompts, fine-tune its drafter on new ones."),
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Context of the engine.")] = None,
+    device: o.Device = "auto",
+    as_json: o.Json = False,
+) -> None:
+    """Train a drafter: regenerate, train, select, export. Run it again to go on after a stop."""
+    from hunch.train.job import run_job
+    from hunch.train.progress import Progress
+
+    given = _read(options or [])
+    if minutes is not None:
+        given["minutes"] = str(minutes)
+    engine: dict[str, object] = {"device": device}
+    if max_model_len is not None:
+        engine["max_model_len"] = max_model_len
+    job, before = _job(method, target, prompts, out, resume, given, engine)
+    measured = run_job(job, Progress(as_json), before)
+    if as_json:
+        print(json.dumps({"out": str(job.out), **measured.to_json()}))
+        return
+    positions = " ".join(f"{share:.2f}" for share in measured.per_position)
+    typer.echo(
+        f"{job.out}: {measured.tokens_per_pass:.2f} tokens per pass on held-out prompts "
+        f"(by position {positions}). Use it with --speculate {method}:{job.out}"
+    )
+
+
+def _job(
+    method: str,
+    target: str | None,
+    prompts: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    given: dict[str, str],
+    engine: dict[str, object],
+) -> tuple[Job, Path | None]:
+    """The job asked for, and the drafter it starts from where it goes on with a finished one."""
+    from hunch.train.files import read_json
+    from hunch.train.job import JOB, Job
+
+    if resume is None:
+        if prompts is None or out is None:
+            raise ConfigError("train needs --prompts FILE and --out DIR, or --resume DIR")
+        return Job(method, target or o.DEFAULT_MODEL, str(prompts), out, given, engine), None
+    there = read_json(resume / "work" / JOB)
+    if there is None:
+        raise ConfigError(f"--resume {resume}: no training job there (no work/{JOB})")
+    if there["method"] != method:
+        raise ConfigError(f"--resume {resume}: its method is {there['method']}, not {method}")
+    options = {**there["options"], **given}
+    if prompts is None or str(prompts) == there["prompts"]:
+        return Job(method, there["target"], there["prompts"], resume, options, engine), None
+    place = out or resume.with_name(f"{resume.name}-adapted")
+    return Job(method, there["target"], str(prompts), place, options, engine), resume
+
+
+def _read(options: list[str]) -> dict[str, str]:
+    read: dict[str, str] = {}
+    for text in options:
+        key, is_option, value = text.partition("=")
+        if not is_option or not key.isidentifier():
+            raise ConfigError(f"{text!r} must be KEY=VALUE, say layers=4")
+        read[key] = value
+    return read

@@ -1,0 +1,91 @@
+"""Stage 4: a drafter's directory in its published form, with a card that says what it is."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hunch.errors import ConfigError
+from hunch.models.heads.cut import CUT_FROM
+from hunch.train.files import write_json, write_whole
+
+PRECISIONS = ("float16", "bfloat16", "float32", "int8")
+
+
+@dataclass(slots=True)
+class Card:
+    """What a reader of the drafter's README learns."""
+
+    method: str
+    target: str
+    recipe: dict[str, Any] = field(default_factory=dict)
+    data: str = ""
+    measured: dict[str, Any] = field(default_factory=dict)
+    num_parameters: int = 0
+    commit: str = ""
+
+    def text(self) -> str:
+        measured = self.measured
+        positions = ", ".join(f"{share:.2f}" for share in measured.get("per_position", []))
+        recipe = "\n".join(f"- {key}: {value}" for key, value in self.recipe.items())
+        sets = "\n".join(f"| {k} | {v:.2f} |" for k, v in measured.get("sets", {}).items())
+        table = f"\n| prompts | tokens per pass |\n|---|---|\n{sets}\n" if sets else ""
+        return (
+            f"# {self.method} drafter for {self.target}\n\n"
+            f"It guesses tokens that {self.target} would write; the target checks every guess, so "
+            "the text is the target's own. Of no use alone, or beside another target.\n\n"
+            f"Use: `hunch generate ... --model {self.target} --speculate {self.method}:DIRECTORY`\n"
+            f"\nParameters of its own: {self.num_parameters:,}.\n"
+            f"\n## Measured\n\nTokens per pass {measured.get('tokens_per_pass', float('nan')):.2f} "
+            f"({measured.get('how', 'held-out prompts, greedy, in the engine')}); acceptance by "
+            f"position {positions or 'not measured'}; cost of a drafted node "
+            f"{measured.get('cost_per_node', float('nan')):.3f} of a target pass.\n{table}"
+            f"\n## Data\n\n{self.data}\n\n## Recipe\n\n{recipe}\n\nhunch commit: {self.commit}\n"
+        )
+
+
+def write_drafter(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    *,
+    target: str,
+    precision: str = "float16",
+    tokenizer_from: Path | None = None,
+) -> None:
+    """config.json and model.safetensors; the weights come last, so a directory is whole or old."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
+    if CUT_FROM in config:
+        config = {**config, CUT_FROM: target}
+    kind = "float16" if precision == "int8" else precision
+    write_json(folder / "config.json", {**config, "torch_dtype": kind})
+    if tokenizer_from is not None and tokenizer_from.is_dir():
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            if (tokenizer_from / name).is_file() and CUT_FROM not in config:
+                shutil.copyfile(tokenizer_from / name, folder / name)
+    stored = pack(tensors, precision)
+    write_whole(folder / "model.safetensors", lambda part: save_file(stored, part))
+
+
+def pack(tensors: dict[str, Tensor], precision: str) -> dict[str, Tensor]:
+    """Floats in the precision asked for; int8 keeps a scale for every row of a matrix."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu()
+        if not tensor.is_floating_point():
+            stored[name] = tensor.contiguous()
+        elif precision == "int8" and tensor.dim() == 2:
+            scale_N1 = (tensor.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-8)
+            stored[name] = (tensor.float() / scale_N1).round().to(torch.int8).contiguous()
+            stored[f"{name}_scale"] = scale_N1.squeeze(1).contiguous()
+        else:
+            kind = getattr(torch, "float16" if precision == "int8" else precision)
+            stored[name] = tensor.to(kind).contiguous().clone()
+    return stored

@@ -1,0 +1,268 @@
+"""A training job from prompts to a drafter's directory: four stages, each resumable."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hunch.config import read_options
+from hunch.errors import ConfigError, TrainingError
+from hunch.hub import resolve as find_files
+from hunch.models.decoder import Decoder
+from hunch.models.load import load_decoder
+from hunch.models.weights import Weights, open_weights
+from hunch.registry import RECIPES, resolve, unknown
+from hunch.train.batches import Texts
+from hunch.train.export import Card, write_drafter
+from hunch.train.files import read_json, write_json, write_whole
+from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
+from hunch.train.loss import check_loss
+from hunch.train.progress import Progress
+from hunch.train.prompts import read_prompts
+from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
+from hunch.train.select import Measured, measure, select
+from hunch.train.student import Recipe, Student
+from hunch.train.vocab import count_columns
+
+JOB, PROMPTS = "job.json", "prompts.json"
+WORSE = 0.02  # tokens per pass a new drafter may lose by chance before it is called worse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """What belongs to no stage alone."""
+
+    draft_vocab: int | None = None  # tokens the drafter may guess; None: the recipe's
+    held_out: int = 32  # prompts kept aside for the selection
+    precision: str = "float16"  # of the written weights: float16, bfloat16, float32, int8
+    licence: str = ""  # of the prompts, for the card
+
+
+@dataclass(slots=True)
+class Job:
+    """What is asked for. `options` are KEY=VALUE for the recipe, the loop, the answers or this."""
+
+    method: str
+    target: str
+    prompts: str
+    out: Path
+    options: dict[str, str] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)  # arguments of the LLM that serves
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "out": str(self.out)}
+
+
+@dataclass(slots=True)
+class Settings:
+    """The options, each with its reader."""
+
+    recipe: Any
+    loop: LoopOptions
+    answers: AnswerOptions
+    job: JobOptions
+
+
+def read_settings(method: str, options: Mapping[str, str]) -> Settings:
+    """Sort KEY=VALUE to their readers; an unknown key names the nearest known one."""
+    if method not in RECIPES:
+        raise ConfigError(f"train: {unknown(method, RECIPES)}")
+    recipe: Recipe = resolve(RECIPES, method)
+    kinds: list[Any] = [recipe.options, LoopOptions, AnswerOptions, JobOptions]
+    names = [{f.name for f in fields(kind)} for kind in kinds]
+    every = set().union(*names)
+    for key in options:
+        if key not in every:
+            raise ConfigError(f"train {method}: option {unknown(key, every)}")
+    read = [
+        read_options(kind, {k: v for k, v in options.items() if k in own}, f"train {method}")
+        for kind, own in zip(kinds, names, strict=True)
+    ]
+    check_loss(read[0].loss)
+    return Settings(*read)
+
+
+def run_job(job: Job, show: Progress | None = None, before: Path | None = None) -> Measured:
+    """All stages, from wherever an earlier run was stopped.
+
+    `before` is a drafter to go on from; the new one is written only if it is no worse than that.
+    """
+    settings, show = read_settings(job.method, job.options), show or Progress()
+    work = job.out / "work"
+    _keep(work, job)
+    train_ids, test_ids = _prompts(job, settings, work, show)
+    texts = read_answers(work / "answers")
+    student, target = build_student(job, settings, texts)
+    if before is not None:
+        _start_from(student, before)
+    loop = Loop(student, target, work / "train", settings.loop, resolve(RECIPES, job.method).lr)
+    num_held = min(max(len(texts) // 10, 1), 64)
+    learn, held = texts.split(num_held, settings.loop.seed)
+    loop.run(learn, held, show)
+    best, measured = _select(job, settings, student, work, test_ids)
+    if before is not None:
+        old = measure(job.target, job.method, before, test_ids, arguments=job.engine)
+        if measured.tokens_per_pass < old.tokens_per_pass - WORSE:
+            raise TrainingError(
+                f"the new drafter is worse on held-out prompts ({measured.tokens_per_pass:.2f} "
+                f"tokens per pass, before {old.tokens_per_pass:.2f}): {before} stays as it is. "
+                "Give more prompts or a lower lr"
+            )
+    _publish(job, settings, student, work / "train" / best, measured, len(train_ids))
+    return measured
+
+
+def _keep(work: Path, job: Job) -> None:
+    """Note what is being made; a second job in the same place is a mistake."""
+    there = read_json(work / JOB)
+    if there is not None:
+        for key in ("method", "target", "prompts"):
+            if there[key] != getattr(job, key):
+                raise ConfigError(
+                    f"{work.parent} holds a job with {key}={there[key]!r}, not "
+                    f"{getattr(job, key)!r}; choose another --out"
+                )
+    write_json(work / JOB, job.to_json())
+
+
+def _prompts(
+    job: Job, settings: Settings, work: Path, show: Progress
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of the prompts to learn from and of those held out, and answers to the former."""
+    from hunch import LLM
+
+    answers = settings.answers
+    answers.read_temperatures()
+    stored = read_json(work / PROMPTS)
+    prompts = None if stored else read_prompts(Path(job.prompts))
+    with LLM(job.target, speculate="off", **job.engine) as llm:
+        if prompts is not None:
+            context = min(settings.loop.context, llm.engine.capacity.max_len)
+            found = prompts.encode(llm, context - min(answers.max_tokens, context // 2))
+            stored = _hold_out(found, settings.job.held_out, settings.loop.seed)
+            write_json(work / PROMPTS, stored)
+        assert stored is not None
+        regenerate(llm, stored["train"], work / "answers", answers, show)
+    return stored["train"], stored["held_out"]
+
+
+def _hold_out(prompts: list[list[int]], count: int, seed: int) -> dict[str, list[list[int]]]:
+    count = min(count, len(prompts) // 4)
+    if count < 1:
+        raise ConfigError(
+            f"{len(prompts)} usable prompts are too few: some are held out to choose by; give 4 "
+            "or more (some hundreds make a drafter worth having)"
+        )
+    order = np.random.default_rng(seed).permutation(len(prompts)).tolist()
+    return {
+        "held_out": [prompts[i] for i in sorted(order[:count])],
+        "train": [prompts[i] for i in sorted(order[count:])],
+    }
+
+
+def build_student(job: Job, settings: Settings, texts: Texts) -> tuple[Student, Decoder]:
+    """The target, and a student for it in its first state."""
+    weights: Weights = open_weights(find_files(job.target))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = load_decoder(weights, device=device)
+    recipe: Recipe = resolve(RECIPES, job.method)
+    size = settings.job.draft_vocab or recipe.draft_vocab
+    if size is not None:
+        size = min(size, target.spec.vocab_size)
+    columns = count_columns(texts.count(target.spec.vocab_size), size).to(device)
+    return recipe.student(settings.recipe, target, columns, weights), target
+
+
+def _start_from(student: Student, folder: Path) -> None:
+    stored = open_weights(folder)
+    known = set(stored.names())
+    missing = [
+        name
+        for name, tensor in student.tensors.items()
+        if name not in known or tuple(stored.shape(name)) != tuple(tensor.shape)
+    ]
+    if missing:
+        raise ConfigError(
+            f"{folder} has another shape than the drafter to train (say {missing[0]}); give the "
+            "options it was made with"
+        )
+    student.start({name: stored.tensor(name) for name in student.tensors})
+
+
+def _select(
+    job: Job, settings: Settings, student: Student, work: Path, test_ids: list[list[int]]
+) -> tuple[str, Measured]:
+    """The name of the best candidate's checkpoint, and what it does in the engine."""
+    folders = []
+    for path in sorted((work / "train").glob(CANDIDATE.format("*"))):
+        folder = work / "select" / path.stem
+        if not (folder / "model.safetensors").is_file():
+            restore(student, path)
+            _write(job, settings, student, folder)
+        folders.append(folder)
+    notes = work / "select" / "measured.json"
+    best, measured = select(job.target, job.method, folders, test_ids, notes, job.engine)
+    return f"{best.name}.pt", measured
+
+
+def _write(job: Job, settings: Settings, student: Student, folder: Path) -> None:
+    config, tensors = student.files()
+    write_drafter(
+        folder,
+        config,
+        tensors,
+        target=job.target,
+        precision=settings.job.precision,
+        tokenizer_from=Path(find_files(job.target).path),
+    )
+
+
+def _publish(
+    job: Job,
+    settings: Settings,
+    student: Student,
+    checkpoint: Path,
+    measured: Measured,
+    num_prompts: int,
+) -> None:
+    restore(student, checkpoint)
+    licence = f" Licence of the prompts: {settings.job.licence}." if settings.job.licence else ""
+    card = Card(
+        method=job.method,
+        target=job.target,
+        recipe={
+            **{f.name: getattr(settings.recipe, f.name) for f in fields(settings.recipe)},
+            **{f.name: getattr(settings.loop, f.name) for f in fields(settings.loop)},
+            "draft_vocab": len(student.columns),
+        },
+        data=(
+            f"{num_prompts} prompts of {Path(job.prompts).name}, answered by the target itself at "
+            f"temperature {settings.answers.temperatures}.{licence}"
+        ),
+        measured=measured.to_json(),
+        num_parameters=sum(tensor.numel() for tensor in student.tensors.values()),
+        commit=_commit(),
+    )
+    write_whole(job.out / "README.md", lambda part: part.write_text(card.text(), "utf-8"))
+    _write(job, settings, student, job.out)
+
+
+def _commit() -> str:
+    """The source's commit, where hunch runs from a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"

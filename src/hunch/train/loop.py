@@ -1,0 +1,204 @@
+"""Stage 2: teach a student until its time is up; killed at any moment, it goes on where it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hunch.errors import ConfigError, TrainingError
+from hunch.models.decoder import Decoder
+from hunch.train.batches import Batch, Texts, batches
+from hunch.train.files import write_whole
+from hunch.train.optimiser import Optimiser
+from hunch.train.progress import Progress
+from hunch.train.replay import Replay
+from hunch.train.states import think
+from hunch.train.student import Student
+
+LAST = "last.pt"
+CANDIDATE = "candidate-{}.pt"
+_MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
+_WARM_UP = 0.02
+_PLAIN_SHARE = 0.28  # Adam's rate over Muon's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopOptions:
+    """How long, and how fast."""
+
+    minutes: float = 10.0
+    steps: int | None = None  # in place of minutes: the same result on any machine
+    lr: float | None = None  # None: the recipe's
+    batch: int = 32768  # tokens a step looks at
+    context: int = 1024  # longest text it learns from
+    greedy_share: float = 0.3  # of the loss that goes to the answer's own token
+    save_every: float = 60.0  # seconds between checkpoints
+    depth: int = 5  # of the drafts whose accepted length is shown
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("minutes", "batch", "context", "depth"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
+        if not 0 <= self.greedy_share <= 1:
+            raise ConfigError(f"greedy_share={self.greedy_share} must be from 0 to 1")
+
+
+@dataclass(slots=True)
+class Place:
+    """Where the loop stands."""
+
+    step: int = 0
+    epoch: int = 0
+    at: int = 0  # batches of this epoch that are done
+    seconds: float = 0.0  # spent so far, over all starts
+    num_candidates: int = 0
+
+
+class Loop:
+    """Keeps the student, its optimiser and the place in step with the checkpoint."""
+
+    def __init__(
+        self, student: Student, target: Decoder, folder: Path, options: LoopOptions, lr: float
+    ) -> None:
+        self.student, self.target, self.folder, self.options = student, target, folder, options
+        self.lr = options.lr or lr
+        self.optimiser = Optimiser(student.tensors, student.plain)
+        self.place = Place()
+        self._restore()
+
+    def _restore(self) -> None:
+        path = self.folder / LAST
+        if not path.is_file():
+            return
+        state = restore(self.student, path)
+        self.optimiser.load(state["optimiser"])
+        self.place = Place(**state["place"])
+
+    def _save(self, name: str) -> None:
+        place = {key: getattr(self.place, key) for key in self.place.__slots__}
+        tensors = {name: tensor.detach() for name, tensor in self.student.tensors.items()}
+        state: dict[str, Any] = {"tensors": tensors, "place": place}
+        if name == LAST:
+            state["optimiser"] = self.optimiser.state()
+        write_whole(self.folder / name, lambda part: torch.save(state, part))
+
+    @property
+    def share(self) -> float:
+        """Of the whole time, how much is gone."""
+        options = self.options
+        if options.steps is not None:
+            return min(self.place.step / max(options.steps, 1), 1.0)
+        return min(self.place.seconds / (60 * options.minutes), 1.0)
+
+    def rate(self) -> float:
+        """Warm up, then half a cosine down to nothing, by the share of the time."""
+        warm = min(self.share / _WARM_UP + 0.01, 1.0)
+        return self.lr * warm * 0.5 * (1 + math.cos(math.pi * self.share))
+
+    def run(self, texts: Texts, held_out: Texts, show: Progress) -> None:
+        """Until the share is 1. A loss that is no number ends it at the last checkpoint."""
+        before, saved = perf_counter(), perf_counter()
+        with show.stage("train", 1.0) as bar:
+            for batch in self._batches(texts):
+                loss = self._learn(batch)
+                now = perf_counter()
+                self.place.seconds += now - before
+                before = now
+                self.place.step += 1
+                self.place.at += 1
+                self._put_aside(loss)
+                if now - saved > self.options.save_every:
+                    self._check(loss)
+                    self._save(LAST)
+                    saved = now
+                    replay = self.test(held_out)
+                    words = f"loss {float(loss):.3f}, {replay.tokens_per_pass:.2f} tokens per pass"
+                    bar(self.share, words)
+                elif self.place.step % 10 == 0:
+                    self._check(loss)
+                    bar(self.share, f"loss {float(loss):.3f}")
+        self._save(LAST)
+
+    def _learn(self, batch: Batch) -> torch.Tensor:
+        options, student = self.options, self.student
+        thoughts = think(
+            self.target,
+            batch.to(self.target.device),
+            student.columns,
+            student.feature_layers,
+            greedy_share=options.greedy_share,
+            seed=options.seed + self.place.step,
+        )
+        if not len(thoughts.row_M):
+            return torch.zeros(())  # nothing in these texts that the draft vocabulary can say
+        lesson = student.lesson(thoughts)
+        lesson.loss.backward()  # type: ignore[no-untyped-call]
+        rate = self.rate()
+        self.optimiser.step(rate, rate * _PLAIN_SHARE)
+        return lesson.loss.detach()
+
+    def _check(self, loss: torch.Tensor) -> None:
+        is_good = math.isfinite(float(loss)) and all(
+            bool(torch.isfinite(tensor).all()) for tensor in self.student.tensors.values()
+        )
+        if not is_good:
+            raise TrainingError(
+                f"the loss is no number any more at step {self.place.step}; the last good "
+                f"checkpoint is kept in {self.folder}: go on from it with --resume and a lower "
+                f"rate, say lr={self.lr / 3:.1e}"
+            )
+
+    def _put_aside(self, loss: torch.Tensor) -> None:
+        """Keep candidates for the selection, which asks the engine and not the loss."""
+        while self.place.num_candidates < len(_MARKS):
+            if self.share < _MARKS[self.place.num_candidates]:
+                return
+            self._check(loss)
+            self.place.num_candidates += 1
+            self._save(CANDIDATE.format(self.place.num_candidates - 1))
+
+    def _batches(self, texts: Texts) -> Iterator[Batch]:
+        options = self.options
+        while self.share < 1:
+            done = self.place.at
+            epoch = batches(texts, options.batch, options.context, options.seed, self.place.epoch)
+            for number, batch in enumerate(epoch):
+                if number < done:
+                    continue
+                if self.share >= 1:
+                    return
+                yield batch
+            self.place.epoch, self.place.at = self.place.epoch + 1, 0
+
+    @torch.no_grad()
+    def test(self, texts: Texts) -> Replay:
+        """Accepted length on held-out answers, without an engine."""
+        replay = Replay()
+        for batch in batches(texts, self.options.batch, self.options.context, 0, 0):
+            moved = batch.to(self.target.device)
+            thoughts = think(
+                self.target,
+                moved,
+                self.student.columns,
+                self.student.feature_layers,
+                is_complete=True,
+            )
+            lesson = self.student.lesson(thoughts, is_test=True)
+            replay.add(moved, lesson.agreed, self.options.depth)
+        return replay
+
+
+def restore(student: Student, path: Path) -> dict[str, Any]:
+    """Give the student the tensors of a checkpoint; returns what else it holds."""
+    state: dict[str, Any] = torch.load(path, map_location=student.target.device, weights_only=True)
+    with torch.no_grad():
+        for name, tensor in student.tensors.items():
+            tensor.copy_(state["tensors"][name])
+    return state

@@ -1,0 +1,79 @@
+"""The prompts a drafter is trained and tested on: JSON lines, broken ones counted and named."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hunch.errors import RequestError
+
+if TYPE_CHECKING:
+    from hunch import LLM
+
+log = logging.getLogger("hunch")
+
+MAX_BAD_SHARE = 0.05  # of the lines; more than that is another kind of file
+_MAX_NAMED = 5
+
+
+@dataclass(slots=True)
+class Prompts:
+    """What a file holds."""
+
+    records: list[dict[str, Any]]
+    bad: list[str]  # "line 3: why"
+
+    def encode(self, llm: LLM, max_len: int) -> list[list[int]]:
+        """Token ids as they will be served; a prompt that leaves no room for an answer is out."""
+        encoded = [_encode(llm, record) for record in self.records]
+        return [ids for ids in encoded if 0 < len(ids) <= max_len]
+
+
+def read_prompts(path: Path) -> Prompts:
+    """Lines with `turns` (the chat template on the first) or `prompt` (raw)."""
+    if not path.is_file():
+        raise RequestError(f"{path}: no such file; give JSON lines with 'turns' or 'prompt'")
+    found = Prompts([], [])
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        why, record = _parse(line)
+        if why:
+            found.bad.append(f"line {number}: {why}")
+        else:
+            found.records.append(record)
+    named = "; ".join(found.bad[:_MAX_NAMED])
+    if not found.records:
+        raise RequestError(f"{path}: no prompts in it{f' ({named})' if named else ''}")
+    if len(found.bad) > MAX_BAD_SHARE * (len(found.records) + len(found.bad)):
+        raise RequestError(
+            f"{path}: {len(found.bad)} of {len(found.records) + len(found.bad)} lines are broken "
+            f"({named}); mend the file: nothing was started"
+        )
+    if found.bad:
+        log.warning("%s: %d broken lines are left out (%s)", path, len(found.bad), named)
+    return found
+
+
+def _parse(line: str) -> tuple[str, dict[str, Any]]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        return f"not JSON ({error.msg})", {}
+    if not isinstance(record, dict):
+        return "not an object", {}
+    turns = record.get("turns")
+    if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0].strip():
+        return "", record
+    if isinstance(record.get("prompt"), str) and record["prompt"]:
+        return "", record
+    return "needs 'turns' or 'prompt' with text in it", {}
+
+
+def _encode(llm: LLM, record: dict[str, Any]) -> list[int]:
+    if "turns" in record:
+        return llm.encode_chat([{"role": "user", "content": record["turns"][0]}])
+    return llm.get_tokenizer().encode(record["prompt"])

@@ -1,0 +1,105 @@
+"""Every recipe: what it learns is what the engine then drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_setup import ENGINE, new_job
+
+from builders import tiny_model
+from hunch import LLM, SamplingParams
+from hunch.errors import UnsupportedModelError
+from hunch.registry import RECIPES
+from hunch.train.batches import batches
+from hunch.train.job import build_student, read_settings, run_job
+from hunch.train.loop import Loop
+from hunch.train.progress import Progress
+from hunch.train.recipes.draft import choose_layers
+from hunch.train.regenerate import read_answers
+from hunch.train.student import check_target
+
+METHODS: dict[str, dict[str, Any]] = {
+    "draft": {"layers": "0,1,3", "draft_vocab": 160},
+    "eagle3": {"unroll": 2, "lr": 0.02},
+    "medusa": {"heads": 3, "draft_vocab": 160, "lr": 0.02},
+    "mlp": {"stages": 3, "inner": 32, "lr": 0.02},
+}
+
+
+@pytest.fixture(scope="module", params=sorted(METHODS))
+def trained(
+    request: pytest.FixtureRequest,
+    target: Path,
+    prompts: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Any, Any]:
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp(request.param)
+    job = new_job(target, prompts, out, request.param, **METHODS[request.param])
+    return job, run_job(job, Progress(is_quiet=True))
+
+
+def test_every_recipe_is_tried() -> None:
+    assert set(METHODS) == set(RECIPES)
+
+
+def test_replay_and_engine_agree(trained: tuple[Any, Any], target: Path) -> None:
+    """Wrong templates, layers, shifts or maps would all show here."""
+    job, _ = trained
+    settings = read_settings(job.method, job.options)
+    texts = read_answers(job.out / "work" / "answers")
+    student, decoder = build_student(job, settings, texts)
+    loop = Loop(student, decoder, job.out / "work" / "train", settings.loop, 1.0)
+    few = texts.take(torch.arange(16).numpy())
+    replay = loop.test(few)
+    prompts = [few.text(i)[: few.prompt_len[i]].tolist() for i in range(16)]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    depth = min(len(replay.tried), 5)
+    # The last candidate is what the loop ended with.
+    folder = job.out / "work" / "select" / "candidate-2"
+    with LLM(str(target), speculate=f"{job.method}:{folder}:num_nodes={depth}", **ENGINE) as llm:
+        outputs = llm.generate(prompts, params)
+    tokens = sum(len(output.outputs[0].token_ids) - 1 for output in outputs)
+    steps = sum(output.outputs[0].stats["steps"] - 1 for output in outputs)
+    assert replay.num_tokens == tokens
+    assert tokens / steps == pytest.approx(replay.tokens_per_pass, rel=0.02)
+
+
+def test_training_helps(trained: tuple[Any, Any]) -> None:
+    job, _ = trained
+    settings = read_settings(job.method, job.options)
+    texts = read_answers(job.out / "work" / "answers")
+    found = []
+    for place in ("work/train", "nowhere"):  # restored from its checkpoint, and fresh
+        student, decoder = build_student(job, settings, texts)
+        loop = Loop(student, decoder, job.out / place, settings.loop, 1.0)
+        found.append(loop.test(texts).tokens_per_pass)
+    assert found[0] > found[1] + 0.01
+
+
+@pytest.mark.parametrize("method", ["draft", "eagle3"])
+def test_a_target_that_does_not_fit(method: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="learned positions"):
+        check_target(tiny_model("OPTForCausalLM"), method)
+
+
+def test_layers_are_chosen_from_both_ends() -> None:
+    assert choose_layers(4, 30) == [0, 1, 15, 29]
+    for count in range(2, 30):
+        layers = choose_layers(count, 30)
+        assert len(layers) == count
+        assert layers == sorted(set(layers))
+        assert layers[0] == 0
+
+
+def test_batches_hold_every_text_once(trained: tuple[Any, Any]) -> None:
+    job, _ = trained
+    texts = read_answers(job.out / "work" / "answers")
+    found: list[tuple[int, ...]] = []
+    for batch in batches(texts, 512, 96, seed=3, epoch=1):
+        for ids, length in zip(batch.ids_BL.tolist(), batch.length_B.tolist(), strict=True):
+            found.append(tuple(ids[:length]))
+    assert sorted(found) == sorted(tuple(texts.text(i).tolist()) for i in range(len(texts)))

@@ -1,0 +1,208 @@
+"""A job from prompts to a drafter: undisturbed, killed in every stage, and going wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from train_setup import ENGINE, new_job, write_prompts
+
+import hunch.train.export
+import hunch.train.job
+import hunch.train.regenerate
+import hunch.train.select
+from hunch import LLM, SamplingParams
+from hunch.errors import CapacityError, ConfigError, RequestError, TrainingError
+from hunch.train.job import run_job
+from hunch.train.loop import LAST, Loop
+from hunch.train.progress import Progress
+from hunch.train.student import Lesson
+
+QUIET = Progress(is_quiet=True)
+BAR = 1.5  # tokens per pass; plain decoding has 1
+
+
+@pytest.fixture(scope="module")
+def undisturbed(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("undisturbed")
+    measured = run_job(new_job(target, prompts, out, layers="0,1,3"), QUIET)
+    (out / "measured.json").write_text(json.dumps(measured.to_json()))
+    return out
+
+
+def test_a_cut_draft_is_worth_having(undisturbed: Path) -> None:
+    measured = json.loads((undisturbed / "measured.json").read_text())
+    assert measured["tokens_per_pass"] > BAR
+
+
+def test_it_changes_no_text(undisturbed: Path, target: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    texts = []
+    for speculate in ("off", f"draft:{undisturbed}"):
+        with LLM(str(target), speculate=speculate, **ENGINE) as llm:
+            outputs = llm.generate(["the model", "a guess"], params)
+            texts.append([output.outputs[0].token_ids for output in outputs])
+    assert texts[0] == texts[1]
+
+
+def test_the_card_says_what_it_is(undisturbed: Path) -> None:
+    card = (undisturbed / "README.md").read_text()
+    for words in ("draft drafter", "Tokens per pass", "prompts.jsonl", "layers: 0,1,3", "commit"):
+        assert words in card
+
+
+class _Killed(BaseException):
+    pass
+
+
+def _kill(on_call: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    count = 0
+
+    def call(*args: Any, **rest: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == on_call:
+            raise _Killed
+        return original(*args, **rest)
+
+    return call
+
+
+STAGES = {
+    "regenerate": (hunch.train.regenerate, "write_shard", 2),
+    "train": (Loop, "_learn", 13),
+    "select": (hunch.train.select, "measure", 2),
+    "export": (hunch.train.export, "save_file", 4),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_and_resumed_is_the_same_as_undisturbed(
+    stage: str,
+    undisturbed: Path,
+    target: Path,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = new_job(target, prompts, tmp_path / "out", layers="0,1,3", save_every=0.2)
+    where, name, on_call = STAGES[stage]
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, _kill(on_call, getattr(where, name)))
+        with pytest.raises(_Killed):
+            run_job(job, QUIET)
+    assert not (job.out / "model.safetensors").exists()
+    shards = {path: path.stat().st_mtime_ns for path in job.out.glob("work/answers/*.npz")}
+    assert shards  # at most the one in the making is lost
+    run_job(job, QUIET)
+    assert all(path.stat().st_mtime_ns == time for path, time in shards.items())
+    ours, theirs = (load_file(path / "model.safetensors") for path in (job.out, undisturbed))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_loss_that_is_no_number_stops_at_the_last_good_checkpoint(
+    undisturbed: Path, target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hunch.train.recipes.draft import DraftStudent
+
+    job = new_job(target, prompts, tmp_path / "out", layers="0,1,3", save_every=0.01)
+    original, count = DraftStudent.lesson, 0
+
+    def lesson(self: Any, thoughts: Any, *, is_test: bool = False) -> Lesson:
+        nonlocal count
+        count += not is_test
+        found = original(self, thoughts, is_test=is_test)
+        if not is_test and count > 12:
+            found.loss = found.loss * torch.nan
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DraftStudent, "lesson", lesson)
+        with pytest.raises(TrainingError, match="no number.*lr="):
+            run_job(job, QUIET)
+    kept = torch.load(job.out / "work" / "train" / LAST, weights_only=True)
+    assert kept["place"]["step"] == 12
+    assert all(torch.isfinite(tensor).all() for tensor in kept["tensors"].values())
+    run_job(job, QUIET)  # and nothing is lost
+    ours, theirs = (load_file(path / "model.safetensors") for path in (job.out, undisturbed))
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_full_disk_is_said_so(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = new_job(target, prompts, tmp_path / "out", layers="0,1,3")
+    written, fsync = 0, os.fsync
+
+    def full(number: int) -> None:
+        nonlocal written
+        written += 1
+        if written > 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CapacityError, match="no room left.*kept"):
+        run_job(job, QUIET)
+    left = list(job.out.rglob("*"))
+    assert any(path.suffix == ".npz" for path in left)
+    assert not any(path.suffix == ".part" for path in left)
+
+
+def test_another_job_in_the_same_place_is_refused(undisturbed: Path, target: Path) -> None:
+    other = write_prompts(undisturbed / "other.jsonl")
+    with pytest.raises(ConfigError, match="choose another --out"):
+        run_job(new_job(target, other, undisturbed, layers="0,1,3"), QUIET)
+
+
+def test_too_few_prompts(target: Path, tmp_path: Path) -> None:
+    few = write_prompts(tmp_path / "few.jsonl", count=3)
+    with pytest.raises(ConfigError, match="too few"):
+        run_job(new_job(target, few, tmp_path / "out"), QUIET)
+
+
+def test_an_empty_file_is_refused_before_anything_starts(target: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    with pytest.raises(RequestError, match="no prompts"):
+        run_job(new_job(target, empty, tmp_path / "out"), QUIET)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layer": 3}, "did you mean 'layers'"),
+        ({"layers": "9"}, "has 4 layers"),
+        ({"layers": "0,7"}, "has 4 layers"),
+        ({"loss": "mse"}, "is not one of"),
+        ({"temperatures": "hot"}, "temperatures"),
+        ({"draft_vocab": 1}, "draft_vocab=1"),
+    ],
+)
+def test_options_that_cannot_work(
+    options: dict[str, Any], words: str, target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_job(new_job(target, prompts, tmp_path / "out", **options), QUIET)
+
+
+def test_fine_tuning_refuses_a_worse_drafter(
+    undisturbed: Path, target: Path, tmp_path: Path
+) -> None:
+    new = write_prompts(tmp_path / "new.jsonl", count=12)
+    good = new_job(target, new, tmp_path / "good", layers="0,1,3", steps=4, lr=1e-4)
+    measured = run_job(good, QUIET, before=undisturbed)
+    assert measured.tokens_per_pass > BAR
+    wild = new_job(target, new, tmp_path / "wild", layers="0,1,3", steps=6, lr=1.0)
+    with pytest.raises(TrainingError, match="worse on held-out prompts"):
+        run_job(wild, QUIET, before=undisturbed)
+    assert not (wild.out / "model.safetensors").exists()

@@ -1,0 +1,111 @@
+"""The parts of training by themselves: prompts, losses, optimiser, files."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from hunch.errors import RequestError
+from hunch.models.weights import open_weights
+from hunch.train.export import pack
+from hunch.train.loss import LOSSES, slope, teach
+from hunch.train.optimiser import Optimiser, orthogonal
+from hunch.train.prompts import read_prompts
+
+
+def lines(path: Path, good: int, bad: list[str]) -> Path:
+    rows = [json.dumps({"prompt": f"text {i}"}) for i in range(good)]
+    path.write_text("\n".join([*rows[:1], *bad, *rows[1:]]) + "\n")
+    return path
+
+
+def test_broken_lines_are_counted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = lines(tmp_path / "p.jsonl", 60, ['{"turns": []}', "{oops"])
+    with caplog.at_level(logging.WARNING, "hunch"):
+        found = read_prompts(path)
+    assert len(found.records) == 60
+    assert [text.split(":")[0] for text in found.bad] == ["line 2", "line 3"]
+    assert "2 broken lines" in caplog.text
+
+
+def test_too_many_broken_lines_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="3 of 13 lines are broken.*line 2"):
+        read_prompts(lines(tmp_path / "p.jsonl", 10, ["{", "[]", "1"]))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no such file"):
+        read_prompts(tmp_path / "none.jsonl")
+
+
+def plain_loss(z: torch.Tensor, p: torch.Tensor, kind: str) -> torch.Tensor:
+    log_q = z.log_softmax(-1)
+    kl = (torch.xlogy(p, p) - p * log_q).sum(-1)
+    tv = 0.5 * (log_q.exp() - p).abs().sum(-1)
+    return {"ce": -(p * log_q).sum(-1), "kl": kl, "tv": tv, "blend": kl + tv}[kind]
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_slopes_are_the_derivatives(kind: str) -> None:
+    torch.manual_seed(0)
+    z = torch.randn(5, 11, requires_grad=True)
+    p = torch.randn(5, 11).softmax(-1)
+    wanted = plain_loss(z, p, kind)
+    (gradient,) = torch.autograd.grad(wanted.sum(), z)
+    loss, found = slope(z.detach(), p, kind)
+    torch.testing.assert_close(loss, wanted.detach())
+    torch.testing.assert_close(found, gradient)
+
+
+def test_teaching_reaches_states_and_output_matrix() -> None:
+    torch.manual_seed(0)
+    h, w = torch.randn(7, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    p, weight = torch.randn(7, 6).softmax(-1), torch.rand(7)  # three columns are never right
+    loss, best = teach(h, w, p, weight, "ce")
+    loss.backward()
+    h2, w2 = h.detach().requires_grad_(), w.detach().requires_grad_()
+    wide = functional.pad(p, (0, 3))
+    (plain_loss(h2 @ w2.T, wide, "ce") * weight).sum().backward()
+    torch.testing.assert_close(h.grad, h2.grad)
+    torch.testing.assert_close(w.grad, w2.grad)
+    assert best.tolist() == (h @ w.T).argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 6), (2, 4, 9), (2, 9, 4)])
+def test_orthogonal_steps_move_every_direction_alike(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    sizes = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+    assert sizes.min() > 0.3
+    assert sizes.max() < 1.4
+
+
+def test_the_optimiser_finds_a_matrix_and_its_norm() -> None:
+    torch.manual_seed(2)
+    wanted = torch.randn(6, 5)
+    tensors = {"w": torch.zeros(6, 5, requires_grad=True), "n": torch.zeros(5, requires_grad=True)}
+    optimiser = Optimiser(tensors)
+    for step in range(300):
+        loss = (tensors["w"] - wanted).square().sum() + (tensors["n"] - 2).square().sum()
+        loss.backward()
+        optimiser.step(0.1 * (1 - step / 300))
+    assert float(loss.detach()) < 0.05
+
+
+def test_int8_rows_come_back(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    matrix = torch.randn(8, 32) * torch.logspace(-3, 2, 8)[:, None]
+    stored = pack({"a.weight": matrix, "b": torch.ones(3), "ids": torch.arange(3)}, "int8")
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    weights = open_weights(tmp_path)
+    assert sorted(weights.names()) == ["a.weight", "b", "ids"]
+    error = (weights.tensor("a.weight") - matrix).abs().amax(1) / matrix.abs().amax(1)
+    assert error.max() < 0.005
