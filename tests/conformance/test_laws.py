@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from drafters import NETWORKS
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.registry import DRAFTERS
 
+SLOW = pytest.mark.slow
 PROMPTS = [
     "the model and the guess",
     "fast token fast token fast token fast",
@@ -73,8 +75,16 @@ def plain(tiny_llm: Callable[..., LLM]) -> dict[str, list[list[tuple[list[int], 
     return {name: run(llm, params) for name, params in PARAMS.items()}
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
-@pytest.mark.parametrize("name", sorted(DRAFTERS))
+# Networks take their time on small models too: some of their pairs are left to the slow run.
+DAILY = ("batch of 16", "small chunks", "depth 1, few blocks")
+PAIRS = [
+    pytest.param(name, engine, marks=[] if name not in NETWORKS or engine in DAILY else SLOW)
+    for name in sorted(DRAFTERS)
+    for engine in sorted(ENGINES)
+]
+
+
+@pytest.mark.parametrize(("name", "engine"), PAIRS)
 def test_text_does_not_depend_on_the_drafter(
     name: str, engine: str, tiny_llm: Callable[..., LLM], plain: dict[str, list]
 ) -> None:
