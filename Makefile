@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check lint types clean
+.PHONY: demo test check lint types peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hunch bench --show --limit 4 --repeats 1
@@ -23,6 +23,11 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
+# Another engine on the same model, for comparison; PEERS="--prompts-dir DIR --json FILE" for all.
+PEERS ?= --quick
+peers: $(VENV)/.installed-peers
+	$(BIN)/python benchmarks/cpu_peers.py $(PEERS)
+
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hunch needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +40,11 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-peers: $(VENV)/.installed
+	@echo "building llama.cpp (minutes, once)"
+	$(PIP) llama-cpp-python transformers
 	@touch $@
 
 clean:
