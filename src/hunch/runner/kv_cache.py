@@ -6,6 +6,7 @@ Shape letters: L layers, C slots, M KV heads, H head width.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from collections.abc import Sequence
 
@@ -52,7 +53,7 @@ def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.dev
     size = (shape.num_layers, num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
     try:
         return KVCache(*(_zeros(size, shape.dtype, device) for _ in "kv"))
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, OSError) as error:
         raise CapacityError(
             f"no memory for {num_blocks} KV blocks on {device}: give a smaller kv_bytes, "
             "max_model_len or max_num_seqs"
@@ -61,10 +62,13 @@ def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.dev
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, as masked products must not meet a NaN; on a CPU pages come only as they are used."""
-    if device.type != "cpu":
+    if device.type != "cpu" or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return torch.zeros(size, dtype=dtype, device=device)
-    raw = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(size)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=flags)
+    # Huge pages, which large zeros get otherwise, would take 2 MB per layer for the first token.
+    pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(size)
 
 
 def compact(kv: KVCache, source: np.ndarray, target: np.ndarray) -> None:
