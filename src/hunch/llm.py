@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hunch.compat import config_from_vllm
 from hunch.config import DEFAULT_MODEL, Config, SpecConfig
+from hunch.drafters import shipped
 from hunch.engine.engine import Engine
 from hunch.errors import ConfigError, HunchError, RequestError, UnsupportedModelError
 from hunch.hub import ModelFiles, resolve
@@ -214,7 +215,8 @@ def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> Lo
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
     target = _load_target(config, files, device)
-    return assemble(replace(config, spec=_detect(config.spec)), target, device, tokenizer.vocab())
+    spec = _detect(config.spec, files)
+    return assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
 
 
 def _load_target(config: Config, files: ModelFiles, device: torch.device) -> Any:
@@ -239,10 +241,14 @@ def _load_target(config: Config, files: ModelFiles, device: torch.device) -> Any
     return decoder
 
 
-def _detect(spec: SpecConfig) -> SpecConfig:
-    """The drafter's files found like any model's; `auto` with a path: the method they name."""
+def _detect(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
+    """The drafter's files found like any model's; `auto` with a path: the method they name.
+
+    Without a path, a method that needs files takes those that come with hunch for this target.
+    """
     if spec.path is None:
-        return spec
+        path = shipped(spec.method, target.name, target.path)
+        return spec if path is None else replace(spec, path=str(path))
     if not Path(spec.path).exists():
         spec = replace(spec, path=str(resolve(spec.path).path))
     if spec.method != "auto":

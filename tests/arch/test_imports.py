@@ -46,6 +46,7 @@ TABLE: dict[str, set[str]] = {
     "bench": {"hunch", "errors", "types"},
     "parallel": {"torch", "types", "draft", "errors", "runner", "parallel.group"},
     "web": set(),
+    "drafters": set(),
     "cli": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat",
         "train",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from hunch.train.job import Job, run_job
+from hunch.train.progress import Progress
+from hunch.train.select import Measured
+
 sys.path.insert(0, str(Path(__file__).parent))
 
-from train_setup import write_prompts, write_target
+from train_setup import new_job, write_prompts, write_target
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +35,22 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl")
+
+
+@pytest.fixture(scope="session")
+def train(
+    target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Job, Measured]]:
+    """Train a method with some options, once for all tests that ask for the same."""
+    done: dict[str, tuple[Job, Measured]] = {}
+
+    def run(method: str, **options: Any) -> tuple[Job, Measured]:
+        key = repr((method, sorted(options.items())))
+        if key not in done:
+            torch.set_num_threads(1)
+            out = tmp_path_factory.mktemp(method)
+            job = new_job(target, prompts, out, method, **options)
+            done[key] = job, run_job(job, Progress(is_quiet=True))
+        return done[key]
+
+    return run

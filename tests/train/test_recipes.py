@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from train_setup import ENGINE, new_job
+from train_setup import ENGINE
 
 from builders import tiny_model
 from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
 from hunch.registry import RECIPES
 from hunch.train.batches import batches
-from hunch.train.job import build_student, read_settings, run_job
+from hunch.train.job import build_student, read_settings
 from hunch.train.loop import Loop
-from hunch.train.progress import Progress
 from hunch.train.recipes.draft import choose_layers
 from hunch.train.regenerate import read_answers
 from hunch.train.student import check_target
@@ -29,17 +29,10 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(METHODS))
-def trained(
-    request: pytest.FixtureRequest,
-    target: Path,
-    prompts: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Any, Any]:
-    torch.set_num_threads(1)
-    out = tmp_path_factory.mktemp(request.param)
-    job = new_job(target, prompts, out, request.param, **METHODS[request.param])
-    return job, run_job(job, Progress(is_quiet=True))
+@pytest.fixture(params=sorted(METHODS))
+def trained(request: pytest.FixtureRequest, train: Callable[..., Any]) -> tuple[Any, Any]:
+    found: tuple[Any, Any] = train(request.param, **METHODS[request.param])
+    return found
 
 
 def test_every_recipe_is_tried() -> None:

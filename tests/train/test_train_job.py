@@ -127,7 +127,7 @@ def test_a_loss_that_is_no_number_stops_at_the_last_good_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(DraftStudent, "lesson", lesson)
-        with pytest.raises(TrainingError, match="no number.*lr="):
+        with pytest.raises(TrainingError, match=r"no number.*lr="):
             run_job(job, QUIET)
     kept = torch.load(job.out / "work" / "train" / LAST, weights_only=True)
     assert kept["place"]["step"] == 12
@@ -151,7 +151,7 @@ def test_a_full_disk_is_said_so(
         fsync(number)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CapacityError, match="no room left.*kept"):
+    with pytest.raises(CapacityError, match=r"no room left.*kept"):
         run_job(job, QUIET)
     left = list(job.out.rglob("*"))
     assert any(path.suffix == ".npz" for path in left)

@@ -37,7 +37,7 @@ def test_broken_lines_are_counted_and_named(
 
 
 def test_too_many_broken_lines_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="3 of 13 lines are broken.*line 2"):
+    with pytest.raises(RequestError, match=r"3 of 13 lines are broken.*line 2"):
         read_prompts(lines(tmp_path / "p.jsonl", 10, ["{", "[]", "1"]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,9 +22,23 @@ def doctor(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     skip_model: Annotated[bool, typer.Option(help="Look at the machine alone.")] = False,
+    drafter: Annotated[
+        Path | None, typer.Option(help="A drafter's directory: say why it is bad.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The model it drafts for; default: --model.")
+    ] = None,
+    prompts: o.Prompts = None,
     as_json: o.Json = False,
 ) -> None:
-    """Check machine, kernels and model; exit code 1 if the model's speculative text differs."""
+    """Check machine, kernels and model; exit code 1 if the model's speculative text differs.
+
+    With --drafter: look for what is wrong with it; exit code 1 if something is.
+    """
+    if drafter is not None:
+        engine = {"threads": threads, "dtype": dtype, "device": device}
+        _examine(drafter, target or model, prompts, engine, as_json)
+        return
     findings: dict[str, Any] = {"machine": _machine()}
     if not skip_model:
         findings["model"] = _model(model, speculate, threads, dtype, device, as_json)
@@ -33,6 +48,31 @@ def doctor(
     else:
         _show(findings)
     if not findings.get("model", {}).get("identical", True):
+        raise typer.Exit(1)
+
+
+def _examine(
+    drafter: Path, target: str, prompts: Path | None, engine: dict[str, Any], as_json: bool
+) -> None:
+    from hunch.bench.workloads import PROMPTS
+    from hunch.train.diagnose import Doctor
+
+    records = o.read_prompts(prompts, 16) if prompts else PROMPTS[:8]
+    texts = [record["turns"][0] if "turns" in record else record["prompt"] for record in records]
+    report = Doctor(target, drafter, texts, {**engine, "max_num_seqs": 8}).run()
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        positions = " ".join(f"{share:.2f}" for share in report.per_position)
+        typer.echo(
+            f"{report.method}: {report.tokens_per_pass:.2f} tokens per pass; by position "
+            f"{positions or '-'}"
+        )
+        for finding in report.findings:
+            typer.echo(f"- {finding.fault}: {finding.words}")
+        if not report.findings:
+            typer.echo("- all is well")
+    if report.findings:
         raise typer.Exit(1)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hunch.errors import UnsupportedModelError
+from hunch.models.heads.cut import CUT_FROM
 from hunch.models.heads.files import read_config
 from hunch.models.weights import open_weights
 
@@ -40,6 +41,8 @@ def detect(path: str | Path) -> str:
     if Path(path).suffix == ".gguf":
         return "draft"
     config = read_config(path)
+    if CUT_FROM in config:
+        return "draft"
     kind = config.get("speculators_model_type")
     if kind is not None:
         if kind != "eagle3":
