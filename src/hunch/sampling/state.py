@@ -309,9 +309,17 @@ class SamplingState:
 
     def _draw_rows(self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor) -> Tensor:
         if native.is_available():
-            columns = self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X
-            key = self.seed_X[row_M], self.sample_X[row_M], pos_M
-            return native.choose(logits_MV.float(), *(c[row_M] for c in columns), *key, TARGET)
+            return native.choose(
+                logits_MV.float(),
+                self.temperature_X[row_M],
+                self.top_k_X[row_M],
+                self.top_p_X[row_M],
+                self.log_min_p_X[row_M],
+                self.seed_X[row_M],
+                self.sample_X[row_M],
+                pos_M,
+                TARGET,
+            )
         x, rows, places = logits_MV.float().numpy(), row_M.tolist(), pos_M.tolist()
         columns = zip(x, rows, places, strict=True)
         return torch.tensor([self._draw_row(x_V, row, pos) for x_V, row, pos in columns])
@@ -321,9 +329,17 @@ class SamplingState:
         if not asks & SAMPLED:
             return int(logits_V.argmax())
         if native.is_available():
-            columns = self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X
-            wishes = (column[row].item() for column in (*columns, self.seed_X, self.sample_X))
-            return native.choose_row(np.ascontiguousarray(logits_V), *wishes, pos, TARGET)
+            return native.choose_row(
+                np.ascontiguousarray(logits_V),
+                float(self.temperature_X[row]),
+                int(self.top_k_X[row]),
+                float(self.top_p_X[row]),
+                float(self.log_min_p_X[row]),
+                int(self.seed_X[row]),
+                int(self.sample_X[row]),
+                pos,
+                TARGET,
+            )
         z_V = logits_V / self.temperature_X.numpy()[row]
         if asks & FILTERED:
             ids = self._keep(z_V, row)

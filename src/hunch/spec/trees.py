@@ -87,10 +87,9 @@ def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | 
             tokens, parents, _, _ = zip(*tree[:count], strict=True)
             tokens_RN[row, :count] = tokens
             parents_RN[row, :count] = parents
-    arrays = (tokens_RN, parents_RN, np.array(counts))
-    draft = Draft(*map(torch.from_numpy, arrays))
-    if torch.device(device).type != "cpu":
-        draft = Draft(
-            *(x.to(device) for x in (draft.tokens_RN, draft.parents_RN, draft.num_nodes_R))
-        )
-    return draft
+    draft = Draft(
+        torch.from_numpy(tokens_RN),
+        torch.from_numpy(parents_RN),
+        torch.from_numpy(np.array(counts)),
+    )
+    return draft.to(torch.device(device))
