@@ -66,8 +66,6 @@ class _Taught(torch.autograd.Function):
             h, p = h_MD[part], p_MC[part]
             z_MC = functional.linear(h, w_CD)
             best_M[part] = z_MC.argmax(-1)
-            if p.shape[1] < z_MC.shape[1]:  # columns the target's opinion leaves out
-                p = functional.pad(p, (0, z_MC.shape[1] - p.shape[1]))
             loss_M, slope_MC = slope(z_MC, p, kind)
             total += (loss_M * weight_M[part]).sum()
             slope_MC = (slope_MC * weight_M[part, None]).to(h.dtype)
@@ -87,9 +85,6 @@ class _Taught(torch.autograd.Function):
 def teach(
     h_MD: Tensor, head_CD: Tensor, p_MC: Tensor, weight_M: Tensor, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """The weighted loss of states before an output matrix, and the column each row likes best.
-
-    Where `p_MC` has fewer columns than the matrix, the target is taken to give the rest nothing.
-    """
+    """The weighted loss of states before an output matrix, and the column each row likes best."""
     loss, best_M = _Taught.apply(h_MD, head_CD, p_MC, weight_M, kind)  # type: ignore[no-untyped-call]
     return loss, best_M

@@ -17,7 +17,7 @@ from torch import Tensor
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 from hunch.models.heads.files import HeadSource, check_hidden, check_vocab, number, read_config
-from hunch.models.heads.parts import BiasedNorm, Table, column_ids
+from hunch.models.heads.parts import BiasedNorm, Table, check_map, column_ids
 
 EPS = 1e-6
 
@@ -75,7 +75,13 @@ def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
         BiasedNorm(source.take(f"ln.{i}.weight", inner), source.take(f"ln.{i}.bias", inner), EPS)
         for i in range(num_stored)
     ]
-    head = [source.output(f"head.{i}.weight", rows, inner, vocab_size) for i in range(num_stored)]
+    ids_C = column_ids(min(rows, vocab_size), vocab_size)
+    num_columns = number(config, "truncated_vocab_size", where, default=rows)
+    if "token_map" in source:  # hunch's own addition, as Medusa has it
+        ids_C = check_map(source.ids("token_map", num_columns), vocab_size, where)
+    head = [
+        source.output(f"head.{i}.weight", num_columns, inner, vocab_size) for i in range(num_stored)
+    ]
     proj = [
         source.dense(f"proj.{i}", inner, inner if i else width)
         for i in range(min(num_stages, 2) if is_tied else num_stages)
@@ -93,4 +99,4 @@ def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
         bool(config.get("scale_input")),
     )
     net.matrix_bytes = source.matrix_bytes
-    return net, column_ids(min(rows, vocab_size), vocab_size)
+    return net, ids_C

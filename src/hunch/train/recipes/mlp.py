@@ -37,11 +37,7 @@ class MlpOptions:
 
 
 class MlpStudent(Student):
-    """Stages share their weights (tie_weights), but for the first projection.
-
-    The published form has no map of tokens: the output matrix covers the whole vocabulary, and
-    tokens without a column are taught to be nothing.
-    """
+    """Stages share their weights (tie_weights), but for the first projection."""
 
     plain = (_EMB, _HEAD)
 
@@ -52,18 +48,14 @@ class MlpStudent(Student):
         if options.stages < 1 or options.inner < 1:
             raise ConfigError("mlp: stages and inner must be 1 or more")
         self.options = options
-        width, inner, vocab_size = target.spec.width, options.inner, target.spec.vocab_size
+        width, inner = target.spec.width, options.inner
         # Widest directions of the target's own matrices: a start that already knows the tokens.
         embed_VI = _squeeze(target.embedding_VD.float(), inner)
         head_VI = _squeeze(target.head.weight_NK.float(), inner)
         generator = torch.Generator().manual_seed(2)
-        rest = torch.ones(vocab_size, dtype=torch.bool)
-        rest[columns.ids_C.cpu()] = False
-        order_V = torch.cat((columns.ids_C.cpu(), rest.nonzero().squeeze(1)))
-        self.order_V = order_V.to(target.device)
         tensors = {
             _EMB: embed_VI,
-            _HEAD: head_VI,
+            _HEAD: head_VI[columns.ids_C.cpu()],
             f"{_LN}.weight": torch.ones(inner),
             f"{_LN}.bias": torch.zeros(inner),
             f"{_PROJ}.0.weight": torch.randn(inner, width, generator=generator) * width**-0.5,
@@ -81,13 +73,13 @@ class MlpStudent(Student):
         norm = BiasedNorm(
             source.take(f"{_LN}.weight", inner), source.take(f"{_LN}.bias", inner), EPS
         )
-        head_VI = source.take(_HEAD, vocab_size, inner)[self.order_V]
+        head_CI = source.take(_HEAD, len(self.columns), inner)
         proj = [Linear(source.take(f"{_PROJ}.0.weight", inner, width))]
         if self.options.stages > 1:
             later = Linear(source.take(f"{_PROJ}.1.weight", inner, inner))
             proj += [later] * (self.options.stages - 1)
         count = self.options.stages
-        net = MlpNet([emb] * count, proj, [norm] * count, [Linear(head_VI)] * count, inner, True)
+        net = MlpNet([emb] * count, proj, [norm] * count, [Linear(head_CI)] * count, inner, True)
         walk = Walk(t, self.options.loss, is_test=is_test)
         state_TI = net.start(t.hidden_TD)
         for stage in range(count):
@@ -95,12 +87,12 @@ class MlpStudent(Student):
             embedded_TI = emb(t.ids_after(1 + stage))
             state_TI = torch.add(proj[stage](state_TI), embedded_TI, alpha=net.emb_scale)
             state_TI = functional.gelu(norm(state_TI))
-            walk.teach(state_TI, 1 + stage, head_VI)
+            walk.teach(state_TI, 1 + stage, head_CI)
         return walk.lesson()
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         spec, count = self.target.spec, self.options.stages
-        config = {
+        config: dict[str, Any] = {
             "architectures": ["MLPSpeculatorPreTrainedModel"],
             "model_type": "mlp_speculator",
             "emb_dim": spec.width,
@@ -112,7 +104,13 @@ class MlpStudent(Student):
             "tie_weights": True,
             "scale_input": True,
         }
-        return config, {name: tensor.detach() for name, tensor in self.tensors.items()}
+        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        ids_C = self.columns.ids_C
+        if len(ids_C) < spec.vocab_size:  # the published form has no map of tokens
+            config["truncated_vocab_size"] = len(ids_C)
+            return config, {**tensors, "token_map": ids_C.cpu()}
+        tensors[_HEAD] = tensors[_HEAD][self.columns.column_V]
+        return config, tensors
 
 
 def _squeeze(matrix_VD: Tensor, inner: int) -> Tensor:

@@ -1,0 +1,60 @@
+"""The drafters that come with hunch: found by method, worth having, no token changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hunch.drafters
+from hunch import LLM, SamplingParams, hub
+from hunch.config import DEFAULT_MODEL
+from hunch.drafters import shipped
+from hunch.errors import ConfigError, ModelNotFoundError
+from tiny_models import write_llama
+
+LEAST = {"draft": 1.8, "eagle3": 1.5, "medusa": 1.15, "mlp": 1.15}  # tokens per pass
+PROMPT = "Write a Python function that returns the n-th Fibonacci number."
+GREEDY = SamplingParams(temperature=0, max_tokens=48)
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[int]:
+    try:
+        hub.resolve(DEFAULT_MODEL, progress=False)
+    except ModelNotFoundError as error:
+        pytest.skip(f"the default model is not here: {error}")
+    return answer("off")[0]
+
+
+def answer(speculate: str) -> tuple[list[int], float]:
+    with LLM(speculate=speculate, max_model_len=512, max_num_seqs=1) as llm:
+        (output,) = llm.chat([{"role": "user", "content": PROMPT}], GREEDY)
+    return list(output.outputs[0].token_ids), output.outputs[0].stats["tokens_per_pass"]
+
+
+@pytest.mark.parametrize("method", LEAST)
+def test_by_name_alone(method: str, plain: list[int]) -> None:
+    tokens, per_pass = answer(method)
+    assert tokens == plain
+    assert per_pass > LEAST[method]
+
+
+@pytest.mark.parametrize("method", LEAST)
+def test_every_one_has_a_card(method: str) -> None:
+    folder = shipped(method, DEFAULT_MODEL, Path("model.gguf"))
+    assert folder is not None
+    card = (folder / "README.md").read_text()
+    for words in ("Measured", "Data", "Recipe", "icence"):
+        assert words in card
+
+
+def test_together_they_are_small() -> None:
+    files = Path(hunch.drafters.__file__).parent.rglob("*.safetensors")
+    assert 0 < sum(path.stat().st_size for path in files) <= 60_000_000
+
+
+def test_another_target_needs_a_path(tmp_path: Path) -> None:
+    target = write_llama(tmp_path / "target")
+    with pytest.raises(ConfigError, match="draft:PATH"):
+        LLM(str(target), speculate="draft")

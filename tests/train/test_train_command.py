@@ -1,0 +1,72 @@
+"""hunch train and hunch doctor --drafter from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from train_setup import OPTIONS, write_prompts
+
+from hunch.cli import main
+
+SMALL = [f"{key}={value}" for key, value in {**OPTIONS, "steps": "6", "layers": "0,1,3"}.items()]
+ENGINE = ["--device", "cpu", "--max-model-len", "96"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main([str(word) for word in words])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_train_then_go_on_with_new_prompts(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "draft"
+    given = ["--target", target, "--prompts", prompts, "--out", out, *ENGINE]
+    code, text, _ = run(capsys, "train", "draft", *SMALL, *given, "--json")
+    assert code == 0
+    assert json.loads(text)["tokens_per_pass"] > 1.2
+    code, text, _ = run(capsys, "train", "draft", "--resume", out, *ENGINE)
+    assert code == 0
+    assert f"--speculate draft:{out}" in text
+    new = write_prompts(tmp_path / "new.jsonl", count=12)
+    code, text, _ = run(
+        capsys, "train", "draft", "lr=1e-5", "--resume", out, "--prompts", new, *ENGINE
+    )
+    assert code == 0
+    assert (tmp_path / "draft-adapted" / "model.safetensors").is_file()
+    code, text, _ = run(
+        capsys, "doctor", "--drafter", out, "--target", target, "--prompts", prompts, "--json"
+    )
+    assert code in (0, 1)
+    assert json.loads(text)["method"] == "draft"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "draft"], "--prompts FILE and --out DIR"),
+        (["train", "draft", "fast", "--prompts", "p", "--out", "o"], "KEY=VALUE"),
+        (["train", "drift", "--prompts", "p", "--out", "o"], "did you mean 'draft'"),
+        (["train", "draft", "--resume", "nowhere"], "no training job there"),
+        (["train", "draft", "--prompts", "nowhere.jsonl", "--out", "o"], "no such file"),
+    ],
+)
+def test_mistakes_are_named(
+    words: list[str],
+    expected: str,
+    target: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *words, *(["--target", str(target)] if "--out" in words else []))
+    assert code == 2
+    assert expected in err
