@@ -5,8 +5,6 @@ import torch
 import transformers
 
 from builders import plain_logits
-from hunch import hub
-from hunch.errors import ModelNotFoundError
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
 
@@ -20,11 +18,8 @@ IDS = [
 
 
 @pytest.fixture(scope="module")
-def weights():
-    try:
-        return open_weights(hub.resolve("smollm2-135m", progress=False))
-    except ModelNotFoundError as error:
-        pytest.skip(f"the default model is not here: {error}")
+def weights(default_files):
+    return open_weights(default_files)
 
 
 @torch.inference_mode()
