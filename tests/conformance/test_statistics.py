@@ -16,11 +16,11 @@ from hunch.verify.exact import exact
 PROMPT = "01230123012301230123"  # a lookup always has a guess here
 TEMPERATURE = 1.5
 NUM_SAMPLES = 4000
-LENGTH = 2
+LENGTH = 3
 
 
 def allowed(llm: LLM) -> list[int]:
-    return llm.tokenizer.encode("01234")
+    return llm.tokenizer.encode("0123")
 
 
 def expected(llm: LLM) -> dict[tuple[int, ...], float]:
