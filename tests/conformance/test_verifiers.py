@@ -140,6 +140,28 @@ def test_p_values_of_sound_code_are_uniform(
     assert kstest(values, "uniform").pvalue > 0.01
 
 
+@pytest.mark.parametrize("verifier", sorted(VERIFIERS))
+def test_a_lossy_verifier_is_called_so_everywhere(
+    verifier: str, engine: Callable[..., LLM], caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = engine("ngram:num_nodes=2", verifier)
+    (output,) = llm.generate([PROMPT], SamplingParams(max_tokens=4, n=2, ignore_eos=True))
+    is_lossy = verifier in LOSSY
+    assert llm.stats()["is_lossy"] is is_lossy
+    assert ("lossy" in output.stats) is is_lossy
+    assert all(("lossy" in answer.stats) is is_lossy for answer in output.outputs)
+    assert ("LOSSY" in caplog.text) is is_lossy
+
+
+@pytest.mark.parametrize("verifier", LOSSLESS)
+def test_the_same_seed_gives_the_same_samples(verifier: str, engine: Callable[..., LLM]) -> None:
+    llm = engine(KINDS["sampled chain"], verifier)
+    params = SamplingParams(n=8, max_tokens=12, seed=5, ignore_eos=True)
+    one, again = (llm.generate([PROMPT], params)[0].outputs for _ in range(2))
+    assert [a.token_ids for a in one] == [a.token_ids for a in again]
+    assert len({tuple(a.token_ids) for a in one}) > 4
+
+
 # --- planted faults -------------------------------------------------------------------------------
 
 

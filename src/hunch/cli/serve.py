@@ -39,7 +39,7 @@ _HELP = {
     "log_level": "debug, info, warning or error.",
     "allow_request_chat_template": "Let requests bring their own (sandboxed) chat template.",
     "speculate": "What drafts: NAME[:PATH][:KEY=VALUE]...",
-    "verifier": "Who judges drafts; exact never changes the text.",
+    "verifier": "Who judges drafts: exact, rejection, block (lossless) or typical (LOSSY).",
     "speculative_model": "vLLM's name for a drafter's path, or [ngram].",
     "num_speculative_tokens": "vLLM's name for the length of a draft.",
     "seed": "Seeds requests that bring none.",

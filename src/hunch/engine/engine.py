@@ -204,14 +204,19 @@ class Engine:
         scores = outputs[0].prompt_logprobs
         if scores is not None and len(scores) < len(asked.prompt_ids):
             scores = None  # not all of them yet
+        answers = [output.completion() for output in outputs]
+        stats = {} if job.num_open else together([output.tally for output in outputs]).stats()
+        if self.config.spec.is_lossy:  # said wherever the figures are shown
+            for figures in (stats, *(answer.stats for answer in answers)):
+                figures["lossy"] = True
         return RequestOutput(
             request_id=asked.id,
             prompt=asked.prompt,
             prompt_token_ids=asked.prompt_ids,
-            outputs=[output.completion() for output in outputs],
+            outputs=answers,
             finished=not job.num_open,
             prompt_logprobs=scores,
-            stats={} if job.num_open else together([output.tally for output in outputs]).stats(),
+            stats=stats,
         )
 
     def _count_time(self, started: float) -> None:
@@ -229,6 +234,7 @@ class Engine:
             self.runner.capacity.drafter_bytes,
         )
         return report | {
+            "is_lossy": self.config.spec.is_lossy,
             "num_running": len(scheduler.running),
             "num_waiting": len(scheduler.waiting),
             "kv_usage": 1 - pool.num_free / pool.num_blocks,
