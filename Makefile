@@ -44,7 +44,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-peers: $(VENV)/.installed
 	@echo "building llama.cpp (minutes, once)"
-	$(PIP) llama-cpp-python transformers
+	$(PIP) llama-cpp-python transformers accelerate
 	@touch $@
 
 clean:
