@@ -118,18 +118,19 @@ def percentile(values: list[float], percent: int) -> float:
     return ordered[round(percent / 100 * (len(ordered) - 1))] if ordered else float("nan")
 
 
-def memory_of(pid: int | None) -> int | None:
-    """Resident bytes of a process and its children, where /proc tells."""
+def held_by(pid: int | None) -> tuple[int, int] | None:
+    """Resident bytes and threads of a process and its children, where /proc tells."""
     if pid is None:
         return None
-    total = 0
+    num_bytes = num_threads = 0
     pids = [pid]
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         pids += map(int, file.read().split())
     for one in pids:
         with open(f"/proc/{one}/statm") as file:
-            total += int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return total
+            num_bytes += int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        num_threads += len(os.listdir(f"/proc/{one}/task"))
+    return num_bytes, num_threads
 
 
 async def soak() -> int:
@@ -144,12 +145,12 @@ async def soak() -> int:
         print(f"{len(known)} reference texts", file=sys.stderr)
         warm_end = time.monotonic() + args.seconds / 6
         await crowd(http, known, Tally(), warm_end)
-        before = memory_of(args.pid)
+        before = held_by(args.pid)
         start = time.monotonic()
         await crowd(http, known, tally, start + args.seconds)
         seconds = time.monotonic() - start
         left = await settle(http)
-    after = memory_of(args.pid)
+    after = held_by(args.pid)
     report: dict[str, Any] = {
         "seconds": round(seconds, 1),
         "streams": args.streams,
@@ -163,9 +164,10 @@ async def soak() -> int:
         "left_behind": left,
     }
     if before and after:
-        report["memory_growth"] = round(after / before - 1, 4)
+        report["memory_growth"] = round(after[0] / before[0] - 1, 4)
+        report["thread_growth"] = after[1] - before[1]
     print(json.dumps(report, indent=2))
-    is_clean = not tally.wrong and not any(left.values())
+    is_clean = not tally.wrong and not any(left.values()) and report.get("thread_growth", 0) <= 0
     return 0 if is_clean and report.get("memory_growth", 0) <= 0.05 else 1
 
 
@@ -194,7 +196,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=24, help="different requests")
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of one")
     parser.add_argument("--api-key")
-    parser.add_argument("--pid", type=int, help="the server's process: watch its memory")
+    parser.add_argument(
+        "--pid", type=int, help="the server's process: watch its memory and threads"
+    )
     return parser.parse_args()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
@@ -54,15 +55,24 @@ def test_many_clients_at_once(start_server: Callable[..., LiveServer]) -> None:
     server = start_server(max_queue=1000)
     ends: dict[str, int] = {}
 
-    async def run() -> None:
-        limits = httpx.Limits(max_connections=NUM_CLIENTS)
+    async def crowd(size: int) -> None:
+        limits = httpx.Limits(max_connections=size)
         async with httpx.AsyncClient(limits=limits, timeout=120, verify=False) as http:
-            jobs = [client(http, server.url, number, ends) for number in range(NUM_CLIENTS)]
-            await asyncio.gather(*jobs)
+            await asyncio.gather(*(client(http, server.url, n, ends) for n in range(size)))
 
-    asyncio.run(run())
+    asyncio.run(crowd(30))  # pools of threads fill up
+    ends.clear()
+    num_threads = count_threads(server)
+    asyncio.run(crowd(NUM_CLIENTS))
     assert sum(ends.values()) == NUM_CLIENTS
     assert len(ends) == 4
     engine = server.wait_idle()
     assert engine["kv_usage"] == 0
+    assert count_threads(server) <= num_threads
     assert "Traceback" not in server.log()
+
+
+def count_threads(server: LiveServer) -> int:
+    """Of the HTTP side and of the engine's process."""
+    pids = (server.process.pid, server.engine_pid)
+    return sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in pids)

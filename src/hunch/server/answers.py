@@ -20,10 +20,10 @@ class Delta:
 
     index: int
     text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None
-    pieces: list[tuple[str, str]] | None  # text and who guessed it, when asked for
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    pieces: list[tuple[str, str]] | None = None  # text and who guessed it, when asked for
 
 
 @dataclass(slots=True)
@@ -35,6 +35,17 @@ class Cursor:
     num_text: int = 0
     num_tokens: int = 0
     is_finished: bool = False
+
+    def plain(self, choice: CompletionOutput) -> str | None:
+        """The news, where they are text and nothing else."""
+        if choice.finish_reason is not None or choice.logprobs is not None or self.painter:
+            return None
+        text = choice.text[self.num_text :]
+        if not text:
+            return None
+        self.num_text += len(text)
+        self.num_tokens = len(choice.token_ids)
+        return text
 
     def advance(self, choice: CompletionOutput) -> Delta | None:
         """The news, or None."""

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
@@ -75,7 +74,7 @@ class Channel:
         self._unsent += wire.pack(message)
         self._flush()
 
-    def receive(self, timeout: float) -> Iterator[wire.Message]:
+    def receive(self, timeout: float) -> list[wire.Message]:
         """The messages that have arrived; waits up to `timeout` seconds for the first."""
         writers = [self._sock] if self._unsent else []
         readable, writable, _ = select.select([self._sock, self._bell], writers, [], timeout)
@@ -84,13 +83,13 @@ class Channel:
         if self._bell in readable:
             self._bell.recv(RECEIVE_BYTES)
         if self._sock not in readable:
-            return
+            return []
         try:
             data = self._sock.recv(RECEIVE_BYTES)
         except ConnectionError:
             data = b""
         self.is_open = bool(data)
-        yield from self._unpacker.feed(data)
+        return self._unpacker.feed(data)
 
     def flush(self, timeout: float) -> None:
         """Send what is kept, for at most `timeout` seconds."""
@@ -214,7 +213,7 @@ def main(fd: int) -> int:
     channel = Channel(socket.socket(fileno=fd))
     start: wire.Message | None = None
     while start is None:
-        start = next(channel.receive(IDLE_SECONDS), None)
+        start = next(iter(channel.receive(IDLE_SECONDS)), None)
         if not channel.is_open:
             return 0
     try:

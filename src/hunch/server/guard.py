@@ -21,6 +21,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# Where a stream finds the server's own `send`: what comes after the headers passes nobody else's
+# hands, and a token's event is not handed through every layer of the application.
+BODY_SEND = "hunch.send"
 BODY_SECONDS = 30.0  # how long a client may take to send its body
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 QUIET = frozenset({"/health", "/ready", "/metrics", "/stats"})  # polled; not worth a line each
@@ -74,6 +77,7 @@ class Guard:
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        scope[BODY_SEND] = send
         token = logs.request_id.set(request_id)
         start = time.monotonic()
         status = 499  # what is logged if the client leaves before an answer begins

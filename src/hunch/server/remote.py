@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,6 @@ from hunch.errors import EngineError, HunchError, QueueFullError, RequestError
 from hunch.server import wire
 from hunch.types import RequestOutput, SamplingParams
 
-RECEIVE_BYTES = 1 << 18
 KILL_SECONDS = 5.0  # how long a process that was asked to leave may take
 
 
@@ -50,16 +49,20 @@ class RemoteStream(AsyncIterator[RequestOutput]):
         self.arrival = time.monotonic()
         self.first_token: float | None = None
         self._engine = engine
-        self._news = asyncio.Event()
-        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._has_news = False
+        self._reader: asyncio.Future[None] | None = None  # somebody waits for news
+        self._accepted: asyncio.Future[None] = self._loop.create_future()
         self._error: HunchError | None = None
         self._is_read = False
 
     async def __anext__(self) -> RequestOutput:
         if self._is_read:
             raise StopAsyncIteration
-        await self._news.wait()
-        self._news.clear()
+        if not self._has_news:
+            self._reader = self._loop.create_future()
+            await self._reader
+        self._has_news = False
         if self._error is not None:
             raise self._error
         self._is_read = self.output.finished
@@ -80,14 +83,34 @@ class RemoteStream(AsyncIterator[RequestOutput]):
         if self.first_token is None:
             self.first_token = time.monotonic()
         wire.apply_delta(self.output, item)
-        self._news.set()
+        self._tell()
 
     def fail(self, error: HunchError) -> None:
         self._error = error
-        self._news.set()
+        self._tell()
         if not self._accepted.done():
             self._accepted.set_exception(error)
             self._accepted.exception()  # a reader that left will not ask
+
+    def _tell(self) -> None:
+        self._has_news = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class _Line(asyncio.Protocol):
+    """The socket: messages are taken in as they are read, without waking a task for each."""
+
+    def __init__(self, take: Callable[[wire.Message], None], lost: Callable[[], None]) -> None:
+        self._take, self._lost = take, lost
+        self._unpacker = wire.Unpacker()
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._unpacker.feed(data):
+            self._take(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost()
 
 
 class RemoteEngine:
@@ -117,9 +140,12 @@ class RemoteEngine:
             command, pass_fds=(fd,), start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
         )
         theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._receiver = asyncio.create_task(self._receive(reader))
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._buried: asyncio.Future[None] = loop.create_future()
+        self._line, _ = await loop.create_unix_connection(
+            lambda: _Line(self._take, self._lose), sock=ours
+        )
         config = wire.dump_config(self._config)
         self._send({"op": "start", "factory": self._factory, "config": config})
         await self._ready
@@ -181,13 +207,11 @@ class RemoteEngine:
         self._is_closing = True
         self._send({"op": "close"})
         try:
-            await asyncio.wait_for(self._receiver, KILL_SECONDS)
+            await asyncio.wait_for(self._buried, KILL_SECONDS)
         except TimeoutError:
             self._process.kill()
             self._process.wait()
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
+        self._line.close()
 
     def _admit(self, prompt_ids: list[int], params: SamplingParams) -> None:
         if self.death is not None:
@@ -203,16 +227,8 @@ class RemoteEngine:
             )
 
     def _send(self, message: wire.Message) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(wire.pack(message))
-
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
-        unpacker = wire.Unpacker()
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(RECEIVE_BYTES):
-                for message in unpacker.feed(data):
-                    self._take(message)
-        await self._bury()
+        if not self._line.is_closing():
+            self._line.write(wire.pack(message))
 
     def _take(self, message: wire.Message) -> None:
         match message["op"]:
@@ -248,9 +264,14 @@ class RemoteEngine:
         if self.watcher is not None:
             self.watcher.finished(stream, reason)
 
-    async def _bury(self) -> None:
+    def _lose(self) -> None:
         """The socket closed: the process is gone, or about to be."""
+        self._burial = asyncio.create_task(self._bury())
+
+    async def _bury(self) -> None:
         code = await asyncio.to_thread(_wait, self._process)
+        if not self._buried.done():  # closing may have given up on it
+            self._buried.set_result(None)
         if self._is_closing:
             return
         self.death = self._fatal or f"the engine's process {_how(code)}"

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from json.encoder import encode_basestring_ascii as _quote
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 
 from hunch.errors import HunchError
-from hunch.server.answers import Cursor, Json, Shape, report, usage
-from hunch.server.guard import Receive, Scope, Send
+from hunch.server.answers import Cursor, Delta, Json, Shape, report, usage
+from hunch.server.guard import BODY_SEND, Receive, Scope, Send
 from hunch.server.problems import ProblemError, from_error
 from hunch.server.remote import RemoteStream
 from hunch.types import RequestOutput
 
+BLANK = "\0"  # no name and no id holds one
+BLANKED = _quote(BLANK).encode()
 LAST_WORDS_SECONDS = 1.0  # for telling a client that may not be reading why its stream ends
 
 T = TypeVar("T")
@@ -96,23 +99,32 @@ class EventStream(Response):
         self._cursors = cursors
         self._deadline = deadline
         self._has_usage = has_usage
+        self._num_open = sum(map(len, cursors))  # answers without their last chunk
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._write(send))
+            await while_connected(receive, self._write(send, scope.get(BODY_SEND, send)))
         except ClientGoneError:
             pass
         finally:
             for stream in self._streams:
                 stream.abort()
 
-    async def _write(self, send: Send) -> None:
-        begin = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(begin)
+    async def _write(self, begin: Send, send: Send) -> None:
+        headers = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await begin(headers)
+        opening = b"".join(map(event, self._shape.opening(self._num_open)))
+        if opening:
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
         try:
             async with asyncio.timeout_at(self._deadline):
-                async for events in self._events():
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                if len(self._streams) == 1:  # each token is news: nothing stands in between
+                    async for output in self._streams[0]:
+                        await self._tell(send, 0, output)
+                else:
+                    async for number, output in merge(self._streams):
+                        await self._tell(send, number, output)
         except TimeoutError:
             await _last_words(send, too_late())
         except HunchError as error:
@@ -120,23 +132,32 @@ class EventStream(Response):
         else:
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        num_choices = sum(map(len, self._cursors))
-        opening = b"".join(map(event, self._shape.opening(num_choices)))
-        if opening:
-            yield opening
-        num_open = num_choices
-        async for number, output in merge(self._streams):
-            chunks: list[Json] = []
-            for cursor, choice in zip(self._cursors[number], output.outputs, strict=True):
-                delta = cursor.advance(choice)
-                if delta is not None:
-                    num_open -= delta.finish_reason is not None
-                    chunks.append(self._shape.chunk(delta))
-            if num_open == 0 and chunks:
-                chunks = self._close(chunks)
-            if chunks:
-                yield b"".join(map(event, chunks))
+    async def _tell(self, send: Send, number: int, output: RequestOutput) -> None:
+        parts: list[bytes] = []
+        last: Json | None = None
+        for cursor, choice in zip(self._cursors[number], output.outputs, strict=True):
+            text = cursor.plain(choice)
+            if text is not None:
+                parts.append(self._frame(cursor.index, text))
+                continue
+            delta = cursor.advance(choice)
+            if delta is not None:
+                self._num_open -= delta.finish_reason is not None
+                last = self._shape.chunk(delta)
+                parts.append(event(last))
+        if last is not None and not self._num_open:
+            parts[-1:] = map(event, self._close([last]))
+        if parts:
+            body = b"".join(parts)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def _frame(self, index: int, text: str) -> bytes:
+        """The event of a chunk that is nothing but text: all of it but the text stays the same."""
+        frame = self._frames.get(index)
+        if frame is None:
+            before, after = event(self._shape.chunk(Delta(index=index, text=BLANK))).split(BLANKED)
+            frame = self._frames[index] = (before, after)
+        return frame[0] + _quote(text).encode() + frame[1]
 
     def _close(self, chunks: list[Json]) -> list[Json]:
         """The last chunk says how the request went."""

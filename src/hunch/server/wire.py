@@ -1,4 +1,7 @@
-"""Messages between the HTTP side and the engine's process: length-prefixed JSON, plain values only.
+"""Messages between the HTTP side and the engine's process: plain values, length-prefixed.
+
+Both are the same interpreter, one started by the other, so marshal serves: a token's message costs
+a tenth of JSON's time, and that time is taken from the engine where cores are few.
 
 To the engine:   submit {id, prompt_ids, params, stream}, abort {id}, close {}
 From the engine: ready {info}, accepted {id}, refused {id, kind, message}, deltas {items},
@@ -7,9 +10,9 @@ From the engine: ready {info}, accepted {id}, refused {id, kind, message}, delta
 
 from __future__ import annotations
 
-import json
+import marshal
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -46,7 +49,7 @@ _SECTIONS = {
 
 def pack(message: Message) -> bytes:
     """One frame."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = marshal.dumps(message)
     return _LENGTH.pack(len(body)) + body
 
 
@@ -54,19 +57,22 @@ class Unpacker:
     """Whole messages out of bytes that arrive in any pieces."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._rest = b""  # the beginning of a message
 
-    def feed(self, data: bytes) -> Iterator[Message]:
-        self._buffer += data
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
+    def feed(self, data: bytes) -> list[Message]:
+        if self._rest:
+            data = self._rest + data
+        messages: list[Message] = []
+        start, size = 0, len(data)
+        while size - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, start)
             end = start + _LENGTH.size + length
-            if len(self._buffer) < end:
+            if size < end:
                 break
-            yield json.loads(self._buffer[start + _LENGTH.size : end])
+            messages.append(marshal.loads(data[start + _LENGTH.size : end]))
             start = end
-        del self._buffer[:start]
+        self._rest = data[start:]
+        return messages
 
 
 # --- values -------------------------------------------------------------------------------------
