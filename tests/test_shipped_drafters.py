@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import hunch.drafters
-from hunch import LLM, SamplingParams, hub
+from hunch import LLM, SamplingParams
 from hunch.config import DEFAULT_MODEL
 from hunch.drafters import shipped
-from hunch.errors import ConfigError, ModelNotFoundError
+from hunch.errors import ConfigError
+from hunch.hub import ModelFiles
 from tiny_models import write_llama
 
 LEAST = {"draft": 1.8, "eagle3": 1.5, "medusa": 1.15, "mlp": 1.15}  # tokens per pass
@@ -19,11 +20,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=48)
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[int]:
-    try:
-        hub.resolve(DEFAULT_MODEL, progress=False)
-    except ModelNotFoundError as error:
-        pytest.skip(f"the default model is not here: {error}")
+def plain(default_files: ModelFiles) -> list[int]:
     return answer("off")[0]
 
 
