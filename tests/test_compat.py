@@ -98,3 +98,11 @@ def test_sglang_sampling() -> None:
     assert (params.temperature, params.max_tokens, params.stop) == (0, 30, ("x",))
     with pytest.raises(RequestError, match="temperature"):
         sampling_from_sglang({"temprature": 0})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("json_schema", "json"), ("regex", "regex"), ("ebnf", "grammar")]
+)
+def test_sglang_grammars(theirs: str, ours: str) -> None:
+    params = sampling_from_sglang({theirs: "{}"})
+    assert getattr(params.structured_outputs, ours) == "{}"

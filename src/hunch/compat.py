@@ -118,6 +118,7 @@ _SGLANG_SAMPLING = {
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
 }
+_SGLANG_GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 
 
 def config_from_vllm(**given: Any) -> Config:
@@ -243,6 +244,10 @@ def sampling_from_sglang(given: Mapping[str, Any] | None) -> SamplingParams:
     """SGLang's sampling dict; its defaults (temperature 1, 128 new tokens)."""
     values: dict[str, Any] = {"max_tokens": 128}
     for name, value in (given or {}).items():
+        if name in _SGLANG_GRAMMARS:
+            asked = None if value is None else {_SGLANG_GRAMMARS[name]: value}
+            values["structured_outputs"] = asked or values.get("structured_outputs")
+            continue
         ours = _SGLANG_SAMPLING.get(name, name)
         if name == "no_stop_trim":
             ours = "include_stop_str_in_output"
@@ -251,7 +256,7 @@ def sampling_from_sglang(given: Mapping[str, Any] | None) -> SamplingParams:
         elif name == "speculation":
             value = Speculation(**value)
         if ours not in SamplingParams.__dataclass_fields__:
-            known = {*SamplingParams.__dataclass_fields__, *_SGLANG_SAMPLING}
+            known = {*SamplingParams.__dataclass_fields__, *_SGLANG_SAMPLING, *_SGLANG_GRAMMARS}
             raise RequestError(f"sampling parameter {unknown(name, known)}")
         values[ours] = value
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
