@@ -121,7 +121,7 @@ class SamplingParams:
             ("top_p", lambda v: finite(v) and 0 < v <= 1, "above 0 and at most 1"),
             ("top_k", lambda v: isinstance(v, int) and v >= 0, "-1, 0 (all tokens) or more"),
             ("min_p", lambda v: finite(v) and 0 <= v <= 1, "from 0 to 1"),
-            ("repetition_penalty", lambda v: finite(v) and v > 0, "above 0"),
+            ("repetition_penalty", lambda v: finite(v) and 0.01 <= v <= 100, "from 0.01 to 100"),
             ("presence_penalty", lambda v: finite(v) and -2 <= v <= 2, "from -2 to 2"),
             ("frequency_penalty", lambda v: finite(v) and -2 <= v <= 2, "from -2 to 2"),
             ("max_tokens", lambda v: v is None or _is_whole(v, 1), "a whole number, 1 or more"),
