@@ -21,22 +21,29 @@ from hunch.train.recipes.draft import choose_layers
 from hunch.train.regenerate import read_answers
 from hunch.train.student import check_target
 
-METHODS: dict[str, dict[str, Any]] = {
-    "draft": {"layers": "0,1,3", "draft_vocab": 160},
-    "eagle3": {"unroll": 2, "lr": 0.02},
-    "medusa": {"heads": 3, "draft_vocab": 160, "lr": 0.02},
-    "mlp": {"stages": 3, "inner": 32, "lr": 0.02},
-}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("draft", {"layers": "0,1,3", "draft_vocab": 160}),
+    ("eagle3", {"unroll": 2, "lr": 0.02}),
+    ("medusa", {"heads": 3, "draft_vocab": 160, "lr": 0.02}),
+    ("medusa", {"heads": 3, "layers": 2, "draft_vocab": 160, "lr": 0.02, "share_tables": True}),
+    ("mlp", {"stages": 3, "inner": 32, "lr": 0.02}),
+    ("mlp", {"stages": 3, "inner": 64, "draft_vocab": 160, "lr": 0.02, "share_tables": True}),
+]
 
 
-@pytest.fixture(params=sorted(METHODS))
+def _name(case: tuple[str, dict[str, Any]]) -> str:
+    return f"{case[0]}-shared" if "share_tables" in case[1] else case[0]
+
+
+@pytest.fixture(params=CASES, ids=_name)
 def trained(request: pytest.FixtureRequest, train: Callable[..., Any]) -> tuple[Any, Any]:
-    found: tuple[Any, Any] = train(request.param, **METHODS[request.param])
+    method, options = request.param
+    found: tuple[Any, Any] = train(method, **options)
     return found
 
 
 def test_every_recipe_is_tried() -> None:
-    assert set(METHODS) == set(RECIPES)
+    assert {method for method, _ in CASES} == set(RECIPES)
 
 
 def test_replay_and_engine_agree(trained: tuple[Any, Any], target: Path) -> None:

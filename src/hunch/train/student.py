@@ -156,6 +156,66 @@ class Walk:
         return Lesson(self.loss, self.agreed)
 
 
+class Fan:
+    """Teaches guesses that all start from one state of the target, one token further each time.
+
+    As in a walk, only starts whose guesses so far were right go on, and a fixed share of the rest.
+    """
+
+    def __init__(
+        self,
+        thoughts: Thoughts,
+        kind: str,
+        *,
+        is_test: bool,
+        floor: float = 0.2,
+        decay: float = 0.8,
+    ) -> None:
+        self.thoughts, self.kind, self.is_test = thoughts, kind, is_test
+        self.decay, self.depth = decay, 0
+        row_M, self.length = thoughts.row_M, thoughts.ids_BL.shape[1]
+        self.place_T = torch.full((thoughts.ids_BL.numel() + 1,), -1, device=row_M.device)
+        self.place_T[row_M] = torch.arange(len(row_M), device=row_M.device)
+        self.start_R = row_M[row_M % self.length > 0] - 1  # positions whose states are asked
+        self.is_right_R = torch.ones_like(self.start_R, dtype=torch.bool)
+        chance = torch.Generator(row_M.device).manual_seed(thoughts.seed)
+        noise_R = torch.rand(self.start_R.shape, device=row_M.device, generator=chance)
+        self.is_spared_R = (noise_R < floor) & (not is_test)
+        self.loss = torch.zeros((), device=row_M.device)
+        self.agreed: list[Tensor] = []
+
+    def tokens(self) -> Tensor:
+        """The token before the one to guess, of each start."""
+        return self.thoughts.ids_BL.flatten()[self.start_R + 1 + self.depth]
+
+    def teach(self, state_RD: Tensor, head_CD: Tensor) -> Tensor:
+        """One state per start speaks of the next token; returns which starts go on."""
+        t = self.thoughts
+        row_R = self.start_R + 1 + self.depth
+        place_R = self.place_T[row_R]
+        label_R = t.label_M[place_R]
+        taught = slice(None) if self.is_test else (label_R >= 0).nonzero().squeeze(1)
+        place_S = place_R[taught]
+        weight_S = torch.full(
+            (len(place_S),), self.decay**self.depth / max(len(place_S), 1), device=row_R.device
+        )
+        loss, best_S = teach(state_RD[taught], head_CD, t.p_MC[place_S], weight_S, self.kind)
+        self.loss = self.loss + loss
+        agreed_T = torch.zeros(t.ids_BL.numel(), dtype=torch.bool, device=row_R.device)
+        agreed_T[row_R[taught]] = (best_S == label_R[taught]) & self.is_right_R[taught]
+        self.agreed.append(agreed_T)
+        is_right_R = self.is_right_R & agreed_T[row_R]
+        is_inside_R = (row_R % self.length + 1 < self.length) & (self.place_T[row_R + 1] >= 0)
+        kept = ((is_right_R | self.is_spared_R) & is_inside_R).nonzero().squeeze(1)
+        self.start_R, self.is_spared_R = self.start_R[kept], self.is_spared_R[kept]
+        self.is_right_R = is_right_R[kept]
+        self.depth += 1
+        return kept
+
+    def lesson(self) -> Lesson:
+        return Lesson(self.loss, self.agreed)
+
+
 def check_target(target: Decoder, method: str) -> None:
     """Raise for a target whose drafters of this kind could not be built from its parts."""
     spec = target.spec

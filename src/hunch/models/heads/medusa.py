@@ -69,6 +69,8 @@ def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None
     if "lm_head.weight" in source:
         shared = source.output("lm_head.weight", rows, width, num_kept)
     is_targets = bool(config.get("original_lm_head")) and "lm_heads.0.weight" not in source
+    if is_targets and shared is None and ids_C is not None:
+        shared = source.output_of(target, ids_C)
     num_layers = number(config, "num_hidden_layers", where, default=1)
     heads = []
     for head in range(number(config, "num_heads", where)):

@@ -1,7 +1,9 @@
 """The MLP speculator's network: one small stage per drafted token, fed with the token before.
 
 Shape letters: M packed nodes, D width of the target, I inner width, C columns of logits.
-Paper: arXiv 2404.19124. File form: architectures ["MLPSpeculatorPreTrainedModel"].
+Paper: arXiv 2404.19124. File form: architectures ["MLPSpeculatorPreTrainedModel"]. hunch's own
+additions: token_map, as Medusa has it, and shared_tables: emb.i.weight and head.i.weight are the
+target's tables times the matrices emb.i.factor.weight [I, D] and head.i.factor.weight [D, I].
 """
 
 from __future__ import annotations
@@ -22,6 +24,27 @@ from hunch.models.heads.parts import BiasedNorm, Table, check_map, column_ids
 EPS = 1e-6
 
 
+class TargetTable(Part):
+    """The target's embedding seen through a matrix."""
+
+    def __init__(self, target: Any, factor: Linear) -> None:
+        self.factor = factor
+        self._embed = target.embed
+
+    def __call__(self, token_M: Tensor) -> Tensor:
+        return self.factor(self._embed(token_M))
+
+
+class TargetHead(Part):
+    """The target's output matrix behind another."""
+
+    def __init__(self, factor: Linear, output: Linear) -> None:
+        self.factor, self.output = factor, output
+
+    def __call__(self, state_MI: Tensor) -> Tensor:
+        return self.output(self.factor(state_MI))
+
+
 class MlpNet(Part):
     """Stage i turns (state, token) into the next state and logits."""
 
@@ -29,10 +52,10 @@ class MlpNet(Part):
 
     def __init__(
         self,
-        emb: list[Table],
+        emb: list[Table] | list[TargetTable],
         proj: list[Linear],
         norm: list[BiasedNorm],
-        head: list[Linear],
+        head: list[Linear] | list[TargetHead],
         inner: int,
         is_scaled: bool,
     ) -> None:
@@ -70,18 +93,15 @@ def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
     # Tied weights are stored once; the first projection alone has another shape.
     is_tied = bool(config.get("tie_weights", False))
     num_stored = 1 if is_tied else num_stages
-    emb = [Table(source.take(f"emb.{i}.weight", rows, inner)) for i in range(num_stored)]
     norm = [
         BiasedNorm(source.take(f"ln.{i}.weight", inner), source.take(f"ln.{i}.bias", inner), EPS)
         for i in range(num_stored)
     ]
     ids_C = column_ids(min(rows, vocab_size), vocab_size)
     num_columns = number(config, "truncated_vocab_size", where, default=rows)
-    if "token_map" in source:  # hunch's own addition, as Medusa has it
+    if "token_map" in source:
         ids_C = check_map(source.ids("token_map", num_columns), vocab_size, where)
-    head = [
-        source.output(f"head.{i}.weight", num_columns, inner, vocab_size) for i in range(num_stored)
-    ]
+    emb, head = _tables(source, config, target, (num_stored, rows, inner), ids_C, num_columns)
     proj = [
         source.dense(f"proj.{i}", inner, inner if i else width)
         for i in range(min(num_stages, 2) if is_tied else num_stages)
@@ -100,3 +120,34 @@ def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
     )
     net.matrix_bytes = source.matrix_bytes
     return net, ids_C
+
+
+def _tables(
+    source: HeadSource,
+    config: dict[str, Any],
+    target: Any,
+    sizes: tuple[int, int, int],
+    ids_C: Tensor | None,
+    num_columns: int,
+) -> tuple[list[Any], list[Any]]:
+    """Embeddings and output matrices of the stages that are stored."""
+    num_stored, rows, inner = sizes
+    vocab_size, width = target.spec.vocab_size, target.spec.width
+    if not config.get("shared_tables"):
+        emb = [Table(source.take(f"emb.{i}.weight", rows, inner)) for i in range(num_stored)]
+        head = [
+            source.output(f"head.{i}.weight", num_columns, inner, vocab_size)
+            for i in range(num_stored)
+        ]
+        return emb, head
+    output = source.output_of(target, torch.arange(vocab_size) if ids_C is None else ids_C)
+    return (
+        [
+            TargetTable(target, source.dense(f"emb.{i}.factor", inner, width))
+            for i in range(num_stored)
+        ],
+        [
+            TargetHead(source.dense(f"head.{i}.factor", width, inner), output)
+            for i in range(num_stored)
+        ],
+    )

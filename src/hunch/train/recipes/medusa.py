@@ -1,6 +1,6 @@
 """Medusa: residual heads on the target's last state, each for one further token.
 
-Shape letters: T tokens in a row, D width, C columns.
+Shape letters: R starts of guesses, D width, C columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hunch.errors import ConfigError
 from hunch.models.decoder import Decoder
 from hunch.models.weights import Weights
 from hunch.train.states import Thoughts
-from hunch.train.student import Lesson, Recipe, Student, Walk, narrow
+from hunch.train.student import Fan, Lesson, Recipe, Student, narrow
 from hunch.train.vocab import Columns
 
 _HEAD = "lm_head.weight"
@@ -28,12 +28,13 @@ class MedusaOptions:
 
     heads: int = 4
     layers: int = 1  # residual layers of each head
+    share_tables: bool = False  # the target's output matrix in place of one that learns
     loss: str = "ce"
     share: float = 1.0  # of each batch's texts it learns from
 
 
 class MedusaStudent(Student):
-    """The heads share one output matrix, which begins as the target's."""
+    """The heads share one output matrix, which begins as the target's, or stays it."""
 
     plain = (_HEAD,)
 
@@ -50,24 +51,27 @@ class MedusaStudent(Student):
             for head in range(options.heads)
             for layer in range(options.layers)
         }
-        self.start({**blocks, _HEAD: target.head.weight_NK[columns.ids_C]})
+        self.head_CD = target.head.weight_NK[columns.ids_C]
+        self.start(blocks if options.share_tables else {**blocks, _HEAD: self.head_CD})
 
     def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
         t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
         source, width = self.source(), self.target.spec.width
-        head_CD = source.take(_HEAD, len(self.columns), width)
-        walk = Walk(t, self.options.loss, is_test=is_test)
+        head_CD = self.head_CD
+        if not self.options.share_tables:
+            head_CD = source.take(_HEAD, len(self.columns), width)
+        fan = Fan(t, self.options.loss, is_test=is_test)
         for head in range(self.options.heads):
-            x_TD = t.hidden_TD
+            x_RD = t.hidden_TD[fan.start_R]
             for layer in range(self.options.layers):
                 weight_DD = source.take(f"blocks.{head}.layers.{layer}.weight", width, width)
-                x_TD = x_TD + functional.silu(functional.linear(x_TD, weight_DD))
-            walk.teach(x_TD, 1 + head, head_CD)
-        return walk.lesson()
+                x_RD = x_RD + functional.silu(functional.linear(x_RD, weight_DD))
+            fan.teach(x_RD, head_CD)
+        return fan.lesson()
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         spec = self.target.spec
-        config = {
+        config: dict[str, Any] = {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
             "hidden_size": spec.width,
@@ -76,6 +80,8 @@ class MedusaStudent(Student):
             "num_heads": self.options.heads,
             "num_hidden_layers": self.options.layers,
         }
+        if self.options.share_tables:
+            config["original_lm_head"] = True
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         return config, {**tensors, "token_map": self.columns.ids_C.cpu()}
 
