@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from hunch.draft import Draft
 from hunch.kernels import gpu_sampling, gpu_spec, noise
-from hunch.kernels.attention import KVCache
+from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.sampling.filters import filter_ref
 from hunch.sampling.stop import finish_rows
 from hunch.spec.ngram import NgramText
@@ -71,11 +71,33 @@ def test_choice_among_some_tokens_has_their_noise() -> None:
     assert got.tolist() == ids[noise_at.argmax(1)].tolist()
 
 
-def rows_of(texts: list[list[int]], room: int = 80) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.zeros(len(texts), room, dtype=torch.int64)
+def cells_of(
+    texts: list[list[int]], *, ends: list[int] | None = None, room: int = 80, max_nodes: int = 8
+) -> gpu_spec.Cells:
+    cells = gpu_spec.Cells.create(len(texts), room, 10, max_nodes, 2, DEVICE)
     for row, text in enumerate(texts):
-        tokens[row, : len(text)] = torch.tensor(text)
-    return tokens.to(DEVICE), numbers(*map(len, texts))
+        cells.tokens_XL[row, : len(text)] = torch.tensor(text)
+    cells.known_X.copy_(numbers(*map(len, texts)))
+    cells.end_X.copy_(numbers(*(ends or [room] * len(texts))))
+    cells.stop_XS.fill_(-1)
+    return cells
+
+
+def step_of(
+    ids: list[int], num_nodes: int, *, allowed: list[int] | None = None,
+    room: list[int] | None = None, count: list[int] | None = None, num_guesses: int = 8,
+) -> gpu_spec.StepRows:  # fmt: skip
+    num_rows, many = len(ids), [99] * len(ids)
+    return gpu_spec.StepRows(
+        ids_R=numbers(*ids),
+        allowed_R=numbers(*(allowed or many)),
+        room_R=numbers(*(room or many)),
+        count_R=numbers(*(count or [0] * num_rows)),
+        path_RK=torch.full((num_rows, num_nodes + 1), -1, device=DEVICE),
+        result_RC=torch.zeros(
+            num_rows, gpu_spec.FIRST + num_nodes + 1 + num_guesses, dtype=torch.int64, device=DEVICE
+        ),
+    )
 
 
 def test_commit_walks_and_stops_as_the_host_does() -> None:
@@ -92,31 +114,36 @@ def test_commit_walks_and_stops_as_the_host_does() -> None:
             seen.add((int(parents[r, n]), int(tokens[r, n])))
     nodes = torch.randint(0, num_nodes + 1, (num_rows,), generator=gen)
     choice = torch.randint(1, 3, (num_rows * (num_nodes + 1),), generator=gen)
-    history, known = rows_of([[9] * (5 + r % 3) for r in range(num_rows)])
-    prompt, end = known - 2, known + 1 + torch.arange(num_rows, device=DEVICE) % 4
-    stop = torch.tensor([[2, -1], [-1, -1]]).repeat(num_rows // 2, 1).to(DEVICE)
-    min_tokens = (torch.arange(num_rows) % 5).to(DEVICE)
-    tokens, parents, nodes, choice = (x.to(DEVICE) for x in (tokens, parents, nodes, choice))
-    first = torch.arange(num_rows, device=DEVICE) * (num_nodes + 1)
+    known = [5 + r % 3 for r in range(num_rows)]
+    ends = [length + 1 + r % 4 for r, length in enumerate(known)]
+    cells = cells_of([[9] * length for length in known], ends=ends, max_nodes=num_nodes)
+    cells.draft_XG.copy_(tokens)
+    cells.parents_XG.copy_(parents)
+    cells.stop_XS[::2, 0] = 2
+    cells.count_X.fill_(5)
+    first = torch.arange(num_rows) * (num_nodes + 1)
     verdict = walk(Draft(tokens, parents, nodes), choice, first)
+    none = torch.zeros(num_rows, dtype=torch.int64)
+    max_tokens = numbers(*ends).cpu() - numbers(*known).cpu()
     want, reason = finish_rows(
-        verdict.tokens_RK, verdict.num_tokens_R, known - prompt, end - prompt, stop, min_tokens
+        verdict.tokens_RK, verdict.num_tokens_R, none, max_tokens, cells.stop_XS.cpu(), none
     )
-    before = known.clone()
-    ids = torch.arange(num_rows, device=DEVICE)
-    ids[7] = -1  # padding
-    got = gpu_spec.commit(ids, choice, tokens, parents, nodes, history, known, prompt, end,
-                          min_tokens, stop)  # fmt: skip
-    for r in range(num_rows):
+    nodes[7] = -1  # padding, or ended before
+    step = step_of(list(range(num_rows)), num_nodes, count=nodes.tolist())
+    gpu_spec.commit(cells, step, choice.to(DEVICE), num_nodes)
+    for r, line in enumerate(step.result_RC.tolist()):
         num = 0 if r == 7 else int(want[r])
-        assert int(got[2][r]) == num
-        assert int(known[r]) == int(before[r]) + num
-        assert got[0][r, :num].tolist() == verdict.tokens_RK[r, :num].tolist()
-        assert history[r, before[r] : known[r]].tolist() == got[0][r, :num].tolist()
-        assert (
-            got[1][r, : max(num - 1, 0)].tolist() == verdict.path_RK[r, : max(num - 1, 0)].tolist()
-        )
-        assert r == 7 or int(got[3][r]) == int(reason[r])
+        assert line[gpu_spec.TOKENS] == num
+        assert int(cells.known_X[r]) == known[r] + num
+        said = verdict.tokens_RK[r, :num].tolist()
+        assert line[gpu_spec.FIRST : gpu_spec.FIRST + num] == said
+        assert cells.tokens_XL[r, known[r] : known[r] + num].tolist() == said
+        path = verdict.path_RK[r, : max(num - 1, 0)].tolist()
+        assert step.path_RK[r, : max(num - 1, 0)].tolist() == path
+        if r != 7:
+            assert line[gpu_spec.REASON] == int(reason[r])
+            assert bool(cells.is_done_X[r]) == bool(reason[r])
+            assert int(cells.count_X[r]) == 0
     assert int(want.max()) > 2
 
 
@@ -124,8 +151,10 @@ def test_compact_moves_the_path_to_its_positions() -> None:
     k = torch.arange(2 * 20 * 3 * 4, dtype=torch.float32).view(2, 20, 3, 4).to(DEVICE)
     kv = KVCache(k.clone(), -k)
     slot = numbers(5, 6, 7, 12, 13, 14, 0, 1, 2, 3, 8, 9)
-    path = torch.tensor([[0, 2, 4, -1, -1, -1], [1, -1, -1, -1, -1, -1]]).to(DEVICE)
-    gpu_spec.compact(kv, path, numbers(4, 2), slot)
+    step = step_of([0, 1], 5)
+    step.path_RK.copy_(torch.tensor([[0, 2, 4, -1, -1, -1], [1, -1, -1, -1, -1, -1]]))
+    step.result_RC[:, 0] = numbers(4, 2)
+    gpu_spec.compact(kv, step, slot)
     want = k.clone()
     for target, source in ((7, 12), (12, 14), (1, 2)):
         want[:, target] = k[:, source]
@@ -136,48 +165,58 @@ def test_compact_moves_the_path_to_its_positions() -> None:
 def test_lookup_is_the_ngram_drafter() -> None:
     gen = torch.Generator().manual_seed(5)
     texts = [torch.randint(0, 4, (n,), generator=gen).tolist() for n in (1, 2, 7, 30, 60, 75)]
-    texts += [[1, 2, 1, 2, 1, 2], [1, 2, 3, 4]]
-    history, known = rows_of(texts)
-    ids = torch.arange(len(texts), device=DEVICE)
-    limit = numbers(0, 2, 8, 8, 8)
-    room = numbers(8, 8, 8, 8, 8, 3, 8, 8)
-    tokens, parents, nodes = gpu_spec.lookup(ids, history, known, room, limit, 8, 1, 4)
+    texts += [[1, 2, 1, 2, 1, 2], [1, 2, 3, 4], [1, 1, 1]]
+    cells = cells_of(texts)
+    room = [8, 8, 8, 8, 8, 3, 8, 8, 8]
+    step = step_of(list(range(len(texts))), 0, room=room)
+    cells.is_done_X[8] = 1
+    gpu_spec.lookup(cells, step, 8, 1, 4)
     for row, text in enumerate(texts):
         host = NgramText(1, 4)
         host.extend(text)
-        matched, place = host.find()
+        matched, place = host.find() if row != 8 else (0, 0)
         want = list(text)
         for i in range(8 if matched else 0):
             want.append(want[place + i])
-        want = want[len(text) :][: min(int(limit[matched]), int(room[row]))]
-        assert tokens[row, : nodes[row]].tolist() == want
-        assert parents[row, : nodes[row]].tolist() == list(range(-1, len(want) - 1))
+        want = want[len(text) :]
+        sent = want[: min(room[row], 80 - len(text) - 1)]
+        line = step.result_RC[row].tolist()
+        assert int(cells.count_X[row]) == line[gpu_spec.DRAFTED] == len(sent)
+        assert line[gpu_spec.MATCHED] == matched
+        assert cells.draft_XG[row, : len(sent)].tolist() == sent
+        assert cells.parents_XG[row, : len(sent)].tolist() == list(range(-1, len(sent) - 1))
+        if matched:
+            assert line[-8:] == want
 
 
 @pytest.mark.parametrize("is_tree", [False, True])
 def test_pack_places_nodes_and_their_ancestors(is_tree: bool) -> None:
-    history, known = rows_of([[4, 5, 6], [7], [1] * 30])
+    cells = cells_of([[4, 5, 6], [7], [1] * 30], max_nodes=3)
     table = torch.randperm(30, generator=torch.Generator().manual_seed(0)).view(3, 10).to(DEVICE)
-    tokens = torch.tensor([[10, 11, 12], [20, 21, 22]]).to(DEVICE)
+    cells.table_XB.copy_(table)
     chain = [[-1, 0, 1], [-1, 0, 1]]
-    parents = torch.tensor([[-1, 0, -1], [-1, 0, 0]] if is_tree else chain).to(DEVICE)
-    out = {name: torch.full((12,), -7, device=DEVICE) for name in
-           ("ids_T", "pos_T", "slot_T", "seq_T", "base_T")}  # fmt: skip
-    tree = torch.full((12, 3), -7, device=DEVICE) if is_tree else None
-    ids = numbers(2, 0, -1)
-    gpu_spec.pack(
-        ids, history, known, table, torch.cat([tokens, tokens[:1]]),
-        torch.cat([parents, parents[:1]]), numbers(3, 2, 3), 4, **out, tree_TP=tree,
-    )  # fmt: skip
+    parents = [[-1, 0, -1], [-1, 0, 0]] if is_tree else chain
+    for row, line, above in ((2, [10, 11, 12], parents[0]), (0, [20, 21, 22], parents[1])):
+        cells.draft_XG[row], cells.parents_XG[row] = torch.tensor(line), torch.tensor(above)
+    cells.count_X.copy_(numbers(3, 3, 3))
+    cells.is_done_X[1] = 1
+    names = ("pos_T", "slot_T", "seq_T", "base_T")
+    out = {name: torch.full((16,), -7, device=DEVICE) for name in names}
+    tree = torch.full((16, 3), -7, device=DEVICE) if is_tree else None
+    attn = AttnInputs(**out, table_SB=table, tree_TP=tree, block_size=4)
+    ids_T = torch.full((16,), -7, device=DEVICE)
+    step = step_of([2, 0, -1, 1], 3, allowed=[9, 2, 9, 9])
+    gpu_spec.pack(cells, step, 3, ids_T, attn)
 
     def slot(row: int, pos: int) -> int:
         return int(table[row, pos // 4]) * 4 + pos % 4
 
-    assert out["ids_T"][:7].tolist() == [1, 10, 11, 12, 6, 20, 21]
+    assert step.count_R.tolist() == [3, 2, -1, -1]
+    assert ids_T[:7].tolist() == [1, 10, 11, 12, 6, 20, 21]
     assert out["slot_T"][:7].tolist() == [slot(2, p) for p in (29, 30, 31, 32)] + [
         slot(0, p) for p in (2, 3, 4)
     ]
-    assert out["slot_T"][7:].tolist() == [-1] * 5
+    assert out["slot_T"][7:].tolist() == [-1] * 9
     assert out["seq_T"][:8].tolist() == [2] * 4 + [0] * 4
     if tree is None:
         assert out["pos_T"][:7].tolist() == [29, 30, 31, 32, 2, 3, 4]
