@@ -1,10 +1,10 @@
 """Soak a server: many streams with cancels, slow readers, malformed bodies and mixed sampling.
 
-Each finished text is compared with the answer the same server gives to the same request alone,
-before the crowd came; so a lost, doubled or changed token is found whatever the model is.
+Each finished text is compared with the offline text: what `LLM(MODEL, speculate="off")` writes for
+the same request. A lost, doubled or changed token is found by that.
 
     hunch serve MODEL --port 8000 --max-queue 1000 &
-    python benchmarks/serve_soak.py http://127.0.0.1:8000 --seconds 60 --streams 200
+    python benchmarks/serve_soak.py http://127.0.0.1:8000 --model MODEL --pid $! --seconds 60
 """
 
 from __future__ import annotations
@@ -118,6 +118,19 @@ def percentile(values: list[float], percent: int) -> float:
     return ordered[round(percent / 100 * (len(ordered) - 1))] if ordered else float("nan")
 
 
+def offline_texts(model: str, num_requests: int, num_tokens: int) -> dict[int, str]:
+    """What each request's text must be."""
+    from hunch import LLM, SamplingParams
+
+    bodies = [make_request(number, num_tokens) for number in range(num_requests)]
+    prompts = [body.pop("prompt") for body in bodies]
+    for body in bodies:
+        del body["speculation"]
+    with LLM(model, speculate="off", max_model_len=512) as llm:
+        outputs = llm.generate(prompts, [SamplingParams(**body) for body in bodies])
+    return {number: output.outputs[0].text for number, output in enumerate(outputs)}
+
+
 def held_by(pid: int | None) -> tuple[int, int] | None:
     """Resident bytes and threads of a process and its children, where /proc tells."""
     if pid is None:
@@ -137,12 +150,7 @@ async def soak() -> int:
     limits = httpx.Limits(max_connections=None)
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     async with httpx.AsyncClient(timeout=600, limits=limits, headers=headers) as http:
-        tally, known = Tally(), {}
-        for number in range(args.requests):
-            answer = await http.post(args.url + COMPLETE, json=make_request(number, args.tokens))
-            answer.raise_for_status()
-            known[number] = answer.json()["choices"][0]["text"]
-        print(f"{len(known)} reference texts", file=sys.stderr)
+        tally, known = Tally(), offline_texts(args.model, args.requests, args.tokens)
         warm_end = time.monotonic() + args.seconds / 6
         await crowd(http, known, Tally(), warm_end)
         before = held_by(args.pid)
@@ -164,6 +172,7 @@ async def soak() -> int:
         "left_behind": left,
     }
     if before and after:
+        report["memory_mb"] = [round(size / 1e6) for size in (before[0], after[0])]
         report["memory_growth"] = round(after[0] / before[0] - 1, 4)
         report["thread_growth"] = after[1] - before[1]
     print(json.dumps(report, indent=2))
@@ -191,6 +200,7 @@ async def settle(http: httpx.AsyncClient) -> dict[str, float]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("url")
+    parser.add_argument("--model", default="smollm2-135m", help="what the server serves")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--requests", type=int, default=24, help="different requests")
