@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hunch.server.answers import ChatShape, CompletionShape
-from hunch.server.origins import Painter, origins_of
+from hunch.server.origins import Painter, origins_of, overruled
 from hunch.types import CompletionOutput, DraftTrace, Logprob, RequestOutput
 from server.fake_engine import FakeText
 
@@ -54,7 +54,19 @@ def test_a_step_is_its_accepted_nodes_and_one_token_of_the_targets() -> None:
 def test_text_held_back_is_painted_when_it_comes() -> None:
     painter = Painter(FakeText(), [1], skip_special_tokens=True)
     ids = list("abcé!".encode())
-    choice = CompletionOutput(index=0, token_ids=ids[:4], trace=[step(0, 0), step(3, 2)])
+    choice = CompletionOutput(index=0, token_ids=ids[:4], trace=[step(0, 0), step(2, 2)])
     assert painter.paint(choice, "ab") == [("a", "target"), ("b", "drafter")]
-    choice.token_ids, choice.trace = ids, [step(0, 0), step(3, 2), step(0, 0), step(0, 0)]
-    assert painter.paint(choice, "cé!") == [("c", "drafter"), ("é", "target"), ("!", "target")]
+    choice.token_ids, choice.trace = ids, [step(0, 0), step(2, 2), step(0, 0), step(0, 0)]
+    news = [("c", "drafter"), ("é", "target"), ("!", "target")]
+    assert painter.paint(choice, "cé!") == news
+
+
+def test_the_target_overruling_a_guess_says_what_the_guess_was() -> None:
+    painter = Painter(FakeText(), [1], skip_special_tokens=True)
+    #   x - y - z    a tree: the target took x, then neither of the two that follow it
+    #     \ w
+    draft = DraftTrace(tokens=list(b"xywz"), parents=[-1, 0, 0, 1], accepted=[0], method="suffix")
+    assert bytes(overruled(draft)) == b"yz"
+    choice = CompletionOutput(index=0, token_ids=list(b"x!"), trace=[draft])
+    assert painter.paint(choice, "x!") == [("x", "suffix"), ("!", "target", "yz")]
+    assert overruled(step(3, 3)) == overruled(step(0, 0)) == []

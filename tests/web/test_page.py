@@ -106,6 +106,89 @@ def test_tokens_appear_coloured_by_who_guessed_them(browser: Any, page_server: L
     assert severe == []
 
 
+def test_wrong_guesses_are_shown_on_wish_and_are_no_part_of_the_text(
+    browser: Any, page_server: LiveServer
+) -> None:
+    browser.get(page_server.url + "/")
+    say(browser, "Hello there")
+    wait(browser, DONE)
+    ghost = (
+        "getComputedStyle(document.querySelector('.piece[data-missed]'), '::before')"
+        ".textDecorationLine"
+    )
+    assert browser.execute_script(f"return {ghost}") != "line-through"
+    browser.find_element(By.ID, "misses").click()
+    assert browser.execute_script(f"return {ghost}") == "line-through"
+    title = browser.execute_script("return document.querySelector('[data-missed]').title")
+    assert re.match("written by the model; the guess was “.+”", title, re.DOTALL)
+    text = browser.execute_script("return document.querySelector('.answer .text').textContent")
+    assert text == expected_text("user: Hello there\nassistant: ", 0, 200)
+
+
+def test_fewer_passes_make_a_shorter_ribbon(browser: Any, page_server: LiveServer) -> None:
+    browser.get(page_server.url + "/")
+    choose(browser, "both")
+    say(browser, "Compare")
+    wait(browser, "document.querySelector('.verdict')")
+    reach = (  # the last column of each ribbon that is not empty
+        "return [...document.querySelectorAll('.ribbon')].map(canvas => {"
+        "  const { width, height } = canvas;"
+        "  const { data } = canvas.getContext('2d').getImageData(0, 0, width, height);"
+        "  for (let x = width - 1; x >= 0; x--)"
+        "    for (let y = 0; y < height; y++) if (data[4 * (y * width + x) + 3]) return x;"
+        "  return -1; })"
+    )
+    on, off = browser.execute_script(reach)
+    assert 0 < on < 0.8 * off
+
+
+def test_a_new_chat_forgets_the_old_one(browser: Any, page_server: LiveServer) -> None:
+    browser.get(page_server.url + "/")
+    say(browser, "First")
+    wait(browser, DONE)
+    browser.find_element(By.ID, "clear").click()
+    assert not browser.find_elements(By.CSS_SELECTOR, ".answer")
+    assert browser.find_element(By.ID, "hello").is_displayed()
+    say(browser, "Second")
+    wait(browser, DONE)
+    text = browser.execute_script("return document.querySelector('.answer .text').textContent")
+    assert text == expected_text("user: Second\nassistant: ", 0, 200)
+
+
+def test_a_server_that_wants_a_key_asks_for_it(
+    browser: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    log = tmp_path_factory.mktemp("locked") / "log"
+    server = LiveServer(log, {}, api_keys=["open-sesame"])
+    try:
+        browser.get(server.url + "/")
+        say(browser, "Let me in")
+        wait(browser, "document.querySelector('#key-dialog').open")
+        browser.find_element(By.ID, "key-input").send_keys("open-sesame")
+        browser.find_element(By.CSS_SELECTOR, "#key-dialog button").click()
+        wait(browser, "document.querySelectorAll('.piece').length > 20")  # the question was kept
+        wait(browser, "document.querySelector('#health').className === 'dot ok'")
+    finally:
+        server.stop()
+
+
+def test_on_a_phone_the_charts_are_a_tap_away(browser: Any, page_server: LiveServer) -> None:
+    metrics = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(page_server.url + "/")
+    charts = browser.find_element(By.ID, "speed")
+    assert not charts.is_displayed()
+    assert browser.find_element(By.ID, "send").is_displayed()
+    browser.find_element(By.ID, "pulse").click()
+    assert charts.is_displayed()
+    assert charts.size["width"] > 300
+    browser.find_element(By.ID, "pulse").click()
+    assert not charts.is_displayed()
+    assert not browser.find_element(By.ID, "seed").is_displayed()
+    browser.find_element(By.ID, "settings").click()
+    assert browser.find_element(By.ID, "seed").is_displayed()
+
+
 def test_on_and_off_side_by_side_write_the_same_text(browser: Any, page_server: LiveServer) -> None:
     browser.get(page_server.url + "/")
     choose(browser, "both")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hunch.server.origins import Painter, origins_of
+from hunch.server.origins import Painter, Piece, origins_of
 from hunch.server.text import Text
 from hunch.types import CompletionOutput, Logprob, RequestOutput
 
@@ -23,7 +23,7 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
-    pieces: list[tuple[str, str]] | None = None  # text and who guessed it, when asked for
+    pieces: list[Piece] | None = None  # text and who guessed it, when asked for
 
 
 @dataclass(slots=True)

@@ -27,8 +27,10 @@ from hunch.server.streaming import ClientGoneError
 
 PAGE = {  # path -> file of hunch.web, media type
     "/": ("index.html", "text/html"),
-    "/static/app.js": ("app.js", "text/javascript"),
-    "/static/charts.js": ("charts.js", "text/javascript"),
+    **{
+        f"/static/{name}.js": (f"{name}.js", "text/javascript")
+        for name in ("app", "answers", "charts", "pulse", "server")
+    },
     "/static/style.css": ("style.css", "text/css"),
     "/favicon.ico": ("icon.svg", "image/svg+xml"),
 }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from hunch.server.text import Text
-from hunch.types import CompletionOutput
+from hunch.types import CompletionOutput, DraftTrace
 
 DRAFTER = "drafter"  # one without a name
 TARGET = "target"
+
+# A piece of text, who guessed it and, where the target overruled a guess, what the guess said.
+Piece = tuple[str, str] | tuple[str, str, str]
 
 
 def origins_of(choice: CompletionOutput) -> list[str]:
@@ -21,30 +25,51 @@ def origins_of(choice: CompletionOutput) -> list[str]:
     return (names + [TARGET] * num_tokens)[:num_tokens]
 
 
+def overruled(step: DraftTrace) -> list[int]:
+    """The tokens drafted where the target went its own way: the first branch, to its end."""
+    node = step.accepted[-1] if step.accepted else -1
+    tokens: list[int] = []
+    while node in step.parents[node + 1 :]:
+        node = step.parents.index(node, node + 1)
+        tokens.append(step.tokens[node])
+    return tokens
+
+
 class Painter:
     """Splits an answer's text, as it streams, at the borders between origins' tokens."""
 
     def __init__(self, text: Text, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._text = text
         self._detokenizer = text.detokenizer(prompt_ids, skip_special_tokens=skip_special_tokens)
+        self._num_steps = 0
         self._num_tokens = 0
-        self._waiting: list[tuple[str, str]] = []  # decoded, but not yet in the streamed text
+        self._origins: deque[tuple[str, str]] = deque()  # of tokens to come: name, wrong guess
+        self._waiting: deque[tuple[str, str, str]] = deque()  # decoded, not yet in the text
 
-    def paint(self, choice: CompletionOutput, text: str) -> list[tuple[str, str]]:
+    def paint(self, choice: CompletionOutput, text: str) -> list[Piece]:
         """`text`, the news of `choice`, as pieces with their origins."""
-        names = origins_of(choice)
-        for position in range(self._num_tokens, len(choice.token_ids)):
-            piece = self._detokenizer.push(choice.token_ids[position])
-            self._waiting.append((piece, names[position]))
-        self._num_tokens = len(choice.token_ids)
-        pieces = []
+        self._take(choice)
+        pieces: list[Piece] = []
         while text and self._waiting:
-            piece, name = self._waiting.pop(0)
+            piece, name, missed = self._waiting.popleft()
             if len(piece) > len(text):  # the rest may yet turn out to be a stop string
-                self._waiting.insert(0, (piece[len(text) :], name))
+                self._waiting.appendleft((piece[len(text) :], name, ""))
                 piece = piece[: len(text)]
             if piece:
-                pieces.append((piece, name))
+                pieces.append((piece, name, missed) if missed else (piece, name))
             text = text[len(piece) :]
         if text:  # a last incomplete character, flushed
             pieces.append((text, TARGET))
         return pieces
+
+    def _take(self, choice: CompletionOutput) -> None:
+        steps = choice.trace or []
+        for step in steps[self._num_steps :]:
+            self._origins.extend([(step.method or DRAFTER, "")] * len(step.accepted))
+            missed = overruled(step)
+            self._origins.append((TARGET, self._text.decode(missed) if missed else ""))
+        self._num_steps = len(steps)
+        for token in choice.token_ids[self._num_tokens :]:
+            name, missed_text = self._origins.popleft() if self._origins else (TARGET, "")
+            self._waiting.append((self._detokenizer.push(token), name, missed_text))
+        self._num_tokens = len(choice.token_ids)

@@ -1,6 +1,15 @@
-// Small charts on canvas: the last minute as lines, and bars. Colours come from the stylesheet.
+// Small charts on canvas: the last minute as lines, bars by position, a ribbon of passes.
+// Colours come from the stylesheet.
 
 const SAMPLES = 60;
+const charts = new Set();
+
+export function redraw() {
+  for (const chart of charts) {
+    if (chart.canvas.isConnected) chart.draw();
+    else charts.delete(chart);
+  }
+}
 
 function prepare(canvas) {
   const ratio = window.devicePixelRatio || 1;
@@ -10,30 +19,39 @@ function prepare(canvas) {
   canvas.height = Math.round(height * ratio);
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
+  pen.font = "11px system-ui, sans-serif";
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   return { pen, width, height, colour };
 }
 
-function baseline(pen, width, height, colour) {
+function grid(pen, width, top, bottom, colour) {
   pen.strokeStyle = colour("--line");
   pen.lineWidth = 1;
   pen.beginPath();
   for (const share of [0, 0.5, 1]) {
-    const y = Math.round(4 + (height - 8) * share) + 0.5;
+    const y = Math.round(top + (bottom - top) * share) + 0.5;
     pen.moveTo(0, y);
     pen.lineTo(width, y);
   }
   pen.stroke();
 }
 
-// Series of the last minute; `top` is the value at the upper edge, at least.
+// A round number at or above the value, so that the scale does not twitch.
+function roundUp(value) {
+  const unit = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 3, 5, 10].find((n) => n * unit >= value * 0.9999) * unit;
+}
+
+// Series of the last minute; `least` is the value at the upper edge, at least.
 export class Lines {
-  constructor(canvas, colours, top) {
+  constructor(canvas, colours, least, label = (value) => `${value}`) {
     this.canvas = canvas;
     this.colours = colours;
-    this.top = top;
+    this.least = least;
+    this.label = label;
     this.series = colours.map(() => []);
+    charts.add(this);
   }
 
   push(...values) {
@@ -46,10 +64,11 @@ export class Lines {
 
   draw() {
     const { pen, width, height, colour } = prepare(this.canvas);
-    baseline(pen, width, height, colour);
-    const top = Math.max(this.top, ...this.series.flat());
+    const [above, below] = [6, height - 4];
+    grid(pen, width, above, below, colour);
+    const most = roundUp(Math.max(this.least, ...this.series.flat()));
     const x = (i, n) => width - ((n - 1 - i) * width) / (SAMPLES - 1);
-    const y = (value) => height - 4 - (value / top) * (height - 8);
+    const y = (value) => below - (value / most) * (below - above);
     this.series.forEach((values, s) => {
       if (values.length < 2) return;
       pen.beginPath();
@@ -58,13 +77,15 @@ export class Lines {
       pen.lineWidth = 2;
       pen.lineJoin = "round";
       pen.stroke();
-      pen.lineTo(width, height - 4);
-      pen.lineTo(x(0, values.length), height - 4);
+      pen.lineTo(width, below);
+      pen.lineTo(x(0, values.length), below);
       pen.globalAlpha = 0.16;
       pen.fillStyle = colour(this.colours[s]);
       pen.fill();
       pen.globalAlpha = 1;
     });
+    pen.fillStyle = colour("--quiet");
+    pen.fillText(this.label(most), 0, above + 13);
   }
 }
 
@@ -74,6 +95,7 @@ export class Bars {
     this.canvas = canvas;
     this.colour = colour;
     this.values = [];
+    charts.add(this);
   }
 
   set(values) {
@@ -83,18 +105,55 @@ export class Bars {
 
   draw() {
     const { pen, width, height, colour } = prepare(this.canvas);
-    baseline(pen, width, height, colour);
+    const [above, below] = [6, height - 15];
+    grid(pen, width, above, below, colour);
     const count = Math.max(this.values.length, 4);
     const step = width / count;
-    pen.font = "11px system-ui, sans-serif";
     pen.textAlign = "center";
     this.values.forEach((value, i) => {
-      const tall = value * (height - 8);
+      const tall = value * (below - above);
       pen.fillStyle = colour(this.colour);
-      pen.fillRect(i * step + step * 0.14, height - 4 - tall, step * 0.72, tall);
-      if (step < 24) return;
+      pen.fillRect(i * step + step * 0.14, below - tall, step * 0.72, tall);
+      pen.fillStyle = colour("--quiet");
+      if (step > 14 || i % 2 === 0) pen.fillText(`${i + 1}`, (i + 0.5) * step, height - 3);
+      if (step < 28) return;
       pen.fillStyle = colour("--ink");
-      pen.fillText(`${Math.round(value * 100)}`, (i + 0.5) * step, Math.max(13, height - 8 - tall));
+      pen.fillText(`${Math.round(value * 100)}`, (i + 0.5) * step, Math.max(15, below - 4 - tall));
+    });
+  }
+}
+
+// One bar per pass of the model: the lowest part is its own token, what stands on it was guessed.
+export class Ribbon {
+  constructor(canvas) {
+    this.canvas = canvas;
+    this.passes = []; // tokens each pass gave
+    this.span = 0; // passes that fit the width
+    charts.add(this);
+  }
+
+  get length() {
+    return this.passes.length;
+  }
+
+  push(numTokens) {
+    this.passes.push(numTokens);
+  }
+
+  // `span` is the length of the longest ribbon beside this one: the same pass, the same width.
+  draw(span = this.span) {
+    this.span = span;
+    const { pen, width, height, colour } = prepare(this.canvas);
+    const step = Math.min(7, width / Math.max(span, 1));
+    const most = Math.max(6, ...this.passes);
+    const gap = step > 3 ? 1 : 0;
+    const tall = (tokens) => Math.max(3, (tokens / most) * height);
+    const bar = (i, from, to) => pen.fillRect(i * step, height - to, step - gap, to - from);
+    this.passes.forEach((tokens, i) => {
+      pen.fillStyle = colour("--mark-edge");
+      if (tokens > 1) bar(i, 0, tall(tokens));
+      pen.fillStyle = colour("--quiet");
+      bar(i, 0, tall(1));
     });
   }
 }
