@@ -27,12 +27,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("medusa", {"heads": 3, "draft_vocab": 160, "lr": 0.02}),
     ("medusa", {"heads": 3, "layers": 2, "draft_vocab": 160, "lr": 0.02, "share_tables": True}),
     ("mlp", {"stages": 3, "inner": 32, "lr": 0.02}),
-    ("mlp", {"stages": 3, "inner": 64, "draft_vocab": 160, "lr": 0.02, "share_tables": True}),
+    ("medusa", {"heads": 2, "draft_vocab": 160, "lr": 0.02, "features": "1,3"}),
+    ("mlp", {"stages": 3, "inner": 64, "lr": 0.02, "share_tables": True, "features": ""}),
 ]
 
 
 def _name(case: tuple[str, dict[str, Any]]) -> str:
-    return f"{case[0]}-shared" if "share_tables" in case[1] else case[0]
+    more = [key for key in ("share_tables", "features") if key in case[1]]
+    return "-".join([case[0], *more])
 
 
 @pytest.fixture(params=CASES, ids=_name)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Rows, TargetStep
+from hunch.models.heads.parts import Fuse
 from hunch.spec.base import DrafterContext
 from hunch.spec.judge import Array
 from hunch.spec.watch import AcceptanceWatch
@@ -19,8 +20,14 @@ from hunch.spec.window import host
 class LastHidden:
     """Kept by observe, taken by propose; also counts how the last draft fared."""
 
-    def __init__(self, context: DrafterContext, watch: AcceptanceWatch, depth: int) -> None:
-        self.watch, self.depth = watch, depth
+    def __init__(
+        self,
+        context: DrafterContext,
+        watch: AcceptanceWatch,
+        depth: int,
+        fuse: Fuse | None = None,  # adds the states of other layers
+    ) -> None:
+        self.watch, self.depth, self.fuse = watch, depth, fuse
         self.state_XD: Tensor | None = None  # made at the first step: the target says how wide
         self.known_X = np.full(context.max_rows, -1)  # known length the state belongs to
         self.guessed: dict[int, tuple[int, int]] = {}
@@ -34,7 +41,10 @@ class LastHidden:
         last_R = host(step.offset_R) + host(step.known_R) - host(step.start_R) - 1
         device = self.state_XD.device
         rows_R, at_R = torch.from_numpy(ids_R).to(device), torch.from_numpy(last_R).to(device)
-        self.state_XD[rows_R] = step.hidden_TD[at_R]
+        state_RD = step.hidden_TD[at_R]
+        if self.fuse is not None:
+            state_RD = self.fuse(state_RD, tuple(feature_TD[at_R] for feature_TD in step.features))
+        self.state_XD[rows_R] = state_RD
         self.known_X[ids_R] = host(step.known_R) + 1
         known_X = host(step.rows.known_X)
         for row in ids_R.tolist():

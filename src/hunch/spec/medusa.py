@@ -67,10 +67,11 @@ class MedusaDrafter:
                 kinds=("chain", "dynamic", "fixed", "static"),
             )
             depth, max_nodes = self.shape.depth, self.shape.num_nodes
-        self.last = LastHidden(context, AcceptanceWatch("medusa", _REMEDY), depth)
+        self.last = LastHidden(context, AcceptanceWatch("medusa", _REMEDY), depth, self.net.fuse)
         self.needs = Needs(
             max_nodes=max_nodes,
             hidden=True,
+            feature_layers=() if self.net.fuse is None else self.net.fuse.layers,
             weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
         )
 

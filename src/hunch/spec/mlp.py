@@ -39,10 +39,13 @@ class MlpDrafter:
         given = read_options(GrowOptions, options, "mlp")
         self.draft_temperature = given.draft_temperature
         self.shape = given.shape(context, default=num_stages, max_depth=num_stages)
-        self.last = LastHidden(context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth)
+        self.last = LastHidden(
+            context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth, self.net.fuse
+        )
         self.needs = Needs(
             max_nodes=self.shape.num_nodes,
             hidden=True,
+            feature_layers=() if self.net.fuse is None else self.net.fuse.layers,
             weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
         )
 

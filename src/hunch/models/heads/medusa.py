@@ -17,8 +17,15 @@ from torch import Tensor
 from hunch.errors import ModelFormatError
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
-from hunch.models.heads.files import HeadSource, check_hidden, check_vocab, number, read_config
-from hunch.models.heads.parts import check_map, column_ids
+from hunch.models.heads.files import (
+    HeadSource,
+    check_hidden,
+    check_vocab,
+    number,
+    read_config,
+    read_fuse,
+)
+from hunch.models.heads.parts import Fuse, check_map, column_ids
 
 _OLD_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
@@ -39,6 +46,7 @@ class MedusaNet(Part):
     """Head h predicts token t + 2 + h from the hidden state of position t."""
 
     matrix_bytes = 0  # of weights held outside of tensors
+    fuse: Fuse | None = None  # what makes the state, where it is not the last one alone
 
     def __init__(self, heads: list[MedusaHead], target: Any, scale: float = 1.0) -> None:
         self.heads, self.scale = heads, scale
@@ -85,6 +93,7 @@ def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None
     if ids_C is None and not (is_targets and shared is None):
         ids_C = column_ids(min(rows, vocab_size), vocab_size)
     net = MedusaNet(heads, target, float(config.get("logit_scale") or 1.0))
+    net.fuse = read_fuse(source, config, target)
     net.matrix_bytes = source.matrix_bytes
     return net, ids_C
 

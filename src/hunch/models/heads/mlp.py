@@ -18,8 +18,15 @@ from torch import Tensor
 
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
-from hunch.models.heads.files import HeadSource, check_hidden, check_vocab, number, read_config
-from hunch.models.heads.parts import BiasedNorm, Table, check_map, column_ids
+from hunch.models.heads.files import (
+    HeadSource,
+    check_hidden,
+    check_vocab,
+    number,
+    read_config,
+    read_fuse,
+)
+from hunch.models.heads.parts import BiasedNorm, Fuse, Table, check_map, column_ids
 
 EPS = 1e-6
 
@@ -49,6 +56,7 @@ class MlpNet(Part):
     """Stage i turns (state, token) into the next state and logits."""
 
     matrix_bytes = 0  # of weights held outside of tensors
+    fuse: Fuse | None = None  # what makes the first state, where it is not the last one alone
 
     def __init__(
         self,
@@ -118,6 +126,7 @@ def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
         inner,
         bool(config.get("scale_input")),
     )
+    net.fuse = read_fuse(source, config, target)
     net.matrix_bytes = source.matrix_bytes
     return net, ids_C
 

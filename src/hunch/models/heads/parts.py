@@ -14,6 +14,8 @@ from hunch.kernels.native import INT8, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 
+FEATURE_EPS = 2**-7  # the streams of early layers are small; noise is not blown up
+
 
 class NativeLinear(Linear):
     """A linear layer on the CPU's own kernels, rounded to 8 bits: a drafter may be a little off."""
@@ -49,6 +51,25 @@ class BiasedNorm(Part):
 
     def __call__(self, x_MD: Tensor) -> Tensor:
         return F.rms_norm(x_MD, self.weight_D.shape, self.weight_D, self.eps) + self.bias_D
+
+
+class Fuse(Part):
+    """The target's last state, plus a matrix times the states after some of its layers.
+
+    Heads that start from the last state alone may have this in front (feature_layers in their
+    config.json, fc.weight [D, features * D]); the published ones have not.
+    """
+
+    def __init__(self, layers: tuple[int, ...], fc: Linear) -> None:
+        self._layers, self.fc = layers, fc
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self._layers
+
+    def __call__(self, hidden_MD: Tensor, features: tuple[Tensor, ...]) -> Tensor:
+        normed = [F.rms_norm(x_MD, x_MD.shape[-1:], None, FEATURE_EPS) for x_MD in features]
+        return hidden_MD + self.fc(torch.cat(normed, dim=-1))
 
 
 def column_ids(num_columns: int, vocab_size: int) -> Tensor | None:

@@ -19,6 +19,7 @@ from hunch.models.build import build_block
 from hunch.models.decoder import Decoder
 from hunch.models.source import Source
 from hunch.models.weights import Weights
+from hunch.train.fused import read_features
 from hunch.train.states import Dense, Split, Thoughts
 from hunch.train.student import Lesson, Recipe, Student, Walk, check_target, narrow
 from hunch.train.vocab import Columns
@@ -85,7 +86,7 @@ class Eagle3Student(Student):
         if options.layers < 1 or options.unroll < 1 or not 0 < options.share <= 1:
             raise ConfigError("eagle3: layers and unroll must be 1 or more, share from 0 to 1")
         self.options = options
-        self.feature_layers = _features(options.features, target.spec.num_layers)
+        self.feature_layers = read_features(options.features, target.spec.num_layers)
         count = options.layers
         self.spec = replace(
             target.spec,
@@ -206,18 +207,6 @@ def taken_final(weights: Weights, name: str) -> Tensor:
 def _fuse(source: Source, features: tuple[Tensor, ...], width: int) -> Tensor:
     fc = source.linear(("fc",), (width,), len(features) * width)
     return fc(torch.cat(features, dim=-1))
-
-
-def _features(text: str, num_layers: int) -> tuple[int, ...]:
-    if not text:
-        return (min(2, num_layers), num_layers // 2, max(num_layers - 3, 0))
-    try:
-        layers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"features={text!r} must be numbers with commas") from None
-    if not layers or not 0 <= min(layers) <= max(layers) <= num_layers:
-        raise ConfigError(f"features={text!r} must be from 0 to the target's {num_layers} layers")
-    return layers
 
 
 RECIPE = Recipe(options=Eagle3Options, student=Eagle3Student)

@@ -15,8 +15,9 @@ from torch.nn import functional
 from hunch.errors import ConfigError
 from hunch.models.decoder import Decoder
 from hunch.models.weights import Weights
+from hunch.train.fused import NONE, FusedStudent
 from hunch.train.states import Thoughts
-from hunch.train.student import Fan, Lesson, Recipe, Student, narrow
+from hunch.train.student import Fan, Lesson, Recipe, narrow
 from hunch.train.vocab import Columns
 
 _HEAD = "lm_head.weight"
@@ -29,11 +30,12 @@ class MedusaOptions:
     heads: int = 4
     layers: int = 1  # residual layers of each head
     share_tables: bool = False  # the target's output matrix in place of one that learns
+    features: str = NONE  # further layers of the target whose states are added: "2,15,29"
     loss: str = "ce"
     share: float = 1.0  # of each batch's texts it learns from
 
 
-class MedusaStudent(Student):
+class MedusaStudent(FusedStudent):
     """The heads share one output matrix, which begins as the target's, or stays it."""
 
     plain = (_HEAD,)
@@ -52,7 +54,9 @@ class MedusaStudent(Student):
             for layer in range(options.layers)
         }
         self.head_CD = target.head.weight_NK[columns.ids_C]
-        self.start(blocks if options.share_tables else {**blocks, _HEAD: self.head_CD})
+        if not options.share_tables:
+            blocks[_HEAD] = self.head_CD
+        self.start({**blocks, **self.take_features(options.features)})
 
     def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
         t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
@@ -60,9 +64,10 @@ class MedusaStudent(Student):
         head_CD = self.head_CD
         if not self.options.share_tables:
             head_CD = source.take(_HEAD, len(self.columns), width)
+        state_TD = self.states(t)
         fan = Fan(t, self.options.loss, is_test=is_test)
         for head in range(self.options.heads):
-            x_RD = t.hidden_TD[fan.start_R]
+            x_RD = state_TD[fan.start_R]
             for layer in range(self.options.layers):
                 weight_DD = source.take(f"blocks.{head}.layers.{layer}.weight", width, width)
                 x_RD = x_RD + functional.silu(functional.linear(x_RD, weight_DD))
@@ -82,6 +87,7 @@ class MedusaStudent(Student):
         }
         if self.options.share_tables:
             config["original_lm_head"] = True
+        config.update(self.feature_config())
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         return config, {**tensors, "token_map": self.columns.ids_C.cpu()}
 

@@ -20,8 +20,9 @@ from hunch.models.heads.mlp import EPS, MlpNet, TargetTable
 from hunch.models.heads.parts import BiasedNorm, Table
 from hunch.models.source import Source
 from hunch.models.weights import Weights
+from hunch.train.fused import NONE, FusedStudent
 from hunch.train.states import Thoughts
-from hunch.train.student import Fan, Lesson, Recipe, Student, narrow
+from hunch.train.student import Fan, Lesson, Recipe, narrow
 from hunch.train.vocab import Columns
 
 _EMB, _HEAD = "speculator.emb.0.weight", "speculator.head.0.weight"
@@ -38,11 +39,12 @@ class MlpOptions:
     stages: int = 4
     inner: int = 192  # width of the stages
     share_tables: bool = False  # the target's tables behind matrices that learn; needs the target
+    features: str = NONE  # further layers of the target whose states are added: "2,15,29"
     loss: str = "ce"
     share: float = 1.0  # of each batch's texts it learns from
 
 
-class MlpStudent(Student):
+class MlpStudent(FusedStudent):
     """Stages share their weights (tie_weights), but for the first projection."""
 
     plain = (_EMB, _HEAD)
@@ -79,7 +81,7 @@ class MlpStudent(Student):
             noise = torch.randn(inner, inner, generator=generator) * inner**-0.5
             tensors[f"{_PROJ}.1.weight"] = noise
         self.head_CD = target.head.weight_NK[columns.ids_C]
-        self.start(tensors)
+        self.start({**tensors, **self.take_features(options.features)})
 
     def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
         t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
@@ -95,8 +97,9 @@ class MlpStudent(Student):
         count = self.options.stages
         embed, speak, head_C = self._tables(source)
         net = MlpNet([], proj, [norm] * count, [], inner, True)
+        state_TD = self.states(t)
         fan = Fan(t, self.options.loss, is_test=is_test)
-        state_RI = net.start(t.hidden_TD[fan.start_R])
+        state_RI = net.start(state_TD[fan.start_R])
         for stage in range(count):
             # As MlpNet.step, but for its logits: they are made where they teach.
             embedded_RI = embed(fan.tokens())
@@ -130,6 +133,7 @@ class MlpStudent(Student):
             "tie_weights": True,
             "scale_input": True,
         }
+        config.update(self.feature_config())
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         ids_C = self.columns.ids_C
         if self.options.share_tables:
