@@ -23,6 +23,7 @@ from hunch.train.export import Card, write_drafter
 from hunch.train.files import read_json, write_json, write_whole
 from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
 from hunch.train.loss import check_loss
+from hunch.train.pretrain import PretrainOptions, pretrain, store_text
 from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
@@ -31,6 +32,7 @@ from hunch.train.student import Recipe, Student
 from hunch.train.vocab import count_columns
 
 JOB, PROMPTS = "job.json", "prompts.json"
+_TEXT = 512  # tokens of plain text that are read as one
 WORSE = 0.02  # tokens per pass a new drafter may lose by chance before it is called worse
 
 
@@ -67,6 +69,7 @@ class Settings:
     loop: LoopOptions
     answers: AnswerOptions
     job: JobOptions
+    pretrain: PretrainOptions
 
 
 def read_settings(method: str, options: Mapping[str, str]) -> Settings:
@@ -74,7 +77,7 @@ def read_settings(method: str, options: Mapping[str, str]) -> Settings:
     if method not in RECIPES:
         raise ConfigError(f"train: {unknown(method, RECIPES)}")
     recipe: Recipe = resolve(RECIPES, method)
-    kinds: list[Any] = [recipe.options, LoopOptions, AnswerOptions, JobOptions]
+    kinds: list[Any] = [recipe.options, LoopOptions, AnswerOptions, JobOptions, PretrainOptions]
     names = [{f.name for f in fields(kind)} for kind in kinds]
     every = set().union(*names)
     for key in options:
@@ -85,7 +88,9 @@ def read_settings(method: str, options: Mapping[str, str]) -> Settings:
         for kind, own in zip(kinds, names, strict=True)
     ]
     check_loss(read[0].loss)
-    return Settings(*read)
+    settings = Settings(*read)
+    settings.pretrain.check(method, bool(getattr(settings.recipe, "from_scratch", False)))
+    return settings
 
 
 def run_job(job: Job, show: Progress | None = None, before: Path | None = None) -> Measured:
@@ -101,7 +106,11 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     student, target = build_student(job, settings, texts)
     if before is not None:
         _start_from(student, before)
-    loop = Loop(student, target, work / "train", settings.loop, resolve(RECIPES, job.method).lr)
+    lr = resolve(RECIPES, job.method).lr
+    reading, answering = settings.pretrain.split(settings.loop)
+    if settings.pretrain.is_asked:
+        pretrain(student, target, work, reading, lr, show)
+    loop = Loop(student, target, work / "train", answering, lr)
     num_held = min(max(len(texts) // 10, 1), 64)
     learn, held = texts.split(num_held, settings.loop.seed)
     loop.run(learn, held, show)
@@ -148,6 +157,7 @@ def _prompts(
             stored = _hold_out(found, settings.job.held_out, settings.loop.seed)
             write_json(work / PROMPTS, stored)
         assert stored is not None
+        store_text(llm, settings.pretrain, work, min(settings.loop.context, _TEXT))
         regenerate(llm, stored["train"], work / "answers", answers, show)
     return stored["train"], stored["held_out"]
 

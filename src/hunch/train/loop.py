@@ -18,7 +18,7 @@ from hunch.train.files import write_whole
 from hunch.train.optimiser import Optimiser
 from hunch.train.progress import Progress
 from hunch.train.replay import Replay
-from hunch.train.states import think
+from hunch.train.states import Thoughts, think
 from hunch.train.student import Student
 
 LAST = "last.pt"
@@ -63,6 +63,8 @@ class Place:
 
 class Loop:
     """Keeps the student, its optimiser and the place in step with the checkpoint."""
+
+    marks: tuple[float, ...] = _MARKS
 
     def __init__(
         self, student: Student, target: Decoder, folder: Path, options: LoopOptions, lr: float
@@ -127,15 +129,8 @@ class Loop:
         self._save(LAST)
 
     def _learn(self, batch: Batch) -> torch.Tensor:
-        options, student = self.options, self.student
-        thoughts = think(
-            self.target,
-            batch.to(self.target.device),
-            student.columns,
-            student.feature_layers,
-            greedy_share=options.greedy_share,
-            seed=options.seed + self.place.step,
-        )
+        student = self.student
+        thoughts = self.thoughts(batch.to(self.target.device))
         if not len(thoughts.row_M):
             return torch.zeros(())  # nothing in these texts that the draft vocabulary can say
         lesson = student.lesson(thoughts)
@@ -143,6 +138,17 @@ class Loop:
         rate = self.rate()
         self.optimiser.step(rate, rate * _PLAIN_SHARE)
         return lesson.loss.detach()
+
+    def thoughts(self, batch: Batch) -> Thoughts:
+        """What is right, as the target sees it."""
+        return think(
+            self.target,
+            batch,
+            self.student.columns,
+            self.student.feature_layers,
+            greedy_share=self.options.greedy_share,
+            seed=self.options.seed + self.place.step,
+        )
 
     def _check(self, loss: torch.Tensor) -> None:
         is_good = math.isfinite(float(loss)) and all(
@@ -157,8 +163,8 @@ class Loop:
 
     def _put_aside(self, loss: torch.Tensor) -> None:
         """Keep candidates for the selection, which asks the engine and not the loss."""
-        while self.place.num_candidates < len(_MARKS):
-            if self.share < _MARKS[self.place.num_candidates]:
+        while self.place.num_candidates < len(self.marks):
+            if self.share < self.marks[self.place.num_candidates]:
                 return
             self._check(loss)
             self.place.num_candidates += 1

@@ -29,7 +29,7 @@ class DraftOptions:
 
     layers: str = "4"  # how many of the target's layers, or which: "0,1,15,29"
     loss: str = "ce"
-    from_scratch: bool = False  # random layers instead of the target's
+    from_scratch: bool = False  # random layers instead of the target's; reads text=FILE first
     share_tables: bool = False  # leave out the embedding; needs the target beside it
 
 

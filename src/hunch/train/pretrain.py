@@ -1,0 +1,152 @@
+"""The first of the classic three stages of a draft from scratch: read plain text, token by token.
+
+Shape letters: B texts, L their padded length, T = B * L, M positions that teach, C columns.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hunch.errors import ConfigError, RequestError
+from hunch.layers.attention import split_heads
+from hunch.models.decoder import Decoder
+from hunch.train.batches import Batch, Texts
+from hunch.train.files import write_whole
+from hunch.train.loop import Loop, LoopOptions
+from hunch.train.progress import Progress
+from hunch.train.states import Thoughts
+from hunch.train.student import Student
+
+if TYPE_CHECKING:
+    from hunch import LLM
+
+FILE = "text.npz"
+NONE = "none"
+_PIECE = 20_000  # characters that are tokenized at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainOptions:
+    """What a draft reads before it sees an answer."""
+
+    text: str = ""  # plain text, or JSON lines with 'text'; from_scratch needs it, or "none"
+    text_share: float = 0.5  # of minutes or steps
+
+    def __post_init__(self) -> None:
+        if not 0 < self.text_share < 1:
+            raise ConfigError(f"text_share={self.text_share} must be above 0 and below 1")
+
+    @property
+    def is_asked(self) -> bool:
+        return self.text not in ("", NONE)
+
+    def check(self, method: str, is_from_scratch: bool) -> None:
+        if self.is_asked and method != "draft":
+            raise ConfigError(f"text= is for train draft: {method} learns from answers alone")
+        if is_from_scratch and not self.text:
+            raise ConfigError(
+                "from_scratch=true begins with plain text: give text=FILE, or text=none to learn "
+                "from answers alone"
+            )
+
+    def split(self, loop: LoopOptions) -> tuple[LoopOptions, LoopOptions]:
+        """The time of this stage, and what is left for the answers."""
+        if not self.is_asked:
+            return loop, loop
+        share, steps = self.text_share, loop.steps
+        first = None if steps is None else max(round(steps * share), 1)
+        rest = None if steps is None or first is None else max(steps - first, 1)
+        return (
+            replace(loop, minutes=loop.minutes * share, steps=first),
+            replace(loop, minutes=loop.minutes * (1 - share), steps=rest),
+        )
+
+
+def store_text(llm: LLM, options: PretrainOptions, work: Path, context: int) -> None:
+    """Tokenize the text once; a second start finds it done."""
+    path = work / FILE
+    if not options.is_asked or path.is_file():
+        return
+    tokenizer = llm.get_tokenizer()
+    tokens: list[int] = []
+    for piece in _pieces(Path(options.text)):
+        tokens += tokenizer.encode(piece)
+    num_texts = len(tokens) // context
+    if num_texts < 2:
+        raise RequestError(
+            f"{options.text}: {len(tokens)} tokens of text are too few; {2 * context} or more are "
+            "needed (some millions make a draft worth having)"
+        )
+    kept = np.array(tokens[: num_texts * context], dtype=np.uint32)
+
+    def write(part: Path) -> None:
+        with part.open("wb") as file:
+            np.savez_compressed(file, tokens=kept, context=np.array(context))
+
+    write_whole(path, write)
+
+
+def _pieces(path: Path) -> list[str]:
+    """The documents of a file, long ones cut at the ends of lines."""
+    if not path.is_file():
+        raise RequestError(f"{path}: no such file; give plain text, or JSON lines with 'text'")
+    try:
+        whole = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path}: not UTF-8 text ({error.reason})") from None
+    documents = [whole]
+    if path.suffix == ".jsonl":
+        try:
+            documents = [str(json.loads(line)["text"]) for line in whole.splitlines() if line]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise RequestError(f"{path}: every line must be JSON with 'text' in it") from None
+    pieces = []
+    for document in documents:
+        piece = ""
+        for line in document.splitlines(keepends=True):
+            piece += line
+            if len(piece) >= _PIECE:
+                pieces.append(piece)
+                piece = ""
+        pieces.append(piece)
+    return [piece for piece in pieces if piece]
+
+
+def read_stored(work: Path) -> Texts:
+    with np.load(work / FILE) as stored:
+        tokens, context = stored["tokens"].astype(np.int64), int(stored["context"])
+    num_texts = len(tokens) // context
+    return Texts(tokens, np.arange(num_texts + 1) * context, np.ones(num_texts, dtype=np.int64))
+
+
+class Pretrain(Loop):
+    """The loop of the second stage over plain text, whose own tokens are what is right."""
+
+    marks = ()  # nothing is put aside: the selection is among drafts that saw answers
+
+    def thoughts(self, batch: Batch) -> Thoughts:
+        columns, device = self.student.columns, self.target.device
+        ids_BL = batch.ids_BL
+        label_T = columns.column_V[ids_BL.roll(-1, dims=1).flatten()]
+        row_M = (batch.is_taught_BL().flatten() & (label_T >= 0)).nonzero().squeeze(1)
+        label_M = label_T[row_M]
+        p_MC = torch.zeros(len(row_M), len(columns), dtype=self.target.dtype, device=device)
+        p_MC.scatter_(1, label_M[:, None], 1.0)
+        nothing = torch.empty(0, device=device)
+        seed = self.options.seed + self.place.step
+        return Thoughts(batch, split_heads, nothing, (), row_M, p_MC, label_M, seed)
+
+
+def pretrain(
+    student: Student, target: Decoder, work: Path, options: LoopOptions, lr: float, show: Progress
+) -> None:
+    """Teach the student the text; killed, it goes on where it was."""
+    texts = read_stored(work)
+    learn, held = texts.split(max(min(len(texts) // 10, 16), 1), options.seed)
+    Pretrain(student, target, work / "pretrain", options, lr).run(learn, held, show)
