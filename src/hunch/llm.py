@@ -216,7 +216,10 @@ def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> Lo
         torch.set_num_threads(config.model.threads)
     target = _load_target(config, files, device)
     spec = _detect(config.spec, files)
-    return assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
+    runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
+    with _progress(len(runner.common_sizes()), None, "capturing graphs") as advance:
+        runner.warm_up(advance)
+    return runner
 
 
 def _load_target(config: Config, files: ModelFiles, device: torch.device) -> Any:
@@ -275,16 +278,16 @@ def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 
 class _progress:  # noqa: N801  (a context manager, read like a function)
-    """A bar on stderr for many prompts, when a person watches."""
+    """A bar on stderr for long work, when a person watches."""
 
-    def __init__(self, total: int, wanted: bool | None) -> None:
+    def __init__(self, total: int, wanted: bool | None, what: str = "generating") -> None:
         self.bar: Any = None
         if wanted or (wanted is None and total > 1 and sys.stderr.isatty()):
             from rich.console import Console
             from rich.progress import Progress
 
             self.bar = Progress(console=Console(stderr=True), transient=True)
-            self.task = self.bar.add_task("generating", total=total)
+            self.task = self.bar.add_task(what, total=total)
 
     def __enter__(self) -> Any:
         if self.bar is not None:

@@ -2,7 +2,7 @@
 
 Rows live in cells that the host updates by scatter. A step names its rows by ids_R; -1 is padding.
 What a step did stands in result_RC, one line per row: tokens committed, why the row ended, nodes
-checked, length of the match behind the next draft, its nodes, the tokens, the guesses.
+checked, length of the match behind the next draft, its nodes, known length, tokens, guesses.
 
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
@@ -22,7 +22,7 @@ from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 
 GOES_ON, STOP, LENGTH = 0, 1, 2
-TOKENS, REASON, CHECKED, MATCHED, DRAFTED, FIRST = range(6)  # columns of a result
+TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
 
 
 @dataclass(slots=True)
@@ -183,6 +183,7 @@ def _commit_kernel(
     tl.store(result_ptr + 2, num_checked)
     tl.store(result_ptr + 3, tl.zeros((), tl.int64))
     tl.store(result_ptr + 4, tl.zeros((), tl.int64))
+    tl.store(result_ptr + 5, known + count)
     if is_row:
         tl.store(known_ptr + row, known + count)
         tl.store(done_ptr + row, (reason > 0).to(tl.int64))

@@ -57,18 +57,24 @@ def assemble(
     kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]
     if drafter.needs.kv is not None:
         context.kv, context.group = kv[1], 1
-    runner = LocalRunner(
-        capacity=capacity,
-        target=target,
-        kv=kv,
-        drafter=drafter,
-        verify=verify,
-        sampling=sampling,
-        scores_processed=config.model.logprobs_mode == "processed_logprobs",
-        cost=context.cost,
-        depth=schedule.depth or 0,
-    )
-    if capacity.max_nodes:
+    parts = {
+        "capacity": capacity,
+        "target": target,
+        "kv": kv,
+        "drafter": drafter,
+        "verify": verify,
+        "sampling": sampling,
+        "scores_processed": config.model.logprobs_mode == "processed_logprobs",
+        "cost": context.cost,
+    }
+    if target.kernels == "triton":
+        from hunch.runner.gpu_runner import GraphRunner
+
+        depth = 1 if schedule.depth is None else schedule.depth
+        runner: LocalRunner = GraphRunner(**parts, depth=depth)
+    else:
+        runner = LocalRunner(**parts, depth=schedule.depth or 0)
+    if capacity.max_nodes and not runner.common_sizes():
         calibrate(runner)
     return runner
 

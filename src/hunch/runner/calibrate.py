@@ -33,9 +33,9 @@ def calibrate(runner: LocalRunner) -> None:
         for _ in range(3):  # the first pass at a size warms caches and is dropped with the slowest
             runner.rows.start(start)
             work = RowWork(row=0, num_tokens=size, num_nodes=0, max_draft=0)
-            batch = gather(runner.rows, [work]).to(runner.device)
+            batch = gather(runner.rows, [work])
             began = perf_counter()
-            hidden = runner.target.forward(batch.ids_T, batch.attn, runner.kv[0])
+            hidden = runner.forward(batch)
             runner.target.logits(hidden.last_TD).argmax(-1).tolist()  # waits for a device
             seconds = perf_counter() - began
             spent += seconds

@@ -64,7 +64,19 @@ class LocalRunner:
         self.scores_processed = scores_processed
         self._results: deque[StepResult] = deque()
 
+    def common_sizes(self) -> list[tuple[int, int]]:
+        """Steps worth preparing before the first request: (rows, nodes) each."""
+        return []
+
+    def warm_up(self, advance: Callable[[], object]) -> None:
+        """Prepare them; `advance` is called after each."""
+
     def submit(self, plan: StepPlan) -> None:
+        self._enter(plan)
+        self._results.append(self._step(plan))
+
+    def _enter(self, plan: StepPlan) -> None:
+        """Who leaves and who comes, and what rows get, before the step."""
         for row in plan.leaves:
             self.rows.leave(row)
             self.sampling.leave(row)
@@ -78,7 +90,6 @@ class LocalRunner:
         for work in plan.work:
             self.rows.add_blocks(work.row, work.new_blocks)
             self.rows.max_draft[work.row] = work.max_draft
-        self._results.append(self._step(plan))
 
     def collect(self) -> StepResult:
         return self._results.popleft()
@@ -93,13 +104,11 @@ class LocalRunner:
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:
         started = perf_counter()
-        batch = gather(self.rows, plan.work).to(self.device)
+        batch = gather(self.rows, plan.work)
         outcomes = [Outcome(part, RowResult(row=part.row)) for part in batch.parts]
         hidden = None
         if batch.parts:
-            hidden = self.target.forward(
-                batch.ids_T, batch.attn, self.kv[0], self.drafter.needs.feature_layers
-            )
+            hidden = self.forward(batch)
             self._prompt_logprobs(hidden.last_TD, outcomes)
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._judge(batch, hidden, checked) if checked else None
@@ -110,6 +119,12 @@ class LocalRunner:
             self._propose([outcome for outcome in outcomes if outcome.is_running])
         drafted = perf_counter()
         return self._result(plan, batch, outcomes, committed - started, drafted - committed)
+
+    def forward(self, batch: Batch) -> Any:
+        """The target's pass over a packed batch."""
+        batch = batch.to(self.device)
+        layers = self.drafter.needs.feature_layers
+        return self.target.forward(batch.ids_T, batch.attn, self.kv[0], layers)
 
     def _judge(self, batch: Batch, hidden: Any, checked: list[Outcome]) -> Tensor:
         """Logits at every root and node, and the verifier's word on them."""
@@ -241,7 +256,7 @@ class LocalRunner:
         if needs.top and logits_MV is not None:
             parts = [outcome.part for outcome in outcomes if outcome.part.is_caught_up]
             index = [i for p in parts for i in range(p.root, p.root + 1 + p.num_nodes)]
-            step.checked_M = batch.ids_T[torch.tensor(index, device=self.device)]
+            step.checked_M = batch.ids_T[torch.tensor(index)].to(self.device)
             step.top_MC = logits_MV.topk(needs.top, dim=-1).indices
         return step
 

@@ -16,7 +16,7 @@ import torch
 from hunch.config import SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.registry import DRAFTERS, resolve
-from hunch.spec.base import Clears, Drafter, DrafterContext
+from hunch.spec.base import Clears, DeviceDrafter, Drafter, DrafterContext, WorksOnDevice
 from hunch.spec.cost import CostCurve
 from hunch.spec.lookup import LookupDrafter
 from hunch.spec.trees import Node, share_out, to_draft
@@ -143,6 +143,9 @@ class Planner:
         self._routed.difference_update(rows)
         for lookup in self.lookups.values():
             lookup.forget(rows)
+
+    def on_device(self) -> DeviceDrafter | None:
+        return self.method.on_device() if isinstance(self.method, WorksOnDevice) else None
 
     def clear(self) -> None:
         for method in (self.method, *self.lookups.values()):

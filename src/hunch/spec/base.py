@@ -36,6 +36,43 @@ class Clears(Protocol):
         """Drop it."""
 
 
+class DeviceDrafter(Protocol):
+    """Drafts by kernels alone, from rows kept on the device, so that a step can be captured."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_nodes(self) -> int:
+        """Every draft has room for so many."""
+
+    @property
+    def depth(self) -> int:
+        """Of its trees; 0: it drafts chains."""
+
+    @property
+    def options(self) -> tuple[int, ...]:
+        """How many of its nodes a step may check, 0 among them where none may be best."""
+
+    @property
+    def margin(self) -> float:
+        """Share by which checking nodes must promise to beat plain decoding."""
+
+    def draft(self, cells: Any, step: Any) -> None:
+        """Put a draft for each row of the step into its cells: kernels only, no host."""
+
+    def is_ready(self, rows: Rows) -> bool:
+        """Whether what it needs of these rows is on the device."""
+
+
+@runtime_checkable
+class WorksOnDevice(Protocol):
+    """A drafter that also comes as a device drafter."""
+
+    def on_device(self) -> DeviceDrafter | None:
+        """None: not with these options."""
+
+
 @dataclass(slots=True)
 class DrafterContext:
     """What a drafter is built with: `Method(options: dict[str, str], path, context)`.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hunch.config import read_options
 from hunch.errors import ConfigError
-from hunch.spec.base import DrafterContext
+from hunch.spec.base import DeviceDrafter, DrafterContext
 from hunch.spec.chance import Chances
 from hunch.spec.lookup import LookupDrafter, LookupRow
 from hunch.spec.trees import Node
@@ -78,6 +78,17 @@ class NgramDrafter(LookupDrafter):
             chances=Chances({k: PRIORS[min(k, len(PRIORS)) - 1] for k in range(1, kinds + 1)}),
             cost=context.cost,
             device=context.device,
+            is_adaptive=self.config.adaptive,
+        )
+
+    def on_device(self) -> DeviceDrafter | None:
+        from hunch.spec.on_device import DeviceLookup
+
+        return DeviceLookup(
+            name="ngram",
+            min_match=self.config.min_match,
+            max_match=self.config.max_match,
+            num_nodes=self.config.num_nodes,
             is_adaptive=self.config.adaptive,
         )
 

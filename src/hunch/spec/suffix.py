@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hunch.config import read_options
 from hunch.errors import ConfigError
-from hunch.spec.base import DrafterContext
+from hunch.spec.base import DeviceDrafter, DrafterContext
 from hunch.spec.chance import Chances
 from hunch.spec.lookup import LookupDrafter, LookupRow
 from hunch.spec.trees import Node, best_first
@@ -190,6 +190,21 @@ class SuffixDrafter(LookupDrafter):
             is_adaptive=self.config.adaptive,
         )
         self.store = Store(self.config.shared_tokens) if self.config.shared else None
+
+    def on_device(self) -> DeviceDrafter | None:
+        """There the longest match alone is asked; trees and texts of others need the host."""
+        if self.config.tree or self.config.shared:
+            return None
+        from hunch.spec.on_device import DeviceLookup
+
+        return DeviceLookup(
+            name="suffix",
+            min_match=1,
+            max_match=MAX_MATCH,
+            num_nodes=self.config.num_nodes,
+            margin=self.margin,
+            is_adaptive=self.config.adaptive,
+        )
 
     def new_text(self) -> SuffixText:
         return SuffixText()

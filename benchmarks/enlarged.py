@@ -1,0 +1,146 @@
+"""A model made larger without changing its function: the same text at a larger model's cost.
+
+The width is padded with zeros and the norms re-scaled; a head sits in a head of twice its width on
+every second rotary pair, whose frequencies are the same; padded units of the MLP and padded heads
+are random, with output columns of zero; added layers have zero output projections. What cannot
+reach the output is random, so that no kernel profits from zeros. Nothing is written to disk.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.models.weights import Weights
+
+SEVEN_BILLION = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 32,
+}
+
+
+class EnlargedWeights:
+    """The `Weights` of a Llama in another size; tensors are made on `device` when asked for."""
+
+    def __init__(self, small: Weights, size: dict[str, int], device: str) -> None:
+        self.small, self.size, self.device = small, size, device
+        old = small.config
+        self.path: Path = small.path
+        self.metadata = small.metadata
+        self.old_head = old.get("head_dim") or old["hidden_size"] // old["num_attention_heads"]
+        if size["head_dim"] not in (self.old_head, 2 * self.old_head):
+            raise ValueError(f"head_dim must be {self.old_head} or twice that")
+        # The mean square over a padded width is smaller by this factor.
+        self.shrink = old["hidden_size"] / size["hidden_size"]
+        self.config: dict[str, Any] = {
+            **old,
+            **size,
+            "tie_word_embeddings": False,
+            "rms_norm_eps": old["rms_norm_eps"] * self.shrink,
+        }
+        self._random = torch.Generator(device).manual_seed(0)
+        self.nbytes = 2 * sum(math.prod(self.shape(name)) for name in self.names())
+
+    def names(self) -> list[str]:
+        parts = [
+            "input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj",
+            "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+        ]  # fmt: skip
+        layers = range(self.size["num_hidden_layers"])
+        names = [f"model.layers.{layer}.{part}.weight" for layer in layers for part in parts]
+        return ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", *names]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        size = self.size
+        width, ffn, head = size["hidden_size"], size["intermediate_size"], size["head_dim"]
+        heads, kv = size["num_attention_heads"] * head, size["num_key_value_heads"] * head
+        kind = name.split(".")[-2]
+        return {
+            "embed_tokens": (self.config["vocab_size"], width),
+            "lm_head": (self.config["vocab_size"], width),
+            "q_proj": (heads, width),
+            "k_proj": (kv, width),
+            "v_proj": (kv, width),
+            "o_proj": (width, heads),
+            "gate_proj": (ffn, width),
+            "up_proj": (ffn, width),
+            "down_proj": (width, ffn),
+        }.get(kind, (width,))
+
+    def packed(self, name: str) -> None:
+        return None
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        shape, kind = self.shape(name), name.split(".")[-2]
+        layer = re.search(r"layers\.(\d+)\.", name)
+        is_new = layer is not None and int(layer[1]) >= self.small.config["num_hidden_layers"]
+        if len(shape) == 1:
+            return self._norm(name, shape[0], is_new).to(dtype)
+        if kind in ("embed_tokens", "lm_head"):
+            there = name if name in self.small.names() else "model.embed_tokens.weight"
+            return self._padded(there, shape, dtype)
+        if kind in ("o_proj", "down_proj"):
+            new = torch.zeros(shape, device=self.device, dtype=dtype)
+        else:
+            new = torch.randn(shape, generator=self._random, device=self.device, dtype=dtype) * 0.02
+        if not is_new:
+            old = self.small.tensor(name, torch.float32).to(self.device)
+            self._place(kind, old, new)
+        return new
+
+    def _norm(self, name: str, width: int, is_new: bool) -> Tensor:
+        if is_new:
+            return torch.ones(width, device=self.device)
+        new = torch.zeros(width, device=self.device)
+        old = self.small.tensor(name, torch.float32)
+        new[: len(old)] = old.to(self.device) * math.sqrt(self.shrink)
+        return new
+
+    def _padded(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        new = torch.zeros(shape, device=self.device, dtype=dtype)
+        old = self.small.tensor(name, torch.float32).to(self.device, dtype)
+        new[:, : old.shape[1]] = old
+        return new
+
+    def _place(self, kind: str, old: Tensor, new: Tensor) -> None:
+        """Put the old matrix where the old function finds it."""
+        rows, columns = old.shape
+        if kind in ("gate_proj", "up_proj"):
+            new[:rows] = 0
+            new[:rows, :columns] = old.to(new.dtype)
+        elif kind == "down_proj":
+            new[:rows, :columns] = old.to(new.dtype)
+        else:
+            self._place_heads(kind, old, new)
+
+    def _place_heads(self, kind: str, old: Tensor, new: Tensor) -> None:
+        h, head = self.old_head, self.size["head_dim"]
+        config = self.small.config
+        group = config["num_attention_heads"] // config["num_key_value_heads"]
+        new_group = self.size["num_attention_heads"] // self.size["num_key_value_heads"]
+        half = torch.arange(h // 2, device=self.device)
+        pairs = (
+            torch.cat([half, half + h // 2]) if head == h else torch.cat([2 * half, h + 2 * half])
+        )
+        is_query = kind in ("q_proj", "o_proj")
+        count = config["num_attention_heads" if is_query else "num_key_value_heads"]
+        for number in range(count):
+            place = number // group * new_group + number % group if is_query else number
+            first = place * head
+            part = slice(number * h, (number + 1) * h)
+            if kind == "o_proj":
+                new[: len(old), first : first + h] = old[:, part].to(new.dtype)
+                continue
+            new[first : first + head] = 0
+            scale = math.sqrt(head / h) if kind == "q_proj" else 1.0  # scores are divided by more
+            rows = first + (pairs if kind != "v_proj" else torch.arange(h, device=self.device))
+            new[rows, : old.shape[1]] = (old[part] * scale).to(new.dtype)

@@ -1,0 +1,278 @@
+"""A GPU's runner: while rows only decode, steps are graphs and the host reads them one step late.
+
+A step with prompts to read, or with a row that needs the host (a grammar, penalties, scores), is
+run as on a CPU, after everything that flies has landed; its pass is a graph too.
+
+Shape letters: R rows of the step, N nodes of a step's draft, K tokens one step can commit, C
+columns of a result, X rows of the engine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hunch.kernels.gpu_spec import CHECKED, DRAFTED, FIRST, KNOWN, MATCHED, REASON, TOKENS
+from hunch.runner.batch import Batch
+from hunch.runner.device_rows import MAX_STOPS, DeviceRows
+from hunch.runner.graphs import PassGraphs, StepGraph, StepGraphs, bucket, new_pool
+from hunch.runner.runner import LocalRunner
+from hunch.sampling.processors import needs_history
+from hunch.sampling.stop import REASONS
+from hunch.spec.base import DeviceDrafter, WorksOnDevice
+from hunch.spec.cost import CostCurve
+from hunch.spec.pace import Pace
+from hunch.types import Request, RowResult, RowWork, StepPlan, StepResult
+from hunch.verify.exact import exact
+
+MAX_WARM = 64  # rows up to which steps are captured at the start
+MAX_CHECKED = 512  # packed tokens up to which a step may check nodes
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on the device whose result nobody has read."""
+
+    plan: StepPlan
+    requests: list[Request | None]
+    graph: StepGraph
+    result_RC: torch.Tensor  # on the host, there once `done` is
+    done: Any
+    began: Any
+
+
+class GraphRunner(LocalRunner):
+    """`LocalRunner` with steps that fly."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        drafter, capacity = self.drafter, self.capacity
+        self.device_rows = DeviceRows(capacity, self.rows, self.device)
+        found = drafter.on_device() if isinstance(drafter, WorksOnDevice) else None
+        self.device_drafter: DeviceDrafter | None = found
+        self.can_fly = self.verify is exact and (found is not None or not capacity.max_nodes)
+        pool = new_pool(self.device)
+        self.passes = PassGraphs(
+            self.target,
+            self.kv[0],
+            drafter.needs.feature_layers,
+            self.rows.table.shape,
+            capacity.block_size,
+            pool,
+        )
+        self.steps = StepGraphs(
+            self.target,
+            self.kv[0],
+            self.sampling,
+            found,
+            self.device_rows.cells,
+            capacity.block_size,
+            capacity.max_rows,
+            pool,
+        )
+        options = (0,) if found is None else found.options
+        self.pace = Pace(capacity.max_rows, options, 0.0 if found is None else found.margin)
+        self.flight_cost = CostCurve()  # of steps that fly, by packed tokens
+        self._is_simple = np.zeros(capacity.max_rows, dtype=np.bool_)
+        self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
+        self._queue: deque[StepResult | Flight] = deque()
+        is_cuda = self.device.type == "cuda"
+        self._inputs = [
+            torch.empty(self.steps.inputs_3R.shape, dtype=torch.int64, pin_memory=is_cuda)
+            for _ in range(4)
+        ]
+        self._outputs = [
+            torch.empty(len(self.steps.results), dtype=torch.int64, pin_memory=is_cuda)
+            for _ in range(4)
+        ]
+        self._turn = 0
+
+    def warm_up(self, advance: Callable[[], object]) -> None:
+        """Capture what is needed soon; rare sizes are captured when they come."""
+        for num_rows, num_nodes in self.common_sizes():
+            graph = self.steps.step(num_rows, num_nodes, 0)
+            self.flight_cost.record(graph.num_rows * (1 + num_nodes), graph.seconds)
+            advance()
+
+    def common_sizes(self) -> list[tuple[int, int]]:
+        """Of one request, and of more at every power of two."""
+        if not self.can_fly:
+            return []
+        sizes = [(1, num_nodes) for num_nodes in self.pace.options]
+        num_rows = 2
+        while num_rows <= min(self.capacity.max_rows, MAX_WARM):
+            sizes.append((num_rows, self.pace.options[0]))
+            num_rows *= 2
+        return sizes
+
+    # --- the engine's side ------------------------------------------------------------------------
+
+    def submit(self, plan: StepPlan) -> None:
+        is_flying = self.can_fly and not plan.starts and self._can_fly(plan)
+        if not is_flying:
+            self._land_all()
+        self._enter(plan)
+        if is_flying:
+            self._queue.append(self._launch(plan))
+            return
+        result = self._step(plan)
+        for work in plan.work:
+            self.device_rows.touch(work.row)
+        for row in result.rows:
+            self._is_decoding[row.row] |= bool(row.tokens)
+        self._queue.append(result)
+
+    def collect(self) -> StepResult:
+        result = self._queue.popleft()
+        return self._land(result) if isinstance(result, Flight) else result
+
+    def close(self) -> None:
+        self._queue.clear()
+
+    def _enter(self, plan: StepPlan) -> None:
+        super()._enter(plan)
+        for start in plan.starts:
+            params = start.request.params
+            self._is_decoding[start.row] = False
+            self.pace.start(start.row)
+            self._is_simple[start.row] = not (
+                needs_history(start.request)
+                or start.request.grammar is not None
+                or start.request.prediction_ids
+                or params.logprobs is not None
+                or params.prompt_logprobs is not None
+                or params.speculation.trace
+                or len(start.request.stop_ids) > MAX_STOPS
+                or params.speculation.mode not in ("auto", "off", *self._own_names())
+            )
+
+    def _own_names(self) -> tuple[str, ...]:
+        return () if self.device_drafter is None else (self.device_drafter.name,)
+
+    def forward(self, batch: Batch) -> Any:
+        return self.passes.forward(batch)
+
+    # --- steps that fly ---------------------------------------------------------------------------
+
+    def _can_fly(self, plan: StepPlan) -> bool:
+        ids = [work.row for work in plan.work]
+        if not (self._is_decoding[ids].all() and self._is_simple[ids].all()):
+            return False
+        drafter = self.device_drafter
+        return drafter is None or drafter.is_ready(self.rows.view(ids))
+
+    def _launch(self, plan: StepPlan) -> Flight:
+        work = plan.work
+        ids = [item.row for item in work]
+        allowed = [item.num_nodes for item in work]
+        asks = int(np.bitwise_or.reduce(self.sampling.asks_X[ids]))
+        num_nodes = self._num_nodes(ids, max(allowed))
+        graph = self.steps.step(len(work), num_nodes, asks)
+        self.device_rows.update(ids)
+        self._turn = (self._turn + 1) % len(self._inputs)
+        inputs_3R = self._inputs[self._turn]
+        lines = inputs_3R.numpy()
+        lines[:, len(work) : graph.num_rows] = -1
+        lines[0, : len(work)], lines[1, : len(work)] = ids, allowed
+        lines[2, : len(work)] = [item.max_draft for item in work]
+        self.steps.inputs_3R.copy_(inputs_3R, non_blocking=True)
+        began, done = _event(self.device), _event(self.device)
+        if began is not None:
+            began.record()
+        graph.replay()
+        source_RC = self.steps.result_RC(graph.num_rows, graph.num_nodes)
+        result = self._outputs[self._turn][: source_RC.numel()]
+        result.copy_(source_RC.view(-1), non_blocking=True)
+        if done is not None:
+            done.record()
+        requests = [self.rows.requests[row] for row in ids]
+        return Flight(plan, requests, graph, result.view(source_RC.shape), done, began)
+
+    def _num_nodes(self, ids: list[int], allowed: int) -> int:
+        """How many nodes the step checks: what pays, or what there is room for."""
+        if allowed == 0:
+            return 0
+        num_rows = bucket(len(ids))
+        if num_rows * (1 + self.pace.options[-1]) > MAX_CHECKED and 0 in self.pace.options:
+            options = [n for n in self.pace.options if num_rows * (1 + n) <= MAX_CHECKED]
+            if options == [0]:
+                return 0
+        cost = self.flight_cost
+        return self.pace.choose(np.array(ids), lambda n: cost.seconds(num_rows * (1 + n)))
+
+    def _land(self, flight: Flight) -> StepResult:
+        """Wait for a step and tell the host's rows what it did."""
+        graph, work = flight.graph, flight.plan.work
+        seconds = 0.0
+        if flight.done is not None:
+            flight.done.synchronize()
+            seconds = flight.began.elapsed_time(flight.done) / 1e3
+        result_RC = flight.result_RC.numpy()[: len(work)]
+        if self.device_drafter is not None:
+            self._learn(work, result_RC, graph.num_nodes)
+        results = [
+            self._row_result(item.row, line, request)
+            for item, line, request in zip(work, result_RC.tolist(), flight.requests, strict=True)
+        ]
+        num_tokens = graph.num_rows * (1 + graph.num_nodes)
+        target_seconds = max(seconds - graph.draft_seconds, 0.0)
+        if seconds:
+            self.flight_cost.record(num_tokens, target_seconds)
+        share = self.flight_cost.seconds(graph.num_rows) / self.flight_cost.seconds(num_tokens)
+        return StepResult(
+            id=flight.plan.id,
+            rows=results,
+            target_seconds=target_seconds,
+            draft_seconds=min(graph.draft_seconds, seconds),
+            plain_seconds=target_seconds * share,
+        )
+
+    def _row_result(self, row: int, line: list[int], request: Request | None) -> RowResult:
+        num_tokens = line[TOKENS]
+        if not num_tokens or request is None:
+            return RowResult(row=row)  # it had ended before this step
+        tokens, known, checked = line[FIRST : FIRST + num_tokens], line[KNOWN], line[CHECKED]
+        finish = REASONS[line[REASON]]
+        end = len(request.prompt_ids) + request.max_tokens
+        rows = self.rows
+        if rows.requests[row] is request:  # else: it left; another may sit there now
+            rows.commit(row, tokens)
+            rows.computed[:, row] = known - 1
+            if finish is not None:
+                rows.leave(row)
+        drafter = self.device_drafter
+        return RowResult(
+            row=row,
+            tokens=tokens,
+            num_processed=1,
+            num_drafted=min(checked, max(end - known + num_tokens, 0)),
+            num_accepted=num_tokens - 1,
+            finish=finish,
+            computed=(known - 1,) * len(rows.computed),
+            num_nodes=line[DRAFTED],
+            method="" if drafter is None or not checked else drafter.name,
+        )
+
+    def _learn(self, work: list[RowWork], result_RC: np.ndarray, num_nodes: int) -> None:
+        row_R = np.array([item.row for item in work])
+        tokens_RK = result_RC[:, FIRST : FIRST + num_nodes + 1]
+        guess_RG = result_RC[:, FIRST + num_nodes + 1 :]
+        guess_RG = np.where(result_RC[:, MATCHED, None] > 0, guess_RG, -1)
+        self.pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG)
+
+    def _land_all(self) -> None:
+        """Read everything that flies; the results wait to be collected."""
+        self._queue = deque(
+            self._land(item) if isinstance(item, Flight) else item for item in self._queue
+        )
+
+
+def _event(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
