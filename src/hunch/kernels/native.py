@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.build import load_library, num_cores
+
+if TYPE_CHECKING:
+    from hunch.kernels.native_draft import NativeJoin
 
 _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -30,13 +33,14 @@ _FLOATS = 0
 
 _MATRICES = ("q", "k", "v", "out", "gate", "up", "down")
 _NORMS = ("attn_norm", "mlp_norm", "q_norm", "k_norm")
+_JOINS = ("joins", "is_state_first", "is_first_masked", "is_residual_normed")
 _BIASES = tuple(f"{name}_bias" for name in _MATRICES)
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in (*_MATRICES, *_NORMS, *_BIASES)),
-        ("window", _I64),
+        *((name, _I64) for name in ("window", "k_row", "v_row", "up_row")),
     )
 
 
@@ -51,7 +55,14 @@ class _Spec(ctypes.Structure):
         ),
         ("norm_eps", _F32),
         ("scale", _F32),
-        *((name, _POINTER) for name in ("embedding", "head", "final_norm", "rope", "layers")),
+        *(
+            (name, _POINTER)
+            for name in (
+                "embedding", "head", "final_norm", "rope", "layers",
+                "project", "project_bias", "token_norm", "state_norm", "logits_norm",
+            )
+        ),
+        *((name, _I32) for name in _JOINS),
     )  # fmt: skip
 
 
@@ -66,7 +77,7 @@ class _Pass(ctypes.Structure):
         *((name, _POINTER) for name in ("k", "v")),
         ("layer_stride", _I64),
         ("num_features", _I64),
-        *((name, _POINTER) for name in ("feature_layers", "features", "hidden")),
+        *((name, _POINTER) for name in ("feature_layers", "features", "hidden", "state")),
     )
 
 
@@ -91,7 +102,9 @@ def _library() -> ctypes.CDLL | None:
         "hunch_choose_row": (
             _I64, _POINTER, _I64, _F32, _I64, ctypes.c_double, _F32, _I64, _I64, _I64, _I64,
         ),
-        "hunch_choose": (None, _POINTER, *([_POINTER] * 9), _I64, _I64, _I64, _I32),
+        "hunch_choose": (None, _POINTER, *([_POINTER] * 10), _I64, _I64, _I64, _I32),
+        "hunch_best": (None, _POINTER, *([_POINTER] * 11), _I64, _I64, _I64, _I64, _I32),
+        "hunch_draft_chain": (_I32, _POINTER, _POINTER, _POINTER),
     }
     # fmt: on
     for name, (result, *arguments) in signatures.items():
@@ -194,7 +207,7 @@ class NativeLayer:
     gate: NativeMatrix
     up: NativeMatrix
     down: NativeMatrix
-    attn_norm: Tensor
+    attn_norm: Tensor | None
     mlp_norm: Tensor
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
@@ -242,11 +255,12 @@ class NativeNetwork:
         rope_LH: Tensor,
         kv_dtype: torch.dtype,
         num_threads: int | None = None,
+        join: NativeJoin | None = None,
     ) -> None:
         self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
         self.team = team(num_threads)
         self._structs = (_Layer * len(layers))(*(layer._struct() for layer in layers))
-        self._keep = (embedding, head, final_norm, rope_LH)
+        self._keep = (embedding, head, final_norm, rope_LH, join)
         self.num_out = head.num_out
         spec = _Spec(
             **{name: getattr(shape, name) for name in shape.__slots__},
@@ -257,6 +271,7 @@ class NativeNetwork:
             final_norm=_address(final_norm),
             rope=rope_LH.data_ptr(),
             layers=ctypes.addressof(self._structs),
+            **(join.fields() if join else {}),
         )
         self.handle = _lib().hunch_decoder_new(ctypes.addressof(spec))
 
@@ -267,8 +282,11 @@ class NativeNetwork:
         kv: KVCache,
         feature_layers: Sequence[int] = (),
         embedded_TD: Tensor | None = None,
+        state_TD: Tensor | None = None,  # where the network joins
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Hidden states after the final norm, and the stream after each layer asked for."""
+        if state_TD is not None:
+            state_TD = state_TD.to(torch.float32).contiguous()
         tokens = ids_T if ids_T is not None else embedded_TD
         assert tokens is not None
         num_rows, width = len(tokens), self.shape.width
@@ -290,7 +308,7 @@ class NativeNetwork:
             attn.table_SB.stride(0), 0 if tree_TP is None else tree_TP.stride(0), attn.block_size,
             kv.k_LCMH.data_ptr(), kv.v_LCMH.data_ptr(), kv.k_LCMH.stride(0),
             len(features), ctypes.addressof(layers), ctypes.addressof(addresses),
-            hidden_TD.data_ptr(),
+            hidden_TD.data_ptr(), _address(state_TD),
         )  # fmt: skip
         bad_row = _lib().hunch_decoder_forward(self.handle, self.team, ctypes.addressof(step))
         assert bad_row < 0, f"row {bad_row}: token id or position out of range"
@@ -321,11 +339,13 @@ def choose(
     pos_M: Tensor,
     stream: int = 0,
     num_threads: int | None = None,
+    ids_C: Tensor | None = None,
 ) -> Tensor:
     """A token per row: temperature, min-p, top-k, top-p, then the best with keyed noise.
 
     The rule is that of sampling/state.py, its filters and kernels/noise.py; temperature 0 takes
-    the argmax. float32 logits, temperature and log_min_p; float64 top_p; the rest int64.
+    the argmax. ids_C names the token of each column where they are a part of the
+    vocabulary. float32 logits, temperature and log_min_p; float64 top_p; the rest int64.
     """
     assert logits_MV.dtype == torch.float32
     assert logits_MV.stride(1) == 1
@@ -335,7 +355,7 @@ def choose(
     out_M = torch.empty(num_rows, dtype=torch.int64)
     _lib().hunch_choose(
         team(num_threads), logits_MV.data_ptr(), *(column.data_ptr() for column in columns),
-        out_M.data_ptr(), num_rows, size, logits_MV.stride(0), stream,
+        _address(ids_C), out_M.data_ptr(), num_rows, size, logits_MV.stride(0), stream,
     )  # fmt: skip
     return out_M
 

@@ -163,11 +163,22 @@ class SamplingState:
         """
         if not self._asks(row_M) & SAMPLED:
             best_M = argmax(logits_MC)
-        elif self.is_dense or ids_C is not None:
-            best_M = argmax(self.scores(logits_MC, row_M, pos_M, ids_C))
+        elif not self.is_dense and (ids_C is None or native.is_available()):
+            return self._draw_rows(logits_MC, row_M, pos_M, ids_C)
         else:
-            best_M = self._draw_rows(logits_MC, row_M, pos_M)
+            best_M = argmax(self.scores(logits_MC, row_M, pos_M, ids_C))
         return best_M if ids_C is None else ids_C[best_M]
+
+    def columns(self, row_M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The parameters of each row, in the order the kernels take them."""
+        return (
+            self.temperature_X[row_M],
+            self.top_k_X[row_M],
+            self.top_p_X[row_M],
+            self.log_min_p_X[row_M],
+            self.seed_X[row_M],
+            self.sample_X[row_M],
+        )
 
     def scores(
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
@@ -307,19 +318,12 @@ class SamplingState:
                 self.processors.rules[row].apply(logits_V, pos, path)
         return logits_V
 
-    def _draw_rows(self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor) -> Tensor:
+    def _draw_rows(
+        self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
+    ) -> Tensor:
         if native.is_available():
-            return native.choose(
-                logits_MV.float(),
-                self.temperature_X[row_M],
-                self.top_k_X[row_M],
-                self.top_p_X[row_M],
-                self.log_min_p_X[row_M],
-                self.seed_X[row_M],
-                self.sample_X[row_M],
-                pos_M,
-                TARGET,
-            )
+            asked = self.columns(row_M)
+            return native.choose(logits_MV.float(), *asked, pos_M, TARGET, ids_C=ids_C)
         x, rows, places = logits_MV.float().numpy(), row_M.tolist(), pos_M.tolist()
         columns = zip(x, rows, places, strict=True)
         return torch.tensor([self._draw_row(x_V, row, pos) for x_V, row, pos in columns])

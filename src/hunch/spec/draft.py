@@ -25,6 +25,7 @@ from hunch.models.native import DTYPES as NATIVE_DTYPES
 from hunch.models.native import load_native
 from hunch.models.weights import Weights, open_weights
 from hunch.spec.base import DrafterContext
+from hunch.spec.chain import can_grow_native, grow_native
 from hunch.spec.grow import grow
 from hunch.spec.judge import Array, Judge, Level
 from hunch.spec.options import GrowOptions
@@ -76,6 +77,9 @@ class DraftModelDrafter:
             "choose a draft of the same family, or train one for this target (hunch train draft)",
         )
         self.pending: dict[int, Pending] = {}
+        is_mapped = self.columns.pick_C is not None or self.columns.draft_id_V is not None
+        # Where every token can be drafted by the kernels alone.
+        self.network = None if is_mapped else getattr(self.model, "network", None)
         num_layers, num_kv_heads, head_dim = self.model.kv_shape()
         self.needs = Needs(
             max_nodes=self.shape.num_nodes,
@@ -130,9 +134,36 @@ class DraftModelDrafter:
     def propose(self, rows: Rows) -> Draft:
         ids_R = host(rows.ids_R)
         self.window.meet(rows, ids_R)
-        logits_RV = self._catch_up(rows, ids_R)
+        hidden_RD = self._catch_up(rows, ids_R)
         known_R = host(rows.known_X)[ids_R]
         limit_R = host(rows.max_draft_X)[ids_R]
+        judge = Judge(self.context, rows, self.columns.ids_C, self.options.draft_temperature)
+        if self.network is not None and can_grow_native(judge, len(ids_R), self.shape):
+            limit, known = min(int(limit_R[0]), self.shape.depth), int(known_R[0])
+            draft, number_RN = grow_native(
+                self.network,
+                hidden_RD,
+                judge,
+                self.window,
+                rows,
+                known,
+                limit,
+                self.columns.num_columns,
+            )
+        else:
+            draft, number_RN = self._grow(rows, ids_R, hidden_RD, judge, known_R, limit_R)
+        self._remember(ids_R, known_R, draft, number_RN)
+        return draft
+
+    def _grow(
+        self,
+        rows: Rows,
+        ids_R: Array,
+        hidden_RD: Tensor,
+        judge: Judge,
+        known_R: Array,
+        limit_R: Array,
+    ) -> tuple[Draft, Array]:
         inputs = self.window.levels(rows, ids_R, known_R, self.shape)
 
         def feed(level: Level) -> Tensor:
@@ -140,13 +171,11 @@ class DraftModelDrafter:
             hidden = self.model.forward(token_M, inputs(level), self.window.kv)
             return self.columns.fit(self.model.logits(hidden.last_TD))
 
-        judge = Judge(self.context, rows, self.columns.ids_C, self.options.draft_temperature)
-        draft, number_RN = grow(logits_RV, feed, judge, limit_R, self.shape)
-        self._remember(ids_R, known_R, draft, number_RN)
-        return draft
+        logits_RV = self.columns.fit(self.model.logits(hidden_RD))
+        return grow(logits_RV, feed, judge, limit_R, self.shape)
 
     def _catch_up(self, rows: Rows, ids_R: Array) -> Tensor:
-        """Process what the model has not seen yet; logits after each row's last token."""
+        """Process what the model has not seen yet; the state at each row's last token."""
         tokens_XL, known_X = host(rows.tokens_XL), host(rows.known_X)
         parts: list[tuple[int, int, int]] = []
         for row in ids_R.tolist():
@@ -166,8 +195,7 @@ class DraftModelDrafter:
                     last.append(hidden_TD[end : end + 1])
         for row, _, stop in parts:
             self.window.settle(rows, row, stop)
-        hidden_RD = last[0] if len(last) == 1 else torch.cat(last)
-        return self.columns.fit(self.model.logits(hidden_RD))
+        return last[0] if len(last) == 1 else torch.cat(last)
 
     def _remember(self, ids_R: Array, known_R: Array, draft: Draft, number_RN: Array) -> None:
         tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()

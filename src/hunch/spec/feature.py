@@ -17,6 +17,7 @@ from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.errors import ConfigError
 from hunch.models.heads.step import MARGIN, StepNet
 from hunch.spec.base import DrafterContext
+from hunch.spec.chain import can_grow_native, grow_native
 from hunch.spec.grow import grow
 from hunch.spec.judge import Array, Judge, Level
 from hunch.spec.options import GrowOptions
@@ -132,6 +133,29 @@ class FeatureDrafter:
         is_ready_R = self.covered_X[ids_R] == known_R
         limit_R = np.where(is_ready_R, host(rows.max_draft_X)[ids_R], 0)
         state_MD = self.state_XD[torch.from_numpy(ids_R)]
+        judge = Judge(self.context, rows, self.net.ids_C, self.draft_temperature)
+        if self.net.network is not None and can_grow_native(judge, len(ids_R), self.shape):
+            limit, base = min(int(limit_R[0]), self.shape.depth), int(known_R[0]) - 1
+            draft, _ = grow_native(
+                self.net.network, state_MD, judge, self.window, rows, base, limit
+            )
+        else:
+            draft = self._grow(rows, ids_R, state_MD, judge, known_R, limit_R)
+        counts = draft.num_nodes_R.tolist()
+        for row, known, count in zip(ids_R.tolist(), known_R.tolist(), counts, strict=True):
+            if count:
+                self.guessed[row] = (known, count)
+        return draft
+
+    def _grow(
+        self,
+        rows: Rows,
+        ids_R: Array,
+        state_MD: Tensor,
+        judge: Judge,
+        known_R: Array,
+        limit_R: Array,
+    ) -> Draft:
         net = self.net
         inputs = self.window.levels(rows, ids_R, known_R - 1, self.shape)
 
@@ -143,12 +167,7 @@ class FeatureDrafter:
             state_MD = net.step(token_M, state_MD, inputs(level), self.window.kv)
             return net.logits(state_MD)
 
-        judge = Judge(self.context, rows, net.ids_C, self.draft_temperature)
         draft, _ = grow(net.logits(state_MD), feed, judge, limit_R, self.shape)
-        counts = draft.num_nodes_R.tolist()
-        for row, known, count in zip(ids_R.tolist(), known_R.tolist(), counts, strict=True):
-            if count:
-                self.guessed[row] = (known, count)
         return draft
 
     def forget(self, rows: list[int]) -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Rows
+from hunch.kernels.native import is_available
+from hunch.kernels.native_draft import ChainChoice, best
 from hunch.kernels.noise import TARGET, gumbel_at
 from hunch.spec.base import DrafterContext
 from hunch.spec.window import host
@@ -88,6 +90,23 @@ class Judge:
         row_M, pos_M = self._where(place_M, depth)
         return host(self.sampling.draw(self._heated(logits_MC, row_M), row_M, pos_M, self.ids_C))
 
+    def chain_choice(self) -> ChainChoice:
+        """How the kernels choose the tokens of the only row, from its next position on."""
+        sampling, row = self.sampling, int(self.ids_R[0])
+        temperature = float(sampling.temperature_X.numpy()[row])
+        if self.temperature is not None and temperature > 0:
+            temperature = self.temperature
+        return ChainChoice(
+            temperature=temperature,
+            top_k=int(sampling.top_k_X.numpy()[row]),
+            top_p=float(sampling.top_p_X.numpy()[row]),
+            log_min_p=float(sampling.log_min_p_X.numpy()[row]),
+            seed=int(sampling.seed_X.numpy()[row]),
+            sample_index=int(sampling.sample_X.numpy()[row]),
+            position=int(self.known_R[0]),
+            stream=TARGET,
+        )
+
     def best(
         self, logits_MC: Tensor, place_M: Array, depth: int, num_best: int
     ) -> tuple[Array, Array]:
@@ -96,8 +115,14 @@ class Judge:
         logits_MC = self._heated(logits_MC, row_M)
         if self.wants_q:
             scores_MC = self.sampling.filtered(logits_MC, row_M)
-        elif not self.sampling.is_dense and not self.sampling.is_plain(row_M):
-            return self._best_near(logits_MC, row_M, pos_M, place_M, num_best)
+        elif not self.sampling.is_dense:
+            if is_available():
+                asked = self.sampling.columns(row_M)
+                found = best(logits_MC.float(), *asked, pos_M, num_best, self.ids_C, TARGET)
+                return found[0].numpy(), found[1].double().numpy()
+            if not self.sampling.is_plain(row_M):
+                return self._best_near(logits_MC, row_M, pos_M, place_M, num_best)
+            scores_MC = logits_MC.float()
         else:
             scores_MC = self.sampling.scores(logits_MC, row_M, pos_M, self.ids_C)
         top = scores_MC.topk(num_best, dim=-1)

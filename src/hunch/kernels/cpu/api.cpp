@@ -1,6 +1,7 @@
 // What Python calls, on plain pointers.
 #include <cstring>
 
+#include "chain.h"
 #include "decoder.h"
 #include "pool.h"
 #include "sampling.h"
@@ -79,17 +80,44 @@ void hunch_decoder_logits(Decoder* decoder, Team* team, const float* hidden, int
     decoder->logits(*team, hidden, (int)num_rows, out);
 }
 
+// Drafts a chain of one row; see chain.h.
+int hunch_draft_chain(Decoder* decoder, Team* team, const Chain* chain) {
+    return draft_chain(*decoder, *team, *chain);
+}
+
+// The best few tokens after each row: [row][num] tokens and gains.
+void hunch_best(Team* team, const float* logits, const float* temperature, const int64_t* top_k,
+                const double* top_p, const float* log_min_p, const int64_t* seed,
+                const int64_t* sample_index, const int64_t* position, const int64_t* ids,
+                int64_t* tokens, float* gains, int64_t num, int64_t num_rows, int64_t size,
+                int64_t row_stride, int stream) {
+    team->run([&](Worker& worker) {
+        thread_local Chooser chooser;
+        thread_local std::vector<Candidate> found;
+        found.resize(num);
+        worker.each((int)num_rows, [&](int row) {
+            ChoiceSpec spec{temperature[row], top_k[row],        top_p[row],    log_min_p[row],
+                            seed[row],        sample_index[row], position[row], stream};
+            chooser.best(logits + row * row_stride, (int)size, spec, ids, (int)num, found.data());
+            for (int i = 0; i < num; i++) {
+                tokens[row * num + i] = found[i].token;
+                gains[row * num + i] = found[i].gain;
+            }
+        });
+    });
+}
+
 // One token per row of logits [num_rows][size]; the other arrays hold one entry per row.
 void hunch_choose(Team* team, const float* logits, const float* temperature, const int64_t* top_k,
                   const double* top_p, const float* log_min_p, const int64_t* seed,
-                  const int64_t* sample_index, const int64_t* position, int64_t* out,
-                  int64_t num_rows, int64_t size, int64_t row_stride, int stream) {
+                  const int64_t* sample_index, const int64_t* position, const int64_t* ids,
+                  int64_t* out, int64_t num_rows, int64_t size, int64_t row_stride, int stream) {
     team->run([&](Worker& worker) {
         thread_local Chooser chooser;
         worker.each((int)num_rows, [&](int row) {
             ChoiceSpec spec{temperature[row], top_k[row],        top_p[row],    log_min_p[row],
                             seed[row],        sample_index[row], position[row], stream};
-            out[row] = chooser.choose(logits + row * row_stride, (int)size, spec);
+            out[row] = chooser.choose(logits + row * row_stride, (int)size, spec, ids);
         });
     });
 }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int CHANNELS = 32;  // output channels of one work item: a group of the next input
 
-enum { NORMED, ATTENDED, GATED };
+enum { NORMED, ATTENDED, GATED, JOINED };
 
 int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
 
@@ -56,9 +56,11 @@ Decoder::Decoder(const DecoderSpec& spec)
     for (const LayerSpec& layer : layers_)
         for (auto* w : {layer.q, layer.k, layer.v, layer.out, layer.gate, layer.up, layer.down}) note(w);
     note(spec.head);
+    if (spec.project) note(spec.project);
     input_[NORMED].num_in = spec.width;
     input_[ATTENDED].num_in = spec.num_heads * spec.head_dim;
     input_[GATED].num_in = spec.ffn_width;
+    input_[JOINED].num_in = spec.joins ? 2 * spec.width : 0;
 }
 
 void Decoder::reserve(int num_rows, int num_threads) {
@@ -79,7 +81,7 @@ void Decoder::reserve(int num_rows, int num_threads) {
     num_rows_ = num_rows;
     x_.resize((size_t)num_rows * spec_.width);
     q_.resize((size_t)num_rows * spec_.num_heads * spec_.head_dim);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < NUM_INPUTS; i++) {
         Input& input = input_[i];
         if (needs_int_) tiles_[i].resize(Input::bytes_for(num_rows, input.num_in));
         if (needs_float_) rows_[i].resize((size_t)num_rows * input.num_in);
@@ -98,11 +100,37 @@ void Decoder::embed(Worker& worker, const Pass& pass) {
     });
 }
 
+// Token and state, each normed, side by side; then the projection, or the state as the stream.
+void Decoder::join(Worker& worker, const Pass& pass) {
+    const int width = spec_.width;
+    worker.each((int)pass.num_rows, [&](int row) {
+        float *pair = threads_[worker.id()].row.data(), *x = &x_[(size_t)row * width];
+        float *token = pair + (spec_.is_state_first ? width : 0);
+        float *state = pair + (spec_.is_state_first ? 0 : width);
+        const float* given = pass.state + (size_t)row * width;
+        if (spec_.is_first_masked && pass.pos[row] == 0)
+            std::fill(token, token + width, 0.0f);
+        else
+            spec_.embedding->read_row((int)pass.ids[row], token);
+        if (spec_.token_norm) rms_norm(token, spec_.token_norm, width, spec_.norm_eps, token);
+        std::memcpy(state, given, width * sizeof(float));
+        if (spec_.state_norm) rms_norm(state, spec_.state_norm, width, spec_.norm_eps, state);
+        input_[JOINED].put_row(row, pair);
+        if (spec_.project)
+            std::fill(x, x + width, 0.0f);
+        else
+            std::memcpy(x, spec_.is_residual_normed ? state : given, width * sizeof(float));
+    });
+    if (spec_.project)
+        residual_phase(worker, *spec_.project, spec_.project_bias, input_[JOINED], (int)pass.num_rows);
+}
+
 void Decoder::norm_phase(Worker& worker, const float* weight, const Input& input, int num_rows) {
     worker.each(num_rows, [&](int row) {
+        const float* x = &x_[(size_t)row * spec_.width];
         float* normed = threads_[worker.id()].row.data();
-        rms_norm(&x_[(size_t)row * spec_.width], weight, spec_.width, spec_.norm_eps, normed);
-        input.put_row(row, normed);
+        if (weight) rms_norm(x, weight, spec_.width, spec_.norm_eps, normed);
+        input.put_row(row, weight ? normed : x);
     });
 }
 
@@ -137,7 +165,8 @@ void Decoder::finish_head(const LayerSpec& layer, const Step& step, int head, in
         store_half((uint16_t*)cache + at + h, min(max(load(x + h), bottom), top));
 }
 
-void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Step& step) {
+void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Input& input,
+                        const Step& step) {
     const int num_q = spec_.num_heads, num_kv = spec_.num_kv_heads, size = spec_.head_dim;
     const int num_heads = num_q + 2 * num_kv;
     worker.each(num_chunks(step.num_rows) * num_heads, [&](int item) {
@@ -145,9 +174,11 @@ void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Step& step
         int count = std::min(ROW_CHUNK, step.num_rows - row);
         const Matrix* w = head < num_q ? layer.q : head < num_q + num_kv ? layer.k : layer.v;
         int index = head < num_q ? head : (head - num_q) % num_kv;
+        int first = index * size;
+        if (head >= num_q) first += (int)(head < num_q + num_kv ? layer.k_row : layer.v_row);
         Thread& mine = threads_[worker.id()];
-        multiply(*w, index * size, (index + 1) * size, input_[NORMED], row, count, mine.out.data(),
-                 size, Scratch{mine.panel.data()});
+        multiply(*w, first, first + size, input, row, count, mine.out.data(), size,
+                 Scratch{mine.panel.data()});
         for (int r = 0; r < count; r++)
             finish_head(layer, step, head, row + r, &mine.out[(size_t)r * size]);
     });
@@ -181,7 +212,9 @@ void Decoder::mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows) {
         Scratch scratch{mine.panel.data()};
         float *gate = mine.out.data(), *up = mine.other.data();
         multiply(*layer.gate, first, last, input_[NORMED], row, count, gate, CHANNELS, scratch);
-        multiply(*layer.up, first, last, input_[NORMED], row, count, up, CHANNELS, scratch);
+        const int shift = (int)layer.up_row;
+        multiply(*layer.up, shift + first, shift + last, input_[NORMED], row, count, up, CHANNELS,
+                 scratch);
         for (int r = 0; r < count; r++, gate += CHANNELS, up += CHANNELS) {
             if (layer.gate_bias) add_bias(gate, layer.gate_bias + first, last - first);
             if (layer.up_bias) add_bias(up, layer.up_bias + first, last - first);
@@ -212,14 +245,18 @@ int Decoder::forward(Team& team, const Pass& pass) {
     };
     team.run([&](Worker& worker) {
         Thread& mine = threads_[worker.id()];
-        embed(worker, pass);
+        if (spec_.joins)
+            join(worker, pass);
+        else
+            embed(worker, pass);
         for (int l = 0; l < spec_.num_layers; l++) {
             const LayerSpec& layer = layers_[l];
             if (worker.id() == 0) keep_features(l);
             Step step{num_rows, pass.pos, pass.slot, (uint8_t*)pass.k + l * layer_bytes,
                       (uint8_t*)pass.v + l * layer_bytes};
-            norm_phase(worker, layer.attn_norm, input_[NORMED], num_rows);
-            qkv_phase(worker, layer, step);
+            const bool is_joined = l == 0 && spec_.joins && !spec_.project;
+            if (!is_joined) norm_phase(worker, layer.attn_norm, input_[NORMED], num_rows);
+            qkv_phase(worker, layer, input_[is_joined ? JOINED : NORMED], step);
             AttnCall call{q_.data(), step.k, step.v, layer.window};
             attention.run(worker, call, mine.attn.data());
             worker.each(num_rows, [&](int row) {
@@ -250,7 +287,11 @@ void Decoder::logits(Team& team, const float* hidden, int num_rows, float* out) 
     const int num_parts = (num_out + size - 1) / size;
     team.run([&](Worker& worker) {
         worker.each(num_rows, [&](int row) {
-            input_[NORMED].put_row(row, hidden + (size_t)row * spec_.width);
+            const float* x = hidden + (size_t)row * spec_.width;
+            float* normed = threads_[worker.id()].row.data();
+            const float* weight = spec_.logits_norm;
+            if (weight) rms_norm(x, weight, spec_.width, spec_.norm_eps, normed);
+            input_[NORMED].put_row(row, weight ? normed : x);
         });
         worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
             int row = item / num_parts * ROW_CHUNK, first = item % num_parts * size;

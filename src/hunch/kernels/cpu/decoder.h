@@ -10,11 +10,12 @@ namespace hunch {
 
 struct LayerSpec {
     const Matrix *q, *k, *v, *out, *gate, *up, *down;
-    const float *attn_norm, *mlp_norm;
+    const float *attn_norm, *mlp_norm;                 // attn_norm may be null: none
     const float *q_norm, *k_norm;                     // may be null
     const float *q_bias, *k_bias, *v_bias, *out_bias;  // may be null
     const float *gate_bias, *up_bias, *down_bias;      // may be null
     int64_t window;                                    // positions a token sees; 0: all
+    int64_t k_row, v_row, up_row;  // where they begin, should q, k, v or gate, up be one matrix
 };
 
 struct DecoderSpec {
@@ -25,6 +26,12 @@ struct DecoderSpec {
     const float* final_norm;  // may be null
     const float* rope;        // [position][head_dim]: cosines, then sines
     const LayerSpec* layers;
+    // A drafter's network begins with a token and a state side by side (`joins`); with a projection
+    // the layers take its result, without one the first layer's attention takes both as they are.
+    const Matrix* project;                                // may be null
+    const float *project_bias, *token_norm, *state_norm;  // may be null
+    const float* logits_norm;                             // may be null; of a state before the head
+    int32_t joins, is_state_first, is_first_masked, is_residual_normed;
 };
 
 struct Pass {
@@ -39,6 +46,7 @@ struct Pass {
     const int64_t* feature_layers;
     float* const* features;   // [row][width] each
     float* hidden;            // [row][width], after the final norm
+    const float* state;       // [row][width], where the network joins
 };
 
 class Decoder {
@@ -47,6 +55,8 @@ public:
     // The first row whose id or position is out of range, or -1 and the pass is done.
     int forward(Team& team, const Pass& pass);
     void logits(Team& team, const float* hidden, int num_rows, float* out);
+    int num_out() const { return spec_.head->num_out; }
+    int width() const { return spec_.width; }
 
 private:
     struct Thread {
@@ -56,8 +66,9 @@ private:
     struct Step;  // what the phases of one layer share
     void reserve(int num_rows, int num_threads);
     void embed(Worker& worker, const Pass& pass);
+    void join(Worker& worker, const Pass& pass);
     void norm_phase(Worker& worker, const float* weight, const Input& input, int num_rows);
-    void qkv_phase(Worker& worker, const LayerSpec& layer, const Step& step);
+    void qkv_phase(Worker& worker, const LayerSpec& layer, const Input& input, const Step& step);
     void residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
                         int num_rows);
     void mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows);
@@ -69,9 +80,10 @@ private:
     int num_rows_ = 0;                              // that the buffers hold
     std::vector<Thread> threads_;
     std::vector<float> x_, q_;
-    std::vector<uint8_t> tiles_[3];
-    std::vector<float> rows_[3];
-    Input input_[3];  // normed stream, attention's result, gated MLP
+    static constexpr int NUM_INPUTS = 4;
+    std::vector<uint8_t> tiles_[NUM_INPUTS];
+    std::vector<float> rows_[NUM_INPUTS];
+    Input input_[NUM_INPUTS];  // normed stream, attention's result, gated MLP, token and state
 };
 
 }  // namespace hunch

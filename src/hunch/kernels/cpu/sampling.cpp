@@ -18,12 +18,12 @@ constexpr int SPAN = 4 * LANES;           // tokens they serve
 // Depths below the best token at which candidates are looked for: most are near the top.
 constexpr float DEPTHS[] = {2, 4, 6, 8, 11, 16, 24, 40, INFINITE};
 
-// Philox4x32-10 of blocks [first, first + LANES): words[token - 4 * first].
-void philox(uint32_t first, const ChoiceSpec& spec, uint32_t* words) {
+// Philox4x32-10 of LANES blocks, four words each.
+void philox(const uint32_t* blocks, const ChoiceSpec& spec, uint32_t* words) {
     uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES];
     uint32_t k0 = (uint32_t)spec.seed, k1 = (uint32_t)((uint64_t)spec.seed >> 32);
     for (int i = 0; i < LANES; i++) {
-        c0[i] = first + (uint32_t)i;
+        c0[i] = blocks[i];
         c1[i] = (uint32_t)spec.position;
         c2[i] = (uint32_t)spec.sample_index;
         c3[i] = (uint32_t)spec.stream;
@@ -45,6 +45,21 @@ void philox(uint32_t first, const ChoiceSpec& spec, uint32_t* words) {
         words[4 * i + 2] = c2[i];
         words[4 * i + 3] = c3[i];
     }
+}
+
+// The same of blocks [first, first + LANES): words[token - 4 * first].
+void philox(uint32_t first, const ChoiceSpec& spec, uint32_t* words) {
+    uint32_t blocks[LANES];
+    for (int i = 0; i < LANES; i++) blocks[i] = first + (uint32_t)i;
+    philox(blocks, spec, words);
+}
+
+// The words of up to LANES tokens.
+void token_words(const int64_t* tokens, int count, const ChoiceSpec& spec, uint32_t* out) {
+    uint32_t blocks[LANES] = {}, words[SPAN];
+    for (int i = 0; i < count; i++) blocks[i] = (uint32_t)tokens[i] >> 2;
+    philox(blocks, spec, words);
+    for (int i = 0; i < count; i++) out[i] = words[4 * i + (tokens[i] & 3)];
 }
 
 float gumbel(uint32_t word) {
@@ -188,16 +203,110 @@ int64_t Chooser::draw(int64_t first, const ChoiceSpec& spec) const {
     return chosen;
 }
 
-int64_t Chooser::choose(const float* logits, int size, const ChoiceSpec& spec) {
+// The same where columns are not tokens: every word is asked for by its token.
+int64_t Chooser::draw_columns(int64_t first, const ChoiceSpec& spec, const int64_t* ids) const {
+    uint32_t words[LANES];
+    token_words(ids + first, 1, spec, words);
+    float best = z_[first] + gumbel(words[0]);
+    int64_t chosen = first, columns[LANES] = {}, tokens[LANES] = {};
+    const float factor = std::exp(z_[first] - best) * 4294967296.0f * 1.001f;
+    int count = 0;
+    auto compare = [&] {
+        token_words(tokens, count, spec, words);
+        for (int i = 0; i < count; i++) {
+            int64_t column = columns[i];
+            if ((float)words[i] > ratio_[column] * factor) continue;
+            float score = z_[column] + gumbel(words[i]);
+            if (score > best || (score == best && column < chosen)) best = score, chosen = column;
+        }
+        count = 0;
+    };
+    for (size_t column = 0; column < ratio_.size(); column++) {
+        if (ratio_[column] * factor < 0.4f) continue;
+        columns[count] = (int64_t)column;
+        tokens[count++] = ids[column];
+        if (count == LANES) compare();
+    }
+    compare();
+    return chosen;
+}
+
+int64_t Chooser::choose(const float* logits, int size, const ChoiceSpec& spec, const int64_t* ids) {
     int64_t first = argmax(logits, size);
-    if (!(spec.temperature > 0) || !std::isfinite(logits[first])) return first;
+    if (spec.temperature > 0 && std::isfinite(logits[first])) {
+        filter(logits, size, spec, first);
+        first = ids ? draw_columns(first, spec, ids) : draw(first, spec);
+    }
+    return ids ? ids[first] : first;
+}
+
+// Fills some_ with the `count` likeliest of what is left.
+void Chooser::keep_near(int count, float top) {
+    some_.clear();
+    float below = INFINITE;
+    for (float depth : DEPTHS) {
+        gather(top - depth, below);
+        below = top - depth;
+        if ((int)some_.size() >= count) break;
+    }
+    if ((int)some_.size() <= count) return;
+    std::nth_element(some_.begin(), some_.begin() + count, some_.end(), is_before);
+    some_.resize(count);
+}
+
+void Chooser::best(const float* logits, int size, const ChoiceSpec& spec, const int64_t* ids,
+                   int num, Candidate* out) {
+    const int64_t first = argmax(logits, size);
+    auto token = [&](int64_t column) { return ids ? ids[column] : column; };
+    ChoiceSpec plain = spec;
+    const bool is_greedy = !(spec.temperature > 0) || !std::isfinite(logits[first]);
+    if (is_greedy) plain = {1.0f, 0, 1.0, -INFINITE, 0, 0, 0, 0};
+    filter(logits, size, plain, first);
+    const float top = z_[first];
+    int64_t chosen = first;
+    double total = 0;
+    if (is_greedy) {
+        for (float ratio : ratio_) total += ratio;
+        keep_near(num, top);
+    } else {
+        chosen = ids ? draw_columns(first, spec, ids) : draw(first, spec);
+        keep_near(std::max(num, NEAR), top);
+        for (size_t i = 0; i < some_.size(); i += LANES) {
+            int64_t tokens[LANES];
+            uint32_t words[LANES];
+            int count = (int)std::min<size_t>(LANES, some_.size() - i);
+            for (int j = 0; j < count; j++) tokens[j] = token(some_[i + j].id);
+            token_words(tokens, count, spec, words);
+            for (int j = 0; j < count; j++) some_[i + j].z += gumbel(words[j]);
+        }
+        for (const Entry& entry : some_) total += std::exp((double)(entry.z - top));
+    }
+    const int count = std::min(num, (int)some_.size());
+    std::partial_sort(some_.begin(), some_.begin() + count, some_.end(), is_before);
+    const double log_total = std::log(total);
+    for (int i = 0; i < count; i++)
+        out[i] = {token(some_[i].id), std::min(0.0f, (float)(some_[i].z - top - log_total))};
+    int place = 0;  // of what `choose` gives: it may stand further down by rounding, or be missing
+    while (place < count && out[place].token != token(chosen)) place++;
+    const float gain = out[0].gain;
+    for (int i = std::min(place, count - 1); i > 0; i--) out[i] = out[i - 1];
+    out[0] = {token(chosen), gain};
+    for (int i = count, column = 0; i < num; i++) {  // fixed shapes want every place filled
+        auto is_there = [&] {
+            return std::any_of(out, out + i, [&](auto& c) { return c.token == token(column); });
+        };
+        while (is_there()) column++;
+        out[i] = {token(column), -INFINITE};
+    }
+}
+
+void Chooser::filter(const float* logits, int size, const ChoiceSpec& spec, int64_t first) {
     const float top = logits[first] / spec.temperature;
     soften(logits, size, spec.temperature, top);
     for (int i = 0; i < size && spec.log_min_p > -INFINITE; i++)
         ratio_[i] = z_[i] - top >= spec.log_min_p ? ratio_[i] : 0.0f;
     if (spec.top_k > 0 && spec.top_k < size) keep_top_k((int)spec.top_k, top);
     if (spec.top_p < 1) keep_top_p(spec.top_p, top);
-    return draw(first, spec);
 }
 
 }  // namespace hunch

@@ -14,10 +14,26 @@ struct ChoiceSpec {
     int64_t seed, sample_index, position, stream;
 };
 
+// A token that may follow, and the log of its share among those that were compared.
+struct Candidate {
+    int64_t token;
+    float gain;
+};
+
+// Where a drafter's logits cover a part of the vocabulary, ids[column] is the token, which the noise
+// belongs to; null: all of it.
+//
 // Keeps its scratch memory from call to call: one per thread.
 class Chooser {
 public:
-    int64_t choose(const float* logits, int size, const ChoiceSpec& spec);
+    int64_t choose(const float* logits, int size, const ChoiceSpec& spec,
+                   const int64_t* ids = nullptr);
+    // The best few by what `choose` compares, best first; noise goes to the likeliest `NEAR` alone,
+    // and the first is exactly what `choose` gives. Where filters leave fewer, some others follow
+    // with a gain of -infinity. num is at most size.
+    void best(const float* logits, int size, const ChoiceSpec& spec, const int64_t* ids, int num,
+              Candidate* out);
+    static constexpr int NEAR = 128;
 
 private:
     struct Entry {
@@ -33,7 +49,10 @@ private:
     void keep_top_k(int count, float top);
     void keep_top_p(double share, float top);
     void cut(float edge, int last);
+    void filter(const float* logits, int size, const ChoiceSpec& spec, int64_t first);
+    void keep_near(int count, float top);
     int64_t draw(int64_t first, const ChoiceSpec& spec) const;
+    int64_t draw_columns(int64_t first, const ChoiceSpec& spec, const int64_t* ids) const;
 
     std::vector<float> z_;      // logits / temperature
     std::vector<float> ratio_;  // e^(z - largest z); 0: removed

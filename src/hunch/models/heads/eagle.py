@@ -26,6 +26,7 @@ from hunch.models.heads.files import (
     read_config,
     read_geometry,
 )
+from hunch.models.heads.native import build_network
 from hunch.models.heads.parts import Table
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -44,11 +45,11 @@ class EagleNet(StepNet):
         assert hidden_TD is not None
         return hidden_TD
 
-    def step(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
+    def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         x_TD = self.fc(torch.cat((self.embed(token_T), hidden_TD), dim=-1))
         return self.block(x_TD, Paged(attn, kv, self.rope(attn.pos_T)))
 
-    def logits(self, hidden_TD: Tensor) -> Tensor:
+    def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         logits_TV: Tensor = self.target_logits(hidden_TD)
         return logits_TV
 
@@ -71,4 +72,5 @@ def load_eagle(path: str | Path, target: Any) -> EagleNet:
     fc = source.dense("fc", spec.width, 2 * spec.width)
     net = EagleNet(spec, target, embed, fc, block)
     net.matrix_bytes = source.matrix_bytes
+    net.network = build_network(net, target, [block], project=fc, lm_head=None)
     return net

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.native import NativeNetwork
 from hunch.layers.attention import Paged
 from hunch.layers.block import Block
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
 from hunch.models.build import build_block
 from hunch.models.heads.files import HeadSource, check_vocab, number, read_config, read_geometry
+from hunch.models.heads.native import build_network
 from hunch.models.heads.parts import Table, check_map, column_ids
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -65,7 +67,7 @@ class Eagle3Net(StepNet):
         x_TE = torch.cat(features, dim=-1)
         return self.fc(x_TE if self.input_norm is None else self.input_norm(x_TE))
 
-    def step(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
+    def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         attend = Paged(attn, kv, self.rope(attn.pos_T))
         normed_TD = self.hidden_norm(hidden_TD)
         input_TE = torch.cat((self.embed_norm(self.embed(token_T)), normed_TD), dim=-1)
@@ -75,7 +77,7 @@ class Eagle3Net(StepNet):
             x_TD = block(x_TD, attend)
         return self.norm(x_TD) if self.is_output_normed else x_TD
 
-    def logits(self, hidden_TD: Tensor) -> Tensor:
+    def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         x_TD = hidden_TD if self.is_output_normed else self.norm(hidden_TD)
         logits_TC: Tensor = (self.lm_head or self.target_logits)(x_TD)
         return logits_TC.float()
@@ -134,7 +136,23 @@ def load_eagle3(path: str | Path, target: Any) -> Eagle3Net:
     )
     net.num_tokens = _num_tokens(config)
     net.matrix_bytes = source.matrix_bytes
+    net.network = _on_kernels(net, target)
     return net
+
+
+def _on_kernels(net: Eagle3Net, target: Any) -> NativeNetwork | None:
+    return build_network(
+        net,
+        target,
+        net.blocks,
+        project=None,
+        lm_head=net.lm_head,
+        final_norm=net.norm if net.is_output_normed else None,
+        logits_norm=None if net.is_output_normed else net.norm,
+        token_norm=net.embed_norm,
+        state_norm=net.hidden_norm,
+        is_residual_normed=net.is_residual_normed,
+    )
 
 
 def _refuse_parallel(source: HeadSource, config: Mapping[str, Any]) -> None:

@@ -50,10 +50,9 @@ class HeadSource(Source):
     def __init__(self, path: str | Path, target: Any, prefixes: tuple[str, ...] = ()) -> None:
         super().__init__(target.dtype, target.device)
         self.where = str(path)
+        self._is_native = getattr(target, "kernels", "") == "native"
         # Beside a quantised target on a CPU, the products of a drafter are quantised too.
-        self._is_native = getattr(target, "kernels", "") == "native" and (
-            target.kv_dtype != torch.float32
-        )
+        self._is_rounded = self._is_native and target.kv_dtype != torch.float32
         self.matrix_bytes = 0  # held outside of tensors
         self._weights = open_weights(path)
         self._stored: dict[str, str] = {}  # name without prefixes -> name in the file
@@ -117,7 +116,7 @@ class HeadSource(Source):
     def _hold(self, layer: Linear) -> Linear:
         if not self._is_native or not NativeLinear.fits(layer.weight_NK):
             return layer
-        held = NativeLinear(layer.weight_NK, layer.bias_N)
+        held = NativeLinear(layer.weight_NK, layer.bias_N, is_rounded=self._is_rounded)
         self.matrix_bytes += held.matrix.nbytes
         return held
 

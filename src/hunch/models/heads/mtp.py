@@ -30,6 +30,7 @@ from hunch.models.heads.files import (
     read_config,
     read_geometry,
 )
+from hunch.models.heads.native import build_network
 from hunch.models.heads.parts import Table
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -64,7 +65,7 @@ class MtpNet(StepNet):
         assert hidden_TD is not None
         return hidden_TD
 
-    def step(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
+    def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         token_TD = self.embed(token_T)
         if self.is_first_masked:
             token_TD = token_TD.masked_fill((attn.pos_T == 0)[:, None], 0.0)
@@ -73,7 +74,7 @@ class MtpNet(StepNet):
         x_TD = self.block(x_TD, Paged(attn, kv, self.rope(attn.pos_T)))
         return self.norm(x_TD)
 
-    def logits(self, hidden_TD: Tensor) -> Tensor:
+    def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         logits_TC: Tensor = (self.lm_head or self.target_logits)(hidden_TD)
         return logits_TC.float()
 
@@ -171,6 +172,18 @@ def load_mtp(path: str | Path, target: Any) -> MtpNet:
     net.matrix_bytes = source.matrix_bytes
     if is_shifted:
         _add_one(net)
+    net.network = build_network(
+        net,
+        target,
+        [net.block],
+        project=net.project,
+        lm_head=lm_head,
+        final_norm=net.norm,
+        token_norm=net.token_norm,
+        state_norm=net.state_norm,
+        is_state_first=form.is_state_first,
+        is_first_masked=form.is_first_masked,
+    )
     return net
 
 

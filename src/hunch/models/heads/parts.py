@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
-from hunch.kernels.native import INT8, NativeMatrix
+from hunch.kernels.native import FLOAT, INT8, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 
@@ -20,9 +20,12 @@ FEATURE_EPS = 2**-7  # the streams of early layers are small; noise is not blown
 class NativeLinear(Linear):
     """A linear layer on the CPU's own kernels, rounded to 8 bits: a drafter may be a little off."""
 
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
+    def __init__(
+        self, weight_NK: Tensor, bias_N: Tensor | None = None, *, is_rounded: bool = True
+    ) -> None:
         super().__init__(weight_NK[:0], bias_N)  # the matrix itself is kept in the kernels' layout
-        self.matrix = NativeMatrix.from_floats(weight_NK, INT8, torch.get_num_threads())
+        kind = INT8 if is_rounded else FLOAT
+        self.matrix = NativeMatrix.from_floats(weight_NK, kind, torch.get_num_threads())
 
     @staticmethod
     def fits(weight_NK: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.native import NativeNetwork
 from hunch.layers.part import Part
 from hunch.layers.rope import Rope
 from hunch.models.heads.parts import Table
@@ -27,6 +28,7 @@ class StepNet(Part):
     ids_C: Tensor | None = None  # the target's id of each column of logits; None: all of them
     matrix_bytes = 0  # of weights held outside of tensors
     num_tokens: int | None = None  # drafted per step, where the files say it
+    network: NativeNetwork | None = None  # the same on the CPU's own kernels, where they can
 
     def __init__(
         self, spec: ModelSpec, target: Any, embed: Table | None, num_kv_layers: int
@@ -54,8 +56,19 @@ class StepNet(Part):
 
     def step(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         """The next hidden state; its KV is written."""
-        raise NotImplementedError
+        if self.network is not None:
+            return self.network.forward(token_T.contiguous(), attn, kv, state_TD=hidden_TD)[0]
+        return self.step_ref(token_T, hidden_TD, attn, kv)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores of what follows the token just fed."""
+        if self.network is not None:
+            return self.network.logits(hidden_TD)
+        return self.logits_ref(hidden_TD)
+
+    def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
+        """`step` as the paper has it, by torch."""
+        raise NotImplementedError
+
+    def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         raise NotImplementedError

@@ -1,0 +1,188 @@
+"""What drafters ask of the C++ kernels: how their networks begin, a whole chain in one call, the
+best few tokens of each row.
+
+Shape letters: M rows, C columns of logits, B best ones, D width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import KVCache
+from hunch.kernels.native import (
+    _F32,
+    _I64,
+    _JOINS,
+    _POINTER,
+    NativeLayer,
+    NativeMatrix,
+    NativeNetwork,
+    _address,
+    _Layer,
+    _lib,
+    _Pass,
+    team,
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class FusedLayer(NativeLayer):
+    """A layer with q, k, v in one matrix, and gate and up in another: where the parts begin."""
+
+    k_row: int
+    v_row: int
+    up_row: int
+
+    def _struct(self) -> _Layer:
+        struct = NativeLayer._struct(self)
+        struct.k_row, struct.v_row, struct.up_row = self.k_row, self.v_row, self.up_row
+        return struct
+
+
+@dataclass(kw_only=True, slots=True)
+class NativeJoin:
+    """How a drafter's network takes a token and a state: normed, side by side, projected."""
+
+    project: NativeMatrix | None  # None: the first layer's attention takes both as they are
+    project_bias: Tensor | None = None
+    token_norm: Tensor | None = None
+    state_norm: Tensor | None = None
+    logits_norm: Tensor | None = None  # of the state before the head
+    is_state_first: bool = False
+    is_first_masked: bool = False  # position 0 has no token
+    is_residual_normed: bool = False  # without a projection: which state the layers add to
+
+    def fields(self) -> dict[str, int | None]:
+        norms = ("project_bias", "token_norm", "state_norm", "logits_norm")
+        return {
+            "joins": 1,
+            "project": None if self.project is None else self.project.handle,
+            **{name: _address(getattr(self, name)) for name in norms},
+            **{name: int(getattr(self, name)) for name in _JOINS[1:]},
+        }
+
+
+class _Choice(ctypes.Structure):
+    _fields_ = (
+        ("temperature", _F32),
+        ("top_k", _I64),
+        ("top_p", ctypes.c_double),
+        ("log_min_p", _F32),
+        *((name, _I64) for name in ("seed", "sample_index", "position", "stream")),
+    )
+
+
+class _Chain(ctypes.Structure):
+    _fields_ = (
+        ("step", _Pass),
+        *((name, _POINTER) for name in ("hidden", "slots", "ids")),
+        *((name, _I64) for name in ("num_columns", "first_pos", "num_tokens")),
+        ("choice", _Choice),
+        ("tokens", _POINTER),
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class ChainChoice:
+    """How the tokens of one row are chosen, by the names of sampling/state.py."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    log_min_p: float
+    seed: int
+    sample_index: int
+    position: int  # of the first token
+    stream: int
+
+
+def draft_chain(
+    network: NativeNetwork,
+    hidden_1D: Tensor,
+    choice: ChainChoice,
+    *,
+    kv: KVCache,
+    slots: Tensor,  # of the tokens, the last one's not needed
+    first_pos: int,
+    table_SB: Tensor,
+    row: int,  # of the table
+    block_size: int,
+    num_tokens: int,
+    ids_C: Tensor | None = None,  # the token of each column of logits; None: all of them
+    num_columns: int | None = None,  # logits past these are padding
+) -> list[int]:
+    """Choose a token, process it, choose the next, ..., from the state `hidden_1D` on."""
+    assert kv.k_LCMH.dtype == network.kv_dtype
+    hidden_1D = hidden_1D.to(torch.float32).contiguous()
+    tokens, seq = (_I64 * num_tokens)(), _I64(row)
+    step = _Pass(
+        num_rows=1,
+        seq=ctypes.addressof(seq),
+        table=table_SB.data_ptr(),
+        table_stride=table_SB.stride(0),
+        block_size=block_size,
+        k=kv.k_LCMH.data_ptr(),
+        v=kv.v_LCMH.data_ptr(),
+        layer_stride=kv.k_LCMH.stride(0),
+    )
+    chain = _Chain(
+        step,
+        hidden_1D.data_ptr(),
+        slots.data_ptr(),
+        _address(ids_C),
+        num_columns or network.num_out,
+        first_pos,
+        num_tokens,
+        _Choice(
+            choice.temperature,
+            choice.top_k,
+            choice.top_p,
+            choice.log_min_p,
+            choice.seed,
+            choice.sample_index,
+            choice.position,
+            choice.stream,
+        ),
+        ctypes.addressof(tokens),
+    )
+    bad = _lib().hunch_draft_chain(network.handle, network.team, ctypes.addressof(chain))
+    assert bad < 0, f"node {bad}: token id or position out of range"
+    return list(tokens)
+
+
+def best(
+    logits_MC: Tensor,
+    temperature_M: Tensor,
+    top_k_M: Tensor,
+    top_p_M: Tensor,
+    log_min_p_M: Tensor,
+    seed_M: Tensor,
+    index_M: Tensor,
+    pos_M: Tensor,
+    num_best: int,
+    ids_C: Tensor | None = None,
+    stream: int = 0,
+    num_threads: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The tokens that `native.choose` compares, best first, and the logs of their shares.
+
+    The first is what `choose` gives. Noise goes to the likeliest alone, so shares are among those;
+    greedy rows share out all tokens.
+    """
+    assert logits_MC.dtype == torch.float32
+    assert logits_MC.stride(1) == 1
+    columns = (temperature_M, top_k_M, top_p_M, log_min_p_M, seed_M, index_M, pos_M)
+    columns = tuple(column.contiguous() for column in columns)
+    num_rows, size = logits_MC.shape
+    token_MB = torch.empty(num_rows, num_best, dtype=torch.int64)
+    gain_MB = torch.empty(num_rows, num_best)
+    _lib().hunch_best(
+        team(num_threads), logits_MC.data_ptr(), *(column.data_ptr() for column in columns),
+        _address(ids_C), token_MB.data_ptr(), gain_MB.data_ptr(), num_best, num_rows, size,
+        logits_MC.stride(0), stream,
+    )  # fmt: skip
+    return token_MB, gain_MB

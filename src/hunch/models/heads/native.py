@@ -1,0 +1,152 @@
+"""A drafter's layers on the CPU's own kernels: all of a step behind one call.
+
+Where it fits, a network of models/heads hands its parts over to this; the torch code beside them is
+the specification. Matrices are shared, not copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.native import (
+    FLOAT,
+    INT8,
+    NativeMatrix,
+    NativeNetwork,
+    NativeShape,
+    is_available,
+)
+from hunch.kernels.native_draft import FusedLayer, NativeJoin
+from hunch.layers.block import Block
+from hunch.layers.linear import Linear
+from hunch.layers.mlp import GatedMLP
+from hunch.layers.norm import RMSNorm
+from hunch.models.heads.parts import NativeLinear, Table
+from hunch.models.heads.step import MARGIN, StepNet
+from hunch.models.native import is_supported
+
+_PANEL = 32  # rows of a matrix that another one may begin after
+
+
+def build_network(
+    net: StepNet,
+    target: Any,
+    blocks: list[Block],
+    *,
+    project: Linear | None,
+    lm_head: Linear | None,
+    final_norm: RMSNorm | None = None,
+    **join: Any,
+) -> NativeNetwork | None:
+    """The network `net` describes, or None where the kernels cannot compute it."""
+    spec = net.spec
+    if getattr(target, "kernels", "") != "native" or not is_available():
+        return None
+    linears = [project, lm_head, *(linear for block in blocks for linear in _linears(block))]
+    if any(linear is not None and not isinstance(linear, NativeLinear) for linear in linears):
+        return None
+    if not is_supported(spec) or spec.ffn_width % _PANEL or not all(map(_fits, blocks)):
+        return None
+    table = target.embedding
+    if isinstance(net.embed, Table):
+        kind = FLOAT if target.kv_dtype == torch.float32 else INT8
+        table = NativeMatrix.from_floats(net.embed.weight_VD, kind, torch.get_num_threads())
+        net.embed = table.rows  # one copy is enough
+        net.matrix_bytes += table.nbytes
+    weights: dict[str, Any] = {
+        name: _floats(part.weight_D) if isinstance(part, RMSNorm) else part
+        for name, part in join.items()
+    }
+    heads = blocks[0].attn.heads
+    shape = NativeShape(
+        width=spec.width,
+        ffn_width=spec.ffn_width,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        max_len=spec.max_len + MARGIN,
+        norm_eps=spec.norm_eps,
+        scale=heads.scale,
+    )
+    return NativeNetwork(
+        shape,
+        [_layer(block) for block in blocks],
+        embedding=table,
+        head=lm_head.matrix if isinstance(lm_head, NativeLinear) else target.head,
+        final_norm=None if final_norm is None else _floats(final_norm.weight_D),
+        rope_LH=net.rope.table_LH.contiguous(),
+        kv_dtype=net.kv_dtype,
+        num_threads=torch.get_num_threads(),
+        join=NativeJoin(
+            project=project.matrix if isinstance(project, NativeLinear) else None,
+            project_bias=None if project is None else _floats(project.bias_N),
+            **weights,
+        ),
+    )
+
+
+def _linears(block: Block) -> list[Linear]:
+    mlp = block.mlp
+    up = mlp.gate_up if isinstance(mlp, GatedMLP) else mlp.up
+    return [block.attn.qkv, block.attn.out, up, mlp.down]
+
+
+def _native(linear: Linear) -> NativeLinear:
+    assert isinstance(linear, NativeLinear)  # build_network looked
+    return linear
+
+
+def _fits(block: Block) -> bool:
+    norms = (block.attn_norm, block.mlp_norm)
+    return (
+        type(block) is Block
+        and isinstance(block.mlp, GatedMLP)
+        and all(norm is None or isinstance(norm, RMSNorm) for norm in norms)
+    )
+
+
+def _layer(block: Block) -> FusedLayer:
+    """q, k and v stay one matrix, and gate and up another: their first rows tell them apart."""
+    attn = block.attn
+    qkv, out, up, down = (_native(linear) for linear in _linears(block))
+    q_size = attn.heads.num_heads * attn.heads.head_dim
+    kv_size = attn.heads.num_kv_heads * attn.heads.head_dim
+    ffn_width = up.matrix.num_out // 2
+    biases: dict[str, Tensor | None] = {}
+    if qkv.bias_N is not None:
+        parts = _split(qkv.bias_N, (q_size, kv_size, kv_size))
+        biases |= dict(zip(("q", "k", "v"), parts, strict=True))
+    if up.bias_N is not None:
+        parts = _split(up.bias_N, (ffn_width, ffn_width))
+        biases |= dict(zip(("gate", "up"), parts, strict=True))
+    biases |= {"out": _floats(out.bias_N), "down": _floats(down.bias_N)}
+    norm = block.attn_norm
+    return FusedLayer(
+        q=qkv.matrix,
+        k=qkv.matrix,
+        v=qkv.matrix,
+        out=out.matrix,
+        gate=up.matrix,
+        up=up.matrix,
+        down=down.matrix,
+        k_row=q_size,
+        v_row=q_size + kv_size,
+        up_row=ffn_width,
+        biases=biases,
+        attn_norm=_floats(norm.weight_D) if isinstance(norm, RMSNorm) else None,
+        mlp_norm=block.mlp_norm.weight_D.float().contiguous(),
+        q_norm=None if attn.q_norm is None else _floats(attn.q_norm.weight_D),
+        k_norm=None if attn.k_norm is None else _floats(attn.k_norm.weight_D),
+        window=attn.heads.window,
+    )
+
+
+def _split(bias_N: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
+    return [part.float().clone() for part in bias_N.split_with_sizes(sizes)]
+
+
+def _floats(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float().contiguous()
