@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from train_setup import OPTIONS, write_prompts
 
 from hunch.cli import main
@@ -41,6 +44,22 @@ def test_train_then_go_on_with_new_prompts(
     )
     assert code == 0
     assert (tmp_path / "draft-adapted" / "model.safetensors").is_file()
+    bare = tmp_path / "bare"  # the files alone, as a drafter that was handed on
+    cut = [word for word in SMALL if not word.startswith("precision")]
+    given = ["--target", target, "--prompts", prompts, "--out", bare, *ENGINE]
+    code, _, _ = run(capsys, "train", "draft", *cut, "draft_vocab=160", *given)
+    assert code == 0
+    shutil.rmtree(bare / "work")
+    lines = [json.dumps({"prompt_ids": [5 + i, 9, 12]}) for i in range(12)]  # as a server logs
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(lines))
+    more = [*cut, "lr=1e-5", "--resume", bare, "--prompts", log, *ENGINE]
+    more = [word for word in more if not str(word).startswith("layers")]
+    assert run(capsys, "train", "draft", *more)[0] == 2  # its own folder stays as it is
+    code, text, _ = run(capsys, "train", "draft", *more, "--out", tmp_path / "tuned")
+    assert code == 0
+    maps = [load_file(path / "model.safetensors")["d2t"] for path in (bare, tmp_path / "tuned")]
+    assert torch.equal(*maps)
     code, text, _ = run(
         capsys, "doctor", "--drafter", out, "--target", target, "--prompts", prompts, "--json"
     )

@@ -37,6 +37,7 @@ _HELP = {
     "stats_interval": "Seconds between two status lines; 0: none.",
     "log_format": "text or json.",
     "log_level": "debug, info, warning or error.",
+    "prompt_log": "A file to add every prompt to, for hunch train --resume; default: none.",
     "allow_request_chat_template": "Let requests bring their own (sandboxed) chat template.",
     "speculate": "What drafts: NAME[:PATH][:KEY=VALUE]...",
     "verifier": "Who judges drafts: exact, rejection, block (lossless) or typical (LOSSY).",

@@ -69,12 +69,15 @@ def _job(
     """The job asked for, and the drafter it starts from where it goes on with a finished one."""
     from hunch.train.files import read_json
     from hunch.train.job import JOB, Job
+    from hunch.train.resume import job_of
 
     if resume is None:
         if prompts is None or out is None:
             raise ConfigError("train needs --prompts FILE and --out DIR, or --resume DIR")
         return Job(method, target or o.DEFAULT_MODEL, str(prompts), out, given, engine), None
     there = read_json(resume / "work" / JOB)
+    if there is None and prompts is not None:
+        there = job_of(resume, target)
     if there is None:
         raise ConfigError(f"--resume {resume}: no training job there (no work/{JOB})")
     if there["method"] != method:
@@ -82,6 +85,8 @@ def _job(
     options = {**there["options"], **given}
     if prompts is None or str(prompts) == there["prompts"]:
         return Job(method, there["target"], there["prompts"], resume, options, engine), None
+    if out is None and not (resume / "work" / JOB).is_file():
+        raise ConfigError(f"--resume {resume}: give --out DIR, its own folder stays as it is")
     place = out or resume.with_name(f"{resume.name}-adapted")
     return Job(method, there["target"], str(prompts), place, options, engine), resume
 

@@ -20,6 +20,7 @@ from hunch.server.metrics import Metrics
 from hunch.server.origins import Painter
 from hunch.server.params import chat_params, completion_params
 from hunch.server.problems import ProblemError, at_most
+from hunch.server.prompt_log import PromptLog
 from hunch.server.remote import RemoteEngine, RemoteStream
 from hunch.server.schemas import (
     ChatBody,
@@ -53,6 +54,7 @@ class Service:
         self.engine = engine
         self.text = text
         self.metrics = Metrics(settings.served_model_names[0], engine)
+        self.prompt_log = PromptLog(settings.prompt_log) if settings.prompt_log else None
         self.started = time.time()
         self.is_draining = False
         self._mean_seconds = 1.0  # of recent requests, for Retry-After
@@ -199,6 +201,9 @@ class Service:
         seconds = min(body.timeout or self.settings.request_timeout, self.settings.request_timeout)
         deadline = asyncio.get_running_loop().time() + seconds
         streams = await self._submit(prompts, params, shape.id, body.stream)
+        if self.prompt_log is not None:
+            for ids in prompts:
+                self.prompt_log.write(ids, self.text.decode(ids, skip_special_tokens=False))
         if body.stream:
             return self._stream(body, streams, params, shape, deadline)
         outputs = await while_connected(request.receive, collect(streams, deadline))

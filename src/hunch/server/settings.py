@@ -49,6 +49,7 @@ class ServeConfig:
     death_grace: float = 1.0  # seconds to tell clients that the engine died, before leaving
     log_format: str = "text"
     log_level: str = "info"
+    prompt_log: str = ""  # a file that every prompt is added to; empty: none is kept
     allow_request_chat_template: bool = False
     has_page: bool = True
     version: str = "unknown"

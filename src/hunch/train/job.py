@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hunch.config import read_options
 from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder
+from hunch.models.native import ID_MAP
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
 from hunch.train.batches import Texts
@@ -29,7 +31,7 @@ from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
 from hunch.train.student import Recipe, Student
-from hunch.train.vocab import count_columns
+from hunch.train.vocab import columns_of, count_columns
 
 JOB, PROMPTS = "job.json", "prompts.json"
 _TEXT = 512  # tokens of plain text that are read as one
@@ -103,7 +105,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     _keep(work, job)
     train_ids, test_ids = _prompts(job, settings, work, show)
     texts = read_answers(work / "answers")
-    student, target = build_student(job, settings, texts)
+    student, target = build_student(job, settings, texts, before)
     if before is not None:
         _start_from(student, before)
     lr = resolve(RECIPES, job.method).lr
@@ -176,8 +178,10 @@ def _hold_out(prompts: list[list[int]], count: int, seed: int) -> dict[str, list
     }
 
 
-def build_student(job: Job, settings: Settings, texts: Texts) -> tuple[Student, Decoder]:
-    """The target, and a student for it in its first state."""
+def build_student(
+    job: Job, settings: Settings, texts: Texts, before: Path | None = None
+) -> tuple[Student, Decoder]:
+    """The target, and a student for it in its first state; it may guess what `before` could."""
     weights: Weights = open_weights(find_files(job.target))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target = load_decoder(weights, device=device)
@@ -185,8 +189,23 @@ def build_student(job: Job, settings: Settings, texts: Texts) -> tuple[Student, 
     size = settings.job.draft_vocab or recipe.draft_vocab
     if size is not None:
         size = min(size, target.spec.vocab_size)
-    columns = count_columns(texts.count(target.spec.vocab_size), size).to(device)
+    if before is None:
+        columns = count_columns(texts.count(target.spec.vocab_size), size)
+    else:
+        columns = columns_of(_known_tokens(open_weights(before)), target.spec.vocab_size)
+    columns = columns.to(device)
     return recipe.student(settings.recipe, target, columns, weights), target
+
+
+def _known_tokens(stored: Weights) -> Tensor:
+    """The target's id of each column of a drafter's files."""
+    names = set(stored.names())
+    if "token_map" in names:
+        return stored.tensor("token_map", torch.int64)
+    if ID_MAP in names:
+        offset_C = stored.tensor(ID_MAP, torch.int64)
+        return offset_C + torch.arange(len(offset_C))
+    return torch.arange(int(stored.config["vocab_size"]))
 
 
 def _start_from(student: Student, folder: Path) -> None:

@@ -33,7 +33,8 @@ class Prompts:
 
 
 def read_prompts(path: Path) -> Prompts:
-    """Lines with `turns` (the chat template on the first) or `prompt` (raw)."""
+    """Lines with `turns` (the chat template on the first), `prompt` (raw), or the `prompt_ids`
+    that a server wrote."""
     if not path.is_file():
         raise RequestError(f"{path}: no such file; give JSON lines with 'turns' or 'prompt'")
     found = Prompts([], [])
@@ -65,6 +66,10 @@ def _parse(line: str) -> tuple[str, dict[str, Any]]:
         return f"not JSON ({error.msg})", {}
     if not isinstance(record, dict):
         return "not an object", {}
+    if "prompt_ids" in record:
+        ids = record["prompt_ids"]
+        is_good = isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)
+        return "" if is_good else "prompt_ids must be token ids", record
     turns = record.get("turns")
     if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0].strip():
         return "", record
@@ -74,6 +79,8 @@ def _parse(line: str) -> tuple[str, dict[str, Any]]:
 
 
 def _encode(llm: LLM, record: dict[str, Any]) -> list[int]:
+    if "prompt_ids" in record:
+        return list(record["prompt_ids"])
     if "turns" in record:
         return llm.encode_chat([{"role": "user", "content": record["turns"][0]}])
     return llm.get_tokenizer().encode(record["prompt"])

@@ -45,3 +45,10 @@ def count_columns(count_V: np.ndarray, size: int | None) -> Columns:
     column_V[order] = np.arange(size)
     coverage = float(count_V[order].sum() / max(count_V.sum(), 1))
     return Columns(torch.from_numpy(order), torch.from_numpy(column_V), coverage)
+
+
+def columns_of(ids_C: Tensor, vocab_size: int) -> Columns:
+    """Columns for given tokens, in their order."""
+    column_V = torch.full((vocab_size,), -1)
+    column_V[ids_C] = torch.arange(len(ids_C))
+    return Columns(ids_C, column_V, float("nan"))
