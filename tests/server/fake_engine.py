@@ -1,7 +1,8 @@
 """A model of bytes for server tests: the real engine over a runner that computes tokens by a hash.
 
 The next token depends on seed, answer, position and the token before, as with a real model, so that
-streams can be compared with `expected_text`. FAKE_STEP_SECONDS sets how long a step takes.
+streams can be compared with `expected_text`. FAKE_STEP_SECONDS sets how long a step takes,
+FAKE_LOAD_SECONDS how long the model takes to load.
 """
 
 from __future__ import annotations
@@ -243,6 +244,7 @@ class FakeRunner:
 def build_engine(config: Config) -> Engine:
     if config.model.model == "missing":
         raise RequestError("there is no such model")
+    time.sleep(float(os.environ.get("FAKE_LOAD_SECONDS", "0")))
     return Engine(config, FakeRunner(config), FakeText(), compile_grammar=compile_grammar)
 
 

@@ -43,3 +43,13 @@ def test_the_servers_complaint_is_shown(
 ) -> None:
     assert talk(monkeypatch, "Hello\n", "--server", server.url, "--max-tokens", "9999") == 2
     assert "allows at most 512" in capsys.readouterr().err
+
+
+def test_the_address_may_end_as_openais_clients_want_it(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--server", f"{server.url}/v1/", "--max-tokens", "5", "--seed", "4")
+    assert talk(monkeypatch, "Hello\n\n", *words) == 0
+    assert capsys.readouterr().out == expected_text("user: Hello\nassistant: ", 4, 5) + "\n"
+    assert talk(monkeypatch, "Hello\n", "--server", "localhost:8000") == 2
+    assert "begins with http://" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,6 +202,22 @@ def test_the_engine_leaves_when_the_server_is_killed(
             return file.read().rpartition(")")[2].split()[0] == "Z"
 
     wait_for(is_gone)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_loads_ends_both_processes(
+    start_server: Callable[..., LiveServer], number: signal.Signals
+) -> None:
+    server = start_server(env={"FAKE_LOAD_SECONDS": "60"}, is_expected_to_serve=False)
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    wait_for(lambda: bool(children.read_text()))
+    (engine_pid,) = map(int, children.read_text().split())
+    time.sleep(0.3)
+    server.process.send_signal(number)
+    assert server.process.wait(10) == 0
+    wait_for(lambda: not Path(f"/proc/{engine_pid}").exists())
+    assert "stopped before the model was loaded" in server.log()
+    assert "Traceback" not in server.log()
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_reason(

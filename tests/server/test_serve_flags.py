@@ -111,3 +111,7 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         run(["--no-such-flag"])
     assert left.value.code == 2
     assert "--no-such-flag" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        run(["--prot", "8000"])
+    assert left.value.code == 2
+    assert "did you mean --port?" in capsys.readouterr().err

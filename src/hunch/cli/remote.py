@@ -22,7 +22,8 @@ def answer_of(
     body = {name: value for name, value in body.items() if value is not None}
     text = ""
     stats: dict[str, Any] = {}
-    for chunk in _events(server.rstrip("/") + "/v1/chat/completions", body):
+    root = server.rstrip("/").removesuffix("/v1")  # OpenAI's clients are given it with /v1
+    for chunk in _events(root + "/v1/chat/completions", body):
         if "error" in chunk:
             raise RequestError(chunk["error"]["message"])
         for choice in chunk["choices"]:
@@ -37,6 +38,8 @@ def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("HUNCH_API_KEY"):
         headers["Authorization"] = f"Bearer {key.split(',')[0]}"
+    if not url.startswith(("http://", "https://")):
+        raise RequestError(f"{url}: a server's address begins with http:// or https://")
     try:
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:

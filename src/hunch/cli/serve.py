@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import sys
@@ -77,7 +78,7 @@ def run(words: Sequence[str]) -> int:
     from hunch.server.run import serve as serve_forever
     from hunch.server.settings import Limits, ServeConfig
 
-    given = vars(_parser().parse_args([_dashed(word) for word in words]))
+    given = _parse([_dashed(word) for word in words])
     limits = Limits(**_take(given, Limits))
     settings = _take(given, ServeConfig)
     model = given.pop("model_flag", None) or given.pop("model", None) or DEFAULT_MODEL
@@ -99,6 +100,18 @@ def run(words: Sequence[str]) -> int:
             version=__version__,
         ),
     )
+
+
+def _parse(words: Sequence[str]) -> dict[str, Any]:
+    """Flags by name; an unknown one is an error that names the nearest known one."""
+    parser = _parser()
+    given, unknown = parser.parse_known_args(words)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; --help lists the flags"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return vars(given)
 
 
 def _engine_config(model: str, given: dict[str, Any]) -> Config:

@@ -124,6 +124,7 @@ class RemoteEngine:
         self._stats: dict[str, Any] = {}
         self._fatal: str | None = None
         self._is_closing = False
+        self._line: asyncio.Transport | None = None
         self.watcher: Watcher | None = None
         self.num_open = 0  # sequences: a request with n = 3 is three
         self.info: EngineInfo
@@ -202,12 +203,15 @@ class RemoteEngine:
             self.abort(request_id, EngineError(reason))
 
     async def close(self) -> None:
-        """Tell open requests, and end the process."""
+        """Tell open requests, and end the process; one that still loads is not waited for."""
+        if self._line is None:
+            return  # it was never started
         await self.drain(0.0)
         self._is_closing = True
         self._send({"op": "close"})
+        is_ready = self._ready.done() and not self._ready.cancelled()
         try:
-            await asyncio.wait_for(self._buried, KILL_SECONDS)
+            await asyncio.wait_for(self._buried, KILL_SECONDS if is_ready else 0.0)
         except TimeoutError:
             self._process.kill()
             self._process.wait()
@@ -227,7 +231,7 @@ class RemoteEngine:
             )
 
     def _send(self, message: wire.Message) -> None:
-        if not self._line.is_closing():
+        if self._line is not None and not self._line.is_closing():
             self._line.write(wire.pack(message))
 
     def _take(self, message: wire.Message) -> None:
@@ -246,7 +250,8 @@ class RemoteEngine:
                     stream.fail(wire.load_error(message))
             case "ready":
                 self.info = EngineInfo(**message["info"])
-                self._ready.set_result(None)
+                if not self._ready.done():  # nobody waits if loading was interrupted
+                    self._ready.set_result(None)
             case "fatal":
                 self._fatal = message["message"]
 

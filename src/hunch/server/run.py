@@ -55,13 +55,19 @@ async def _serve(
 ) -> int:
     sock = _bind(settings)  # before the model is loaded: a taken port is told at once
     engine = RemoteEngine(config, engine_factory, max_queue=settings.max_queue)
+    loading = asyncio.create_task(_load(config, engine, text_factory))
+    _on_signals(loading.cancel)
     try:
-        text: Text = await asyncio.to_thread(lambda: resolve(text_factory)(config))
-        await engine.start()
+        text = await loading
     except EngineError as error:
         logs.event(logging.ERROR, f"the engine did not start: {error}")
         sock.close()
         return 1
+    except asyncio.CancelledError:
+        logs.event(logging.INFO, "stopped before the model was loaded")
+        sock.close()
+        await engine.close()
+        return 0
     service = Service(
         settings,
         engine,
@@ -83,13 +89,26 @@ async def _serve(
     names = ", ".join(settings.served_model_names)
     logs.event(logging.INFO, f"serving {names} on http://{host}:{port}", engine_pid=engine.pid)
     tasks = [asyncio.create_task(keeper.watch()), asyncio.create_task(StatusLines(service).run())]
-    keeper.catch_signals()
+    _on_signals(keeper.stop)
     await server.serve(sockets=[sock])
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await engine.close()
     return keeper.exit_code
+
+
+async def _load(config: Config, engine: RemoteEngine, text_factory: str) -> Text:
+    text: Text = await asyncio.to_thread(lambda: resolve(text_factory)(config))
+    await engine.start()
+    return text
+
+
+def _on_signals(act: Callable[[], object]) -> None:
+    """What SIGTERM and Ctrl-C do from now on."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, act)
 
 
 class Keeper:
@@ -100,11 +119,6 @@ class Keeper:
         self.server = server
         self.exit_code = 0
         self._drain: asyncio.Task[None] | None = None
-
-    def catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
 
     def stop(self) -> None:
         """The first signal drains, the second leaves at once."""
