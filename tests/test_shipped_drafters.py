@@ -14,7 +14,7 @@ from hunch.errors import ConfigError
 from hunch.hub import ModelFiles
 from tiny_models import write_llama
 
-LEAST = {"draft": 1.8, "eagle3": 1.5, "medusa": 1.15, "mlp": 1.15}  # tokens per pass
+LEAST = {"draft": 1.8, "eagle3": 1.5, "medusa": 1.15, "mlp": 1.4}  # tokens per pass
 PROMPT = "Write a Python function that returns the n-th Fibonacci number."
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
 
