@@ -71,10 +71,13 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--only", choices=list(WAYS), help="one way alone")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     report = {}
     for name, (verifier, more) in WAYS.items():
+        if args.only not in (None, name):
+            continue
         rows = measure(args, verifier, more)
         tokens, accepted = interval(rows, 0), interval(rows, 2)
         report[name] = {"num_answers": len(rows), "tokens_per_pass": tokens, "accepted": accepted}
