@@ -6,6 +6,7 @@
 PROMPTS holds JSON lines with `turns` or `prompt`: mt_bench.jsonl, humaneval.jsonl,
 gsm8k_test.jsonl, cnn_dm.jsonl; a set of random words is made here. Without it hunch's own few
 prompts stand in for them. Every figure is a median over rounds in which the engines take turns.
+A long run can be cut into pieces: --sets and --skip choose, --merge adds to what FILE holds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ METHODS = ("off", "ngram", "suffix", "auto")
 WARM = "hunch/suffix (warm)"
 ROWS = (1, 2, 4, 8, 16, 32)
 LENGTH = 512  # tokens of context under the curve, and of the prompt of the prefill figure
-QUICK_LENGTH = 128  # a quick run has no time to read long prompts with every method
+QUICK_LENGTH = 128  # the same for a quick run
+QUICK_PROMPT = 32  # it has no time to read long prompts with every method
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 0}
 
 
@@ -41,18 +43,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add(
         "--quick",
         action="store_true",
-        help="4 short prompts per set, one round; peers on the first",
+        help="the ends of 4 short prompts per set, one round: a look, no measurement",
     )
+    add("--sets", help="prompt sets to decode, commas between (all)")
+    add("--ours", action="store_true", help="decode with hunch's methods alone")
     add("--limit", type=int, help="prompts per set (16; quick: 4)")
     add("--repeats", type=int, help="rounds (5; quick: 1)")
-    add("--max-tokens", type=int, help="tokens per answer (128; quick: 24)")
+    add("--max-tokens", type=int, help="tokens per answer (128; quick: 16)")
     add("--threads", type=int, default=2)
     add("--skip", default="", help="parts to leave out, commas between: " + ", ".join(PARTS))
     add("--json", type=Path, help="write the figures here")
+    add("--merge", action="store_true", help="keep what the file of --json holds already")
     args = parser.parse_args(arguments)
     args.limit = args.limit or (4 if args.quick else 16)
     args.repeats = args.repeats or (1 if args.quick else 5)
-    args.max_tokens = args.max_tokens or (24 if args.quick else 128)
+    args.max_tokens = args.max_tokens or (16 if args.quick else 128)
+    args.length = QUICK_LENGTH if args.quick else LENGTH
     args.skip = set(filter(None, args.skip.split(",")))
     if unknown := args.skip - set(PARTS):
         parser.error(f"--skip {', '.join(sorted(unknown))}: not one of {', '.join(PARTS)}")
@@ -90,11 +96,16 @@ def read_sets(args: argparse.Namespace, llm: Any) -> dict[str, list[list[int]]]:
     sets = {name: [prompt_ids(llm, one) for one in found] for name, found in records.items()}
     if args.quick:
         shortest = {name: sorted(prompts, key=len) for name, prompts in sets.items()}
-        sets = {name: [p[-QUICK_LENGTH:] for p in found] for name, found in shortest.items()}
+        sets = {name: [p[-QUICK_PROMPT:] for p in found] for name, found in shortest.items()}
     most = 2048 - args.max_tokens
     sets = {name: [p for p in prompts if len(p) <= most] for name, prompts in sets.items()}
     sets = {name: prompts[: args.limit] for name, prompts in sets.items()}
-    return sets | {RANDOM: random_words(llm.tokenizer.vocab(), args.limit)}
+    sets |= {RANDOM: random_words(llm.tokenizer.vocab(), args.limit)}
+    if args.sets is None:
+        return sets
+    if unknown := set(args.sets.split(",")) - set(sets):
+        sys.exit(f"--sets {', '.join(sorted(unknown))}: not one of {', '.join(sets)}")
+    return {name: sets[name] for name in args.sets.split(",")}
 
 
 def random_words(vocab: dict[str, int], count: int, length: int = 48) -> list[list[int]]:
@@ -112,18 +123,21 @@ def measure_decode(peers: Peers) -> dict[str, Any]:
         for name, one in hunch.items()
     }
     calls[WARM] = lambda prompt: hunch["suffix"].decode(prompt, args.max_tokens, is_warm=True)
-    calls["llama.cpp/off"] = lambda prompt: llama.decode(prompt, args.max_tokens)
-    calls["llama.cpp/lookup"] = lambda prompt: llama.decode(prompt, args.max_tokens, is_lookup=True)
+    if not args.ours:
+        calls |= {
+            "llama.cpp/off": lambda prompt: llama.decode(prompt, args.max_tokens),
+            "llama.cpp/lookup": lambda prompt: llama.decode(
+                prompt, args.max_tokens, is_lookup=True
+            ),
+        }
     speeds: dict[str, dict[str, float]] = {name: {} for name in calls}
     num_different = dict.fromkeys(calls, 0)
     for set_name, prompts in peers.sets.items():
         seconds: dict[str, list[float]] = {name: [] for name in calls}
-        for index, prompt in enumerate(prompts):
-            is_ours_alone = args.quick and index > 0  # the peers read prompts too slowly
-            turns = [name for name in calls if not is_ours_alone or name.startswith("hunch")]
-            rounds: dict[str, list[float]] = {name: [] for name in turns}
+        for prompt in prompts:
+            rounds: dict[str, list[float]] = {name: [] for name in calls}
             for repeat in range(args.repeats):
-                answers = {name: calls[name](prompt) for name in turns}
+                answers = {name: call(prompt) for name, call in calls.items()}
                 plain = answers["hunch/off"].tokens
                 for name, answer in answers.items():
                     rounds[name].append(answer.seconds)
@@ -146,7 +160,7 @@ def measure_transformers(peers: Peers) -> dict[str, Any]:
     from peer_engines import Transformers
 
     args, engine = peers.args, Transformers(peers.path)
-    max_tokens = min(args.max_tokens, 16 if args.quick else 64)
+    max_tokens = min(args.max_tokens, 8 if args.quick else 64)
     sets = list(peers.sets.items())[: 1 if args.quick else None]
     speeds = {}
     for name, prompts in sets:
@@ -164,15 +178,16 @@ def _text(peers: Peers, num_tokens: int) -> list[int]:
 def measure_curve(peers: Peers) -> dict[str, Any]:
     """Milliseconds of a pass over so many rows, logits of all of them included."""
     engines = {"hunch": peers.hunch["off"], "llama.cpp": peers.llama}
-    text = _text(peers, LENGTH + max(ROWS))
+    length = peers.args.length
+    text = _text(peers, length + max(ROWS))
     for engine in engines.values():
-        engine.run(text[:LENGTH], LENGTH, wants_all=False)
-    repeats = max(5, 3 * peers.args.repeats)
+        engine.run(text[:length], length, wants_all=False)
+    repeats = 3 * peers.args.repeats
     times = {name: {rows: [] for rows in ROWS} for name in engines}
     for _ in range(repeats):
         for rows in ROWS:
             for name, engine in engines.items():
-                times[name][rows].append(engine.run(text[: LENGTH + rows], rows)[0])
+                times[name][rows].append(engine.run(text[: length + rows], rows)[0])
     return {
         "curve": {
             name: {str(rows): 1000 * median(found) for rows, found in by_rows.items()}
@@ -183,11 +198,12 @@ def measure_curve(peers: Peers) -> dict[str, Any]:
 
 def measure_prefill(peers: Peers) -> dict[str, Any]:
     engines = {"hunch": peers.hunch["off"], "llama.cpp": peers.llama}
-    text, times = _text(peers, LENGTH), {name: [] for name in engines}
+    length = peers.args.length
+    text, times = _text(peers, length), {name: [] for name in engines}
     for _ in range(peers.args.repeats):
         for name, engine in engines.items():
             times[name].append(engine.prefill(text))
-    return {"prefill": {name: LENGTH / median(found) for name, found in times.items()}}
+    return {"prefill": {name: length / median(found) for name, found in times.items()}}
 
 
 def measure_batch8(peers: Peers) -> dict[str, Any]:
@@ -208,7 +224,7 @@ def measure_fidelity(peers: Peers) -> dict[str, Any]:
     exact = Hunch(str(peers.path), "off", args.threads, dtype="float32", kernels="torch")
     engines = {"hunch": peers.hunch["off"], "llama.cpp": peers.llama}
     sums: dict[str, list[float]] = {name: [0.0, 0.0] for name in engines}
-    text = _text(peers, 256 if args.quick else 2048)
+    text = _text(peers, 128 if args.quick else 2048)
     for window in windows(text, 256):
         truth_MV = exact.run(window, len(window))[1].log_softmax(-1)
         for name, engine in engines.items():
@@ -277,6 +293,17 @@ PARTS: dict[str, Callable[[Peers], dict[str, Any]]] = {
 }
 
 
+def merge(report: dict[str, Any], found: dict[str, Any]) -> None:
+    """Add a part's figures: of another set they stand beside earlier ones, else in their place."""
+    for engine, speeds in found.pop("decode", {}).items():
+        report["decode"].setdefault(engine, {}).update(speeds)
+    if "equal" in found:
+        found["equal"] = found["equal"] and report.get("equal", True)
+        for name, count in report.get("num_different", {}).items():
+            found["num_different"][name] = found["num_different"].get(name, 0) + count
+    report |= found
+
+
 def main(arguments: list[str]) -> int:
     args = parse(arguments)
     try:
@@ -288,13 +315,14 @@ def main(arguments: list[str]) -> int:
 
     peers = Peers(args)
     report: dict[str, Any] = {"decode": {}}
+    if args.merge and args.json and args.json.exists():
+        report = json.loads(args.json.read_text(encoding="utf-8"))
     for name, part in PARTS.items():
         if name in args.skip:
             continue
         began = perf_counter()
         found = part(peers)
-        report["decode"] |= found.pop("decode", {})
-        report |= found
+        merge(report, found)
         print(f"{name}: {perf_counter() - began:.0f} s", file=sys.stderr)
         if args.json:
             args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -101,7 +101,8 @@ class TargetStep:
 
     Row r processed positions [start_R[r], known_R[r]) with features for each, packed row after row,
     those of row r from offset_R[r] on. Rejected nodes are not among them. Tokens up to
-    known_X[row], the bonus included, are in rows.tokens_XL.
+    known_X[row], the bonus included, are in rows.tokens_XL. Who asked for no features finds these
+    columns empty.
     """
 
     rows: Rows

@@ -262,6 +262,8 @@ class NativeNetwork:
         self._structs = (_Layer * len(layers))(*(layer._struct() for layer in layers))
         self._keep = (embedding, head, final_norm, rope_LH, join)
         self.num_out = head.num_out
+        self._kv: KVCache | None = None
+        self._kv_places = (0, 0, 0)
         spec = _Spec(
             **{name: getattr(shape, name) for name in shape.__slots__},
             num_layers=len(layers),
@@ -290,11 +292,8 @@ class NativeNetwork:
         tokens = ids_T if ids_T is not None else embedded_TD
         assert tokens is not None
         num_rows, width = len(tokens), self.shape.width
-        assert kv.k_LCMH.dtype == kv.v_LCMH.dtype == self.kv_dtype
-        assert kv.k_LCMH[0].is_contiguous()
-        assert kv.v_LCMH.stride() == kv.k_LCMH.stride()
-        columns = [attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T]
-        columns = [column.contiguous() for column in columns]
+        columns = (attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, attn.table_SB)
+        assert all(column.is_contiguous() for column in columns)
         tree_TP = attn.tree_TP
         if tree_TP is not None and tree_TP.stride(1) != 1:
             tree_TP = tree_TP.contiguous()
@@ -304,15 +303,26 @@ class NativeNetwork:
         addresses = (_POINTER * len(features))(*(f.data_ptr() for f in features))
         step = _Pass(
             num_rows, _address(ids_T), _address(embedded_TD), *(c.data_ptr() for c in columns),
-            attn.table_SB.data_ptr(), _address(tree_TP),
-            attn.table_SB.stride(0), 0 if tree_TP is None else tree_TP.stride(0), attn.block_size,
-            kv.k_LCMH.data_ptr(), kv.v_LCMH.data_ptr(), kv.k_LCMH.stride(0),
+            _address(tree_TP),
+            attn.table_SB.shape[1], 0 if tree_TP is None else tree_TP.stride(0), attn.block_size,
+            *self._places_of(kv),
             len(features), ctypes.addressof(layers), ctypes.addressof(addresses),
             hidden_TD.data_ptr(), _address(state_TD),
         )  # fmt: skip
         bad_row = _lib().hunch_decoder_forward(self.handle, self.team, ctypes.addressof(step))
         assert bad_row < 0, f"row {bad_row}: token id or position out of range"
         return hidden_TD, features
+
+    def _places_of(self, kv: KVCache) -> tuple[int, int, int]:
+        """Where keys and values start, and how far apart layers are; the same cache every pass."""
+        if kv is not self._kv:
+            k_LCMH, v_LCMH = kv.k_LCMH, kv.v_LCMH
+            assert k_LCMH.dtype == v_LCMH.dtype == self.kv_dtype
+            assert k_LCMH[0].is_contiguous()
+            assert v_LCMH.stride() == k_LCMH.stride()
+            self._kv = kv
+            self._kv_places = k_LCMH.data_ptr(), v_LCMH.data_ptr(), k_LCMH.stride(0)
+        return self._kv_places
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token."""

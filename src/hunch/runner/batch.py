@@ -52,7 +52,8 @@ class Part:
 
     @property
     def is_tree(self) -> bool:
-        return bool((self.parents_N != np.arange(-1, len(self.parents_N) - 1)).any())
+        parents: list[int] = self.parents_N.tolist()
+        return parents != list(range(-1, len(parents) - 1))
 
 
 @dataclass(slots=True)
@@ -121,21 +122,18 @@ def gather(rows: RowBuffers, work: list[RowWork]) -> Batch:
 
 
 def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
-    ids_T = np.empty(num_tokens, dtype=np.int64)
-    pos_T = np.empty(num_tokens, dtype=np.int64)
-    slot_T = np.empty(num_tokens, dtype=np.int64)
-    seq_T = np.empty(num_tokens, dtype=np.int64)
-    base_T = np.empty(num_tokens, dtype=np.int64)
+    stage = rows.stage(num_tokens)
+    ids_T, pos_T, slot_T, seq_T, base_T = stage.arrays
     spans: list[Span] = []
     paths: list[tuple[Part, np.ndarray]] = []
-    for seq, part in enumerate(parts):
+    for place, part in enumerate(parts):
         known = part.start + part.num_known
         here, last = slice(part.first, part.first + part.num_tokens), part.first + part.num_tokens
         ids_T[part.first : part.root + 1] = rows.tokens[part.row, part.start : known]
         ids_T[part.root + 1 : last] = part.tokens_N
-        pos_T[here] = np.arange(part.start, part.start + part.num_tokens)
+        pos_T[here] = range(part.start, part.start + part.num_tokens)
         slot_T[here] = rows.slots(part.row, part.start, part.start + part.num_tokens)
-        seq_T[here] = seq
+        seq_T[here] = place
         base_T[here] = known + part.num_nodes  # everything through the table
         is_tree = part.num_nodes > 0 and part.is_tree
         if is_tree:
@@ -144,18 +142,19 @@ def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
             base_T[here] = known
             part.num_levels = path_NP.shape[1]
             paths.append((part, path_NP))
-        spans.append(Span(part.first, last, seq, part.start, part.num_known, is_tree))
+        spans.append(Span(part.first, last, place, part.start, part.num_known, is_tree))
+    ids, pos, slot, seq, base = stage.tensors
     attn = AttnInputs(
-        pos_T=torch.from_numpy(pos_T),
-        slot_T=torch.from_numpy(slot_T),
-        seq_T=torch.from_numpy(seq_T),
+        pos_T=pos,
+        slot_T=slot,
+        seq_T=seq,
         table_SB=torch.from_numpy(_tables(rows, parts)),
-        base_T=torch.from_numpy(base_T),
+        base_T=base,
         tree_TP=_tree_slots(slot_T, paths),
         block_size=rows.block_size,
         spans=tuple(spans),
     )
-    return Batch(torch.from_numpy(ids_T), attn, parts)
+    return Batch(ids, attn, parts)
 
 
 def _tables(rows: RowBuffers, parts: list[Part]) -> np.ndarray:

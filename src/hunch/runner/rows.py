@@ -15,6 +15,8 @@ from torch import Tensor
 from hunch.draft import Draft, Rows
 from hunch.types import Capacity, Request, RowStart
 
+MAX_STAGED = 64  # tokens of a step whose columns are kept for the next one
+
 
 class Nodes(NamedTuple):
     """One row's draft: parents stand before their children, so its first nodes are a draft too."""
@@ -39,6 +41,16 @@ class Nodes(NamedTuple):
 NOTHING = Nodes(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
+class Stage:
+    """Columns of a packed step: as arrays to fill, and as the tensors that share their memory."""
+
+    COLUMNS = 5  # ids, positions, slots, sequences, bases
+
+    def __init__(self, num_tokens: int) -> None:
+        self.arrays = tuple(np.empty(num_tokens, dtype=np.int64) for _ in range(self.COLUMNS))
+        self.tensors = tuple(map(torch.from_numpy, self.arrays))
+
+
 class RowBuffers:
     """One row per running request."""
 
@@ -60,6 +72,8 @@ class RowBuffers:
         self.num_blocks = [0] * num_rows
         self.requests: list[Request | None] = [None] * num_rows  # None: free, or finished
         self.drafts: list[Nodes | None] = [None] * num_rows
+        self._view: tuple[list[int], Rows] | None = None  # of the step before
+        self._stages: dict[int, Stage] = {}
 
     def start(self, start: RowStart) -> None:
         row, request, num_known = start.row, start.request, len(start.tokens)
@@ -89,14 +103,29 @@ class RowBuffers:
         self.tokens[row, first : first + len(tokens)] = tokens
         self.known[row] = first + len(tokens)
 
-    def slots(self, row: int, first: int, last: int) -> np.ndarray:
+    def slots(self, row: int, first: int, last: int) -> np.ndarray | range:
         """The KV slots of positions [first, last)."""
+        block, offset = divmod(first, self.block_size)
+        if offset + last - first <= self.block_size:  # most steps: a few tokens, one block
+            slot = int(self.table[row, block]) * self.block_size + offset
+            return range(slot, slot + last - first)
         positions = np.arange(first, last)
         blocks = self.table[row, positions // self.block_size]
         return np.asarray(blocks * self.block_size + positions % self.block_size)
 
+    def stage(self, num_tokens: int) -> Stage:
+        """Columns for so many tokens; those of a small step are written again by the next."""
+        if num_tokens > MAX_STAGED:
+            return Stage(num_tokens)
+        if num_tokens not in self._stages:
+            self._stages[num_tokens] = Stage(num_tokens)
+        return self._stages[num_tokens]
+
     def view(self, rows: list[int]) -> Rows:
-        return Rows(
+        """What drafters and verifiers see; the rows of the step before are mostly the same."""
+        if self._view is not None and self._view[0] == rows:
+            return self._view[1]
+        view = Rows(
             ids_R=torch.tensor(rows, dtype=torch.int64),
             tokens_XL=self.tokens_XL,
             known_X=self.known_X,
@@ -108,9 +137,15 @@ class RowBuffers:
             block_size=self.block_size,
             requests=self.requests,
         )
+        self._view = rows, view
+        return view
 
     def put_drafts(self, rows: list[int], draft: Draft) -> list[int]:
         """Keep the rows' drafts for their next step; returns how many nodes each has."""
+        if not draft.tokens_RN.shape[1]:
+            for row in rows:
+                self.drafts[row] = None
+            return [0] * len(rows)
         draft = draft.to(torch.device("cpu"))
         counts: list[int] = draft.num_nodes_R.tolist()
         tokens_RN, parents_RN = draft.tokens_RN.numpy(), draft.parents_RN.numpy()

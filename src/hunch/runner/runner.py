@@ -28,6 +28,8 @@ from hunch.spec.base import Clears, Drafter
 from hunch.spec.cost import CostCurve
 from hunch.types import Capacity, DraftTrace, Logprob, RowResult, StepPlan, StepResult
 
+NOWHERE = torch.empty(0, dtype=torch.int64)  # where features stand, for who asked for none
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -63,6 +65,9 @@ class LocalRunner:
         self.grammars = RowGrammars()
         self.scores_processed = scores_processed
         self._results: deque[StepResult] = deque()
+        self._walk_row: Callable[..., tuple[list[int], list[int]]] | None = (
+            None if sampling.is_dense else getattr(verify, "walk_row", None)
+        )
 
     def common_sizes(self) -> list[tuple[int, int]]:
         """Steps worth preparing before the first request: (rows, nodes) each."""
@@ -129,26 +134,55 @@ class LocalRunner:
     def _judge(self, batch: Batch, hidden: Any, checked: list[Outcome]) -> Tensor:
         """Logits at every root and node, and the verifier's word on them."""
         parts = [outcome.part for outcome in checked]
-        index = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
-        index_M = torch.from_numpy(index).to(self.device)
-        logits_MV: Tensor = self.target.logits(hidden.last_TD[index_M])
-        draft = batch.draft(parts).to(self.device)
-        rows = self.rows.view([part.row for part in parts]).to(self.device)
+        num_checked = sum(1 + part.num_nodes for part in parts)
+        hidden_MD = hidden.last_TD
+        if num_checked < len(hidden_MD):
+            index = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
+            hidden_MD = hidden_MD[torch.from_numpy(index).to(self.device)]
+        logits_MV: Tensor = self.target.logits(hidden_MD)
         mask_MV = self.grammars.masks(parts, logits_MV.shape[1])
         if mask_MV is not None:
             mask_MV = mask_MV.to(logits_MV.device)
-        verdict = self.verify(draft, logits_MV, rows, self.sampling, mask_MV)
+        walk = self._verify if self._walk_row is None else self._walk_rows
+        decided = walk(batch, parts, logits_MV, mask_MV)
         first = 0
-        tokens_RK, num_R = verdict.tokens_RK.tolist(), verdict.num_tokens_R.tolist()
-        path_RK = verdict.path_RK.tolist()
-        for place, outcome in enumerate(checked):
-            part, num_tokens = outcome.part, num_R[place]
-            outcome.accepted = path_RK[place][: num_tokens - 1]
-            outcome.result.tokens = tokens_RK[place][:num_tokens]
-            outcome.result.num_accepted = num_tokens - 1
+        for outcome, (tokens, path) in zip(checked, decided, strict=True):
+            outcome.accepted = path[:-1]
+            outcome.result.tokens = tokens
+            outcome.result.num_accepted = len(tokens) - 1
             self._score(outcome, logits_MV, mask_MV, first)
-            first += 1 + part.num_nodes
+            first += 1 + outcome.part.num_nodes
         return logits_MV
+
+    def _verify(
+        self, batch: Batch, parts: list[Part], logits_MV: Tensor, mask_MV: Tensor | None
+    ) -> list[tuple[list[int], list[int]]]:
+        """Per part: the tokens to commit, and the node behind each (-1: the bonus)."""
+        draft = batch.draft(parts).to(self.device)
+        rows = self.rows.view([part.row for part in parts]).to(self.device)
+        verdict = self.verify(draft, logits_MV, rows, self.sampling, mask_MV)
+        columns = (verdict.tokens_RK, verdict.path_RK, verdict.num_tokens_R)
+        tokens, path, nums = (column.tolist() for column in columns)
+        return [(t[:num], p[:num]) for t, p, num in zip(tokens, path, nums, strict=True)]
+
+    def _walk_rows(
+        self, batch: Batch, parts: list[Part], logits_MV: Tensor, mask_MV: Tensor | None
+    ) -> list[tuple[list[int], list[int]]]:
+        """The same where the verifier reads the host's memory row by row."""
+        assert self._walk_row is not None
+        x_MV = logits_MV.float().numpy()
+        mask = None if mask_MV is None else mask_MV.numpy()
+        decided, first = [], 0
+        for part in parts:
+            last = first + 1 + part.num_nodes
+            nodes = part.tokens_N.tolist(), part.parents_N.tolist()
+            mask_NV = None if mask is None else mask[first:last]
+            pos = part.start + part.num_known
+            decided.append(
+                self._walk_row(x_MV[first:last], part.row, pos, *nodes, self.sampling, mask_NV)
+            )
+            first = last
+        return decided
 
     def _score(
         self, outcome: Outcome, logits_MV: Tensor, mask_MV: Tensor | None, first: int
@@ -197,9 +231,9 @@ class LocalRunner:
                     accepted=outcome.accepted,
                     method=part.nodes.method,
                 )
-            if outcome.accepted:
+            if part.num_levels is not None and outcome.accepted:  # a chain's are in place
                 nodes = np.asarray(outcome.accepted)
-                slots = self.rows.slots(part.row, known, known + part.num_nodes)
+                slots = np.asarray(self.rows.slots(part.row, known, known + part.num_nodes))
                 compact(self.kv[0], slots[nodes], slots[: len(nodes)])
             num_kept, result.finish = finish(
                 result.tokens, request, known - len(request.prompt_ids)
@@ -237,22 +271,22 @@ class LocalRunner:
     def _target_step(
         self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None
     ) -> TargetStep:
-        needs = self.drafter.needs
-        counts = np.array([o.part.num_known + len(o.accepted) for o in outcomes], dtype=np.int64)
-        start_R = np.array([outcome.part.start for outcome in outcomes], dtype=np.int64)
-        step = TargetStep(
-            rows=self.rows.view([outcome.part.row for outcome in outcomes]),
-            start_R=torch.from_numpy(start_R),
-            known_R=torch.from_numpy(start_R + counts),
-            offset_R=torch.from_numpy(counts.cumsum() - counts),
-            hidden_TD=None,
-            is_caught_up_R=torch.tensor([outcome.part.is_caught_up for outcome in outcomes]),
-        )
+        needs, rows = self.drafter.needs, self.rows.view([o.part.row for o in outcomes])
         if needs.hidden or needs.feature_layers:
-            index = [i for o in outcomes for i in _kept(o)]
-            index_T = torch.tensor(index, device=self.device)
-            step.hidden_TD = hidden.last_TD[index_T]
-            step.features = tuple(feature_TD[index_T] for feature_TD in hidden.features)
+            counts = np.array([o.part.num_known + len(o.accepted) for o in outcomes])
+            start_R = np.array([outcome.part.start for outcome in outcomes])
+            index_T = torch.tensor([i for o in outcomes for i in _kept(o)], device=self.device)
+            step = TargetStep(
+                rows=rows,
+                start_R=torch.from_numpy(start_R),
+                known_R=torch.from_numpy(start_R + counts),
+                offset_R=torch.from_numpy(counts.cumsum() - counts),
+                hidden_TD=hidden.last_TD[index_T],
+                features=tuple(feature_TD[index_T] for feature_TD in hidden.features),
+                is_caught_up_R=torch.tensor([outcome.part.is_caught_up for outcome in outcomes]),
+            )
+        else:
+            step = TargetStep(rows, NOWHERE, NOWHERE, NOWHERE, None)
         if needs.top and logits_MV is not None:
             parts = [outcome.part for outcome in outcomes if outcome.part.is_caught_up]
             index = [i for p in parts for i in range(p.root, p.root + 1 + p.num_nodes)]

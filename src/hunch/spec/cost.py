@@ -29,18 +29,29 @@ class CostCurve:
         self._estimates: dict[int, float] = {}
         self._sizes: list[int] = []
         self._seconds: list[float] = []  # non-decreasing, beside _sizes
+        self._known: dict[int, float] = {}  # answers given since the curve last changed
 
     def record(self, num_tokens: int, seconds: float) -> None:
         size = _bucket(num_tokens)
         passes = self._passes.setdefault(size, deque(maxlen=WINDOW))
         passes.append(seconds * size / num_tokens if num_tokens > 16 else seconds)
-        self._estimates[size] = sorted(passes)[(len(passes) - 1) // 4]
+        estimate = sorted(passes)[(len(passes) - 1) // 4]
+        if estimate == self._estimates.get(size):
+            return
+        self._estimates[size] = estimate
+        self._known.clear()
         self._sizes = sorted(self._estimates)
         # The cheapest larger pass bounds every smaller one, so the curve cannot fall.
         backwards = accumulate((self._estimates[n] for n in reversed(self._sizes)), min)
         self._seconds = list(backwards)[::-1]
 
     def seconds(self, num_tokens: int) -> float:
+        known = self._known.get(num_tokens)
+        if known is None:
+            known = self._known[num_tokens] = self._read(num_tokens)
+        return known
+
+    def _read(self, num_tokens: int) -> float:
         sizes, seconds = self._sizes, self._seconds
         if not sizes:
             return 1.0 + self.prior * (num_tokens - 1)

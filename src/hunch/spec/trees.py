@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hunch.draft import Draft
 from hunch.spec.cost import CostCurve
@@ -75,11 +77,18 @@ def share_out(
     return counts
 
 
+@lru_cache(maxsize=8)
+def _nothing(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The columns of an empty draft; nobody writes to a draft's tensors."""
+    draft = Draft.empty(num_rows, device)
+    return draft.tokens_RN, draft.parents_RN, draft.num_nodes_R
+
+
 def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | str) -> Draft:
     """The leading `counts` nodes of each row's list."""
     width = max(counts, default=0)
     if not width:
-        return Draft.empty(len(trees), device)
+        return Draft(*_nothing(len(trees), torch.device(device)))
     tokens_RN = np.zeros((len(trees), width), np.int64)
     parents_RN = np.zeros((len(trees), width), np.int64)
     for row, (tree, count) in enumerate(zip(trees, counts, strict=True)):

@@ -9,6 +9,8 @@ step can commit.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -40,33 +42,50 @@ def walk_rows(
     mask_MV: Tensor | None = None,
 ) -> Verdict:
     """On a CPU: a choice is made only where the walk comes by, so drafts cost no sampling."""
-    x = logits_MV.float().numpy()
+    x_MV = logits_MV.float().numpy()
     mask = None if mask_MV is None else mask_MV.numpy()
-    ids = rows.ids_R.tolist()
-    known = rows.known_X.numpy()
+    known = rows.known_X.tolist()
     tokens_RN, parents_RN = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
     committed, accepted = [], []
     first = 0  # where the row's root stands in M
-    for r, (row, num_nodes) in enumerate(zip(ids, draft.num_nodes_R.tolist(), strict=True)):
-        nodes = zip(parents_RN[r][:num_nodes], tokens_RN[r][:num_nodes], strict=True)
-        child = {guess: node for node, guess in enumerate(nodes)}
-        pos, node = int(known[row]), -1
-        path: list[int] = []
-        walked: list[int] = []
-        while True:
-            m = first + 1 + node
-            token = sampling.choose_row(
-                x[m], row, pos + len(path), path, None if mask is None else mask[m]
-            )
-            path.append(token)
-            node = child.get((node, token), -1)
-            walked.append(node)
-            if node < 0:
-                break
-        committed.append(path)
+    counts = zip(rows.ids_R.tolist(), draft.num_nodes_R.tolist(), strict=True)
+    for r, (row, num_nodes) in enumerate(counts):
+        here = slice(first, first + 1 + num_nodes)
+        nodes = tokens_RN[r][:num_nodes], parents_RN[r][:num_nodes]
+        mask_NV = None if mask is None else mask[here]
+        tokens, walked = walk_row(x_MV[here], row, known[row], *nodes, sampling, mask_NV)
+        committed.append(tokens)
         accepted.append(walked)
         first += 1 + num_nodes
     return verdict_of(committed, accepted)
+
+
+def walk_row(
+    logits_NV: npt.NDArray[np.float32],  # of the root, then of each node
+    row: int,
+    pos: int,  # of the token after the root
+    tokens: list[int],
+    parents: list[int],
+    sampling: SamplingState,
+    mask_NV: npt.NDArray[np.bool_] | None = None,
+) -> tuple[list[int], list[int]]:
+    """One row's tokens to commit, and the node behind each (-1: the bonus)."""
+    child = {guess: node for node, guess in enumerate(zip(parents, tokens, strict=True))}
+    node = -1
+    path: list[int] = []
+    walked: list[int] = []
+    while True:
+        mask_V = None if mask_NV is None else mask_NV[1 + node]
+        token = sampling.choose_row(logits_NV[1 + node], row, pos + len(path), path, mask_V)
+        path.append(token)
+        node = child.get((node, token), -1)
+        walked.append(node)
+        if node < 0:
+            return path, walked
+
+
+# What a runner may call row by row where everything is on the host: no tensors in between.
+setattr(exact, "walk_row", walk_row)  # noqa: B010  (a function takes it, its type does not)
 
 
 def walk(draft: Draft, choice_M: Tensor, first_R: Tensor) -> Verdict:
