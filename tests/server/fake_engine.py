@@ -208,7 +208,7 @@ class FakeRunner:
         self.capacity = Capacity(
             num_blocks=4096,
             block_size=16,
-            max_rows=config.schedule.max_num_seqs,
+            max_rows=config.schedule.num_rows,
             max_len=config.model.max_model_len or MAX_LEN,
             max_nodes=0 if config.spec.method == "off" else NUM_NODES,
             methods={"auto": NUM_NODES, "oracle": NUM_NODES, "prediction": NUM_NODES},

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,32 @@ import pytest
 HERE = Path(__file__).parent
 
 
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def api_server(words: list[str], log: Path) -> Iterator[str]:
+    """The address of a server started by vLLM's module with these words; it must leave cleanly."""
+    port = free_port()
+    command = [sys.executable, "-m", "hunch.entrypoints.openai.api_server", "--port", str(port)]
+    with log.open("w") as file:
+        env = {**os.environ, "HUNCH_API_KEY": ""}
+        process = subprocess.Popen([*command, *words], stderr=file, env=env)
+    end = time.monotonic() + 120
+    while "INFO serving" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.1)
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
 class LiveServer:
     """A running `hunch` server and its log."""
 
@@ -26,9 +54,7 @@ class LiveServer:
         self, log: Path, env: dict[str, str], *, is_expected_to_serve: bool = True, **settings: Any
     ) -> None:
         self.is_expected_to_serve = is_expected_to_serve
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = sock.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import threading
 import time
 from typing import Any
 
@@ -117,3 +119,59 @@ def test_costly_grammars_are_answered_or_refused_in_time(
         code = error.code
     assert code in (None, "invalid_grammar")
     assert time.monotonic() - start < 30
+
+
+HOSTILE: list[tuple[dict[str, Any], set[int]]] = [
+    ({"guided_regex": "a" * 10_000_000}, {413}),
+    ({"guided_json": {"enum": ["b" * 100_000]}}, {400}),
+    ({"guided_grammar": "start: start start start | nothing"}, {400}),
+    ({"guided_json": "{" * 20_000}, {400}),
+    # Exponential: whether one is too much is for the compiler to say, within its limit.
+    ({"guided_regex": "((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}"}, {200, 400}),
+    ({"guided_json": {"type": "string", "pattern": "(a{1,5000}){1,5000}"}}, {200, 400}),
+]
+
+
+def status_of(client: openai.OpenAI, fields: dict[str, Any]) -> int:
+    try:
+        chat(client, extra_body=fields, max_tokens=8)
+    except openai.APIStatusError as error:
+        return error.status_code
+    return 200
+
+
+def test_hostile_grammars_are_refused_in_time_and_hinder_no_other_stream(
+    default_server: str, client: openai.OpenAI
+) -> None:
+    """Each is refused within the compiler's limit, while a stream beside them goes on."""
+    arrivals: list[float] = []
+    is_over = threading.Event()
+
+    def stream() -> None:
+        while not is_over.is_set():
+            chunks = client.completions.create(
+                model="smollm2-135m",
+                prompt="Once upon a time",
+                max_tokens=400,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True, "speculation": {"mode": "off"}},
+            )
+            arrivals.extend(time.monotonic() for _ in chunks)
+
+    reader = threading.Thread(target=stream)
+    reader.start()
+    start = time.monotonic()
+    try:
+        for fields, statuses in HOSTILE:
+            began = time.monotonic()
+            assert status_of(client, fields) in statuses, list(fields)
+            assert time.monotonic() - began < 15
+    finally:
+        seconds = time.monotonic() - start
+        num_arrived = len(arrivals)
+        is_over.set()
+        reader.join()
+    gaps = [b - a for a, b in itertools.pairwise(arrivals[:num_arrived])]
+    assert num_arrived > 8 * seconds  # a plain stream has 20 or more a second, even on a busy core
+    assert max(gaps) < 5
