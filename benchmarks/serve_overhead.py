@@ -23,7 +23,9 @@ from hunch import LLM, SamplingParams
 PROMPT = "Once upon a time, in a small town by the sea, there lived an old clockmaker who"
 
 
-def start(model: str, speculate: str, max_len: int) -> tuple[subprocess.Popen[bytes], int]:
+def start(
+    model: str, speculate: str, max_len: int, *flags: str
+) -> tuple[subprocess.Popen[bytes], int]:
     """A server on a free port, ready to answer."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -38,6 +40,7 @@ def start(model: str, speculate: str, max_len: int) -> tuple[subprocess.Popen[by
         str(max_len),
         "--log-level",
         "warning",
+        *flags,
     ]
     process = subprocess.Popen(words)
     while process.poll() is None:
