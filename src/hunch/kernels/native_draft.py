@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -79,79 +81,86 @@ class _Choice(ctypes.Structure):
 class _Chain(ctypes.Structure):
     _fields_ = (
         ("step", _Pass),
-        *((name, _POINTER) for name in ("hidden", "slots", "ids")),
+        *((name, _POINTER) for name in ("hidden", "known")),
+        ("num_known", _I64),
+        *((name, _POINTER) for name in ("slots", "ids")),
         *((name, _I64) for name in ("num_columns", "first_pos", "num_tokens")),
         ("choice", _Choice),
         ("tokens", _POINTER),
     )
 
 
-@dataclass(kw_only=True, slots=True)
-class ChainChoice:
-    """How the tokens of one row are chosen, by the names of sampling/state.py."""
+class NativeChain:
+    """Drafts chains of one row: known tokens first, then a choice, its KV, the next choice, ...
 
-    temperature: float
-    top_k: int
-    top_p: float
-    log_min_p: float
-    seed: int
-    sample_index: int
-    position: int  # of the first token
-    stream: int
+    It keeps what does not change from step to step, as the caller counts microseconds.
+    """
 
+    def __init__(
+        self,
+        network: NativeNetwork,
+        ids_C: Tensor | None,  # the token of each column of logits; None: all of them
+        num_columns: int | None = None,  # logits past these are padding
+    ) -> None:
+        self._network, self._ids_C = network, ids_C
+        self._seq = _I64()
+        self._chain = _Chain(ids=_address(ids_C), num_columns=num_columns or network.num_out)
+        self._chain.step.seq = ctypes.addressof(self._seq)
+        self._placed: tuple[KVCache, Tensor] | None = None
 
-def draft_chain(
-    network: NativeNetwork,
-    hidden_1D: Tensor,
-    choice: ChainChoice,
-    *,
-    kv: KVCache,
-    slots: Tensor,  # of the tokens, the last one's not needed
-    first_pos: int,
-    table_SB: Tensor,
-    row: int,  # of the table
-    block_size: int,
-    num_tokens: int,
-    ids_C: Tensor | None = None,  # the token of each column of logits; None: all of them
-    num_columns: int | None = None,  # logits past these are padding
-) -> list[int]:
-    """Choose a token, process it, choose the next, ..., from the state `hidden_1D` on."""
-    assert kv.k_LCMH.dtype == network.kv_dtype
-    hidden_1D = hidden_1D.to(torch.float32).contiguous()
-    tokens, seq = (_I64 * num_tokens)(), _I64(row)
-    step = _Pass(
-        num_rows=1,
-        seq=ctypes.addressof(seq),
-        table=table_SB.data_ptr(),
-        table_stride=table_SB.stride(0),
-        block_size=block_size,
-        k=kv.k_LCMH.data_ptr(),
-        v=kv.v_LCMH.data_ptr(),
-        layer_stride=kv.k_LCMH.stride(0),
-    )
-    chain = _Chain(
-        step,
-        hidden_1D.data_ptr(),
-        slots.data_ptr(),
-        _address(ids_C),
-        num_columns or network.num_out,
-        first_pos,
-        num_tokens,
-        _Choice(
-            choice.temperature,
-            choice.top_k,
-            choice.top_p,
-            choice.log_min_p,
-            choice.seed,
-            choice.sample_index,
-            choice.position,
-            choice.stream,
-        ),
-        ctypes.addressof(tokens),
-    )
-    bad = _lib().hunch_draft_chain(network.handle, network.team, ctypes.addressof(chain))
-    assert bad < 0, f"node {bad}: token id or position out of range"
-    return list(tokens)
+    def place(self, kv: KVCache, table_SB: Tensor, block_size: int) -> None:
+        """Where keys and values are; to be said anew when any of these changes."""
+        assert kv.k_LCMH.dtype == kv.v_LCMH.dtype == self._network.kv_dtype
+        assert kv.k_LCMH[0].is_contiguous()
+        assert kv.v_LCMH.stride() == kv.k_LCMH.stride()
+        assert table_SB.stride(1) == 1
+        step = self._chain.step
+        step.k, step.v = kv.k_LCMH.data_ptr(), kv.v_LCMH.data_ptr()
+        step.layer_stride = kv.k_LCMH.stride(0)
+        step.table, step.table_stride = table_SB.data_ptr(), table_SB.stride(0)
+        step.block_size = block_size
+        self._placed = (kv, table_SB)  # alive as long as the kernels point at them
+
+    def choose_by(
+        self,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        log_min_p: float,
+        seed: int,
+        sample_index: int,
+        stream: int = 0,
+    ) -> None:
+        """How tokens are chosen; names as in sampling/state.py."""
+        self._chain.choice = _Choice(
+            temperature, top_k, top_p, log_min_p, seed, sample_index, 0, stream
+        )
+
+    def run(
+        self,
+        row: int,  # of the table
+        start: Tensor | npt.NDArray[np.int64],  # the last state [1, D], or tokens to process [T]
+        slots: npt.NDArray[np.int64],  # of positions from first_pos on; the last node's not needed
+        *,
+        first_pos: int,
+        position: int,  # of the first token drafted, as the noise counts
+        num_tokens: int,
+    ) -> list[int]:
+        chain, tokens = self._chain, (_I64 * num_tokens)()
+        self._seq.value = row
+        if isinstance(start, Tensor):
+            start = start.to(torch.float32).contiguous()
+            chain.hidden, chain.known, chain.num_known = start.data_ptr(), None, 0
+        else:
+            assert start.strides == slots.strides == (8,)
+            chain.hidden, chain.known, chain.num_known = None, start.ctypes.data, len(start)
+        chain.slots, chain.first_pos = slots.ctypes.data, first_pos
+        chain.num_tokens, chain.choice.position = num_tokens, position
+        chain.tokens = ctypes.addressof(tokens)
+        network = self._network
+        bad = _lib().hunch_draft_chain(network.handle, network.team, ctypes.addressof(chain))
+        assert bad < 0, f"node {bad}: token id or position out of range"
+        return list(tokens)
 
 
 def best(

@@ -11,11 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.draft import Draft, Rows
-from hunch.kernels.native import NativeNetwork
-from hunch.kernels.native_draft import draft_chain
+from hunch.draft import Draft
 from hunch.spec.judge import Array, Draw, Feed, Judge, Level, Shape
-from hunch.spec.window import KvWindow
 
 
 def grow_chain(
@@ -80,50 +77,6 @@ def _grow_one(logits_1V: Tensor, feed: Feed, judge: Judge, limit: int) -> tuple[
     number_1N = number_1N.copy()
     number_1N[:, -1:] = -1  # drafted, never processed
     return draft, number_1N
-
-
-def can_grow_native(judge: Judge, num_rows: int, shape: Shape) -> bool:
-    """Whether the kernels can draft the whole step in one call: one row's plain chain."""
-    is_plain = shape.is_chain and not shape.is_fixed and shape.min_confidence <= 0
-    return is_plain and num_rows == 1 and not judge.wants_q
-
-
-def grow_native(
-    network: NativeNetwork,
-    hidden_1D: Tensor,
-    judge: Judge,
-    window: KvWindow,
-    rows: Rows,
-    base: int,  # position at which the first node is processed
-    limit: int,
-    num_columns: int | None = None,  # logits past these are padding
-) -> tuple[Draft, Array]:
-    """`grow_chain` for a single row, with no Python between two tokens."""
-    if limit <= 0:
-        return Draft.empty(1), np.empty((1, 0), dtype=np.int64)
-    row_1, number_1N = judge.ids_R, np.arange(limit)[None]
-    last = rows.table_XB.shape[1] * rows.block_size - 1
-    slot_N = window.slots(rows, row_1, np.minimum(base + number_1N[0], last))
-    tokens = draft_chain(
-        network,
-        hidden_1D,
-        judge.chain_choice(),
-        kv=window.kv,
-        slots=torch.from_numpy(slot_N),
-        first_pos=base - int(window.first_X[row_1[0]]),
-        table_SB=window.table(rows, row_1),
-        row=int(row_1[0]),
-        block_size=rows.block_size,
-        num_tokens=limit,
-        ids_C=judge.ids_C,
-        num_columns=num_columns,
-    )
-    draft = Draft(
-        torch.tensor([tokens], dtype=torch.int64),
-        torch.from_numpy(number_1N - 1),
-        torch.tensor([limit]),
-    )
-    return draft, np.where(number_1N < limit - 1, number_1N, -1)
 
 
 def _choose(

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
-from hunch.errors import ConfigError
+from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.models.heads.cut import is_cut, load_cut
 from hunch.models.heads.vocab import Columns, compare, read_vocab
 from hunch.models.load import load_decoder
 from hunch.models.native import DTYPES as NATIVE_DTYPES
 from hunch.models.native import load_native
 from hunch.models.weights import Weights, open_weights
-from hunch.spec.base import DrafterContext
-from hunch.spec.chain import can_grow_native, grow_native
+from hunch.spec.base import DeviceDrafter, DrafterContext
 from hunch.spec.grow import grow
 from hunch.spec.judge import Array, Judge, Level
+from hunch.spec.native_chain import ChainDrafts, HostRows
 from hunch.spec.options import GrowOptions
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import MAX_PASS, KvWindow, host
@@ -77,9 +77,8 @@ class DraftModelDrafter:
             "choose a draft of the same family, or train one for this target (hunch train draft)",
         )
         self.pending: dict[int, Pending] = {}
-        is_mapped = self.columns.pick_C is not None or self.columns.draft_id_V is not None
-        # Where every token can be drafted by the kernels alone.
-        self.network = None if is_mapped else getattr(self.model, "network", None)
+        self.host = HostRows()
+        self.chains = self._native_chains()
         num_layers, num_kv_heads, head_dim = self.model.kv_shape()
         self.needs = Needs(
             max_nodes=self.shape.num_nodes,
@@ -93,20 +92,60 @@ class DraftModelDrafter:
             weight_bytes=self.model.weight_bytes,
         )
 
+    def _native_chains(self) -> ChainDrafts | None:
+        """The short way for steps of one row, where the kernels can draft by themselves."""
+        network, columns = getattr(self.model, "network", None), self.columns
+        is_mapped = columns.pick_C is not None or columns.draft_id_V is not None
+        if network is None or is_mapped or not ChainDrafts.fit(self.shape, self.context):
+            return None
+        return ChainDrafts(
+            network,
+            self.context,
+            self.window,
+            temperature=self.options.draft_temperature,
+            ids_C=columns.ids_C,
+            num_columns=columns.num_columns,
+        )
+
+    def on_device(self) -> DeviceDrafter | None:
+        """Chains, and trees as wide as they have room for at every level."""
+        context, shape, columns = self.context, self.shape, self.columns
+        is_mapped = columns.pick_C is not None or columns.draft_id_V is not None
+        if is_mapped or shape.is_fixed or shape.min_confidence > 0 or context.kv is None:
+            return None
+        if context.wants_q or self.options.draft_temperature is not None:
+            return None
+        from hunch.models.cuda import CudaDecoder
+        from hunch.spec.device_draft import DeviceDraft
+
+        try:
+            model = CudaDecoder(self.model)
+        except UnsupportedModelError as error:
+            log.warning("%s: the draft model's steps need the host", error)
+            return None
+        return DeviceDraft(
+            name="draft",
+            model=model,
+            kv=context.kv,
+            group=context.group,
+            sampling=context.sampling,
+            ids_C=columns.ids_C,
+            num_levels=shape.depth,
+            width=max(shape.num_nodes // shape.depth, 1),
+            max_len=self.window.limit,
+        )
+
     def observe(self, step: TargetStep) -> None:
         """Keep the KV of drafted nodes whose tokens the target chose too."""
-        rows = step.rows
-        ids_R = host(rows.ids_R)
-        self.window.meet(rows, ids_R)
-        known_X = None
-        for row in ids_R.tolist():
+        if not self.pending:
+            return
+        arrays = self.host.read(step.rows)
+        for row in arrays.ids:
             pending = self.pending.pop(row, None)
-            if pending is None:
-                continue
-            if known_X is None:
-                known_X, tokens_XL = host(rows.known_X), host(rows.tokens_XL)
-            decided = tokens_XL[row, pending.base : int(known_X[row])].tolist()
-            self._settle(rows, row, pending, decided)
+            if pending is not None:
+                known = int(arrays.known_X[row])
+                decided = arrays.tokens_XL[row, pending.base : known].tolist()
+                self._settle(step.rows, row, pending, decided)
 
     def _settle(self, rows: Rows, row: int, pending: Pending, decided: list[int]) -> None:
         path: list[int] = []
@@ -120,50 +159,26 @@ class DraftModelDrafter:
                 break
             path.append(pending.numbers[node])
         self.watch.count(min(self.shape.depth, len(pending.tokens)), num_accepted)
-        if path:
-            source_P = pending.base + np.array(path)
-            target_P = pending.base + np.arange(len(path))
-            if (source_P != target_P).any():
-                row_P = np.full(len(path), row)
-                self.window.move(
-                    self.window.slots(rows, row_P, source_P),
-                    self.window.slots(rows, row_P, target_P),
-                )
+        if path != list(range(len(path))):
+            row_P = np.full(len(path), row)
+            self.window.move(
+                self.window.slots(rows, row_P, pending.base + np.array(path)),
+                self.window.slots(rows, row_P, pending.base + np.arange(len(path))),
+            )
         self.window.settle(rows, row, pending.base + len(path))
 
     def propose(self, rows: Rows) -> Draft:
-        ids_R = host(rows.ids_R)
+        arrays = self.host.read(rows)
+        ids_R = arrays.ids_R
         self.window.meet(rows, ids_R)
+        if self.chains is not None and len(ids_R) == 1:
+            draft = self._propose_one(self.chains, rows, arrays)
+            if draft is not None:
+                return draft
         hidden_RD = self._catch_up(rows, ids_R)
         known_R = host(rows.known_X)[ids_R]
         limit_R = host(rows.max_draft_X)[ids_R]
         judge = Judge(self.context, rows, self.columns.ids_C, self.options.draft_temperature)
-        if self.network is not None and can_grow_native(judge, len(ids_R), self.shape):
-            limit, known = min(int(limit_R[0]), self.shape.depth), int(known_R[0])
-            draft, number_RN = grow_native(
-                self.network,
-                hidden_RD,
-                judge,
-                self.window,
-                rows,
-                known,
-                limit,
-                self.columns.num_columns,
-            )
-        else:
-            draft, number_RN = self._grow(rows, ids_R, hidden_RD, judge, known_R, limit_R)
-        self._remember(ids_R, known_R, draft, number_RN)
-        return draft
-
-    def _grow(
-        self,
-        rows: Rows,
-        ids_R: Array,
-        hidden_RD: Tensor,
-        judge: Judge,
-        known_R: Array,
-        limit_R: Array,
-    ) -> tuple[Draft, Array]:
         inputs = self.window.levels(rows, ids_R, known_R, self.shape)
 
         def feed(level: Level) -> Tensor:
@@ -172,7 +187,26 @@ class DraftModelDrafter:
             return self.columns.fit(self.model.logits(hidden.last_TD))
 
         logits_RV = self.columns.fit(self.model.logits(hidden_RD))
-        return grow(logits_RV, feed, judge, limit_R, self.shape)
+        draft, number_RN = grow(logits_RV, feed, judge, limit_R, self.shape)
+        self._remember(ids_R, known_R, draft, number_RN)
+        return draft
+
+    def _propose_one(self, chains: ChainDrafts, rows: Rows, arrays: HostRows) -> Draft | None:
+        """All of it in one call; None where there is too much to catch up with."""
+        row = arrays.ids[0]
+        known = int(arrays.known_X[row])
+        start = min(self.window.resume(rows, row, known), known - 1)
+        if known - start > MAX_PASS:
+            return None
+        tokens_T = arrays.tokens_XL[row, start:known]
+        limit = min(int(arrays.max_draft_X[row]), self.shape.depth)
+        draft, tokens = chains.draft(rows, arrays, tokens_T, start, known, limit)
+        if tokens:
+            self.window.settle(rows, row, known)
+            numbers = list(range(limit))
+            parents = [number - 1 for number in numbers]
+            self.pending[row] = Pending(known, tokens, parents, [*numbers[:-1], -1])
+        return draft
 
     def _catch_up(self, rows: Rows, ids_R: Array) -> Tensor:
         """Process what the model has not seen yet; the state at each row's last token."""

@@ -17,9 +17,9 @@ from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.errors import ConfigError
 from hunch.models.heads.step import MARGIN, StepNet
 from hunch.spec.base import DrafterContext
-from hunch.spec.chain import can_grow_native, grow_native
 from hunch.spec.grow import grow
 from hunch.spec.judge import Array, Judge, Level
+from hunch.spec.native_chain import ChainDrafts, HostRows
 from hunch.spec.options import GrowOptions
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import MAX_PASS, KvWindow, host
@@ -43,6 +43,13 @@ class FeatureDrafter:
         self.state_XD = torch.zeros(
             context.max_rows, net.spec.width, dtype=net.kv_dtype, device=context.device
         )
+        self.host = HostRows()
+        self.chains: ChainDrafts | None = None  # the short way for steps of one row
+        if net.network is not None and ChainDrafts.fit(self.shape, context):
+            temperature = self.draft_temperature
+            self.chains = ChainDrafts(
+                net.network, context, self.window, temperature=temperature, ids_C=net.ids_C
+            )
         self.covered_X = np.full(context.max_rows, -1)  # known length that state belongs to
         self.guessed: dict[int, tuple[int, int]] = {}  # row -> (known length, nodes) of its draft
         self.watch = AcceptanceWatch(
@@ -67,13 +74,13 @@ class FeatureDrafter:
     def observe(self, step: TargetStep) -> None:
         """Cover the positions the target just processed, as far as the window needs them."""
         rows = step.rows
-        ids_R = host(rows.ids_R)
-        self.window.meet(rows, ids_R)
-        known_X, prompt_X = host(rows.known_X), host(rows.prompt_X)
-        max_draft_X = host(rows.max_draft_X)
+        arrays = self.host.read(rows)
+        self.window.meet(rows, arrays.ids_R)
+        known_X, prompt_X = arrays.known_X, host(rows.prompt_X)
+        max_draft_X = arrays.max_draft_X
         is_caught_up_R = host(step.is_caught_up_R) if step.is_caught_up_R is not None else None
         columns = zip(
-            ids_R.tolist(),
+            arrays.ids,
             host(step.start_R).tolist(),
             host(step.known_R).tolist(),
             host(step.offset_R).tolist(),
@@ -109,9 +116,9 @@ class FeatureDrafter:
         self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
     ) -> None:
         rows, net = step.rows, self.net
-        tokens_XL = host(rows.tokens_XL)
-        next_T = np.concatenate([tokens_XL[row, a + 1 : b + 1] for row, a, b in parts])
-        index_T = np.concatenate(source)
+        tokens_XL = self.host.read(rows).tokens_XL
+        next_T = _joined([tokens_XL[row, a + 1 : b + 1] for row, a, b in parts])
+        index_T = _joined(source)
         hidden_TD, features = step.hidden_TD, step.features
         count = len(hidden_TD if hidden_TD is not None else features[0])
         if len(index_T) != count or (index_T != np.arange(count)).any():
@@ -120,31 +127,41 @@ class FeatureDrafter:
             features = tuple(feature_TD[index] for feature_TD in features)
         attn = self.window.spans(rows, parts)
         state_TD = net.step(self._put(next_T), net.fuse(hidden_TD, features), attn, self.window.kv)
-        ends = np.cumsum([b - a for _, a, b in parts]) - 1
-        row_P = [row for row, _, _ in parts]
-        self.state_XD[torch.tensor(row_P)] = state_TD[torch.from_numpy(ends)]
+        if len(parts) == 1:
+            self.state_XD[parts[0][0]] = state_TD[-1]
+        else:
+            ends = np.cumsum([b - a for _, a, b in parts]) - 1
+            row_P = [row for row, _, _ in parts]
+            self.state_XD[torch.tensor(row_P)] = state_TD[torch.from_numpy(ends)]
         for row, _, stop in parts:
             self.window.settle(rows, row, stop)
             self.covered_X[row] = stop + 1
 
     def propose(self, rows: Rows) -> Draft:
-        ids_R = host(rows.ids_R)
-        known_R = host(rows.known_X)[ids_R]
+        arrays = self.host.read(rows)
+        ids_R = arrays.ids_R
+        if self.chains is not None and len(ids_R) == 1:
+            return self._propose_one(self.chains, rows, arrays)
+        known_R = arrays.known_X[ids_R]
         is_ready_R = self.covered_X[ids_R] == known_R
-        limit_R = np.where(is_ready_R, host(rows.max_draft_X)[ids_R], 0)
+        limit_R = np.where(is_ready_R, arrays.max_draft_X[ids_R], 0)
         state_MD = self.state_XD[torch.from_numpy(ids_R)]
-        judge = Judge(self.context, rows, self.net.ids_C, self.draft_temperature)
-        if self.net.network is not None and can_grow_native(judge, len(ids_R), self.shape):
-            limit, base = min(int(limit_R[0]), self.shape.depth), int(known_R[0]) - 1
-            draft, _ = grow_native(
-                self.net.network, state_MD, judge, self.window, rows, base, limit
-            )
-        else:
-            draft = self._grow(rows, ids_R, state_MD, judge, known_R, limit_R)
+        draft = self._grow(rows, ids_R, state_MD, known_R, limit_R)
         counts = draft.num_nodes_R.tolist()
         for row, known, count in zip(ids_R.tolist(), known_R.tolist(), counts, strict=True):
             if count:
                 self.guessed[row] = (known, count)
+        return draft
+
+    def _propose_one(self, chains: ChainDrafts, rows: Rows, arrays: HostRows) -> Draft:
+        row = arrays.ids[0]
+        known, limit = int(arrays.known_X[row]), 0
+        if self.covered_X[row] == known:
+            limit = min(int(arrays.max_draft_X[row]), self.shape.depth)
+        state_1D = self.state_XD[row : row + 1]
+        draft, tokens = chains.draft(rows, arrays, state_1D, known - 1, known, limit)
+        if tokens:
+            self.guessed[row] = (known, len(tokens))
         return draft
 
     def _grow(
@@ -152,7 +169,6 @@ class FeatureDrafter:
         rows: Rows,
         ids_R: Array,
         state_MD: Tensor,
-        judge: Judge,
         known_R: Array,
         limit_R: Array,
     ) -> Draft:
@@ -167,6 +183,7 @@ class FeatureDrafter:
             state_MD = net.step(token_M, state_MD, inputs(level), self.window.kv)
             return net.logits(state_MD)
 
+        judge = Judge(self.context, rows, net.ids_C, self.draft_temperature)
         draft, _ = grow(net.logits(state_MD), feed, judge, limit_R, self.shape)
         return draft
 
@@ -178,6 +195,10 @@ class FeatureDrafter:
 
     def _put(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.context.device)
+
+
+def _joined(arrays: list[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _is_off(rows: Rows, row: int) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.kernels.native import is_available
-from hunch.kernels.native_draft import ChainChoice, best
+from hunch.kernels.native_draft import best
 from hunch.kernels.noise import TARGET, gumbel_at
 from hunch.spec.base import DrafterContext
 from hunch.spec.window import host
@@ -89,23 +89,6 @@ class Judge:
         """The token the target would choose if these were its logits."""
         row_M, pos_M = self._where(place_M, depth)
         return host(self.sampling.draw(self._heated(logits_MC, row_M), row_M, pos_M, self.ids_C))
-
-    def chain_choice(self) -> ChainChoice:
-        """How the kernels choose the tokens of the only row, from its next position on."""
-        sampling, row = self.sampling, int(self.ids_R[0])
-        temperature = float(sampling.temperature_X.numpy()[row])
-        if self.temperature is not None and temperature > 0:
-            temperature = self.temperature
-        return ChainChoice(
-            temperature=temperature,
-            top_k=int(sampling.top_k_X.numpy()[row]),
-            top_p=float(sampling.top_p_X.numpy()[row]),
-            log_min_p=float(sampling.log_min_p_X.numpy()[row]),
-            seed=int(sampling.seed_X.numpy()[row]),
-            sample_index=int(sampling.sample_X.numpy()[row]),
-            position=int(self.known_R[0]),
-            stream=TARGET,
-        )
 
     def best(
         self, logits_MC: Tensor, place_M: Array, depth: int, num_best: int

@@ -7,11 +7,14 @@
 
 namespace hunch {
 
-// One row. Node i says tokens[i]; it is processed at position first_pos + i, in slot slots[i]. The
-// last one is not processed: nothing follows it.
+// One row. First the known tokens that were not processed yet, if any, at positions from first_pos
+// on; then node i says tokens[i] and is processed at the next position. The last one is not: nothing
+// follows it. slots[i] belongs to position first_pos + i.
 struct Chain {
     Pass pass;             // its table, cache and block size
-    const float* hidden;   // the state the first token is chosen from
+    const float* hidden;   // without known tokens: the state the first token is chosen from
+    const int64_t* known;  // may be null
+    int64_t num_known;
     const int64_t* slots;
     const int64_t* ids;    // the token of each column of logits; null: all of them
     int64_t num_columns;   // logits past these are padding
