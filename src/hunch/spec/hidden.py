@@ -43,7 +43,10 @@ class LastHidden:
         rows_R, at_R = torch.from_numpy(ids_R).to(device), torch.from_numpy(last_R).to(device)
         state_RD = step.hidden_TD[at_R]
         if self.fuse is not None:
-            state_RD = self.fuse(state_RD, tuple(feature_TD[at_R] for feature_TD in step.features))
+            # The token after the state's: chosen by the target, or the prompt's next.
+            token_R = host(step.rows.tokens_XL)[ids_R, host(step.known_R)]
+            features = tuple(feature_TD[at_R] for feature_TD in step.features)
+            state_RD = self.fuse(state_RD, features, torch.from_numpy(token_R).to(device))
         self.state_XD[rows_R] = state_RD
         self.known_X[ids_R] = host(step.known_R) + 1
         known_X = host(step.rows.known_X)

@@ -5,6 +5,8 @@ Shape letters: T tokens in a row, D width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,25 +23,37 @@ NONE = "none"  # features=none: the last state alone, as the published heads
 class FusedStudent(Student):
     """Base of the heads on one state."""
 
-    def take_features(self, text: str) -> dict[str, Tensor]:
+    has_token = False  # the embedding of the token after the state's is added too
+
+    def take_features(self, text: str, *, has_token: bool = False) -> dict[str, Tensor]:
         """Read the option `features`; the tensors it adds, which at first add nothing."""
         spec = self.target.spec
         if text == NONE:
+            if has_token:
+                raise ConfigError("token=true needs features=, say features=2,15,29")
             return {}
-        self.feature_layers = read_features(text, spec.num_layers)
-        return {_FC: torch.zeros(spec.width, len(self.feature_layers) * spec.width)}
+        self.feature_layers, self.has_token = read_features(text, spec.num_layers), has_token
+        return {_FC: torch.zeros(spec.width, self.num_parts * spec.width)}
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.feature_layers) + self.has_token
 
     def states(self, thoughts: Thoughts) -> Tensor:
         """What the heads start from, at every token."""
         if not self.feature_layers:
             return thoughts.hidden_TD
         width = self.target.spec.width
-        fc = self.source().take(_FC, width, len(self.feature_layers) * width)
-        return Fuse(self.feature_layers, Linear(fc))(thoughts.hidden_TD, thoughts.features)
+        fc = Linear(self.source().take(_FC, width, self.num_parts * width))
+        fuse = Fuse(self.feature_layers, fc, self.target.embed if self.has_token else None)
+        return fuse(thoughts.hidden_TD, thoughts.features, thoughts.ids_after(1))
 
-    def feature_config(self) -> dict[str, list[int]]:
+    def feature_config(self) -> dict[str, Any]:
         """For config.json."""
-        return {"feature_layers": list(self.feature_layers)} if self.feature_layers else {}
+        if not self.feature_layers:
+            return {}
+        more = {"feature_token": True} if self.has_token else {}
+        return {"feature_layers": list(self.feature_layers), **more}
 
 
 def read_features(text: str, num_layers: int) -> tuple[int, ...]:

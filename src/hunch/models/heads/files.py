@@ -167,8 +167,9 @@ def read_fuse(source: HeadSource, config: Mapping[str, Any], target: Any) -> Fus
             f"{source.where}: takes the target's states after layers {list(layers)}, this target "
             f"has {num_layers}; it is a head for another model"
         )
-    width = int(target.spec.width)
-    return Fuse(layers, source.dense("fc", width, len(layers) * width))
+    width, has_token = int(target.spec.width), bool(config.get("feature_token"))
+    fc = source.dense("fc", width, (len(layers) + has_token) * width)
+    return Fuse(layers, fc, target.embed if has_token else None)
 
 
 def check_hidden(where: str, found: int, target: Any) -> None:

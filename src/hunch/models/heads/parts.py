@@ -5,6 +5,8 @@ Shape letters: M packed rows, D width, V vocabulary, C columns of a reduced voca
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +16,7 @@ from hunch.kernels.native import FLOAT, INT8, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 
+Embed = Callable[[Tensor], Tensor]
 FEATURE_EPS = 2**-7  # the streams of early layers are small; noise is not blown up
 
 
@@ -57,21 +60,24 @@ class BiasedNorm(Part):
 
 
 class Fuse(Part):
-    """The target's last state, plus a matrix times the states after some of its layers.
+    """The target's last state, plus a matrix times the states after some of its layers and the
+    embedding of the token it then chose.
 
-    Heads that start from the last state alone may have this in front (feature_layers in their
-    config.json, fc.weight [D, features * D]); the published ones have not.
+    Heads that start from the last state alone may have this in front (feature_layers, and
+    feature_token for the embedding, in their config.json; fc.weight [D, parts * D]); the published
+    ones have not.
     """
 
-    def __init__(self, layers: tuple[int, ...], fc: Linear) -> None:
-        self._layers, self.fc = layers, fc
+    def __init__(self, layers: tuple[int, ...], fc: Linear, embed: Embed | None = None) -> None:
+        self._layers, self.fc, self._embed = layers, fc, embed
 
     @property
     def layers(self) -> tuple[int, ...]:
         return self._layers
 
-    def __call__(self, hidden_MD: Tensor, features: tuple[Tensor, ...]) -> Tensor:
-        normed = [F.rms_norm(x_MD, x_MD.shape[-1:], None, FEATURE_EPS) for x_MD in features]
+    def __call__(self, hidden_MD: Tensor, features: tuple[Tensor, ...], token_M: Tensor) -> Tensor:
+        parts = features if self._embed is None else (*features, self._embed(token_M))
+        normed = [F.rms_norm(x_MD, x_MD.shape[-1:], None, FEATURE_EPS) for x_MD in parts]
         return hidden_MD + self.fc(torch.cat(normed, dim=-1))
 
 

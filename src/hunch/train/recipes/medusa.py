@@ -31,6 +31,7 @@ class MedusaOptions:
     layers: int = 1  # residual layers of each head
     share_tables: bool = False  # the target's output matrix in place of one that learns
     features: str = NONE  # further layers of the target whose states are added: "2,15,29"
+    token: bool = False  # the newest token's embedding is added to the state, too
     loss: str = "ce"
     share: float = 1.0  # of each batch's texts it learns from
 
@@ -56,7 +57,8 @@ class MedusaStudent(FusedStudent):
         self.head_CD = target.head.weight_NK[columns.ids_C]
         if not options.share_tables:
             blocks[_HEAD] = self.head_CD
-        self.start({**blocks, **self.take_features(options.features)})
+        more = self.take_features(options.features, has_token=options.token)
+        self.start({**blocks, **more})
 
     def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
         t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
