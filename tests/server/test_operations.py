@@ -77,17 +77,23 @@ def test_metrics_have_vllms_names_and_count_what_happened(
     positions = now["hunch:spec_decode_num_accepted_tokens_per_pos_total"]
     assert sum(positions.values()) == accepted
     assert now["hunch:num_requests_running"][()] == 0
+    assert now["hunch:spec_decode_drafter_accepted_tokens_total"] == {("oracle",): accepted}
 
 
 def test_the_dashboard_asks_only_for_metrics_that_exist(server: LiveServer) -> None:
     path = Path(__file__).parents[2] / "dashboards" / "grafana.json"
     text = path.read_text()
-    json.loads(text)
+    board = json.loads(text)
     asked = set(re.findall(r"hunch:[a-z0-9_]+", text))
     known = set(re.findall(r"hunch:[a-z0-9_]+", server.get("/metrics").text))
     known |= {f"{name}_bucket" for name in known}
     assert len(asked) > 12
+    assert "hunch:spec_decode_drafter_accepted_tokens_total" in asked
     assert asked <= known
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids))
+    corners = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+    assert len(corners) == len(set(corners))
 
 
 def test_health_version_and_the_report(server: LiveServer) -> None:
