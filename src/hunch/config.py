@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, get_type_hints
 
 from hunch.errors import ConfigError
@@ -66,8 +66,9 @@ class CacheConfig:
 class ScheduleConfig:
     """How requests share a step."""
 
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512  # tokens one step may process; longer prompts go in chunks
+    max_num_seqs: int | None = None  # requests that run at once; None: 64, on a GPU 256
+    # Tokens one step may process, longer prompts go in chunks. None: 512, on a GPU 8192.
+    max_num_batched_tokens: int | None = None
     max_queue: int | None = None  # requests that may wait; None: no limit
     depth: int | None = None  # steps launched ahead of their results; None: 1 on a GPU, 0 on a CPU
 
@@ -76,6 +77,22 @@ class ScheduleConfig:
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         if self.depth not in (None, 0, 1):
             raise ConfigError(f"depth={self.depth} must be 0 or 1")
+
+    @property
+    def num_rows(self) -> int:
+        return self.max_num_seqs or 64
+
+    @property
+    def num_tokens(self) -> int:
+        return self.max_num_batched_tokens or 512
+
+    def for_gpu(self) -> ScheduleConfig:
+        """What was left open, as a GPU wants it."""
+        return replace(
+            self,
+            max_num_seqs=self.max_num_seqs or 256,
+            max_num_batched_tokens=self.max_num_batched_tokens or 8192,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -184,7 +184,10 @@ def build_engine(config: Config, tokenizer: Tokenizer | None = None) -> Engine:
     if config.spec.is_lossy:
         log.warning("verifier=%r is LOSSY: it may change the text", config.spec.verifier)
     tokenizer = tokenizer or load_text(config)
-    runner = _build_runner(config, files, tokenizer)
+    device = _pick_device(config.model.device)
+    if device.startswith("cuda"):
+        config = replace(config, schedule=config.schedule.for_gpu())
+    runner = _build_runner(config, files, tokenizer, device)
     return Engine(config, runner, tokenizer, compile_grammar=_grammar_compiler(tokenizer))
 
 
@@ -204,14 +207,16 @@ def _grammar_compiler(tokenizer: Tokenizer) -> Callable[[StructuredOutput], Any]
     return compile_grammar
 
 
-def _build_runner(config: Config, files: ModelFiles, tokenizer: Tokenizer) -> LocalRunner:
+def _build_runner(
+    config: Config, files: ModelFiles, tokenizer: Tokenizer, device_name: str
+) -> LocalRunner:
     import torch
 
     from hunch.runner.assemble import assemble
 
     if config.parallel.tensor_parallel_size != 1:
         raise ConfigError("tensor_parallel_size above 1 is not available yet; use 1")
-    device = torch.device(_pick_device(config.model.device))
+    device = torch.device(device_name)
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
     target = _load_target(config, files, device)

@@ -74,7 +74,7 @@ def test_choice_among_some_tokens_has_their_noise() -> None:
 def cells_of(
     texts: list[list[int]], *, ends: list[int] | None = None, room: int = 80, max_nodes: int = 8
 ) -> gpu_spec.Cells:
-    cells = gpu_spec.Cells.create(len(texts), room, 10, max_nodes, 2, DEVICE)
+    cells = gpu_spec.Cells.create(len(texts), room, 10, max_nodes, 2, 4, DEVICE)
     for row, text in enumerate(texts):
         cells.tokens_XL[row, : len(text)] = torch.tensor(text)
     cells.known_X.copy_(numbers(*map(len, texts)))

@@ -76,12 +76,12 @@ class Scheduler:
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
-        self.max_rows = min(config.max_num_seqs, capacity.max_rows)
+        self.max_rows = min(config.num_rows, capacity.max_rows)
         self.num_preemptions = 0
         self.pool = BlockPool(
             capacity.num_blocks, capacity.block_size, capacity.groups, is_caching=is_caching
         )
-        self._max_tokens = config.max_num_batched_tokens
+        self._max_tokens = config.num_tokens
         self._max_draft_batch = max_draft_batch
         self._is_drafting = True
         self._free_rows = list(range(self.max_rows))[::-1]

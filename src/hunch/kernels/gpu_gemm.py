@@ -83,10 +83,18 @@ def _gemm_kernel(
     ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr,
+    IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """ENDING: "store" (+ bias, residual), "gated" (silu(a) * b), "rope" (q out, k, v to cache)."""
-    pid_m, pid_n, pid_s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pid, pid_s = tl.program_id(0), tl.program_id(1)
+    num_m = tl.cdiv(M, BLOCK_M)
+    if GROUP > 1:  # neighbours share both inputs and weights, which then stay in the cache
+        width = GROUP * (tl.num_programs(0) // num_m)
+        first_m = pid // width * GROUP
+        size = tl.minimum(num_m - first_m, GROUP)
+        pid_m, pid_n = first_m + pid % width % size, pid % width // size
+    else:
+        pid_m, pid_n = pid % num_m, pid // num_m
     let_next_start()
     IS_DUAL: tl.constexpr = ENDING != "store"
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -138,7 +146,9 @@ def _gemm_kernel(
             a += tl.load(residual_ptr + at, mask=is_out, other=0.0).to(tl.float32)
         part = pid_s.to(tl.int64) * M * y_stride
         tl.store(y_ptrs + part, a.to(y_ptr.dtype.element_ty), mask=is_out)
-    elif ENDING == "gated":
+    elif ENDING == "gated":  # rounded first, as a product of its own would be
+        a = a.to(y_ptr.dtype.element_ty).to(tl.float32)
+        b = b.to(y_ptr.dtype.element_ty).to(tl.float32)
         gated = a / (1.0 + tl.exp(-a)) * b
         tl.store(y_ptrs, gated.to(y_ptr.dtype.element_ty), mask=is_out)
     else:
@@ -153,6 +163,8 @@ def _store_rotated(
 ):  # fmt: skip
     """Rotate q and k; q goes out, k and v go to each token's slot."""
     HALF: tl.constexpr = HEAD // 2
+    lo = lo.to(q_ptrs.dtype.element_ty).to(tl.float32)  # as a product of its own would be
+    hi = hi.to(q_ptrs.dtype.element_ty).to(tl.float32)
     if head < NUM_HEADS + NUM_KV:
         lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
     if head < NUM_HEADS:
@@ -177,6 +189,7 @@ class Tile:
     num_warps: int
     num_stages: int
     prefetch: int = 0  # lines of 64 weights per row asked for before the inputs are ready
+    group: int = 1  # tiles of rows that walk the weights together
 
 
 def split_of(num_outputs: int, k: int) -> int:
@@ -202,7 +215,9 @@ def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) ->
     num_tiles = num_outputs * num_splits / 32
     if m > 128:
         is_huge = not is_dual and num_splits == 1 and num_tiles > 4 * NUM_SMS
-        return Tile(128, 256, 64, 8, 3) if is_huge else Tile(128, 128 // half, 64, 8, 4)
+        if is_huge:
+            return Tile(128, 256, 64, 8, 4, group=8)
+        return Tile(128, 128, 64, 8, 4, group=8)
     if m > 64:
         if is_deep:
             return Tile(128, (128 if num_tiles > 2 * NUM_SMS else 64) // half, 128, 8, 3, 8)
@@ -239,7 +254,7 @@ def _launch(
     else:
         block_n = tile.block_n
         num_tiles = triton.cdiv(num_outputs, block_n)
-    grid = (triton.cdiv(m, tile.block_m), num_tiles, split if is_grid_split else 1)
+    grid = (triton.cdiv(m, tile.block_m) * num_tiles, split if is_grid_split else 1)
     pos, slot, table, k_cache, v_cache = rope or (x_MK,) * 5
     _gemm_kernel[grid](
         x_MK, w_NK, y, x_MK if bias is None else bias, x_MK if residual is None else residual,
@@ -249,7 +264,7 @@ def _launch(
         HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
         BLOCK_M=tile.block_m, BLOCK_N=block_n, BLOCK_K=tile.block_k,
         IS_EVEN=k % tile.block_k == 0 and slice_k % tile.block_k == 0, PREFETCH=tile.prefetch,
-        **options(tile.num_warps, tile.num_stages),
+        GROUP=tile.group, **options(tile.num_warps, tile.num_stages),
     )  # fmt: skip
 
 

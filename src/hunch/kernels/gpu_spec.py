@@ -39,16 +39,18 @@ class Cells:
     draft_XG: Tensor
     parents_XG: Tensor
     tokens_XL: Tensor
+    block_size: int
 
     @staticmethod
     def create(
         num_rows: int, room: int, max_blocks: int, max_nodes: int, num_stops: int,
-        device: torch.device | str,
+        block_size: int, device: torch.device | str,
     ) -> Cells:  # fmt: skip
         widths = (1, 1, 1, 1, num_stops, max_blocks, max_nodes, max_nodes, room)
         flat = torch.zeros(num_rows * sum(widths), dtype=torch.int64, device=device)
         parts = flat.split([num_rows * width for width in widths])
-        return Cells(flat, *parts[:4], *(part.view(num_rows, -1) for part in parts[4:]))
+        tables = (part.view(num_rows, -1) for part in parts[4:])
+        return Cells(flat, *parts[:4], *tables, block_size)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ a product, N heads, H head width.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,9 @@ from hunch.errors import UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_attention import Tiling, Workspace, attention, programs_for, tiles_of
 from hunch.kernels.gpu_fused import add_norm, rope_kv
-from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
+from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts, split_of
 from hunch.kernels.gpu_launch import next_power_of_2
+from hunch.kernels.gpu_wide import MIN_ROWS, gated, is_exact, padded, product, product_parts
 from hunch.layers.attention import Heads
 from hunch.layers.block import Block, PostNormBlock
 from hunch.layers.linear import Linear
@@ -26,6 +28,8 @@ from hunch.models.decoder import Decoder, Hidden
 
 SHARED_TOKENS = 64  # up to so many packed tokens, programs share a row's positions
 SHARED_BYTES = 128 * 2**20  # and while their partial results fit
+
+log = logging.getLogger("hunch")
 
 
 @dataclass(slots=True)
@@ -67,6 +71,19 @@ class CudaDecoder:
             decoder.device,
             max_bytes=SHARED_BYTES,
         )
+        self.is_wide = decoder.device.type == "cuda" and self._check_wide()
+
+    def _check_wide(self) -> bool:
+        """Whether the vendor's products may serve many rows: no bias, and the same bits."""
+        layer = self.layers[0]
+        plain, split = (layer.qkv, layer.gate_up), (layer.out, layer.down)
+        if any(linear.bias_N is not None for linear in plain + split):
+            return False
+        is_same = all(is_exact(linear.weight_NK, is_split=False) for linear in plain)
+        is_same = is_same and all(is_exact(linear.weight_NK, is_split=True) for linear in split)
+        if not is_same:
+            log.warning("cuBLAS rounds in another order here: long prompts use slower kernels")
+        return is_same
 
     def tiling(self, spans: tuple[Span, ...], num_tokens: int) -> Tiling:
         """How attention shares out a step of these spans, by their sizes alone.
@@ -95,21 +112,23 @@ class CudaDecoder:
         """One pass: writes each token's KV and returns its hidden state."""
         if "tiling" not in attn.memo:
             attn.memo["tiling"] = self.tiling(attn.spans, len(ids_T))
-        eps = self.spec.norm_eps
-        size = (len(ids_T), self.spec.width)
-        x_TD = torch.empty(size, dtype=self.dtype, device=self.device)
-        h_TD = torch.empty_like(x_TD)
+        eps, num_tokens = self.spec.norm_eps, len(ids_T)
+        is_wide = self._is_for_many(num_tokens)
+        num_rows = padded(num_tokens) if is_wide else num_tokens  # rows past T are never read
+        x_TD = torch.empty(num_tokens, self.spec.width, dtype=self.dtype, device=self.device)
+        h_PD = x_TD.new_empty(num_rows, self.spec.width)
+        h_TD = h_PD[:num_tokens]
         table_VD = self.decoder.embedding_VD
         add_norm(table_VD, self.layers[0].attn_norm_D, eps, h_TD, sum_TD=x_TD, index_T=ids_T)
         norms = [layer.attn_norm_D for layer in self.layers[1:]] + [self.final_norm_D]
         found = {0: x_TD}
         for index, (layer, next_norm_D) in enumerate(zip(self.layers, norms, strict=True)):
-            parts_STD = self._attend(h_TD, layer, index, attn, kv)
+            parts_STD = self._attend(h_PD, layer, index, attn, kv)
             # A stream somebody asked for is kept: the next sum goes elsewhere.
             y_TD = torch.empty_like(x_TD) if index in feature_layers else x_TD
             add_norm(x_TD, layer.mlp_norm_D, eps, h_TD, sum_TD=y_TD, parts_SVD=parts_STD)
             x_TD = y_TD
-            parts_STD = self._mlp(h_TD, layer)
+            parts_STD = self._mlp(h_PD, layer, num_tokens)
             add_norm(x_TD, next_norm_D, eps, h_TD, sum_TD=x_TD, parts_SVD=parts_STD)
             found[index + 1] = x_TD
         return Hidden(h_TD, tuple(found[index] for index in feature_layers))
@@ -123,40 +142,59 @@ class CudaDecoder:
         return logits_MV
 
     def _attend(
-        self, h_TD: Tensor, layer: Layer, index: int, attn: AttnInputs, kv: KVCache
+        self, h_PD: Tensor, layer: Layer, index: int, attn: AttnInputs, kv: KVCache
     ) -> Tensor:
         """Attention's share of the stream, as slice sums."""
-        heads, qkv = layer.heads, layer.qkv
+        heads, qkv, num_tokens = layer.heads, layer.qkv, len(attn.pos_T)
         k_CMH, v_CMH = kv.k_LCMH[index], kv.v_LCMH[index]
-        q_TN = h_TD.new_empty(len(h_TD), heads.num_heads * heads.head_dim)
+        width = heads.num_heads * heads.head_dim
+        q_TN = h_PD.new_empty(num_tokens, width)
         where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T, self.table_LH)
-        if layer.head_norms is None:
-            gemm_rope(h_TD, qkv.weight_NK, *where, qkv.bias_N)
+        is_wide = self._is_for_many(num_tokens)
+        if layer.head_norms is None and not is_wide:
+            gemm_rope(h_PD, qkv.weight_NK, *where, qkv.bias_N)
         else:
-            qkv_TK = h_TD.new_empty(len(h_TD), len(qkv.weight_NK))
-            gemm(h_TD, qkv.weight_NK, qkv_TK, qkv.bias_N)
-            rope_kv(qkv_TK, *where, layer.head_norms, self.spec.norm_eps)
+            qkv_PK = h_PD.new_empty(len(h_PD), len(qkv.weight_NK))
+            if is_wide:
+                product(h_PD, qkv.weight_NK, qkv_PK)
+            else:
+                gemm(h_PD, qkv.weight_NK, qkv_PK, qkv.bias_N)
+            rope_kv(qkv_PK[:num_tokens], *where, layer.head_norms, self.spec.norm_eps)
+        out_PN = h_PD.new_empty(len(h_PD), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
-        out_TNH = torch.empty_like(q_TNH)
+        out_TNH = out_PN[:num_tokens].view_as(q_TNH)
         tiling = attn.memo["tiling"]
         attention(
             q_TNH, k_CMH, v_CMH, attn, heads.scale, out_TNH, window=heads.window, tiling=tiling
         )
-        return self._parts(out_TNH.flatten(1), layer.out)
+        return self._parts(out_PN, layer.out, num_tokens)
 
-    def _mlp(self, h_TD: Tensor, layer: Layer) -> Tensor:
+    def _is_for_many(self, num_tokens: int) -> bool:
+        return self.is_wide and num_tokens >= MIN_ROWS
+
+    def _mlp(self, h_PD: Tensor, layer: Layer, num_tokens: int) -> Tensor:
         """The MLP's share of the stream, as slice sums."""
         up = layer.gate_up
-        y_TF = h_TD.new_empty(len(h_TD), len(up.weight_NK) // 2)
-        gemm_gated(h_TD, up.weight_NK, y_TF, up.bias_N)
-        return self._parts(y_TF, layer.down)
+        y_PF = h_PD.new_empty(len(h_PD), len(up.weight_NK) // 2)
+        if self._is_for_many(num_tokens):
+            both_P2F = h_PD.new_empty(len(h_PD), len(up.weight_NK))
+            product(h_PD, up.weight_NK, both_P2F)
+            gated(both_P2F, y_PF, num_tokens)
+        else:
+            gemm_gated(h_PD, up.weight_NK, y_PF, up.bias_N)
+        return self._parts(y_PF, layer.down, num_tokens)
 
-    def _parts(self, x_TK: Tensor, linear: Linear) -> Tensor:
+    def _parts(self, x_PK: Tensor, linear: Linear, num_tokens: int) -> Tensor:
         num_outputs, k = linear.weight_NK.shape
-        size = (num_parts(len(x_TK), num_outputs, k), len(x_TK), num_outputs)
-        parts_STD = torch.empty(size, dtype=torch.float32, device=self.device)
-        gemm_parts(x_TK, linear.weight_NK, parts_STD, linear.bias_N)
-        return parts_STD
+        is_wide = self._is_for_many(num_tokens)
+        count = split_of(num_outputs, k) if is_wide else num_parts(len(x_PK), num_outputs, k)
+        size = (count, len(x_PK), num_outputs)
+        parts_SPD = torch.empty(size, dtype=torch.float32, device=self.device)
+        if is_wide:
+            product_parts(x_PK, linear.weight_NK, parts_SPD)
+        else:
+            gemm_parts(x_PK, linear.weight_NK, parts_SPD, linear.bias_N)
+        return parts_SPD
 
 
 def check_supported(decoder: Decoder) -> None:

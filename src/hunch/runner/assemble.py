@@ -25,14 +25,14 @@ def assemble(
 ) -> LocalRunner:
     """A runner for a loaded target; the drafter says by its needs what it must be given."""
     schedule, spec = config.schedule, config.spec
-    sampling = SamplingState(schedule.max_num_seqs, target.spec.vocab_size, device)
+    sampling = SamplingState(schedule.num_rows, target.spec.vocab_size, device)
     verify = resolve(VERIFIERS, spec.verifier)
     context = DrafterContext(
         target=target,
         sampling=sampling,
         cost=FreeCurve() if spec.always else CostCurve(),
         device=device,
-        max_rows=schedule.max_num_seqs,
+        max_rows=schedule.num_rows,
         max_len=_max_len(config, target.spec.max_len),
         vocab_size=target.spec.vocab_size,
         vocab=vocab,
@@ -46,7 +46,7 @@ def assemble(
     capacity = Capacity(
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
-        max_rows=schedule.max_num_seqs,
+        max_rows=schedule.num_rows,
         max_len=context.max_len,
         max_nodes=drafter.needs.max_nodes,
         groups=tuple(groups),

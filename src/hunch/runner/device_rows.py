@@ -24,7 +24,15 @@ class DeviceRows:
         num_rows, room = rows.tokens.shape
         self.rows, self.device = rows, device
         max_nodes = max(capacity.max_nodes, 1)
-        self.cells = Cells.create(num_rows, room, rows.table.shape[1], max_nodes, MAX_STOPS, device)
+        self.cells = Cells.create(
+            num_rows,
+            room,
+            rows.table.shape[1],
+            max_nodes,
+            MAX_STOPS,
+            rows.block_size,
+            device,
+        )
         cells = self.cells
         self._at = {
             name: getattr(cells, name).storage_offset()
@@ -43,8 +51,9 @@ class DeviceRows:
         """The host changed more of the row than its blocks."""
         self._is_stale[row] = True
 
-    def update(self, rows: list[int]) -> None:
-        """Bring these rows up to date on the device."""
+    def update(self, rows: list[int]) -> list[int]:
+        """Bring these rows up to date on the device; returns those the host had changed."""
+        stale = [row for row in rows if self._is_stale[row]]
         places: list[np.ndarray] = []
         values: list[np.ndarray] = []
         num_blocks, on_device = self.rows.num_blocks, self._num_blocks
@@ -55,6 +64,7 @@ class DeviceRows:
                 self._add_blocks(row, places, values)
         if places:
             self._scatter(np.concatenate(places), np.concatenate(values))
+        return stale
 
     def _renew(self, row: int, places: list[np.ndarray], values: list[np.ndarray]) -> None:
         rows, at = self.rows, self._at

@@ -96,7 +96,8 @@ class GraphRunner(LocalRunner):
         """Capture what is needed soon; rare sizes are captured when they come."""
         for num_rows, num_nodes in self.common_sizes():
             graph = self.steps.step(num_rows, num_nodes, 0)
-            self.flight_cost.record(graph.num_rows * (1 + num_nodes), graph.seconds)
+            if graph.seconds:
+                self.flight_cost.record(graph.num_rows * (1 + num_nodes), graph.seconds)
             advance()
 
     def common_sizes(self) -> list[tuple[int, int]]:
@@ -148,7 +149,7 @@ class GraphRunner(LocalRunner):
                 or params.prompt_logprobs is not None
                 or params.speculation.trace
                 or len(start.request.stop_ids) > MAX_STOPS
-                or params.speculation.mode not in ("auto", "off", *self._own_names())
+                or params.speculation.mode not in ("default", "auto", "off", *self._own_names())
             )
 
     def _own_names(self) -> tuple[str, ...]:
@@ -173,7 +174,9 @@ class GraphRunner(LocalRunner):
         asks = int(np.bitwise_or.reduce(self.sampling.asks_X[ids]))
         num_nodes = self._num_nodes(ids, max(allowed))
         graph = self.steps.step(len(work), num_nodes, asks)
-        self.device_rows.update(ids)
+        renewed = self.device_rows.update(ids)
+        if renewed:  # from here on the device drafts; what the host's drafter held is stale
+            self.drafter.forget(renewed)
         self._turn = (self._turn + 1) % len(self._inputs)
         inputs_3R = self._inputs[self._turn]
         lines = inputs_3R.numpy()

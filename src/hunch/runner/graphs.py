@@ -24,7 +24,7 @@ from hunch.runner.batch import Batch
 from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
 from hunch.spec.base import DeviceDrafter
 
-MAX_PASS = 1024  # tokens of the largest captured pass; beyond, launching is not what takes time
+MAX_PASS = 2048  # tokens of the largest captured pass; beyond, launching is not what takes time
 SPARE_TILES = 16  # sequences whose last tile may be partly filled
 TIMED = 3  # replays behind a graph's cost
 
@@ -94,6 +94,8 @@ class PassGraphs:
         """Hidden states of the batch's tokens; what stands after them is padding."""
         num_tokens, attn = len(batch.ids_T), batch.attn
         size = max(16, 1 << (num_tokens - 1).bit_length())
+        if size > 256:
+            size = -(-num_tokens // 256) * 256
         block = self._block(size)
         tiles_I2 = tiles_of(attn.spans, block)
         if size > MAX_PASS or len(tiles_I2) > self._max_tiles(size):
@@ -230,13 +232,13 @@ class StepGraphs:
             if attn.tree_TP is not None:
                 compact(self.kv, rows, attn.slot_T)
             if self.drafter is not None:
-                self.drafter.draft(self.cells, rows)
+                self.drafter.draft(self.cells, rows, kind)
 
         verify = Graph(body, self.device, self.pool)
         seconds, draft_seconds = seconds_of([forward, verify], self.device), 0.0
         if self.drafter is not None:
             drafter = self.drafter
-            draft = Graph(lambda: drafter.draft(self.cells, rows), self.device, self.pool)
+            draft = Graph(lambda: drafter.draft(self.cells, rows, kind), self.device, self.pool)
             draft_seconds = seconds_of([draft], self.device)
         return StepGraph(forward, verify, num_rows, num_nodes, seconds, draft_seconds)
 

@@ -32,7 +32,7 @@ def count_blocks(
     device: torch.device,
 ) -> int:
     """How many blocks the budget holds, and no more than all rows at full length could use."""
-    cache, max_rows = config.cache, config.schedule.max_num_seqs
+    cache, max_rows = config.cache, config.schedule.num_rows
     if cache.num_blocks is not None:
         return cache.num_blocks
     block_bytes = bytes_per_slot(shapes) * cache.block_size

@@ -151,7 +151,7 @@ class SamplingState:
         if not asks & SAMPLED:
             return argmax(logits_MV)
         if self.is_dense:
-            return argmax(self.scores(logits_MV, row_M, pos_M))
+            return self._draw_dense(logits_MV, row_M, pos_M)
         return self._draw_rows(logits_MV, row_M, pos_M)
 
     def draw(
@@ -163,11 +163,32 @@ class SamplingState:
         """
         if not self._asks(row_M) & SAMPLED:
             best_M = argmax(logits_MC)
-        elif not self.is_dense and (ids_C is None or native.is_available()):
+            return best_M if ids_C is None else ids_C[best_M]
+        if not self.is_dense and (ids_C is None or native.is_available()):
             return self._draw_rows(logits_MC, row_M, pos_M, ids_C)
-        else:
+        return self._draw_dense(logits_MC, row_M, pos_M, ids_C)
+
+    def _draw_dense(
+        self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
+    ) -> Tensor:
+        """Without the host; on a GPU by the kernels that captured steps use, to the last bit."""
+        if logits_MC.device.type != "cuda":
             best_M = argmax(self.scores(logits_MC, row_M, pos_M, ids_C))
-        return best_M if ids_C is None else ids_C[best_M]
+            return best_M if ids_C is None else ids_C[best_M]
+        from hunch.kernels.gpu_sampling import choose
+
+        is_filtered = bool(self._asks(row_M) & FILTERED)
+        state = (self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X)
+        return choose(
+            logits_MC.float().contiguous(),
+            row_M,
+            pos_M,
+            *state,
+            self.seed_X,
+            self.sample_X,
+            is_filtered=is_filtered,
+            ids_V=ids_C,
+        )
 
     def columns(self, row_M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The parameters of each row, in the order the kernels take them."""
@@ -357,6 +378,8 @@ class SamplingState:
 
 def argmax(x_MV: Tensor) -> Tensor:
     """The best token of each row, the lowest id among equals."""
-    if x_MV.device.type != "cpu":
-        return x_MV.argmax(dim=1)
+    if x_MV.device.type != "cpu":  # torch's does not say which of equals it takes there
+        from hunch.kernels.gpu_sampling import argmax as gpu_argmax
+
+        return gpu_argmax(x_MV.contiguous())
     return torch.from_numpy(x_MV.float().numpy().argmax(axis=1))  # vectorised there, not in torch

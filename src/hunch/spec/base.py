@@ -58,8 +58,11 @@ class DeviceDrafter(Protocol):
     def margin(self) -> float:
         """Share by which checking nodes must promise to beat plain decoding."""
 
-    def draft(self, cells: Any, step: Any) -> None:
-        """Put a draft for each row of the step into its cells: kernels only, no host."""
+    def draft(self, cells: Any, step: Any, kind: int) -> None:
+        """Put a draft for each row of the step into its cells: kernels only, no host.
+
+        kind: all rows are greedy (0), some are sampled (1), some with filters (2).
+        """
 
     def is_ready(self, rows: Rows) -> bool:
         """Whether what it needs of these rows is on the device."""

@@ -28,7 +28,7 @@ class DeviceLookup:
         some = [n for n in (3, 7, 15) if n <= self.num_nodes]
         return (0, *(some or [self.num_nodes]))
 
-    def draft(self, cells: Cells, step: StepRows) -> None:
+    def draft(self, cells: Cells, step: StepRows, kind: int) -> None:
         lookup(cells, step, self.num_nodes, self.min_match, self.max_match)
 
     def is_ready(self, rows: Rows) -> bool:

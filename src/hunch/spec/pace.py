@@ -51,7 +51,7 @@ class Pace:
             next_K = self.next_G[1:most]
             next_K += NEXT_RATE * (asked_K * (1 - next_K) - missed_K)
             np.clip(next_K, 0.02, 0.98, out=next_K)
-        self.guess_XG[row_R] = guess_RG
+        self.guess_XG[row_R] = guess_RG[:, : self.guess_XG.shape[1]]
 
     def choose(self, row_R: Array, seconds: Callable[[int], float]) -> int:
         """The number of nodes with the most tokens per second; `seconds` is what a step costs."""

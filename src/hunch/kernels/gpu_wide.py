@@ -1,0 +1,98 @@
+"""Products of many rows by the vendor's library, where it was seen to give our kernels' bits.
+
+A library may pick another order of additions per size. So sizes are few (powers of two from 256,
+a batch is cut into them and its last part padded), and every size of every weight is compared with
+`gpu_gemm` once, when a model is loaded. What differs anywhere is not used.
+
+Shape letters: P rows padded to a multiple of 256, N outputs, K inputs, S slices, F gated width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.gpu_gemm import gemm, gemm_parts, slice_of, split_of
+from hunch.kernels.gpu_launch import let_next_start, options, wait_for_inputs
+
+SMALLEST, LARGEST = 256, 8192
+MIN_ROWS = 129  # below, our own kernels are as fast
+
+
+def padded(num_rows: int) -> int:
+    return -(-num_rows // SMALLEST) * SMALLEST
+
+
+def cuts(num_rows: int) -> list[tuple[int, int]]:
+    """[first, last) of the parts, largest first; num_rows is a multiple of the smallest."""
+    parts: list[tuple[int, int]] = []
+    first, size = 0, LARGEST
+    while first < num_rows:
+        while size > num_rows - first:
+            size //= 2
+        parts.append((first, first + size))
+        first += size
+    return parts
+
+
+def product(x_PK: Tensor, w_NK: Tensor, y_PN: Tensor) -> None:
+    """y = x W^T, rounded once."""
+    for first, last in cuts(len(x_PK)):
+        torch.mm(x_PK[first:last], w_NK.T, out=y_PN[first:last])
+
+
+def product_parts(x_PK: Tensor, w_NK: Tensor, parts_SPN: Tensor) -> None:
+    """The slices' sums in float32, as `gemm_parts` leaves them."""
+    k = x_PK.shape[1]
+    size = slice_of(k, len(parts_SPN))
+    for index, part_PN in enumerate(parts_SPN):
+        here = slice(index * size, min((index + 1) * size, k))
+        for first, last in cuts(len(x_PK)):
+            torch.mm(
+                x_PK[first:last, here], w_NK[:, here].T, torch.float32, out=part_PN[first:last]
+            )
+
+
+def is_exact(w_NK: Tensor, *, is_split: bool) -> bool:
+    """Whether every size gives the bits of our own kernels for this weight."""
+    (n, k), device = w_NK.shape, w_NK.device
+    split = split_of(n, k) if is_split else 1
+    noise = torch.Generator(device).manual_seed(0)
+    size = SMALLEST
+    while size <= LARGEST:
+        x_PK = torch.randn(size, k, generator=noise, device=device).to(w_NK.dtype)
+        dtype = torch.float32 if is_split else w_NK.dtype
+        ours, theirs = (torch.empty(split, size, n, dtype=dtype, device=device) for _ in range(2))
+        if is_split:
+            gemm_parts(x_PK, w_NK, ours)
+            product_parts(x_PK, w_NK, theirs)
+        else:
+            gemm(x_PK, w_NK, ours[0])
+            product(x_PK, w_NK, theirs[0])
+        if not torch.equal(ours, theirs):
+            return False
+        size *= 2
+    return True
+
+
+@triton.jit
+def _gated_kernel(x_ptr, y_ptr, F, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_in = offs < F
+    let_next_start()
+    wait_for_inputs()
+    a = tl.load(x_ptr + row * 2 * F + offs, mask=is_in, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + row * 2 * F + F + offs, mask=is_in, other=0.0).to(tl.float32)
+    gated = a / (1.0 + tl.exp(-a)) * b
+    tl.store(y_ptr + row * F + offs, gated.to(y_ptr.dtype.element_ty), mask=is_in)
+
+
+def gated(x_P2F: Tensor, y_PF: Tensor, num_rows: int) -> None:
+    """silu(gate) * up for the first rows, as the ending of `gemm_gated` computes it."""
+    width = y_PF.shape[1]
+    _gated_kernel[(num_rows, triton.cdiv(width, 1024))](
+        x_P2F, y_PF, width, BLOCK=1024, **options(4)
+    )
