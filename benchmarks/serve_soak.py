@@ -110,6 +110,7 @@ async def client(
         tally.count(kind)
 
 
+WINDOW = 15.0  # seconds over which a peak of memory is taken
 JSON = {"Content-Type": "application/json"}
 
 
@@ -131,19 +132,32 @@ def offline_texts(model: str, num_requests: int, num_tokens: int) -> dict[int, s
     return {number: output.outputs[0].text for number, output in enumerate(outputs)}
 
 
-def held_by(pid: int | None) -> tuple[int, int] | None:
-    """Resident bytes and threads of a process and its children, where /proc tells."""
+def processes(pid: int | None) -> list[int]:
+    """The server's process and its children; none where it is not to be watched."""
     if pid is None:
-        return None
-    num_bytes = num_threads = 0
-    pids = [pid]
+        return []
     with open(f"/proc/{pid}/task/{pid}/children") as file:
-        pids += map(int, file.read().split())
-    for one in pids:
-        with open(f"/proc/{one}/statm") as file:
-            num_bytes += int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        num_threads += len(os.listdir(f"/proc/{one}/task"))
-    return num_bytes, num_threads
+        return [pid, *map(int, file.read().split())]
+
+
+def num_threads(pid: int | None) -> int:
+    return sum(len(os.listdir(f"/proc/{one}/task")) for one in processes(pid))
+
+
+async def watch_memory(samples: list[tuple[float, int]]) -> None:
+    """Notes the time and the resident bytes, several times a second."""
+    pids = processes(args.pid)
+    while pids:
+        num_pages = 0
+        for one in pids:
+            with open(f"/proc/{one}/statm") as file:
+                num_pages += int(file.read().split()[1])
+        samples.append((time.monotonic(), num_pages * os.sysconf("SC_PAGE_SIZE")))
+        await asyncio.sleep(0.2)
+
+
+def peak(samples: list[tuple[float, int]], since: float, until: float) -> int:
+    return max(size for moment, size in samples if since <= moment <= until)
 
 
 async def soak() -> int:
@@ -151,14 +165,17 @@ async def soak() -> int:
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     async with httpx.AsyncClient(timeout=600, limits=limits, headers=headers) as http:
         tally, known = Tally(), offline_texts(args.model, args.requests, args.tokens)
-        warm_end = time.monotonic() + args.seconds / 6
-        await crowd(http, known, Tally(), warm_end)
-        before = held_by(args.pid)
+        memory: list[tuple[float, int]] = []
+        watch = asyncio.create_task(watch_memory(memory))
+        await crowd(http, known, Tally(), time.monotonic() + args.warm_up)
+        threads_before = num_threads(args.pid)
         start = time.monotonic()
         await crowd(http, known, tally, start + args.seconds)
-        seconds = time.monotonic() - start
+        end = time.monotonic()
+        watch.cancel()
         left = await settle(http)
-    after = held_by(args.pid)
+        thread_growth = num_threads(args.pid) - threads_before
+    seconds = end - start
     report: dict[str, Any] = {
         "seconds": round(seconds, 1),
         "streams": args.streams,
@@ -171,10 +188,12 @@ async def soak() -> int:
         },
         "left_behind": left,
     }
-    if before and after:
-        report["memory_mb"] = [round(size / 1e6) for size in (before[0], after[0])]
-        report["memory_growth"] = round(after[0] / before[0] - 1, 4)
-        report["thread_growth"] = after[1] - before[1]
+    if args.pid is not None:
+        # Peaks: a step's own buffers come and go, and a single look may find them or not.
+        warm, last = peak(memory, start - WINDOW, start), peak(memory, end - WINDOW, end)
+        report["memory_mb"] = [round(size / 1e6) for size in (warm, last)]
+        report["memory_growth"] = round(last / warm - 1, 4)
+        report["thread_growth"] = thread_growth
     print(json.dumps(report, indent=2))
     is_clean = not tally.wrong and not any(left.values()) and report.get("thread_growth", 0) <= 0
     return 0 if is_clean and report.get("memory_growth", 0) <= 0.05 else 1
@@ -202,6 +221,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("url")
     parser.add_argument("--model", default="smollm2-135m", help="what the server serves")
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--warm-up", type=float, default=30, help="seconds before that")
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--requests", type=int, default=24, help="different requests")
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of one")
