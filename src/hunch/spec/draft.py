@@ -29,7 +29,7 @@ from hunch.spec.grow import grow
 from hunch.spec.judge import Array, Judge, Level
 from hunch.spec.native_chain import ChainDrafts, HostRows
 from hunch.spec.options import GrowOptions
-from hunch.spec.watch import AcceptanceWatch
+from hunch.spec.watch import AcceptanceWatch, comes_with_hunch
 from hunch.spec.window import MAX_PASS, KvWindow, host
 from hunch.types import GroupInfo
 
@@ -69,13 +69,15 @@ class DraftModelDrafter:
         weights = open_weights(path)
         self.shape = self.options.shape(context)
         self.model, self.columns = _load(weights, path, self.options, context)
-        _warn_of_cost(self.model.weight_bytes, context.target.weight_bytes)
+        if not comes_with_hunch(path):
+            _warn_of_cost(self.model.weight_bytes, context.target.weight_bytes)
         limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)
         self.window = KvWindow(context, max(limit - self.shape.depth, 1))
         self.watch = AcceptanceWatch(
             f"draft:{path}",
             "choose a draft of the same family, or train one for this target (hunch train draft)",
         )
+        self.watch.spare(path)
         self.pending: dict[int, Pending] = {}
         self.host = HostRows()
         self.chains = self._native_chains()

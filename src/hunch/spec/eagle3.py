@@ -25,3 +25,4 @@ class Eagle3Drafter(FeatureDrafter):
             raise ConfigError("speculate='eagle3' needs a head: eagle3:PATH")
         net = load_eagle3(path, context.target)
         super().__init__("eagle3", net, read_options(GrowOptions, options, "eagle3"), context)
+        self.watch.spare(path)

@@ -68,6 +68,7 @@ class MedusaDrafter:
             )
             depth, max_nodes = self.shape.depth, self.shape.num_nodes
         self.last = LastHidden(context, AcceptanceWatch("medusa", _REMEDY), depth, self.net.fuse)
+        self.last.watch.spare(path)
         self.needs = Needs(
             max_nodes=max_nodes,
             hidden=True,

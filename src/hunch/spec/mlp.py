@@ -42,6 +42,7 @@ class MlpDrafter:
         self.last = LastHidden(
             context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth, self.net.fuse
         )
+        self.last.watch.spare(path)
         self.needs = Needs(
             max_nodes=self.shape.num_nodes,
             hidden=True,

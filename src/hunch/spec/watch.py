@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 log = logging.getLogger("hunch")
 
 MIN_SHARE = 0.3
 ENOUGH = 1000  # guesses after which the share means something
+
+
+def comes_with_hunch(path: str) -> bool:
+    """Its card says what it does: a user who asks for it by name need not be told again."""
+    return Path(path).is_relative_to(Path(__file__).parents[1])
 
 
 class AcceptanceWatch:
@@ -17,6 +23,10 @@ class AcceptanceWatch:
         self.name, self.remedy = name, remedy
         self.num_guessed = self.num_accepted = 0
         self.has_warned = False
+
+    def spare(self, path: str) -> None:
+        """Say nothing of drafters that come with hunch."""
+        self.has_warned = self.has_warned or comes_with_hunch(path)
 
     def count(self, num_guessed: int, num_accepted: int) -> None:
         self.num_guessed += num_guessed
