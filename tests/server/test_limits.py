@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import httpx
 import pytest
 
+from hunch.server.settings import Limits
 from server.live_server import LiveServer
 
 COMPLETE = "/v1/completions"
@@ -272,3 +274,18 @@ def test_tokenize_and_detokenize(server: LiveServer) -> None:
     assert bytes(chat["tokens"]).decode() == "user: x\nassistant: "
     assert server.post("/tokenize", {}).status_code == 400
     assert server.post("/detokenize", {"tokens": [9999]}).status_code == 400
+
+
+def test_every_limit_is_made_small_here() -> None:
+    assert set(SMALL) == {field.name for field in fields(Limits)}
+
+
+def test_a_request_cannot_outstay_the_servers_own_deadline(
+    start_server: Callable[..., LiveServer],
+) -> None:
+    server = start_server(env={"FAKE_STEP_SECONDS": "0.03"}, request_timeout=0.5)
+    body = {"prompt": "x", "max_tokens": 300, "speculation": {"mode": "off"}, "timeout": 60}
+    answer = server.post(COMPLETE, body)
+    assert answer.status_code == 408
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+    assert server.wait_idle()["kv_usage"] == 0

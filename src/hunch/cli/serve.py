@@ -75,7 +75,6 @@ def serve(ctx: typer.Context) -> None:
 def run(words: Sequence[str]) -> int:
     """Start a server from command-line words; returns its exit code."""
     from hunch import __version__
-    from hunch.server.run import serve as serve_forever
     from hunch.server.settings import Limits, ServeConfig
 
     given = _parse([_dashed(word) for word in words])
@@ -89,6 +88,13 @@ def run(words: Sequence[str]) -> int:
     config = _engine_config(model, given)
     if settings.get("cors_origins"):
         settings["cors_origins"] = tuple(settings["cors_origins"])
+    try:
+        from hunch.server.run import serve as serve_forever
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the server needs {error.name}, which is not installed; install hunch with its "
+            "extra `serve` (in a checkout: pip install -e '.[serve]')"
+        ) from None
     return serve_forever(
         config,
         ServeConfig(
