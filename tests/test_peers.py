@@ -70,11 +70,27 @@ def test_another_token_of_hunch_is_reported(method: str) -> None:
     assert not cpu_peers.measure_decode(fake_peers(wrong=method))["equal"]
 
 
-def test_a_quick_run_asks_peers_for_one_prompt_and_hunch_for_all() -> None:
-    peers = fake_peers("--quick")
-    cpu_peers.measure_decode(peers)
-    assert len(peers.llama.calls) == 2  # off and lookup
-    assert len(peers.hunch["off"].calls) == 2
+def test_hunch_alone_is_measured_on_request() -> None:
+    peers = fake_peers("--ours", "--repeats", "1")
+    found = cpu_peers.measure_decode(peers)
+    assert not peers.llama.calls
+    assert all(name.startswith("hunch/") for name in found["decode"])
+
+
+def test_a_run_in_pieces_adds_up() -> None:
+    report: dict[str, Any] = {"decode": {}}
+    for name, wrong in (("one", None), ("two", "suffix"), ("three", None)):
+        peers = fake_peers("--repeats", "1", "--ours", wrong=wrong)
+        peers.sets = {name: peers.sets["one"]}
+        cpu_peers.merge(report, cpu_peers.measure_decode(peers))
+    assert report["decode"]["hunch/off"] == {"one": 10.0, "two": 10.0, "three": 10.0}
+    assert not report["equal"]
+    assert report["num_different"]["hunch/suffix"] == 2
+    cpu_peers.merge(report, {"decode": {"llama.cpp/off": {"two": 5.0}}})
+    console = Console(width=160, record=True, file=StringIO())
+    for table in peer_report.tables(report):
+        console.print(table)
+    assert "2.00" in console.export_text()  # the ratio of the one set both have
 
 
 def test_only_the_warm_figure_keeps_what_was_cached() -> None:

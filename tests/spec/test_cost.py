@@ -46,6 +46,19 @@ def test_a_machine_that_slows_down_is_followed():
     assert curve.seconds(1) == 3.0
 
 
+def test_sizes_not_seen_for_a_while_follow_those_in_use():
+    curve = CostCurve()
+    for _ in range(20):
+        for num_tokens, seconds in ((1, 1.0), (2, 1.2), (8, 2.4)):
+            curve.record(num_tokens, seconds)
+    for _ in range(60):  # the text has grown long: everything takes half as long again
+        for num_tokens, seconds in ((1, 1.5), (2, 1.8)):
+            curve.record(num_tokens, seconds)
+    assert curve.relative(8) == pytest.approx(2.4, rel=0.1)
+    curve.record(8, 3.6)  # and one pass does not bring the old ones back
+    assert curve.relative(8) == pytest.approx(2.4, rel=0.1)
+
+
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.001, 10)), min_size=1, max_size=30))
 def test_never_falls(passes):
     curve = CostCurve()

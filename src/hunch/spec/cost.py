@@ -12,6 +12,7 @@ import numpy as np
 
 WINDOW = 15  # passes remembered per size
 MANY = 48  # nodes above which numpy is quicker
+MAX_SINGLE = 16  # sizes up to this are remembered one by one
 
 
 class CostCurve:
@@ -21,6 +22,10 @@ class CostCurve:
     estimate is the lower quartile of its last passes, since noise only ever adds time. Between
     sizes the curve is a straight line; beyond them it keeps its last slope. Before anything is
     measured, a pass costs one unit and every further token `prior` units.
+
+    Passes take longer the longer the texts are. What the sizes in use gain or lose, the others are
+    taken to have gained or lost too: they are estimated at today's level, not at that of the day
+    they were last seen.
     """
 
     def __init__(self, prior: float = 0.05) -> None:
@@ -29,21 +34,32 @@ class CostCurve:
         self._estimates: dict[int, float] = {}
         self._sizes: list[int] = []
         self._seconds: list[float] = []  # non-decreasing, beside _sizes
+        self._level = 1.0  # moves with the sizes in use
+        self._levels: dict[int, float] = {}  # where it stood at each size's last pass
         self._known: dict[int, float] = {}  # answers given since the curve last changed
 
     def record(self, num_tokens: int, seconds: float) -> None:
         size = _bucket(num_tokens)
         passes = self._passes.setdefault(size, deque(maxlen=WINDOW))
-        passes.append(seconds * size / num_tokens if num_tokens > 16 else seconds)
-        estimate = sorted(passes)[(len(passes) - 1) // 4]
-        if estimate == self._estimates.get(size):
-            return
-        self._estimates[size] = estimate
+        aged = self._level / self._levels.get(size, self._level)
+        if aged != 1.0:
+            passes = self._passes[size] = deque((old * aged for old in passes), maxlen=WINDOW)
+            self._estimates[size] *= aged
+        is_settled = len(passes) == WINDOW
+        passes.append(seconds * size / num_tokens if num_tokens > MAX_SINGLE else seconds)
+        estimate, before = sorted(passes)[(len(passes) - 1) // 4], self._estimates.get(size)
+        if before is not None and is_settled and size <= MAX_SINGLE:  # a step, not a prompt
+            self._level *= estimate / before
+        self._estimates[size], self._levels[size] = estimate, self._level
+        if estimate != before or aged != 1.0:
+            self._redraw()
+
+    def _redraw(self) -> None:
         self._known.clear()
         self._sizes = sorted(self._estimates)
+        now = [self._estimates[n] * (self._level / self._levels[n]) for n in self._sizes]
         # The cheapest larger pass bounds every smaller one, so the curve cannot fall.
-        backwards = accumulate((self._estimates[n] for n in reversed(self._sizes)), min)
-        self._seconds = list(backwards)[::-1]
+        self._seconds = list(accumulate(reversed(now), min))[::-1]
 
     def seconds(self, num_tokens: int) -> float:
         known = self._known.get(num_tokens)
@@ -113,7 +129,7 @@ class FreeCurve(CostCurve):
 
 
 def _bucket(num_tokens: int) -> int:
-    if num_tokens <= 16:
+    if num_tokens <= MAX_SINGLE:
         return num_tokens
     step = 1 << (num_tokens.bit_length() - 4)  # eighths of the power of two below
     return (num_tokens + step // 2) // step * step
