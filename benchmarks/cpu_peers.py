@@ -31,7 +31,7 @@ WARM = "hunch/suffix (warm)"
 ROWS = (1, 2, 4, 8, 16, 32)
 LENGTH = 512  # tokens of context under the curve, and of the prompt of the prefill figure
 QUICK_LENGTH = 128  # the same for a quick run
-QUICK_PROMPT = 32  # it has no time to read long prompts with every method
+QUICK_PROMPT = 24  # it has no time to read long prompts with every method
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 0}
 
 
@@ -49,7 +49,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--ours", action="store_true", help="decode with hunch's methods alone")
     add("--limit", type=int, help="prompts per set (16; quick: 4)")
     add("--repeats", type=int, help="rounds (5; quick: 1)")
-    add("--max-tokens", type=int, help="tokens per answer (128; quick: 16)")
+    add("--max-tokens", type=int, help="tokens per answer (128; quick: 10)")
     add("--threads", type=int, default=2)
     add("--skip", default="", help="parts to leave out, commas between: " + ", ".join(PARTS))
     add("--json", type=Path, help="write the figures here")
@@ -57,7 +57,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     args.limit = args.limit or (4 if args.quick else 16)
     args.repeats = args.repeats or (1 if args.quick else 5)
-    args.max_tokens = args.max_tokens or (16 if args.quick else 128)
+    args.max_tokens = args.max_tokens or (10 if args.quick else 128)
     args.length = QUICK_LENGTH if args.quick else LENGTH
     args.skip = set(filter(None, args.skip.split(",")))
     if unknown := args.skip - set(PARTS):
