@@ -21,7 +21,7 @@ from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, w
 
 TILE = 64  # positions per step of the walk
 SPLIT = 128  # positions per partial result
-MAX_PROGRAMS = 32  # most programs that share one row's splits
+MIN_PROGRAMS, MAX_PROGRAMS = 4, 32  # that share one row's splits
 NUM_SMS = 132
 LOG2E = 1.4426950408889634
 
@@ -279,8 +279,9 @@ def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> 
 
 
 def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
-    """Into how many programs a row's splits are shared out: enough to fill the chip."""
-    wanted = triton.cdiv(2 * NUM_SMS, max(num_tiles * num_kv_heads, 1))
+    """Into how many programs a row's splits are shared out: enough to fill the chip, and some
+    for a long row among short ones, which all would wait for."""
+    wanted = max(triton.cdiv(2 * NUM_SMS, max(num_tiles * num_kv_heads, 1)), MIN_PROGRAMS)
     return max(1, min(wanted, triton.cdiv(max_len, SPLIT), MAX_PROGRAMS))
 
 

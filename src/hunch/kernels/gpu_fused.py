@@ -84,9 +84,8 @@ def _rope_kv_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr,
     q_norm_ptr, k_norm_ptr, eps,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-    HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """One program per token and head: q heads, then k heads, then v heads."""
+    """With head norms: one program per token and head: q heads, then k heads, then v heads."""
     let_next_start()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD // 2
@@ -97,11 +96,10 @@ def _rope_kv_kernel(
     lo = tl.load(row_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
     hi = tl.load(row_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
     if head < NUM_HEADS + NUM_KV:
-        if HAS_NORM:
-            norm_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
-            rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
-            lo = lo * rstd * tl.load(norm_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
-            hi = hi * rstd * tl.load(norm_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
+        norm_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
+        rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
+        lo = lo * rstd * tl.load(norm_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
+        hi = hi * rstd * tl.load(norm_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
         at = rope_ptr + tl.load(pos_ptr + token) * HEAD + offs
         cos = tl.load(at, mask=is_in, other=0.0)
         sin = tl.load(at + HALF, mask=is_in, other=0.0)
@@ -117,6 +115,42 @@ def _rope_kv_kernel(
         is_live = is_in & (slot >= 0)
         tl.store(out_ptr, lo.to(cache_ptr.dtype.element_ty), mask=is_live)
         tl.store(out_ptr + HALF, hi.to(cache_ptr.dtype.element_ty), mask=is_live)
+
+
+@triton.jit
+def _rope_rows_kernel(
+    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr, num_tokens,
+    HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """The same without norms, one head of many tokens: nothing is summed, so any tile will do."""
+    let_next_start()
+    head = tl.program_id(1)
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    HALF: tl.constexpr = HEAD // 2
+    offs = tl.arange(0, HALF_PAD)[None, :]
+    is_token = token < num_tokens
+    is_in = is_token[:, None] & (offs < HALF)
+    wait_for_inputs()
+    row_ptrs = qkv_ptr + (token[:, None] * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD + offs
+    lo = tl.load(row_ptrs, mask=is_in, other=0.0).to(tl.float32)
+    hi = tl.load(row_ptrs + HALF, mask=is_in, other=0.0).to(tl.float32)
+    if head < NUM_HEADS + NUM_KV:
+        pos = tl.load(pos_ptr + token, mask=is_token, other=0)
+        cos = tl.load(rope_ptr + pos[:, None] * HEAD + offs, mask=is_in, other=0.0)
+        sin = tl.load(rope_ptr + pos[:, None] * HEAD + HALF + offs, mask=is_in, other=0.0)
+        lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
+    if head < NUM_HEADS:
+        out_ptrs = q_ptr + (token[:, None] * NUM_HEADS + head) * HEAD + offs
+        tl.store(out_ptrs, lo.to(q_ptr.dtype.element_ty), mask=is_in)
+        tl.store(out_ptrs + HALF, hi.to(q_ptr.dtype.element_ty), mask=is_in)
+    else:
+        slot = tl.load(slot_ptr + token, mask=is_token, other=-1).to(tl.int64)[:, None]
+        cache_ptr = k_cache_ptr if head < NUM_HEADS + NUM_KV else v_cache_ptr
+        out_ptrs = cache_ptr + (slot * NUM_KV + (head - NUM_HEADS) % NUM_KV) * HEAD + offs
+        is_live = is_in & (slot >= 0)
+        tl.store(out_ptrs, lo.to(cache_ptr.dtype.element_ty), mask=is_live)
+        tl.store(out_ptrs + HALF, hi.to(cache_ptr.dtype.element_ty), mask=is_live)
 
 
 def add_norm(
@@ -152,13 +186,20 @@ def rope_kv(
     qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LH: Tensor, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
 ) -> None:  # fmt: skip
-    """Head norms (where given), rotation, KV write: for models whose q and k are normed."""
+    """Head norms (where given), rotation, KV write, for products that did not do it themselves."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
-    num_heads = qkv_TK.shape[1] // head - 2 * num_kv
+    num_heads, num_tokens = qkv_TK.shape[1] // head - 2 * num_kv, len(qkv_TK)
     assert table_LH.dtype == torch.float32
-    q_norm, k_norm = norms or (qkv_TK, qkv_TK)
+    if norms is None:
+        _rope_rows_kernel[(triton.cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
+            qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, num_tokens, HEAD=head,
+            HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16,
+            **options(4),
+        )  # fmt: skip
+        return
+    q_norm, k_norm = norms
     _rope_kv_kernel[(qkv_TK.shape[0], num_heads + 2 * num_kv)](
         qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, q_norm, k_norm, eps,
         HEAD=head, HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv,
-        HAS_NORM=norms is not None, **options(1),
+        **options(1),
     )  # fmt: skip

@@ -75,6 +75,19 @@ def _walk(
     return a, b
 
 
+@triton.jit
+def _place(num_m, GROUP: tl.constexpr):
+    """This program's tile: rows, outputs."""
+    pid = tl.program_id(0)
+    if GROUP == 1:
+        return pid % num_m, pid // num_m
+    # Neighbours share both inputs and weights, which then stay in the cache.
+    width = GROUP * (tl.num_programs(0) // num_m)
+    first_m = pid // width * GROUP
+    size = tl.minimum(num_m - first_m, GROUP)
+    return first_m + pid % width % size, pid % width // size
+
+
 @triton.jit(do_not_specialize=["M"])
 def _gemm_kernel(
     x_ptr, w_ptr, y_ptr, bias_ptr, residual_ptr, M, N, K, x_stride, y_stride,
@@ -86,15 +99,8 @@ def _gemm_kernel(
     IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """ENDING: "store" (+ bias, residual), "gated" (silu(a) * b), "rope" (q out, k, v to cache)."""
-    pid, pid_s = tl.program_id(0), tl.program_id(1)
-    num_m = tl.cdiv(M, BLOCK_M)
-    if GROUP > 1:  # neighbours share both inputs and weights, which then stay in the cache
-        width = GROUP * (tl.num_programs(0) // num_m)
-        first_m = pid // width * GROUP
-        size = tl.minimum(num_m - first_m, GROUP)
-        pid_m, pid_n = first_m + pid % width % size, pid % width // size
-    else:
-        pid_m, pid_n = pid % num_m, pid // num_m
+    pid_m, pid_n = _place(tl.cdiv(M, BLOCK_M), GROUP)
+    pid_s = tl.program_id(1)
     let_next_start()
     IS_DUAL: tl.constexpr = ENDING != "store"
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -146,14 +152,18 @@ def _gemm_kernel(
             a += tl.load(residual_ptr + at, mask=is_out, other=0.0).to(tl.float32)
         part = pid_s.to(tl.int64) * M * y_stride
         tl.store(y_ptrs + part, a.to(y_ptr.dtype.element_ty), mask=is_out)
-    elif ENDING == "gated":  # rounded first, as a product of its own would be
-        a = a.to(y_ptr.dtype.element_ty).to(tl.float32)
-        b = b.to(y_ptr.dtype.element_ty).to(tl.float32)
-        gated = a / (1.0 + tl.exp(-a)) * b
-        tl.store(y_ptrs, gated.to(y_ptr.dtype.element_ty), mask=is_out)
+    elif ENDING == "gated":
+        tl.store(y_ptrs, _gated(a, b, y_ptr.dtype.element_ty), mask=is_out)
     else:
         _store_rotated(a, b, y_ptrs, is_out, offs_h, head, cos, sin, slot, k_cache_ptr, v_cache_ptr,
                        HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
+
+
+@triton.jit
+def _gated(a, b, dtype: tl.constexpr):
+    """silu(a) * b, both rounded first, as products of their own would be."""
+    a, b = a.to(dtype).to(tl.float32), b.to(dtype).to(tl.float32)
+    return (a / (1.0 + tl.exp(-a)) * b).to(dtype)
 
 
 @triton.jit

@@ -26,8 +26,10 @@ from hunch.layers.mlp import GatedMLP
 from hunch.layers.norm import RMSNorm
 from hunch.models.decoder import Decoder, Hidden
 
-SHARED_TOKENS = 64  # up to so many packed tokens, programs share a row's positions
-SHARED_BYTES = 128 * 2**20  # and while their partial results fit
+SHARED_TOKENS = 256  # up to so many packed tokens, programs share a row's positions
+SHARED_BYTES = 256 * 2**20  # and while their partial results fit
+
+MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
 
 log = logging.getLogger("hunch")
 
@@ -75,6 +77,8 @@ class CudaDecoder:
 
     def _check_wide(self) -> bool:
         """Whether the vendor's products may serve many rows: no bias, and the same bits."""
+        if self.spec.width < MIN_WIDTH:
+            return False  # there, launching takes longer than computing, and ours are fewer
         layer = self.layers[0]
         plain, split = (layer.qkv, layer.gate_up), (layer.out, layer.down)
         if any(linear.bias_N is not None for linear in plain + split):

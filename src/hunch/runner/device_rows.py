@@ -69,7 +69,10 @@ class DeviceRows:
     def _renew(self, row: int, places: list[np.ndarray], values: list[np.ndarray]) -> None:
         rows, at = self.rows, self._at
         request = rows.requests[row]
-        assert request is not None
+        if request is None:  # it ended in a step that the engine has not read yet
+            places.append(np.array([at["is_done_X"] + row]))
+            values.append(np.ones(1, dtype=np.int64))
+            return
         known = int(rows.known[row])
         stops = np.full(MAX_STOPS, -1, dtype=np.int64)
         stops[: len(request.stop_ids)] = list(request.stop_ids)

@@ -30,8 +30,8 @@ from hunch.spec.pace import Pace
 from hunch.types import Request, RowResult, RowWork, StepPlan, StepResult
 from hunch.verify.exact import exact
 
-MAX_WARM = 64  # rows up to which steps are captured at the start
-MAX_CHECKED = 512  # packed tokens up to which a step may check nodes
+MAX_WARM = 256  # rows up to which steps are captured at the start
+MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
 
 
 @dataclass(slots=True)
@@ -101,15 +101,21 @@ class GraphRunner(LocalRunner):
             advance()
 
     def common_sizes(self) -> list[tuple[int, int]]:
-        """Of one request, and of more at every power of two."""
+        """Of every power of two; with all numbers of nodes where drafts are likely to pay."""
         if not self.can_fly:
             return []
-        sizes = [(1, num_nodes) for num_nodes in self.pace.options]
-        num_rows = 2
-        while num_rows <= min(self.capacity.max_rows, MAX_WARM):
-            sizes.append((num_rows, self.pace.options[0]))
+        sizes: list[tuple[int, int]] = []
+        num_rows = 1
+        while num_rows <= bucket(min(self.capacity.max_rows, MAX_WARM)):
+            sizes += [(num_rows, num_nodes) for num_nodes in self._options(num_rows)]
             num_rows *= 2
         return sizes
+
+    def _options(self, num_rows: int) -> list[int]:
+        """Numbers of nodes that a step of so many rows may check."""
+        options = self.pace.options
+        few = [num_nodes for num_nodes in options if num_rows * (1 + num_nodes) <= MAX_CHECKED]
+        return few or [options[0]]
 
     # --- the engine's side ------------------------------------------------------------------------
 
@@ -175,8 +181,10 @@ class GraphRunner(LocalRunner):
         num_nodes = self._num_nodes(ids, max(allowed))
         graph = self.steps.step(len(work), num_nodes, asks)
         renewed = self.device_rows.update(ids)
-        if renewed:  # from here on the device drafts; what the host's drafter held is stale
+        if renewed:  # from here on the device drafts; what the host held is stale
             self.drafter.forget(renewed)
+            for row in renewed:
+                self.rows.drafts[row] = None
         self._turn = (self._turn + 1) % len(self._inputs)
         inputs_3R = self._inputs[self._turn]
         lines = inputs_3R.numpy()
@@ -200,13 +208,12 @@ class GraphRunner(LocalRunner):
         """How many nodes the step checks: what pays, or what there is room for."""
         if allowed == 0:
             return 0
-        num_rows = bucket(len(ids))
-        if num_rows * (1 + self.pace.options[-1]) > MAX_CHECKED and 0 in self.pace.options:
-            options = [n for n in self.pace.options if num_rows * (1 + n) <= MAX_CHECKED]
-            if options == [0]:
-                return 0
-        cost = self.flight_cost
-        return self.pace.choose(np.array(ids), lambda n: cost.seconds(num_rows * (1 + n)))
+        num_rows, cost = bucket(len(ids)), self.flight_cost
+        options = self._options(num_rows)
+        if len(options) == 1:
+            return options[0]
+        seconds = {n: cost.seconds(num_rows * (1 + n)) for n in options}
+        return self.pace.choose(np.array(ids), seconds)
 
     def _land(self, flight: Flight) -> StepResult:
         """Wait for a step and tell the host's rows what it did."""

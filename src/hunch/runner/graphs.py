@@ -225,6 +225,7 @@ class StepGraphs:
         if (num_rows, num_nodes) not in self._forwards:
             self._forwards[num_rows, num_nodes] = self._capture_forward(num_rows, num_nodes)
         forward, rows, attn = self._forwards[num_rows, num_nodes]
+        rows.count_R.fill_(-1)  # as a pass over nobody leaves it
 
         def body() -> None:
             choice_M = self._choose(forward.outputs, attn, kind)
@@ -292,9 +293,8 @@ class StepGraphs:
 
 
 def bucket(num_rows: int) -> int:
-    """The next size a step is captured for: two per power of two."""
-    size = 1 << (num_rows - 1).bit_length()
-    return size * 3 // 4 if size >= 4 and num_rows <= size * 3 // 4 else size
+    """The next size a step is captured for: few, as each takes a moment to capture."""
+    return 1 << (num_rows - 1).bit_length()
 
 
 def kind_of(asks: int) -> int:

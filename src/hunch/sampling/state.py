@@ -76,12 +76,13 @@ class SamplingState:
         """A request enters a row; `tokens` is its prompt and the output so far."""
         params = request.params
         is_sampled = params.temperature >= GREEDY_BELOW
-        self.temperature_X[row] = params.temperature if is_sampled else 0.0
-        self.top_k_X[row] = params.top_k if params.top_k < self.vocab_size else 0
-        self.top_p_X[row] = params.top_p
-        self.log_min_p_X[row] = math.log(params.min_p) if params.min_p > 0 else -math.inf
-        self.seed_X[row] = request.seed
-        self.sample_X[row] = request.sample_index
+        if is_sampled:  # a greedy row has temperature 0, and nobody reads the rest
+            self.temperature_X[row] = params.temperature
+            self.top_k_X[row] = params.top_k if params.top_k < self.vocab_size else 0
+            self.top_p_X[row] = params.top_p
+            self.log_min_p_X[row] = math.log(params.min_p) if params.min_p > 0 else -math.inf
+            self.seed_X[row] = request.seed
+            self.sample_X[row] = request.sample_index
         is_filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         asks = (SAMPLED | FILTERED * is_filtered) if is_sampled else 0
         if needs_history(request):
@@ -101,10 +102,11 @@ class SamplingState:
             self.processors.commit_rows(row_R, tokens_RK, num_tokens_R)
 
     def leave(self, row: int) -> None:
-        if self.asks_X[row] & HISTORY:
+        asks, self.asks_X[row] = int(self.asks_X[row]), 0
+        if asks & HISTORY:
             self.processors.leave(row)
-        self.asks_X[row] = 0
-        self.temperature_X[row] = 0.0
+        if asks & SAMPLED:
+            self.temperature_X[row] = 0.0
 
     def is_plain(self, row_M: Tensor) -> bool:
         """Every row is greedy without processors: a choice is an argmax."""
@@ -178,6 +180,7 @@ class SamplingState:
         from hunch.kernels.gpu_sampling import choose
 
         is_filtered = bool(self._asks(row_M) & FILTERED)
+        row_M, pos_M = row_M.to(self.device), pos_M.to(self.device)
         state = (self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X)
         return choose(
             logits_MC.float().contiguous(),

@@ -117,17 +117,13 @@ class DraftModelDrafter:
             return None
         if context.wants_q or self.options.draft_temperature is not None:
             return None
-        from hunch.models.cuda import CudaDecoder
+        if getattr(self.model, "kernels", "") != "triton":
+            return None
         from hunch.spec.device_draft import DeviceDraft
 
-        try:
-            model = CudaDecoder(self.model)
-        except UnsupportedModelError as error:
-            log.warning("%s: the draft model's steps need the host", error)
-            return None
         return DeviceDraft(
             name="draft",
-            model=model,
+            model=self.model,
             kv=context.kv,
             group=context.group,
             sampling=context.sampling,
@@ -200,9 +196,8 @@ class DraftModelDrafter:
         start = min(self.window.resume(rows, row, known), known - 1)
         if known - start > MAX_PASS:
             return None
-        tokens_T = arrays.tokens_XL[row, start:known]
         limit = min(int(arrays.max_draft_X[row]), self.shape.depth)
-        draft, tokens = chains.draft(rows, arrays, tokens_T, start, known, limit)
+        draft, tokens = chains.draft(rows, arrays, start, known, limit)
         if tokens:
             self.window.settle(rows, row, known)
             numbers = list(range(limit))
@@ -257,11 +252,25 @@ def _load(
         model, ids_C = load_cut(weights, context.target, options.dtype, context.device)
         if model.spec.vocab_size != context.vocab_size:
             compare(None, model.spec.vocab_size, None, context.vocab_size, path)  # raises
+        model = _like_target(model, context)
         return model, Columns(context.vocab_size if ids_C is None else len(ids_C), ids_C)
     model = _load_whole(weights, options.dtype, context)
     size, vocab = model.spec.vocab_size, read_vocab(weights)
     columns = compare(vocab, size, context.vocab, context.vocab_size, path, options.cross_vocab)
-    return model, columns.to(context.device)
+    return _like_target(model, context), columns.to(context.device)
+
+
+def _like_target(model: Any, context: DrafterContext) -> Any:
+    """On the target's fused kernels, where it has some and they know this model too."""
+    if getattr(context.target, "kernels", "") != "triton":
+        return model
+    from hunch.models.cuda import CudaDecoder
+
+    try:
+        return CudaDecoder(model)
+    except UnsupportedModelError as error:
+        log.warning("%s: the draft model runs on torch's own kernels", error)
+        return model
 
 
 def _load_whole(weights: Weights, dtype: str, context: DrafterContext) -> Any:

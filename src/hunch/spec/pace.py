@@ -9,7 +9,7 @@ Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -53,15 +53,13 @@ class Pace:
             np.clip(next_K, 0.02, 0.98, out=next_K)
         self.guess_XG[row_R] = guess_RG[:, : self.guess_XG.shape[1]]
 
-    def choose(self, row_R: Array, seconds: Callable[[int], float]) -> int:
-        """The number of nodes with the most tokens per second; `seconds` is what a step costs."""
-        if not self.is_learning:
-            return self.options[-1]
+    def choose(self, row_R: Array, seconds: Mapping[int, float]) -> int:
+        """The number of nodes with the most tokens per second; `seconds` is what steps cost."""
         gain_G = np.cumsum(np.cumprod(self.next_G)) * float(self.first_X[row_R].sum())
         best, best_rate = 0, 0.0
-        for num_nodes in self.options:
+        for num_nodes, cost in sorted(seconds.items()):
             gain = gain_G[num_nodes - 1] if num_nodes else 0.0
-            rate = (len(row_R) + gain) / seconds(num_nodes)
+            rate = (len(row_R) + gain) / cost
             if rate > best_rate:
                 best, best_rate = num_nodes, rate
                 if not num_nodes:

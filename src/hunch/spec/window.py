@@ -40,6 +40,7 @@ class KvWindow:
         self.context, self.limit = context, limit
         self.first_X = np.zeros(context.max_rows, dtype=np.int64)
         self.valid_X = np.full(context.max_rows, -1, dtype=np.int64)  # -1: a row not met yet
+        self._computed: tuple[Tensor | None, Tensor | Array] = (None, self.valid_X)
 
     @property
     def kv(self) -> KVCache:
@@ -48,6 +49,8 @@ class KvWindow:
 
     def meet(self, rows: Rows, ids_R: Array) -> None:
         """Rows that are new, or back from preemption, bring what their blocks already hold."""
+        if len(ids_R) == 1 and self.valid_X[ids_R[0]] >= 0:  # most steps of one row
+            return
         new_R = ids_R[self.valid_X[ids_R] < 0]
         if len(new_R):
             self.first_X[new_R] = 0
@@ -60,11 +63,12 @@ class KvWindow:
         """KV is now right below `valid`; say so to the engine if nothing is missing before it."""
         self.valid_X[row] = valid
         if self.first_X[row] == 0:
-            computed_GX = rows.computed_GX
-            if computed_GX.device.type == "cpu":  # a tenth of the price of torch's assignment
-                computed_GX.numpy()[self.context.group, row] = valid
-            else:
-                computed_GX[self.context.group, row] = valid
+            tensor, computed_GX = self._computed
+            if tensor is not rows.computed_GX:  # the same step after step
+                tensor = rows.computed_GX
+                computed_GX = host(tensor) if tensor.device.type == "cpu" else tensor
+                self._computed = tensor, computed_GX
+            computed_GX[self.context.group, row] = valid
 
     def resume(self, rows: Rows, row: int, stop: int) -> int:
         """Where to go on so that [first, stop) is covered, from tokens alone."""
@@ -184,7 +188,9 @@ class KvWindow:
 
     def table(self, rows: Rows, row_T: Array) -> Tensor:
         """Block tables as the network counts positions, indexed by row."""
-        return self._shifted(rows, row_T) if self.first_X[row_T].any() else rows.table_XB
+        if self.first_X[row_T].any():
+            return self._shifted(rows, row_T)
+        return rows.table_XB.to(self.context.device)
 
     def move(self, source_P: Array, target_P: Array) -> None:
         """Bring an accepted path's KV to the slots of its positions."""

@@ -1,0 +1,276 @@
+"""The device's kernels in plain Python, and a target that runs them on a CPU: no Triton, no GPU.
+
+They are the references of `kernels.gpu_spec` and `kernels.gpu_draft`, one row at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.gpu_attention import Tiling, Workspace
+from hunch.kernels.gpu_spec import (
+    CHECKED,
+    DRAFTED,
+    FIRST,
+    KNOWN,
+    MATCHED,
+    REASON,
+    TOKENS,
+    Cells,
+    StepRows,
+)
+from hunch.models.decoder import Decoder, Hidden
+from hunch.sampling.state import SamplingState
+from hunch.spec.ngram import NgramText
+
+
+def slot_of(cells: Cells, row: int, pos: int) -> int:
+    size = cells.block_size
+    return int(cells.table_XB[row, pos // size]) * size + pos % size
+
+
+def pack(cells: Cells, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs) -> None:
+    for r, row in enumerate(step.ids_R.tolist()):
+        first = r * (num_nodes + 1)
+        here = slice(first, first + num_nodes + 1)
+        ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
+        attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
+        if row < 0 or cells.is_done_X[row]:
+            step.count_R[r] = -1
+            continue
+        known = int(cells.known_X[row])
+        count = min(int(cells.count_X[row]), int(step.allowed_R[r]), num_nodes)
+        step.count_R[r] = count
+        for place in range(count + 1):
+            at, node = first + place, place - 1
+            token = cells.draft_XG[row, node] if place else cells.tokens_XL[row, known - 1]
+            ids_T[at] = token
+            path = path_of(cells, row, node)
+            attn.pos_T[at] = known - 1 + len(path)
+            attn.slot_T[at] = slot_of(cells, row, known - 1 + place)
+            attn.base_T[at] = int(attn.pos_T[at]) + 1
+            if attn.tree_TP is not None:
+                attn.base_T[at] = known
+                for depth, above in enumerate(path):
+                    attn.tree_TP[at, depth] = slot_of(cells, row, known + above)
+
+
+def path_of(cells: Cells, row: int, node: int) -> list[int]:
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, node)
+        node = int(cells.parents_XG[row, node])
+    return path
+
+
+def commit(cells: Cells, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
+    for r, row in enumerate(step.ids_R.tolist()):
+        line, checked = step.result_RC[r], int(step.count_R[r])
+        line[: FIRST + num_nodes + 1] = 0
+        if checked < 0:
+            continue
+        known, end, node, count = int(cells.known_X[row]), int(cells.end_X[row]), -1, 0
+        stops = set(cells.stop_XS[row].tolist()) - {-1}
+        while True:
+            token = int(choice_M[r * (num_nodes + 1) + 1 + node])
+            cells.tokens_XL[row, known + count] = token
+            line[FIRST + count] = token
+            found = -1
+            for child in range(checked):
+                if int(cells.parents_XG[row, child]) == node:
+                    found = child if int(cells.draft_XG[row, child]) == token else found
+            step.path_RK[r, count] = found
+            count += 1
+            reason = 1 if token in stops else 2 if known + count >= end else 0
+            node = found
+            if found < 0 or reason:
+                break
+        line[TOKENS], line[REASON], line[CHECKED], line[KNOWN] = (
+            count,
+            reason,
+            checked,
+            known + count,
+        )
+        cells.known_X[row] = known + count
+        cells.is_done_X[row] = int(reason > 0)
+        cells.count_X[row] = 0
+
+
+def compact(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
+    num_k = step.path_RK.shape[1]
+    for r in range(len(step.ids_R)):
+        for i in range(int(step.result_RC[r, TOKENS]) - 1):
+            node = int(step.path_RK[r, i])
+            source, target = slot_T[r * num_k + 1 + node], slot_T[r * num_k + 1 + i]
+            kv.k_LCMH[:, target] = kv.k_LCMH[:, source]
+            kv.v_LCMH[:, target] = kv.v_LCMH[:, source]
+
+
+def lookup(cells: Cells, step: StepRows, num_nodes: int, min_match: int, max_match: int) -> None:
+    for r, row in enumerate(step.ids_R.tolist()):
+        if int(step.count_R[r]) < 0 or cells.is_done_X[row]:
+            continue
+        known = int(cells.known_X[row])
+        text = NgramText(min_match, max_match)
+        text.extend(cells.tokens_XL[row, :known].tolist())
+        matched, place = text.find()
+        guesses = list(text.tokens)
+        for i in range(num_nodes if matched else 0):
+            guesses.append(guesses[place + i])
+        guesses = guesses[known:]
+        room = min(int(step.room_R[r]), max(int(cells.end_X[row]) - known - 1, 0))
+        count = min(len(guesses), room)
+        for node, token in enumerate(guesses):
+            cells.draft_XG[row, node], cells.parents_XG[row, node] = token, node - 1
+            step.result_RC[r, step.result_RC.shape[1] - num_nodes + node] = token
+        cells.count_X[row] = count
+        step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = matched, count
+
+
+def level_inputs(
+    cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs, *, first_node: int = 0,
+    depth: int = 0,
+) -> None:  # fmt: skip
+    width = len(ids_T) // len(step.ids_R)
+    for r, row in enumerate(step.ids_R.tolist()):
+        here = slice(r * width, (r + 1) * width)
+        ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
+        attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
+        if int(step.count_R[r]) < 0 or cells.is_done_X[row]:
+            continue
+        known = int(cells.known_X[row])
+        room = min(int(step.room_R[r]), int(cells.end_X[row]) - known)
+        for place in range(width):
+            at, node = r * width + place, first_node + place
+            where = known + node if depth else known - width + place
+            if where < 0 or (depth and node >= room):
+                continue
+            ids_T[at] = cells.draft_XG[row, node] if depth else cells.tokens_XL[row, where]
+            attn.pos_T[at] = known + depth - 1 if depth else where
+            attn.base_T[at] = int(attn.pos_T[at]) + 1
+            attn.slot_T[at] = slot_of(cells, row, where)
+            if depth and attn.tree_TP is not None:
+                attn.base_T[at] = known
+                for i, above in enumerate(path_of(cells, row, node)):
+                    attn.tree_TP[at, i] = slot_of(cells, row, known + above)
+
+
+def add_nodes(
+    cells: Cells, step: StepRows, token_T: Tensor, parent_T: Tensor, first_node: int, num_nodes: int
+) -> None:
+    width = len(token_T) // len(step.ids_R)
+    for r, row in enumerate(step.ids_R.tolist()):
+        if int(step.count_R[r]) < 0 or cells.is_done_X[row]:
+            continue
+        here = slice(r * width, (r + 1) * width)
+        nodes = slice(first_node, first_node + width)
+        cells.draft_XG[row, nodes], cells.parents_XG[row, nodes] = token_T[here], parent_T[here]
+        left = max(int(cells.end_X[row]) - int(cells.known_X[row]) - 1, 0)
+        count = min(int(step.room_R[r]), left, first_node + width)
+        cells.count_X[row] = count
+        step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = 1, count
+
+
+class Chooser:
+    """`gpu_sampling.choose` by the rules of the host."""
+
+    def __init__(self) -> None:
+        self.state: SamplingState | None = None
+
+    def __call__(
+        self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor, *columns: Any, **how: Any
+    ) -> Tensor:
+        if not how["is_sampled"]:
+            best_M = torch.from_numpy(logits_MV.numpy().argmax(1))
+            return best_M if how.get("ids_V") is None else how["ids_V"][best_M]
+        assert self.state is not None
+        return self.state.draw(logits_MV, row_M, pos_M, how.get("ids_V"))
+
+
+class PlainTarget:
+    """A decoder of torch's kernels with what a runner of graphs asks of its target."""
+
+    kernels = "triton"
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder, self.spec = decoder, decoder.spec
+        self.device, self.dtype, self.kv_dtype = decoder.device, decoder.dtype, decoder.kv_dtype
+        self.kv_shape, self.new_kv = decoder.kv_shape, decoder.new_kv
+        self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
+        nothing = torch.empty(0)
+        self.workspace = Workspace(nothing, nothing, nothing, 64, 1)
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """Row by row, as torch's products depend on the number of rows."""
+        rows = [self.decoder.logits(hidden_MD[m : m + 1]) for m in range(len(hidden_MD))]
+        return torch.cat(rows) if rows else self.decoder.logits(hidden_MD)
+
+    def tiling(self, spans: tuple[Span, ...], num_tokens: int) -> Tiling:
+        return Tiling(None)
+
+    def forward(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """Token by token: each reads its own keys, so padding and neighbours do not matter."""
+        live = (attn.slot_T >= 0).nonzero()[:, 0].tolist()
+        hidden_TD = torch.zeros(len(ids_T), self.spec.width)
+        features = tuple(torch.zeros(len(ids_T), self.spec.width) for _ in layers)
+        # Ancestors stand before their descendants, so their keys are there in time.
+        for t in live:
+            here = slice(t, t + 1)
+            is_tree = attn.tree_TP is not None and bool(attn.base_T[t] <= attn.pos_T[t])
+            one = AttnInputs(
+                pos_T=attn.pos_T[here],
+                slot_T=attn.slot_T[here],
+                seq_T=attn.seq_T[here],
+                table_SB=attn.table_SB,
+                base_T=attn.base_T[here],
+                tree_TP=attn.tree_TP[here] if is_tree and attn.tree_TP is not None else None,
+                block_size=attn.block_size,
+                spans=(
+                    Span(0, 1, int(attn.seq_T[t]), int(attn.pos_T[t]), int(not is_tree), is_tree),
+                ),
+            )
+            out = self.decoder.forward(ids_T[here], one, kv, layers)
+            hidden_TD[t] = out.last_TD[0]
+            for feature_TD, found_TD in zip(features, out.features, strict=True):
+                feature_TD[t] = found_TD[0]
+        return Hidden(hidden_TD, features)
+
+
+def stand_in(patch: pytest.MonkeyPatch) -> None:
+    """From here on, a CPU's LLM runs captured steps with these kernels."""
+    import hunch.llm
+    import hunch.models.cuda
+    import hunch.runner.gpu_runner
+    import hunch.runner.graphs
+    import hunch.spec.device_draft
+    import hunch.spec.on_device
+    from hunch.models.load import load_decoder
+    from hunch.models.weights import open_weights
+
+    chooser = Chooser()
+    made = hunch.runner.gpu_runner.GraphRunner.__init__
+
+    def remember(runner: Any, **parts: Any) -> None:
+        chooser.state = parts["sampling"]
+        made(runner, **parts)
+
+    def load(config: Any, files: Any, device: torch.device) -> PlainTarget:
+        return PlainTarget(load_decoder(open_weights(files), dtype="float32", device=device))
+
+    patch.setattr(hunch.runner.gpu_runner.GraphRunner, "__init__", remember)
+    patch.setattr(hunch.llm, "_load_target", load)
+    patch.setattr(hunch.models.cuda, "CudaDecoder", PlainTarget)
+    for name, kernel in (("pack", pack), ("commit", commit), ("compact", compact)):
+        patch.setattr(hunch.runner.graphs, name, kernel)
+    patch.setattr(hunch.runner.graphs, "choose", chooser)
+    patch.setattr(hunch.spec.on_device, "lookup", lookup)
+    patch.setattr(hunch.spec.device_draft, "choose", chooser)
+    patch.setattr(hunch.spec.device_draft, "level_inputs", level_inputs)
+    patch.setattr(hunch.spec.device_draft, "add_nodes", add_nodes)

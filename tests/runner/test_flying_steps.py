@@ -1,0 +1,93 @@
+"""Steps that fly: the same tokens as plain decoding, whoever drafts, whoever comes and goes.
+
+The device's kernels are replaced by plain Python here; tests/kernels compares the two.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from hunch import LLM, SamplingParams
+from hunch.runner.gpu_runner import GraphRunner
+from plain_steps import stand_in
+from tiny_models import write_llama
+
+PROMPTS = [[5, 6, 7, 8] * 6, [9, 4], list(range(10, 43)), [7, 7, 7, 7, 7], [3, 1, 4, 1, 5, 9, 2, 6]]
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+    "stops": SamplingParams(temperature=1.2, max_tokens=24, seed=3, stop_token_ids=[9, 21, 40]),
+    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=20, seed=5),
+    "penalties": SamplingParams(temperature=0.8, presence_penalty=0.7, max_tokens=16, seed=8),
+}
+SMALL = {"device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_size": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("flying") / "model", width=32, layers=2)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> dict[str, list[list[int]]]:
+    """One request at a time, every step by the host, on the same products."""
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+            llm.engine.runner.can_fly = False
+            return {name: tokens(llm, [params] * len(PROMPTS)) for name, params in PARAMS.items()}
+
+
+@pytest.fixture
+def flying() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        yield
+
+
+def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
+
+
+ENGINES = {
+    "one": {"max_num_seqs": 1},
+    "all": {},
+    "chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
+    "few blocks": {"kv_bytes": None, "num_blocks": 28, "max_num_seqs": 4},
+    "no prefix cache": {"enable_prefix_caching": False},
+}
+
+
+METHODS = (
+    "off", "ngram", "ngram:adaptive=false", "suffix", "auto", "draft:num_nodes=3",
+    "draft:tree=dynamic:depth=3:num_nodes=6",
+)  # fmt: skip
+DAILY = {"all", "few blocks"}
+CASES = [
+    pytest.param(method, engine, marks=[] if engine in DAILY else [pytest.mark.slow])
+    for method in METHODS
+    for engine in ENGINES
+]
+
+
+@pytest.mark.parametrize(("method", "engine"), CASES)
+@pytest.mark.usefixtures("flying")
+def test_text_does_not_depend_on_who_drafts(
+    method: str, engine: str, model: Path, plain: dict[str, list[list[int]]]
+) -> None:
+    name, _, options = method.partition(":")
+    spec = f"draft:{model}:{options}" if name == "draft" else method
+    given = {**SMALL, **ENGINES[engine]}
+    with LLM(str(model), speculate=spec, **given) as llm:
+        assert isinstance(llm.engine.runner, GraphRunner)
+        for kind, params in PARAMS.items():
+            assert tokens(llm, [params] * len(PROMPTS)) == plain[kind], kind
+        mixed = [*PARAMS.values(), PARAMS["greedy"]]
+        want = [plain[kind][i] for i, kind in enumerate([*PARAMS, "greedy"])]
+        assert tokens(llm, mixed) == want
+        stats = llm.stats()
+        assert (stats["drafted"] > 0) == (method != "off")
+        if name == "draft" and engine == "all":  # its own draft: nearly all is accepted
+            assert stats["tokens_per_pass"] > 2
