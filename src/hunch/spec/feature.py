@@ -41,7 +41,7 @@ class FeatureDrafter:
         self.window = KvWindow(context, limit)
         # The network's state at each row's last covered position, ready to be drafted from.
         self.state_XD = torch.zeros(
-            context.max_rows, net.spec.width, dtype=net.kv_dtype, device=context.device
+            context.max_rows, net.state_width, dtype=net.kv_dtype, device=context.device
         )
         self.host = HostRows()
         self.chains: ChainDrafts | None = None  # the short way for steps of one row
@@ -126,7 +126,13 @@ class FeatureDrafter:
             hidden_TD = None if hidden_TD is None else hidden_TD[index]
             features = tuple(feature_TD[index] for feature_TD in features)
         attn = self.window.spans(rows, parts)
-        state_TD = net.step(self._put(next_T), net.fuse(hidden_TD, features), attn, self.window.kv)
+        token_T, fused_TD, kv = self._put(next_T), net.fuse(hidden_TD, features), self.window.kv
+        if net.is_staged:
+            covered_X, state_XD = self.covered_X, self.state_XD
+            before = [state_XD[row] if covered_X[row] == a + 1 else None for row, a, _ in parts]
+            state_TD = net.cover(token_T, fused_TD, attn, kv, before)
+        else:
+            state_TD = net.step(token_T, fused_TD, attn, kv)
         if len(parts) == 1:
             self.state_XD[parts[0][0]] = state_TD[-1]
         else:

@@ -120,6 +120,15 @@ class HeadSource(Source):
         self.matrix_bytes += held.matrix.nbytes
         return held
 
+    def held(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
+        """A layer of a matrix that was read already, as this target's drafters keep theirs."""
+        return self._hold(Linear(weight_NK.contiguous(), bias_N))
+
+    def floats(self, name: str, *shape: int) -> Tensor:
+        """A tensor in float32 whatever the target's precision."""
+        self._check(name, shape)
+        return self._weights.tensor(self._find(name), torch.float32).to(self.device)
+
     def dense(self, name: str, num_out: int, num_in: int) -> Linear:
         """`name`.weight, with `name`.bias where there is one."""
         has_bias = f"{name}.bias" in self

@@ -1,28 +1,34 @@
 """MTP layers: a norm for the token, a norm for the state, one projection, one decoder layer.
 
-Shape letters: T packed tokens, D width.
-Paper: arXiv 2412.19437. File forms, told apart by their tensors: MiMo (model.mtp_layers.i.*),
-Qwen3-Next (mtp.*), DeepSeek (model.layers.L.* with L layers before it; enorm, hnorm, eh_proj).
-Of several such layers the first is used, again for every further token.
+Shape letters: T packed tokens, D width, S = D times the number of states side by side.
+Paper: arXiv 2412.19437. File forms, told apart by their tensors: see mtp_forms.py.
+
+Of several layers, layer i drafts token i + 1 from the states of the layer before it; delay.py says
+how they share a cache. A longer draft goes on with the last layer: it takes an MTP layer's states
+as it was trained to, and its KV holds every drafted token. Some serving code begins again with the
+first, whose input is the target's own state: of a drafted token there is none, and its KV has none
+of the tokens between.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hunch.errors import ModelFormatError, UnsupportedModelError
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.errors import UnsupportedModelError
+from hunch.kernels.attention import AttnInputs, KVCache, spans_of
 from hunch.layers.attention import Paged
 from hunch.layers.block import Block
+from hunch.layers.latent import LatentBlock, TailPaged
 from hunch.layers.linear import Linear
-from hunch.layers.norm import RMSNorm
+from hunch.layers.norm import Norm, RMSNorm
+from hunch.layers.part import Part
 from hunch.models.build import build_block
+from hunch.models.heads.delay import delayed, without_first
 from hunch.models.heads.files import (
     HeadSource,
     check_hidden,
@@ -30,6 +36,8 @@ from hunch.models.heads.files import (
     read_config,
     read_geometry,
 )
+from hunch.models.heads.latent import LatentShape, build_latent_block, read_latent
+from hunch.models.heads.mtp_forms import Form, find_forms
 from hunch.models.heads.native import build_network
 from hunch.models.heads.parts import Table
 from hunch.models.heads.step import StepNet
@@ -38,173 +46,206 @@ from hunch.models.spec import ModelSpec
 _SHIFTED = ("qwen3_next", "qwen3_5")  # these families store norm weights minus one
 
 
+class Stage(Part):
+    """state = norm(layer(project([norm(token), norm(state)]))), KV in cache layer `number`."""
+
+    def __init__(
+        self,
+        number: int,
+        form: Form,
+        *,
+        token_norm: RMSNorm,
+        state_norm: RMSNorm,
+        project: Linear,
+        block: Block | LatentBlock,
+        norm: RMSNorm,
+        lm_head: Linear | None,
+    ) -> None:
+        self.number, self.form = number, form
+        self.token_norm, self.state_norm, self.project = token_norm, state_norm, project
+        self.block, self.norm, self.lm_head = block, norm, lm_head
+
+    def __call__(self, token_TD: Tensor, hidden_TD: Tensor, pos_T: Tensor, attend: Paged) -> Tensor:
+        if self.form.is_first_masked:
+            # The layer's first position: see delay.py for where it is.
+            token_TD = token_TD.masked_fill((pos_T == self.number)[:, None], 0.0)
+        pair = [self.token_norm(token_TD), self.state_norm(hidden_TD)]
+        x_TD = self.project(torch.cat(pair[::-1] if self.form.is_state_first else pair, dim=-1))
+        return self.norm(self.block(x_TD, attend))
+
+
 class MtpNet(StepNet):
-    """state = norm(layer(project([norm(token), norm(state)])))."""
+    """One stage per drafted token.
+
+    A state is what the stages still to come need, side by side: all of them at a known position,
+    one less at each level of a draft, at last the last stage's alone. Its first part is the one
+    that tells the next token.
+    """
 
     def __init__(
         self,
         spec: ModelSpec,
         target: Any,
-        *,
         embed: Table | None,
-        token_norm: RMSNorm,
-        state_norm: RMSNorm,
-        project: Linear,
-        block: Block,
-        norm: RMSNorm,
-        lm_head: Linear | None,
-        is_state_first: bool,  # the order in which the projection takes its two inputs
-        is_first_masked: bool,  # position 0 has no embedding
+        stages: list[Stage],
+        rope_dim: int | None = None,
     ) -> None:
-        super().__init__(spec, target, embed, num_kv_layers=1)
-        self.token_norm, self.state_norm = token_norm, state_norm
-        self.project, self.block, self.norm, self.lm_head = project, block, norm, lm_head
-        self.is_state_first, self.is_first_masked = is_state_first, is_first_masked
+        super().__init__(spec, target, embed, num_kv_layers=len(stages), rope_dim=rope_dim)
+        self.stages = stages
+        self.is_staged = len(stages) > 1
+        self.state_width = spec.width * len(stages)
 
     def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
         assert hidden_TD is not None
         return hidden_TD
 
+    def cover(
+        self,
+        token_T: Tensor,
+        hidden_TD: Tensor,
+        attn: AttnInputs,
+        kv: KVCache,
+        before: Sequence[Tensor | None],
+    ) -> Tensor:
+        token_TD, width = self.embed(token_T), self.spec.width
+        states: list[Tensor] = []
+        for stage in self.stages:
+            if states:
+                part = slice((stage.number - 1) * width, stage.number * width)
+                rows = [None if state_S is None else state_S[part] for state_S in before]
+                hidden_TD = delayed(states[-1], spans_of(attn), rows)
+            states.append(self._run(stage, token_TD, hidden_TD, attn, kv))
+        return torch.cat(states, dim=-1)
+
     def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
-        token_TD = self.embed(token_T)
-        if self.is_first_masked:
-            token_TD = token_TD.masked_fill((attn.pos_T == 0)[:, None], 0.0)
-        pair = [self.token_norm(token_TD), self.state_norm(hidden_TD)]
-        x_TD = self.project(torch.cat(pair[::-1] if self.is_state_first else pair, dim=-1))
-        x_TD = self.block(x_TD, Paged(attn, kv, self.rope(attn.pos_T)))
-        return self.norm(x_TD)
+        token_TD, parts = self.embed(token_T), self._parts(hidden_TD)
+        if len(parts) == 1:
+            return self._run(self.stages[-1], token_TD, parts[0], attn, kv)
+        # Each stage's own last state has no use: its stage goes on from the stage before.
+        stages = self.stages[1 - len(parts) :]
+        states = [
+            self._run(stage, token_TD, state_TD, attn, kv)
+            for stage, state_TD in zip(stages, parts[:-1], strict=True)
+        ]
+        return torch.cat(states, dim=-1)
+
+    def _parts(self, state_TS: Tensor) -> tuple[Tensor, ...]:
+        return state_TS.chunk(state_TS.shape[-1] // self.spec.width, dim=-1)
+
+    def _run(
+        self, stage: Stage, token_TD: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache
+    ) -> Tensor:
+        block, dtype = stage.block, token_TD.dtype
+        window = block.attn.heads.window
+        seen = without_first(attn, stage.number, window, dtype, token_TD.device)
+        kind = TailPaged if isinstance(block, LatentBlock) else Paged
+        return stage(token_TD, hidden_TD, attn.pos_T, kind(seen, kv, self.rope(attn.pos_T)))
 
     def logits_ref(self, hidden_TD: Tensor) -> Tensor:
-        logits_TC: Tensor = (self.lm_head or self.target_logits)(hidden_TD)
+        parts = self._parts(hidden_TD)
+        stage = self.stages[-len(parts)]
+        logits_TC: Tensor = (stage.lm_head or self.target_logits)(parts[0])
         return logits_TC.float()
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Where a file form keeps the parts of its first layer."""
-
-    prefix: str
-    token_norm: str
-    state_norm: str
-    project: str
-    norm: str
-    layer: str  # prefix of the decoder layer itself
-    embed: str = ""
-    head: str = ""
-    is_state_first: bool = False
-    is_first_masked: bool = False
-
-
-MIMO = Form(
-    prefix="model.mtp_layers.0.",
-    token_norm="token_layernorm",
-    state_norm="hidden_layernorm",
-    project="input_proj",
-    norm="final_layernorm",
-    layer="model.mtp_layers.0.",
-    is_state_first=True,
-)
-QWEN = Form(
-    prefix="mtp.",
-    token_norm="pre_fc_norm_embedding",
-    state_norm="pre_fc_norm_hidden",
-    project="fc",
-    norm="norm",
-    layer="mtp.layers.0.",
-)
-
-
-def deepseek_form(layer: int) -> Form:
-    prefix = f"model.layers.{layer}."
-    return Form(
-        prefix=prefix,
-        token_norm="enorm",
-        state_norm="hnorm",
-        project="eh_proj",
-        norm="shared_head.norm",
-        layer=prefix,
-        embed="embed_tokens.weight",
-        head="shared_head.head.weight",
-        is_first_masked=True,
-    )
 
 
 def load_mtp(path: str | Path, target: Any) -> MtpNet:
     config = read_config(path)
     source = HeadSource(path, target)
-    form = _find_form(source)
-    if f"{form.layer}self_attn.kv_a_proj_with_mqa.weight" in source:
-        raise UnsupportedModelError(
-            f"{path}: its layer uses DeepSeek's latent attention, which no target of hunch has "
-            "yet; a head with plain attention was expected"
+    forms = find_forms(source, config)
+    _refuse_scales(source, forms)
+    attn = f"{forms[0].layer}self_attn."
+    shape: LatentShape | None = None
+    if f"{attn}kv_a_proj_with_mqa.weight" in source:
+        spec, shape = read_latent(config, source.where)
+    else:
+        spec = read_geometry(
+            config,
+            source.where,
+            has_qkv_bias=f"{attn}q_proj.bias" in source,
+            has_out_bias=f"{attn}o_proj.bias" in source,
+            has_qk_norm=f"{attn}q_norm.weight" in source,
         )
-    attn = f"{form.layer}self_attn."
-    spec = read_geometry(
-        config,
-        source.where,
-        has_qkv_bias=f"{attn}q_proj.bias" in source,
-        has_out_bias=f"{attn}o_proj.bias" in source,
-        has_qk_norm=f"{attn}q_norm.weight" in source,
-    )
     check_hidden(source.where, spec.width, target)
     check_vocab(source.where, spec.vocab_size, target.spec.vocab_size)
-    width, eps = spec.width, spec.norm_eps
-    is_shifted = str(config.get("model_type", "")).startswith(_SHIFTED)
-    embed = lm_head = None
-    if form.embed and form.prefix + form.embed in source:
-        embed = Table(source.take(form.prefix + form.embed, spec.vocab_size, width))
-    if form.head and form.prefix + form.head in source:
-        name = form.prefix + form.head
-        lm_head = source.output(name, spec.vocab_size, width, target.spec.vocab_size)
-    net = MtpNet(
-        spec,
-        target,
-        embed=embed,
-        token_norm=source.rms(form.prefix + form.token_norm, width, eps),
-        state_norm=source.rms(form.prefix + form.state_norm, width, eps),
-        project=source.dense(form.prefix + form.project, width, 2 * width),
-        block=build_block(spec, source, form.layer, 0),
-        norm=source.rms(form.prefix + form.norm, width, eps),
-        lm_head=lm_head,
-        is_state_first=form.is_state_first,
-        is_first_masked=form.is_first_masked,
-    )
+    embed = None
+    if forms[0].embed and forms[0].embed in source:
+        embed = Table(source.take(forms[0].embed, spec.vocab_size, spec.width))
+    stages: list[Stage] = []
+    for form in forms:
+        stages.append(_stage(spec, shape, source, config, form, stages, target.spec.vocab_size))
+    net = MtpNet(spec, target, embed, stages, None if shape is None else shape.rope_dim)
     net.matrix_bytes = source.matrix_bytes
-    if is_shifted:
-        _add_one(net)
-    net.network = build_network(
-        net,
-        target,
-        [net.block],
-        project=net.project,
-        lm_head=lm_head,
-        final_norm=net.norm,
-        token_norm=net.token_norm,
-        state_norm=net.state_norm,
-        is_state_first=form.is_state_first,
-        is_first_masked=form.is_first_masked,
-    )
+    stage = stages[0]
+    if isinstance(stage.block, Block) and not net.is_staged:
+        net.network = build_network(
+            net,
+            target,
+            [stage.block],
+            project=stage.project,
+            lm_head=stage.lm_head,
+            final_norm=stage.norm,
+            token_norm=stage.token_norm,
+            state_norm=stage.state_norm,
+            is_state_first=stage.form.is_state_first,
+            is_first_masked=stage.form.is_first_masked,
+        )
     return net
 
 
-def _find_form(source: HeadSource) -> Form:
-    if f"{MIMO.prefix}{MIMO.project}.weight" in source:
-        return MIMO
-    if f"{QWEN.prefix}{QWEN.project}.weight" in source:
-        return QWEN
-    for name in source.names:
-        found = re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name)
-        if found:
-            return deepseek_form(int(found[1]))
-    raise ModelFormatError(
-        f"{source.where}: no MTP layer found; tensors model.mtp_layers.0.input_proj.weight (MiMo), "
-        "mtp.fc.weight (Qwen3-Next) or model.layers.L.eh_proj.weight (DeepSeek) were expected"
+def _stage(
+    spec: ModelSpec,
+    shape: LatentShape | None,
+    source: HeadSource,
+    config: Mapping[str, Any],
+    form: Form,
+    before: list[Stage],
+    vocab_size: int,
+) -> Stage:
+    number, width, eps = len(before), spec.width, spec.norm_eps
+    if before and form.project == before[0].form.project:
+        project = before[0].project
+    else:
+        project = source.dense(form.project, width, 2 * width)
+    lm_head = None
+    if form.head and form.head in source:
+        lm_head = source.output(form.head, spec.vocab_size, width, vocab_size)
+    block: Block | LatentBlock
+    if shape is not None:
+        block = build_latent_block(spec, shape, source, config, form.layer, number)
+    else:
+        block = build_block(spec, source, form.layer, 0)
+        block.attn.layer = number
+    stage = Stage(
+        number,
+        form,
+        token_norm=source.rms(form.token_norm, width, eps),
+        state_norm=source.rms(form.state_norm, width, eps),
+        project=project,
+        block=block,
+        norm=source.rms(form.norm, width, eps),
+        lm_head=lm_head,
     )
+    if str(config.get("model_type", "")).startswith(_SHIFTED):
+        _add_one(stage)
+    return stage
 
 
-def _add_one(net: MtpNet) -> None:
-    attn = net.block.attn
-    norms = (net.token_norm, net.state_norm, net.norm, net.block.attn_norm, net.block.mlp_norm)
-    for norm in (*norms, attn.q_norm, attn.k_norm):
+def _refuse_scales(source: HeadSource, forms: list[Form]) -> None:
+    scaled = [name for name in source.names if name.endswith("weight_scale_inv")]
+    scaled = [name for name in scaled if name.startswith(tuple(form.layer for form in forms))]
+    if scaled:
+        raise UnsupportedModelError(
+            f"{source.where}: {scaled[0]} is a block scale of fp8 weights, which hunch does not "
+            "read; a head in bfloat16 was expected: convert the checkpoint first"
+        )
+
+
+def _add_one(stage: Stage) -> None:
+    block = stage.block
+    norms: list[Norm | None] = [stage.token_norm, stage.state_norm, stage.norm]
+    norms += [block.attn_norm, block.mlp_norm, block.attn.q_norm]
+    if isinstance(block, Block):
+        norms.append(block.attn.k_norm)
+    for norm in norms:
         if norm is not None:
             norm.weight_D = norm.weight_D + 1.0

@@ -5,6 +5,7 @@ Shape letters: T packed tokens, D width of the network, C columns of logits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,10 +29,16 @@ class StepNet(Part):
     ids_C: Tensor | None = None  # the target's id of each column of logits; None: all of them
     matrix_bytes = 0  # of weights held outside of tensors
     num_tokens: int | None = None  # drafted per step, where the files say it
+    is_staged = False  # a layer per drafted token: known positions go through `cover`
     network: NativeNetwork | None = None  # the same on the CPU's own kernels, where they can
 
     def __init__(
-        self, spec: ModelSpec, target: Any, embed: Table | None, num_kv_layers: int
+        self,
+        spec: ModelSpec,
+        target: Any,
+        embed: Table | None,
+        num_kv_layers: int,
+        rope_dim: int | None = None,  # where not all of a head is turned
     ) -> None:
         if embed is None and spec.width != target.spec.width:
             raise ModelFormatError(
@@ -42,8 +49,10 @@ class StepNet(Part):
         self.spec = spec
         self.embed = embed or target.embed
         self.target_logits = target.logits
-        self.rope = Rope(spec.rope, spec.head_dim, spec.max_len + MARGIN, target.device)
+        rope_dim = rope_dim or spec.head_dim
+        self.rope = Rope(spec.rope, rope_dim, spec.max_len + MARGIN, target.device)
         self.num_kv_layers = num_kv_layers
+        self.state_width = spec.width  # of what a row keeps between steps
         self.kv_dtype: torch.dtype = target.dtype
 
     @property
@@ -59,6 +68,17 @@ class StepNet(Part):
         if self.network is not None:
             return self.network.forward(token_T.contiguous(), attn, kv, state_TD=hidden_TD)[0]
         return self.step_ref(token_T, hidden_TD, attn, kv)
+
+    def cover(
+        self,
+        token_T: Tensor,
+        hidden_TD: Tensor,
+        attn: AttnInputs,
+        kv: KVCache,
+        before: Sequence[Tensor | None],
+    ) -> Tensor:
+        """`step` over known positions; `before` is what each span's row kept at the one before."""
+        raise NotImplementedError
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores of what follows the token just fed."""

@@ -1,0 +1,183 @@
+"""DeepSeek's decoder layer for a head: latent attention, and experts where it has them.
+
+Names: arXiv 2412.19437's files. Shape letters: see layers/latent.py and layers/experts.py; X width
+of a head's queries and keys, N outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.layers.attention import Heads
+from hunch.layers.experts import Experts, Router
+from hunch.layers.latent import LatentAttention, LatentBlock
+from hunch.layers.mlp import GatedMLP
+from hunch.models.heads.files import HeadSource, number, read_geometry
+from hunch.models.spec import ModelSpec, read_float
+
+_SCALES = ("mscale", "mscale_all_dim")  # read here; models/spec.py knows yarn without them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentShape:
+    """The sizes of latent attention; the spec beside it describes what is cached."""
+
+    flat_dim: int  # of a head's queries and keys, without a position
+    rope_dim: int  # the part that is turned
+    value_dim: int
+    latent_dim: int
+    q_latent_dim: int | None  # None: queries come from one matrix
+    scale: float
+    is_interleaved: bool  # pairs that turn together lie side by side in the file
+
+
+def read_latent(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, LatentShape]:
+    """One KV head as wide as the latent and the turned part of the key."""
+    latent, rope_dim = (number(config, k, where) for k in ("kv_lora_rank", "qk_rope_head_dim"))
+    flat = number(config, "qk_nope_head_dim", where)
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    plain = {key: value for key, value in given.items() if key not in _SCALES}
+    spec = read_geometry(
+        {
+            **config,
+            "head_dim": latent + rope_dim,
+            "num_key_value_heads": 1,
+            "rope_parameters": plain,
+            "rope_scaling": None,
+            "rope_theta": plain.get("rope_theta", config.get("rope_theta")),
+        },
+        where,
+    )
+    scale = (flat + rope_dim) ** -0.5
+    every = float(given.get("mscale_all_dim") or 0.0)
+    if spec.rope is not None and spec.rope.kind == "yarn" and every:
+        scale *= _stretch(spec.rope.factor, every) ** 2
+        if given.get("mscale"):
+            ratio = _stretch(spec.rope.factor, float(given["mscale"]))
+            ratio /= _stretch(spec.rope.factor, every)
+            spec = replace(spec, rope=replace(spec.rope, attention_factor=ratio))
+    q_latent = number(config, "q_lora_rank", where) if config.get("q_lora_rank") else None
+    shape = LatentShape(
+        flat_dim=flat,
+        rope_dim=rope_dim,
+        value_dim=number(config, "v_head_dim", where),
+        latent_dim=latent,
+        q_latent_dim=q_latent,
+        scale=scale,
+        is_interleaved=bool(config.get("rope_interleave", True)),
+    )
+    return spec, shape
+
+
+def _stretch(factor: float, by: float) -> float:
+    """What yarn multiplies scores with for a context `factor` times as long."""
+    return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def build_latent_block(
+    spec: ModelSpec,
+    shape: LatentShape,
+    source: HeadSource,
+    config: Mapping[str, Any],
+    prefix: str,
+    layer: int,
+) -> LatentBlock:
+    mlp: GatedMLP | Experts
+    if f"{prefix}mlp.gate.weight" in source:
+        mlp = _experts(spec, source, config, f"{prefix}mlp.")
+    else:
+        mlp = _mlp(spec, source, f"{prefix}mlp.", spec.ffn_width)
+    return LatentBlock(
+        source.rms(f"{prefix}input_layernorm", spec.width, spec.norm_eps),
+        _attention(spec, shape, source, f"{prefix}self_attn.", layer),
+        source.rms(f"{prefix}post_attention_layernorm", spec.width, spec.norm_eps),
+        mlp,
+    )
+
+
+def _attention(
+    spec: ModelSpec, shape: LatentShape, source: HeadSource, prefix: str, layer: int
+) -> LatentAttention:
+    heads, flat, latent = spec.num_heads, shape.flat_dim, shape.latent_dim
+    q_sizes = (heads, flat + shape.rope_dim)
+    rank, width = shape.q_latent_dim, spec.width
+    first, q_norm = [], None
+    if rank is not None:
+        first = [source.dense(f"{prefix}q_a_proj", rank, width)]
+        q_norm = source.rms(f"{prefix}q_a_layernorm", rank, spec.norm_eps)
+    q_name, num_in = (f"{prefix}q_proj", width) if rank is None else (f"{prefix}q_b_proj", rank)
+    q_NK = source.take(f"{q_name}.weight", math.prod(q_sizes), num_in)
+    q_NK = _apart(q_NK.view(*q_sizes, num_in), shape).flatten(0, 1)
+    kv_name = f"{prefix}kv_a_proj_with_mqa"
+    kv_NK = source.take(f"{kv_name}.weight", latent + shape.rope_dim, width)
+    kv_bias = None
+    if f"{kv_name}.bias" in source:
+        kv_bias = source.take(f"{kv_name}.bias", latent + shape.rope_dim)
+        kv_bias = _apart(kv_bias[None, :, None], shape).flatten()
+    up_size = flat + shape.value_dim
+    up_NXC = source.take(f"{prefix}kv_b_proj.weight", heads * up_size, latent)
+    k_up, v_up = up_NXC.view(heads, up_size, latent).split_with_sizes((flat, shape.value_dim), 1)
+    return LatentAttention(
+        [*first, source.held(q_NK)],
+        q_norm,
+        source.held(_apart(kv_NK[None], shape)[0], kv_bias),
+        source.rms(f"{prefix}kv_a_layernorm", latent, spec.norm_eps),
+        k_up.contiguous(),
+        v_up.contiguous(),
+        source.dense(f"{prefix}o_proj", width, heads * shape.value_dim),
+        Heads(num_heads=heads, num_kv_heads=1, head_dim=spec.head_dim, scale=shape.scale),
+        layer,
+    )
+
+
+def _apart(weight_NXK: Tensor, shape: LatentShape) -> Tensor:
+    """Rows of the turned part as the kernels pair them: all first of a pair, then all second."""
+    if not shape.is_interleaved:
+        return weight_NXK
+    flat, tail = weight_NXK.tensor_split([weight_NXK.shape[1] - shape.rope_dim], dim=1)
+    return torch.cat((flat, tail[:, 0::2], tail[:, 1::2]), dim=1)
+
+
+def _mlp(spec: ModelSpec, source: HeadSource, prefix: str, inner: int) -> GatedMLP:
+    up = source.linear((f"{prefix}gate_proj", f"{prefix}up_proj"), (inner, inner), spec.width)
+    return GatedMLP(up, source.dense(f"{prefix}down_proj", spec.width, inner), spec.activation)
+
+
+def _experts(
+    spec: ModelSpec, source: HeadSource, config: Mapping[str, Any], prefix: str
+) -> Experts:
+    where = source.where
+    total, inner = (number(config, k, where) for k in ("n_routed_experts", "moe_intermediate_size"))
+    chosen = number(config, "num_experts_per_tok", where)
+    groups, kept = (number(config, k, where, 1) for k in ("n_group", "topk_group"))
+    if total % groups or kept > groups or chosen > kept * (total // groups):
+        raise ModelFormatError(
+            f"{where}: {chosen} of {total} experts from {kept} of {groups} groups cannot be chosen"
+        )
+    if config.get("scoring_func", "sigmoid") != "sigmoid":
+        raise UnsupportedModelError(
+            f"{where}: scoring_func={config['scoring_func']!r}; experts chosen by sigmoid "
+            "scores were expected"
+        )
+    router = Router(
+        source.floats(f"{prefix}gate.weight", total, spec.width),
+        source.floats(f"{prefix}gate.e_score_correction_bias", total),
+        num_chosen=chosen,
+        num_groups=groups,
+        num_groups_kept=kept,
+        is_normed=bool(config.get("norm_topk_prob", True)),
+        scale=read_float(config, "routed_scaling_factor", 1.0),
+    )
+    experts = [_mlp(spec, source, f"{prefix}experts.{i}.", inner) for i in range(total)]
+    shared = None
+    if config.get("n_shared_experts"):
+        num_shared = number(config, "n_shared_experts", where)
+        shared = _mlp(spec, source, f"{prefix}shared_experts.", num_shared * inner)
+    return Experts(router, experts, shared)
