@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,9 @@ class Draft:
     q_RNV: Tensor | None = None  # what node n was drawn from, where the verifier asks
     is_sampled_RN: Tensor | None = None  # the node was drawn from q (else: chosen, q is one-hot)
     methods: Sequence[str] | None = None  # who drafted each row, where several methods are loaded
+    # Each row's tokens and parents as arrays, where the drafter has them; the tokens may change
+    # when it drafts for the row again.
+    arrays: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
 
     def to(self, device: torch.device) -> Draft:
         """The same draft on a device."""

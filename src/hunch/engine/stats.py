@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hunch.types import RowResult, StepResult
 
@@ -17,8 +16,7 @@ SECONDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """What one token, or one row, cost in a step."""
 
     target: float  # seconds per token processed or drafted

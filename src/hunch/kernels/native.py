@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import is_
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -20,65 +21,27 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.build import load_library, num_cores
+from hunch.kernels.native_structs import (
+    _F32,
+    _I32,
+    _I64,
+    _MATRICES,
+    _NORMS,
+    _POINTER,
+    _Layer,
+    _Pass,
+    _Spec,
+)
 
 if TYPE_CHECKING:
     from hunch.kernels.native_draft import NativeJoin
 
-_POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 INT4, INT8, FLOAT = 0, 1, 2  # kinds of a matrix
+_MAX_KEPT = 64  # rows of a pass whose columns may come again
 FORMATS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3}  # GGUF blocks that are kept as they are
 EXACT_KIND = {"Q4_0": INT4, "Q4_1": INT4, "Q8_0": INT8}
 _FLOATS = 0
-
-_MATRICES = ("q", "k", "v", "out", "gate", "up", "down")
-_NORMS = ("attn_norm", "mlp_norm", "q_norm", "k_norm")
-_JOINS = ("joins", "is_state_first", "is_first_masked", "is_residual_normed")
-_BIASES = tuple(f"{name}_bias" for name in _MATRICES)
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, _POINTER) for name in (*_MATRICES, *_NORMS, *_BIASES)),
-        *((name, _I64) for name in ("window", "k_row", "v_row", "up_row")),
-    )
-
-
-class _Spec(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, _I32)
-            for name in (
-                "width", "ffn_width", "num_heads", "num_kv_heads", "head_dim", "num_layers",
-                "is_half", "max_len",
-            )
-        ),
-        ("norm_eps", _F32),
-        ("scale", _F32),
-        *(
-            (name, _POINTER)
-            for name in (
-                "embedding", "head", "final_norm", "rope", "layers",
-                "project", "project_bias", "token_norm", "state_norm", "logits_norm",
-            )
-        ),
-        *((name, _I32) for name in _JOINS),
-    )  # fmt: skip
-
-
-class _Pass(ctypes.Structure):
-    _fields_ = (
-        ("num_rows", _I64),
-        *(
-            (name, _POINTER)
-            for name in ("ids", "embedded", "pos", "slot", "seq", "base", "table", "tree")
-        ),
-        *((name, _I64) for name in ("table_stride", "tree_stride", "block_size")),
-        *((name, _POINTER) for name in ("k", "v")),
-        ("layer_stride", _I64),
-        ("num_features", _I64),
-        *((name, _POINTER) for name in ("feature_layers", "features", "hidden", "state")),
-    )
 
 
 @cache
@@ -136,6 +99,11 @@ def _lib() -> ctypes.CDLL:
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _floats(x: Tensor) -> Tensor:
+    is_ready = x.dtype is torch.float32 and x.is_contiguous()
+    return x if is_ready else x.to(torch.float32).contiguous()
 
 
 class NativeMatrix:
@@ -264,6 +232,7 @@ class NativeNetwork:
         self.num_out = head.num_out
         self._kv: KVCache | None = None
         self._kv_places = (0, 0, 0)
+        self._passes: dict[int, tuple[tuple[Tensor, ...], _Pass]] = {}  # the last of each size
         spec = _Spec(
             **{name: getattr(shape, name) for name in shape.__slots__},
             num_layers=len(layers),
@@ -287,31 +256,46 @@ class NativeNetwork:
         state_TD: Tensor | None = None,  # where the network joins
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Hidden states after the final norm, and the stream after each layer asked for."""
-        if state_TD is not None:
-            state_TD = state_TD.to(torch.float32).contiguous()
         tokens = ids_T if ids_T is not None else embedded_TD
         assert tokens is not None
-        num_rows, width = len(tokens), self.shape.width
-        columns = (attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, attn.table_SB)
-        assert all(column.is_contiguous() for column in columns)
+        num_rows, width = tokens.shape[0], self.shape.width
+        state_TD = None if state_TD is None else _floats(state_TD)
         tree_TP = attn.tree_TP
         if tree_TP is not None and tree_TP.stride(1) != 1:
             tree_TP = tree_TP.contiguous()
         hidden_TD = torch.empty(num_rows, width)
-        features = tuple(torch.empty(num_rows, width) for _ in feature_layers)
-        layers = (_I64 * len(features))(*feature_layers)
-        addresses = (_POINTER * len(features))(*(f.data_ptr() for f in features))
-        step = _Pass(
-            num_rows, _address(ids_T), _address(embedded_TD), *(c.data_ptr() for c in columns),
-            _address(tree_TP),
-            attn.table_SB.shape[1], 0 if tree_TP is None else tree_TP.stride(0), attn.block_size,
-            *self._places_of(kv),
-            len(features), ctypes.addressof(layers), ctypes.addressof(addresses),
-            hidden_TD.data_ptr(), _address(state_TD),
-        )  # fmt: skip
+        features = tuple([torch.empty(num_rows, width) for _ in feature_layers])
+        step = self._pass_over(attn, num_rows)
+        step.ids, step.embedded, step.state = map(_address, (ids_T, embedded_TD, state_TD))
+        step.k, step.v, step.layer_stride = self._places_of(kv)
+        step.hidden, step.num_features = hidden_TD.data_ptr(), len(features)
+        step.tree, step.tree_stride = None, 0
+        if tree_TP is not None:
+            step.tree, step.tree_stride = tree_TP.data_ptr(), tree_TP.stride(0)
+        if features:
+            layers = (_I64 * len(features))(*feature_layers)
+            addresses = (_POINTER * len(features))(*(f.data_ptr() for f in features))
+            step.feature_layers = ctypes.addressof(layers)
+            step.features = ctypes.addressof(addresses)
         bad_row = _lib().hunch_decoder_forward(self.handle, self.team, ctypes.addressof(step))
         assert bad_row < 0, f"row {bad_row}: token id or position out of range"
         return hidden_TD, features
+
+    def _pass_over(self, attn: AttnInputs, num_rows: int) -> _Pass:
+        """A pass that knows its columns: a row that decodes brings the same ones every step."""
+        columns = (attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, attn.table_SB)
+        before, step = self._passes.get(num_rows, ((), None))
+        if step is not None and all(map(is_, before, columns)):
+            return step
+        assert all(column.is_contiguous() for column in columns)
+        pos, slot, seq, base, table = (column.data_ptr() for column in columns)
+        step = _Pass(
+            num_rows=num_rows, pos=pos, slot=slot, seq=seq, base=base, table=table,
+            table_stride=attn.table_SB.shape[1], block_size=attn.block_size,
+        )  # fmt: skip
+        if num_rows <= _MAX_KEPT:
+            self._passes[num_rows] = columns, step
+        return step
 
     def _places_of(self, kv: KVCache) -> tuple[int, int, int]:
         """Where keys and values start, and how far apart layers are; the same cache every pass."""
@@ -324,12 +308,12 @@ class NativeNetwork:
             self._kv_places = k_LCMH.data_ptr(), v_LCMH.data_ptr(), k_LCMH.stride(0)
         return self._kv_places
 
-    def logits(self, hidden_MD: Tensor) -> Tensor:
-        """float32 scores of every token."""
-        hidden_MD = hidden_MD.to(torch.float32).contiguous()
-        logits_MV = torch.empty(len(hidden_MD), self.num_out)
+    def logits(self, hidden_MD: Tensor, out_MV: Tensor | None = None) -> Tensor:
+        """float32 scores of every token, in `out_MV` where there is one."""
+        hidden_MD, num_rows = _floats(hidden_MD), hidden_MD.shape[0]
+        logits_MV = torch.empty(num_rows, self.num_out) if out_MV is None else out_MV
         _lib().hunch_decoder_logits(
-            self.handle, self.team, hidden_MD.data_ptr(), len(hidden_MD), logits_MV.data_ptr()
+            self.handle, self.team, hidden_MD.data_ptr(), num_rows, logits_MV.data_ptr()
         )
         return logits_MV
 

@@ -9,26 +9,19 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from hunch.kernels.attention import KVCache
 from hunch.kernels.native import (
-    _F32,
-    _I64,
-    _JOINS,
-    _POINTER,
     NativeLayer,
     NativeMatrix,
     NativeNetwork,
     _address,
-    _Layer,
     _lib,
-    _Pass,
     team,
 )
+from hunch.kernels.native_structs import _F32, _I64, _JOINS, _POINTER, _Layer, _Pass
 
 
 @dataclass(kw_only=True, slots=True)
@@ -106,6 +99,7 @@ class NativeChain:
         self._seq = _I64()
         self._chain = _Chain(ids=_address(ids_C), num_columns=num_columns or network.num_out)
         self._chain.step.seq = ctypes.addressof(self._seq)
+        self._choice, self._at = self._chain.choice, ctypes.addressof(self._chain)  # within it
         self._placed: tuple[KVCache, Tensor] | None = None
 
     def place(self, kv: KVCache, table_SB: Tensor, block_size: int) -> None:
@@ -139,28 +133,29 @@ class NativeChain:
     def run(
         self,
         row: int,  # of the table
-        start: Tensor | npt.NDArray[np.int64],  # the last state [1, D], or tokens to process [T]
-        slots: npt.NDArray[np.int64],  # of positions from first_pos on; the last node's not needed
         *,
+        state_1D: Tensor | None = None,  # the last one; None: there are tokens to process
+        known: int = 0,  # where those tokens are
+        num_known: int = 0,
+        slots: int,  # where those of positions from first_pos on are; the last node's not needed
         first_pos: int,
         position: int,  # of the first token drafted, as the noise counts
         num_tokens: int,
-    ) -> list[int]:
-        chain, tokens = self._chain, (_I64 * num_tokens)()
+        out: int,  # where the drafted tokens go
+    ) -> None:
+        """Tokens and slots are int64, given by their addresses: asking arrays for them is dear."""
+        chain, network = self._chain, self._network
         self._seq.value = row
-        if isinstance(start, Tensor):
-            start = start.to(torch.float32).contiguous()
-            chain.hidden, chain.known, chain.num_known = start.data_ptr(), None, 0
+        if state_1D is not None:
+            state_1D = state_1D.to(torch.float32).contiguous()
+            chain.hidden = state_1D.data_ptr()
         else:
-            assert start.strides == slots.strides == (8,)
-            chain.hidden, chain.known, chain.num_known = None, start.ctypes.data, len(start)
-        chain.slots, chain.first_pos = slots.ctypes.data, first_pos
-        chain.num_tokens, chain.choice.position = num_tokens, position
-        chain.tokens = ctypes.addressof(tokens)
-        network = self._network
-        bad = _lib().hunch_draft_chain(network.handle, network.team, ctypes.addressof(chain))
+            chain.hidden = None
+        chain.known, chain.num_known, chain.slots = known, num_known, slots
+        chain.first_pos, chain.num_tokens, chain.tokens = first_pos, num_tokens, out
+        self._choice.position = position
+        bad = _lib().hunch_draft_chain(network.handle, network.team, self._at)
         assert bad < 0, f"node {bad}: token id or position out of range"
-        return list(tokens)
 
 
 def best(

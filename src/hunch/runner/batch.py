@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hunch.draft import Draft
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.runner.rows import Nodes, RowBuffers
+from hunch.runner.rows import MAX_STAGED, Nodes, RowBuffers, Stage
 from hunch.types import RowWork
 
 
@@ -123,6 +123,8 @@ def gather(rows: RowBuffers, work: list[RowWork]) -> Batch:
 
 def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
     stage = rows.stage(num_tokens)
+    if len(parts) == 1 and num_tokens <= MAX_STAGED and not parts[0].is_tree:
+        return _pack_chain(rows, parts, stage)
     ids_T, pos_T, slot_T, seq_T, base_T = stage.arrays
     spans: list[Span] = []
     paths: list[tuple[Part, np.ndarray]] = []
@@ -154,6 +156,25 @@ def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
         block_size=rows.block_size,
         spans=tuple(spans),
     )
+    return Batch(ids, attn, parts)
+
+
+def _pack_chain(rows: RowBuffers, parts: list[Part], stage: Stage) -> Batch:
+    """The same for one row that decodes: nothing is made that is there already."""
+    (part,) = parts
+    ids_T, pos_T, slot_T, seq_T, base_T = stage.arrays
+    row, start, num_known = part.row, part.start, part.num_known
+    stop = start + len(ids_T)
+    ids_T[:num_known] = rows.tokens[row, start : start + num_known]
+    ids_T[num_known:] = part.nodes.tokens_N
+    pos_T[:] = rows.positions[start:stop]
+    rows.put_slots(row, start, slot_T)
+    seq_T[:] = 0
+    base_T[:] = stop
+    ids, pos, slot, seq, base = stage.tensors
+    spans = (Span(0, len(ids_T), 0, start, num_known, False),)
+    table_1B = rows.tables_1B[row]
+    attn = AttnInputs(pos, slot, seq, table_1B, base, None, rows.block_size, spans)
     return Batch(ids, attn, parts)
 
 

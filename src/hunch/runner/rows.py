@@ -72,6 +72,8 @@ class RowBuffers:
         self.num_blocks = [0] * num_rows
         self.requests: list[Request | None] = [None] * num_rows  # None: free, or finished
         self.drafts: list[Nodes | None] = [None] * num_rows
+        self.tables_1B = list(self.table_XB[:, None])  # one row's each
+        self.positions = np.arange(room)
         self._view: tuple[list[int], Rows] | None = None  # of the step before
         self._stages: dict[int, Stage] = {}
 
@@ -103,15 +105,21 @@ class RowBuffers:
         self.tokens[row, first : first + len(tokens)] = tokens
         self.known[row] = first + len(tokens)
 
-    def slots(self, row: int, first: int, last: int) -> np.ndarray | range:
+    def slots(self, row: int, first: int, last: int) -> np.ndarray:
         """The KV slots of positions [first, last)."""
-        block, offset = divmod(first, self.block_size)
-        if offset + last - first <= self.block_size:  # most steps: a few tokens, one block
-            slot = int(self.table[row, block]) * self.block_size + offset
-            return range(slot, slot + last - first)
-        positions = np.arange(first, last)
+        positions = self.positions[first:last]
         blocks = self.table[row, positions // self.block_size]
         return np.asarray(blocks * self.block_size + positions % self.block_size)
+
+    def put_slots(self, row: int, first: int, slot_T: np.ndarray) -> None:
+        """The same for the few tokens of a step: they lie in a block or two."""
+        size, done = self.block_size, 0
+        while done < len(slot_T):
+            block, offset = divmod(first + done, size)
+            stop = min(done + size - offset, len(slot_T))
+            slot = int(self.table[row, block]) * size + offset
+            np.add(self.positions[: stop - done], slot, out=slot_T[done:stop])
+            done = stop
 
     def stage(self, num_tokens: int) -> Stage:
         """Columns for so many tokens; those of a small step are written again by the next."""
@@ -142,6 +150,8 @@ class RowBuffers:
 
     def put_drafts(self, rows: list[int], draft: Draft) -> list[int]:
         """Keep the rows' drafts for their next step; returns how many nodes each has."""
+        if draft.arrays is not None and len(rows) == 1:
+            return [self._put_arrays(rows[0], draft)]
         if not draft.tokens_RN.shape[1]:
             for row in rows:
                 self.drafts[row] = None
@@ -163,6 +173,15 @@ class RowBuffers:
                 draft.methods[place] if draft.methods is not None else self._only_method,
             )
         return counts
+
+    def _put_arrays(self, row: int, draft: Draft) -> int:
+        """The draft of a step's only row, where no tensor need be asked."""
+        assert draft.arrays is not None
+        tokens_N, parents_N = draft.arrays[0]
+        assert len(tokens_N) <= self.max_draft[row], "a draft over its limit"
+        method = draft.methods[0] if draft.methods is not None else self._only_method
+        self.drafts[row] = Nodes(tokens_N, parents_N, method=method)
+        return len(tokens_N)
 
     def take_draft(self, row: int, max_nodes: int) -> Nodes:
         """The pending draft, cut to its first `max_nodes` nodes."""

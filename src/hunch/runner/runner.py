@@ -21,6 +21,7 @@ from hunch.runner.batch import Batch, Part, gather
 from hunch.runner.grammars import RowGrammars
 from hunch.runner.kv_cache import compact
 from hunch.runner.rows import RowBuffers
+from hunch.runner.step_logits import StepLogits
 from hunch.sampling.logprobs import logprobs_at
 from hunch.sampling.state import SamplingState
 from hunch.sampling.stop import finish
@@ -59,9 +60,10 @@ class LocalRunner:
     ) -> None:
         self.capacity, self.depth = capacity, depth
         self.target, self.kv, self.drafter, self.verify = target, kv, drafter, verify
-        self.sampling, self.cost = sampling, cost
+        self.sampling, self.cost, self.logits = sampling, cost, StepLogits(target)
         self.rows = RowBuffers(capacity)
         self.device: torch.device = target.device
+        self._is_host = self.device.type == "cpu"
         self.grammars = RowGrammars()
         self.scores_processed = scores_processed
         self._results: deque[StepResult] = deque()
@@ -127,7 +129,8 @@ class LocalRunner:
 
     def forward(self, batch: Batch) -> Any:
         """The target's pass over a packed batch."""
-        batch = batch.to(self.device)
+        if not self._is_host:
+            batch = batch.to(self.device)
         layers = self.drafter.needs.feature_layers
         return self.target.forward(batch.ids_T, batch.attn, self.kv[0], layers)
 
@@ -136,13 +139,14 @@ class LocalRunner:
         parts = [outcome.part for outcome in checked]
         num_checked = sum(1 + part.num_nodes for part in parts)
         hidden_MD = hidden.last_TD
-        if num_checked < len(hidden_MD):
+        if num_checked < hidden_MD.shape[0]:
             index = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
             hidden_MD = hidden_MD[torch.from_numpy(index).to(self.device)]
-        logits_MV: Tensor = self.target.logits(hidden_MD)
-        mask_MV = self.grammars.masks(parts, logits_MV.shape[1])
-        if mask_MV is not None:
-            mask_MV = mask_MV.to(logits_MV.device)
+        logits_MV = self.logits(hidden_MD)
+        mask_MV = None
+        if self.grammars.matchers:
+            mask_MV = self.grammars.masks(parts, logits_MV.shape[1])
+            mask_MV = None if mask_MV is None else mask_MV.to(logits_MV.device)
         walk = self._verify if self._walk_row is None else self._walk_rows
         decided = walk(batch, parts, logits_MV, mask_MV)
         first = 0
@@ -170,7 +174,7 @@ class LocalRunner:
     ) -> list[tuple[list[int], list[int]]]:
         """The same where the verifier reads the host's memory row by row."""
         assert self._walk_row is not None
-        x_MV = logits_MV.float().numpy()
+        x_MV = self.logits.array(logits_MV)
         mask = None if mask_MV is None else mask_MV.numpy()
         decided, first = [], 0
         for part in parts:

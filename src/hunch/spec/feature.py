@@ -165,7 +165,7 @@ class FeatureDrafter:
         if self.covered_X[row] == known:
             limit = min(int(arrays.max_draft_X[row]), self.shape.depth)
         state_1D = self.state_XD[row : row + 1]
-        draft, tokens = chains.draft(rows, arrays, state_1D, known - 1, known, limit)
+        draft, tokens = chains.draft(rows, arrays, known - 1, known, limit, state_1D)
         if tokens:
             self.guessed[row] = (known, len(tokens))
         return draft

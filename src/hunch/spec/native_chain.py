@@ -8,7 +8,7 @@ this keeps the arrays behind the rows, and asks for nothing twice.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from hunch.kernels.noise import TARGET
 from hunch.spec.base import DrafterContext
 from hunch.spec.judge import Array, Shape
 from hunch.spec.window import KvWindow, host
+from hunch.types import Request
 
 
 class HostRows:
@@ -29,15 +30,34 @@ class HostRows:
 
     def __init__(self) -> None:
         self.rows: Rows | None = None
+        self.is_shared = False  # the memory is that of the rows
 
     def read(self, rows: Rows) -> HostRows:
-        if rows is not self.rows or rows.ids_R.device.type != "cpu":
+        if rows is not self.rows or not self.is_shared:
             self.rows = rows
+            self.is_shared = rows.ids_R.device.type == "cpu"
             self.ids_R = host(rows.ids_R)
             self.ids: list[int] = self.ids_R.tolist()
             self.tokens_XL, self.known_X = host(rows.tokens_XL), host(rows.known_X)
             self.table_XB, self.max_draft_X = host(rows.table_XB), host(rows.max_draft_X)
+            assert self.tokens_XL.strides[1] == 8
+            self._tokens_at, self._tokens_step = (
+                self.tokens_XL.ctypes.data,
+                self.tokens_XL.strides[0],
+            )
         return self
+
+    def address(self, row: int, position: int) -> int:
+        """Of a token."""
+        return self._tokens_at + row * self._tokens_step + 8 * position
+
+
+class Slip(NamedTuple):
+    """A draft whose tokens are written anew every time."""
+
+    tokens_N: Array
+    address: int  # of the tokens
+    draft: Draft
 
 
 class ChainDrafts:
@@ -55,9 +75,9 @@ class ChainDrafts:
     ) -> None:
         self.context, self.window, self.temperature = context, window, temperature
         self.chain = NativeChain(network, ids_C, num_columns)
-        self._offset = np.arange(64)
+        self._offset, self._slot = np.arange(0), np.arange(0)
+        self._slots_at = 0
         self._placed: tuple[Tensor | None, KVCache | None] = (None, None)
-        self._asked: tuple[Any, ...] = ()
         sampling = context.sampling
         self._columns = [
             column.numpy()
@@ -70,7 +90,8 @@ class ChainDrafts:
                 sampling.sample_X,
             )
         ]
-        self._parents: dict[int, Tensor] = {}
+        self._request: Request | None = None  # whom it chooses for
+        self._slips: dict[tuple[int, int], Slip] = {}  # by row, so that a draft can wait
 
     @staticmethod
     def fit(shape: Shape, context: DrafterContext) -> bool:
@@ -83,40 +104,50 @@ class ChainDrafts:
         self,
         rows: Rows,
         arrays: HostRows,
-        start: Tensor | Array,
         first: int,
         position: int,
         limit: int,
+        state_1D: Tensor | None = None,
     ) -> tuple[Draft, list[int]]:
-        """At most `limit` nodes; `start` is a state, or tokens from position `first` on."""
+        """At most `limit` nodes from `position` on.
+
+        It starts from a state, whose token is at `first`, or processes the tokens from there on.
+        """
         if limit <= 0:
             return Draft.empty(1), []
         row = arrays.ids[0]
         self._place(rows, row)
-        self._ask(row)
-        num_known = 0 if isinstance(start, Tensor) else len(start)
-        tokens = self.chain.run(
+        self._ask(rows, row)
+        slip = self._slips.get((row, limit)) or self._slip(row, limit)
+        num_known = position - first if state_1D is None else 0
+        self._find_slots(arrays, row, first, num_known + limit)
+        self.chain.run(
             row,
-            start,
-            self._slots(arrays, row, first, num_known + limit),
+            state_1D=state_1D,
+            known=arrays.address(row, first),
+            num_known=num_known,
+            slots=self._slots_at,
             first_pos=first - int(self.window.first_X[row]),
             position=position,
             num_tokens=limit,
+            out=slip.address,
         )
-        return Draft(torch.tensor([tokens]), *self._shape(limit)), tokens
+        return slip.draft, slip.tokens_N.tolist()
 
-    def _slots(self, arrays: HostRows, row: int, first: int, count: int) -> Array:
+    def _find_slots(self, arrays: HostRows, row: int, first: int, count: int) -> None:
         """Slots of `count` positions; the last node may stand past the end, it is not written."""
         assert arrays.rows is not None
-        block_size = arrays.rows.block_size
-        if len(self._offset) < count:
-            self._offset = np.arange(2 * count)
-        table_B = arrays.table_XB[row]
-        block, offset = divmod(first, block_size)
-        if offset + count <= block_size:
-            return np.asarray(int(table_B[block]) * block_size + offset + self._offset[:count])
-        position = np.minimum(first + self._offset[:count], len(table_B) * block_size - 1)
-        return np.asarray(table_B[position // block_size] * block_size + position % block_size)
+        if len(self._slot) < count:
+            self._offset, self._slot = np.arange(2 * count), np.arange(2 * count)
+            self._slots_at = self._slot.ctypes.data
+        size, table_B = arrays.rows.block_size, arrays.table_XB[row]
+        done, last = 0, len(table_B) - 1
+        while done < count:
+            block, offset = divmod(first + done, size)
+            stop = min(done + size - offset, count)
+            slot = int(table_B[min(block, last)]) * size + offset
+            np.add(self._offset[: stop - done], slot, out=self._slot[done:stop])
+            done = stop
 
     def _place(self, rows: Rows, row: int) -> None:
         """Tell the kernels where the KV is, if that is news; a window that moved always is."""
@@ -127,15 +158,24 @@ class ChainDrafts:
             self.chain.place(self.window.kv, table, rows.block_size)
             self._placed = (None, None) if is_moved else (rows.table_XB, self.window.kv)
 
-    def _ask(self, row: int) -> None:
-        asked = tuple(column[row].item() for column in self._columns)
-        if asked != self._asked:
-            temperature, top_k, top_p, log_min_p, seed, index = self._asked = asked
-            if self.temperature is not None and temperature > 0:
-                temperature = self.temperature
-            self.chain.choose_by(temperature, top_k, top_p, log_min_p, seed, index, TARGET)
+    def _ask(self, rows: Rows, row: int) -> None:
+        """Tell the kernels how to choose, if the row has a new request."""
+        request = rows.requests[row] if rows.requests else None
+        if request is not None and request is self._request:
+            return
+        self._request = request
+        asked = [column[row].item() for column in self._columns]
+        temperature, top_k, top_p, log_min_p, seed, index = asked
+        if self.temperature is not None and temperature > 0:
+            temperature = self.temperature
+        self.chain.choose_by(temperature, top_k, top_p, log_min_p, seed, index, TARGET)
 
-    def _shape(self, limit: int) -> tuple[Tensor, Tensor]:
-        if limit not in self._parents:
-            self._parents[limit] = torch.arange(-1, limit - 1)[None]
-        return self._parents[limit], torch.tensor([limit])
+    def _slip(self, row: int, limit: int) -> Slip:
+        tokens_1N, parents_1N = (
+            torch.zeros(1, limit, dtype=torch.int64),
+            torch.arange(-1, limit - 1)[None],
+        )
+        tokens_N, parents_N = tokens_1N[0].numpy(), parents_1N[0].numpy()
+        draft = Draft(tokens_1N, parents_1N, torch.tensor([limit]), arrays=[(tokens_N, parents_N)])
+        slip = self._slips[row, limit] = Slip(tokens_N, tokens_N.ctypes.data, draft)
+        return slip

@@ -1,0 +1,44 @@
+"""Where a step's logits are kept: small steps on the CPU's kernels write to the same memory.
+
+Shape letters: M rows of logits, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.kernels.native import NativeNetwork
+
+MAX_KEPT = 16  # rows of logits up to which they are written over by the next step's
+
+
+class StepLogits:
+    """The target's logits; nobody may hold them past the step."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        network = getattr(target, "network", None)
+        self._network = network if isinstance(network, NativeNetwork) else None
+        self._kept: dict[int, tuple[Tensor, np.ndarray]] = {}  # by number of rows
+        if self._network is not None:
+            kept_MV = torch.empty(MAX_KEPT, self._network.num_out)
+            sizes = range(1, MAX_KEPT + 1)
+            self._kept = {size: (kept_MV[:size], kept_MV[:size].numpy()) for size in sizes}
+
+    def __call__(self, hidden_MD: Tensor) -> Tensor:
+        kept = self._kept.get(hidden_MD.shape[0])
+        if kept is None or self._network is None:
+            logits_MV: Tensor = self.target.logits(hidden_MD)
+            return logits_MV
+        return self._network.logits(hidden_MD, kept[0])
+
+    def array(self, logits_MV: Tensor) -> np.ndarray:
+        """The same as float32 on the host, where they are there."""
+        for tensor, array in self._kept.values():
+            if tensor is logits_MV:
+                return array
+        return logits_MV.float().numpy()
