@@ -222,8 +222,11 @@ def _build_runner(
     target = _load_target(config, files, device)
     spec = _detect(config.spec, files)
     runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
-    with _progress(len(runner.common_sizes()), None, "capturing graphs") as advance:
-        runner.warm_up(advance)
+    todo = runner.preparations()
+    with _progress(len(todo), None, "capturing graphs") as advance:
+        for prepare in todo:
+            prepare()
+            advance()
     return runner
 
 

@@ -74,7 +74,7 @@ def assemble(
         runner: LocalRunner = GraphRunner(**parts, depth=depth)
     else:
         runner = LocalRunner(**parts, depth=schedule.depth or 0)
-    if capacity.max_nodes and not runner.common_sizes():
+    if capacity.max_nodes and not runner.can_fly:
         calibrate(runner)
     return runner
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from hunch.spec.pace import Pace
 from hunch.types import Request, RowResult, RowWork, StepPlan, StepResult
 from hunch.verify.exact import exact
 
+PASSES = (16, 32, 64, 128, 256, 512, 768, 1024)  # tokens of passes captured at the start
 MAX_WARM = 256  # rows up to which steps are captured at the start
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
 
@@ -92,24 +94,19 @@ class GraphRunner(LocalRunner):
         ]
         self._turn = 0
 
-    def warm_up(self, advance: Callable[[], object]) -> None:
-        """Capture what is needed soon; rare sizes are captured when they come."""
-        for num_rows, num_nodes in self.common_sizes():
-            graph = self.steps.step(num_rows, num_nodes, 0)
-            if graph.seconds:
-                self.flight_cost.record(graph.num_rows * (1 + num_nodes), graph.seconds)
-            advance()
-
-    def common_sizes(self) -> list[tuple[int, int]]:
-        """Of every power of two; with all numbers of nodes where drafts are likely to pay."""
-        if not self.can_fly:
-            return []
-        sizes: list[tuple[int, int]] = []
+    def preparations(self) -> list[Callable[[], None]]:
+        """Capture passes, and steps of every power of two; rare sizes are captured as they come."""
+        todo: list[Callable[[], None]] = [partial(self.passes.prepare, n) for n in PASSES]
         num_rows = 1
-        while num_rows <= bucket(min(self.capacity.max_rows, MAX_WARM)):
-            sizes += [(num_rows, num_nodes) for num_nodes in self._options(num_rows)]
+        while self.can_fly and num_rows <= bucket(min(self.capacity.max_rows, MAX_WARM)):
+            todo += [partial(self._prepare, num_rows, n) for n in self._options(num_rows)]
             num_rows *= 2
-        return sizes
+        return todo
+
+    def _prepare(self, num_rows: int, num_nodes: int) -> None:
+        graph = self.steps.step(num_rows, num_nodes, 0)
+        if graph.seconds:
+            self.flight_cost.record(num_rows * (1 + num_nodes), graph.seconds)
 
     def _options(self, num_rows: int) -> list[int]:
         """Numbers of nodes that a step of so many rows may check."""

@@ -103,8 +103,7 @@ class PassGraphs:
             return self.target.forward(batch.ids_T, batch.attn, self.kv, self.layers)
         tree_TP = attn.tree_TP
         depth = 0 if tree_TP is None else 1 << (tree_TP.shape[1] - 1).bit_length()
-        if (size, depth) not in self._passes:
-            self._passes[size, depth] = self._capture(size, depth)
+        self.prepare(size, depth)
         graph, packed_5T, held = self._passes[size, depth]
         columns = np.empty((5, size), dtype=np.int64)
         columns[:, num_tokens:] = [[0], [0], [-1], [0], [1]]
@@ -120,6 +119,11 @@ class PassGraphs:
         if tree_TP is not None and held.tree_TP is not None:
             held.tree_TP[:num_tokens, : tree_TP.shape[1]].copy_(tree_TP)
         return graph.replay()
+
+    def prepare(self, size: int, depth: int = 0) -> None:
+        """Capture a pass of this size, unless it is there."""
+        if (size, depth) not in self._passes:
+            self._passes[size, depth] = self._capture(size, depth)
 
     def _block(self, size: int) -> int:
         """Tokens of an attention tile."""

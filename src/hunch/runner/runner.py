@@ -45,6 +45,8 @@ class Outcome:
 class LocalRunner:
     """Runs steps in this process, each within its submit; at depth 1 its result is read later."""
 
+    can_fly = False  # whether steps may go without the host; what they cost is then known otherwise
+
     def __init__(
         self,
         *,
@@ -71,12 +73,9 @@ class LocalRunner:
             None if sampling.is_dense else getattr(verify, "walk_row", None)
         )
 
-    def common_sizes(self) -> list[tuple[int, int]]:
-        """Steps worth preparing before the first request: (rows, nodes) each."""
+    def preparations(self) -> list[Callable[[], None]]:
+        """What is worth doing before the first request, bit by bit."""
         return []
-
-    def warm_up(self, advance: Callable[[], object]) -> None:
-        """Prepare them; `advance` is called after each."""
 
     def submit(self, plan: StepPlan) -> None:
         self._enter(plan)
