@@ -113,6 +113,7 @@ class DeepseekHead:
         from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
 
         self.p, self.c = p, c
+        self.ids = None  # all of the target's tokens, under its ids
         scaling = c.get("rope_scaling") or {}
         rope = {"rope_theta": c["rope_theta"], **scaling}
         rope["rope_type"] = rope.pop("type", "default")

@@ -10,7 +10,8 @@ import pytest
 import head_files
 from deepseek_files import make_deepseek
 from head_files import Study
-from hunch import LLM, SamplingParams
+from hunch import LLM, SamplingParams, Speculation
+from plain_heads import replay
 from tiny_models import write_llama
 
 PARAMS = [
@@ -66,3 +67,29 @@ def test_text_does_not_depend_on_the_head(
         for params, expected in zip(PARAMS, plain, strict=True):
             assert run(llm, texts, params) == expected
         assert llm.stats()["drafted"] > 100
+
+
+def test_the_engine_drafts_what_the_replay_drafts(
+    target: Path, texts: Study, tmp_path: Path
+) -> None:
+    head = make_deepseek(texts, tmp_path)
+    params = SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, speculation=Speculation(trace=True)
+    )
+    num_steps = num_same = 0
+    engine = ENGINES["small chunks"]
+    with LLM(
+        str(target), speculate=f"mtp:{tmp_path}", max_model_len=256, dtype="float32", **engine
+    ) as llm:
+        outputs = llm.generate(texts.tokens[:3, :9].tolist(), params)
+    for output in outputs:
+        answer, known = output.outputs[0], len(output.prompt_token_ids)
+        tokens = [*output.prompt_token_ids, *answer.token_ids]
+        hidden, _ = head_files.states_of(texts.target, tokens)
+        for step in answer.trace:
+            if step.tokens:
+                num_steps += 1
+                num_same += step.tokens == replay(head, hidden, tokens, known, len(step.tokens))
+            known += len(step.accepted) + 1
+    assert num_steps > 20
+    assert num_same >= 0.995 * num_steps

@@ -14,6 +14,7 @@ from head_files import Study, write
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.attention import KVCache
 from hunch.models.decoder import Decoder
+from hunch.models.heads.load import detect
 from hunch.models.heads.mtp import load_mtp
 from hunch.models.spec import ModelSpec
 
@@ -75,6 +76,13 @@ def test_the_layer_is_the_published_one(
     expected = head.states(made_up.hidden[:, :-1], made_up.tokens[:, 1:])[0]
     torch.testing.assert_close(state_TD, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(net.logits(state_TD), head.logits(expected), rtol=1e-4, atol=1e-3)
+
+
+def test_a_head_file_of_its_own_is_known_by_its_architecture(
+    made_up: Study, tmp_path: Path
+) -> None:
+    make_deepseek(made_up, tmp_path, architectures=["DeepseekV3ForCausalLMNextN"])
+    assert detect(tmp_path) == "mtp"
 
 
 def test_fp8_block_scales_are_refused(made_up: Study, tmp_path: Path) -> None:

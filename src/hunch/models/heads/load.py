@@ -22,6 +22,7 @@ _ARCHITECTURES = {
     "Eagle3DraftModel": "eagle3",
     "MiMoMTPModel": "mtp",
     "DeepSeekMTPModel": "mtp",
+    "DeepseekV3ForCausalLMNextN": "mtp",
     "Qwen3NextMTP": "mtp",
 }
 _MODEL_TYPES = {
@@ -33,7 +34,7 @@ _MODEL_TYPES = {
     "deepseek_mtp": "mtp",
     "qwen3_next_mtp": "mtp",
 }
-_MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 
 
 def detect(path: str | Path) -> str:
