@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check lint types peers clean
+.PHONY: demo test check lint types peers speculators clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hunch bench --show --limit 4 --repeats 1
@@ -28,6 +28,10 @@ PEERS ?= --quick
 peers: $(VENV)/.installed-peers
 	$(BIN)/python benchmarks/cpu_peers.py $(PEERS)
 
+# EAGLE-3 against the package its files come from; without what its training needs.
+speculators: $(VENV)/.installed-speculators
+	$(BIN)/python -m pytest -m slow tests/models/heads/test_eagle3_speculators.py
+
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hunch needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
@@ -45,6 +49,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 $(VENV)/.installed-peers: $(VENV)/.installed
 	@echo "building llama.cpp (minutes, once)"
 	$(PIP) llama-cpp-python transformers accelerate
+	@touch $@
+
+$(VENV)/.installed-speculators: $(VENV)/.installed-dev
+	$(PIP) 'datasets<=5.1.0' loguru pydantic-settings aiohttp psutil
+	$(PIP) --no-deps hs-connectors==0.9.0 speculators==0.9.0
 	@touch $@
 
 clean:

@@ -1,7 +1,11 @@
-"""EAGLE-3 against the `speculators` package: its files load, its numbers come out."""
+"""EAGLE-3 against the `speculators` package: its files load, its numbers come out.
+
+The package asks for more than tests should bring along, so `make speculators` installs and runs it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,7 @@ from hunch.kernels.attention import KVCache
 from hunch.models.heads.eagle3 import load_eagle3
 from hunch.models.heads.load import detect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("speculators", reason="pip install speculators")
-
+pytestmark = pytest.mark.slow
 LENGTH = 12
 FLAGS = [
     {},
@@ -31,6 +32,8 @@ FLAGS = [
 @pytest.fixture(params=FLAGS, ids=lambda flags: "+".join(flags) or "plain")
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     """A random head of the package, and the directory it saved itself to."""
+    if importlib.util.find_spec("speculators") is None:
+        pytest.fail("the speculators package is not installed: run `make speculators`")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from speculators import SpeculatorsConfig, VerifierConfig
