@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,7 +16,13 @@ from hunch.compat import config_from_vllm
 from hunch.config import DEFAULT_MODEL, Config, SpecConfig
 from hunch.drafters import shipped
 from hunch.engine.engine import Engine
-from hunch.errors import ConfigError, HunchError, RequestError, UnsupportedModelError
+from hunch.errors import (
+    CapacityError,
+    ConfigError,
+    HunchError,
+    RequestError,
+    UnsupportedModelError,
+)
 from hunch.hub import ModelFiles, resolve
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import RequestOutput, SamplingParams, StructuredOutput
@@ -173,6 +180,20 @@ class LLM:
                 self.engine.abort(request_id)
 
 
+@contextmanager
+def _no_room_on_gpu(what: str) -> Iterator[None]:
+    """CUDA's out of memory as an error of ours, with what to do."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"the GPU is out of memory: {what}. Give a smaller gpu_memory_utilization, "
+            "max_num_batched_tokens, max_num_seqs or max_model_len, or a smaller model"
+        ) from error
+
+
 def load_text(config: Config) -> Tokenizer:
     """Tokenizer and chat template of the config's model; no torch."""
     return load_tokenizer(resolve(config.model.tokenizer or config.model.model))
@@ -187,7 +208,8 @@ def build_engine(config: Config, tokenizer: Tokenizer | None = None) -> Engine:
     device = _pick_device(config.model.device)
     if device.startswith("cuda"):
         config = replace(config, schedule=config.schedule.for_gpu())
-    runner = _build_runner(config, files, tokenizer, device)
+    with _no_room_on_gpu("the model and its captured steps do not fit"):
+        runner = _build_runner(config, files, tokenizer, device)
     return Engine(config, runner, tokenizer, compile_grammar=_grammar_compiler(tokenizer))
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from hunch import LLM, SamplingParams
+from hunch.errors import CapacityError
 from hunch.runner.gpu_runner import GraphRunner
 from plain_steps import stand_in
 from tiny_models import write_llama
@@ -91,3 +93,14 @@ def test_text_does_not_depend_on_who_drafts(
         assert (stats["drafted"] > 0) == (method != "off")
         if name == "draft" and engine == "all":  # its own draft: nearly all is accepted
             assert stats["tokens_per_pass"] > 2
+
+
+@pytest.mark.usefixtures("flying")
+def test_a_gpu_out_of_memory_says_what_to_do(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(runner: GraphRunner, plan: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with LLM(str(model), speculate="off", **SMALL) as llm:
+        monkeypatch.setattr(GraphRunner, "_launch", fail)
+        with pytest.raises(CapacityError, match="gpu_memory_utilization"):
+            llm.generate(PROMPTS[0], PARAMS["greedy"])

@@ -12,6 +12,7 @@ from hunch.errors import ConfigError
 from hunch.registry import VERIFIERS, resolve
 from hunch.runner.calibrate import calibrate
 from hunch.runner.kv_cache import allocate, bytes_per_slot, count_blocks
+from hunch.runner.profile import working_bytes
 from hunch.runner.runner import LocalRunner
 from hunch.sampling.state import SamplingState
 from hunch.spec.auto import load_drafter
@@ -41,7 +42,10 @@ def assemble(
     drafter = load_drafter(spec, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
     max_nodes = drafter.needs.max_nodes
-    num_blocks = count_blocks(config, shapes, context.max_len, max_nodes, device)
+    working = 0
+    if config.cache.kv_bytes is None and config.cache.num_blocks is None:
+        working = working_bytes(target, schedule.num_tokens, schedule.num_rows)
+    num_blocks = count_blocks(config, shapes, context.max_len, max_nodes, device, working)
     drafter_kv = bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size
     capacity = Capacity(
         num_blocks=num_blocks,

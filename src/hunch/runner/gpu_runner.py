@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from hunch.errors import CapacityError
 from hunch.kernels.gpu_spec import CHECKED, DRAFTED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.runner.batch import Batch
 from hunch.runner.device_rows import MAX_STOPS, DeviceRows
 from hunch.runner.graphs import PassGraphs, StepGraph, StepGraphs, bucket, new_pool
-from hunch.runner.runner import LocalRunner
+from hunch.runner.runner import LocalRunner, Outcome
 from hunch.sampling.processors import needs_history
 from hunch.sampling.stop import REASONS
 from hunch.spec.base import DeviceDrafter, WorksOnDevice
@@ -117,6 +118,15 @@ class GraphRunner(LocalRunner):
     # --- the engine's side ------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> None:
+        try:
+            self._submit(plan)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                "the GPU is out of memory in a step: give a smaller gpu_memory_utilization or "
+                "max_num_batched_tokens"
+            ) from error
+
+    def _submit(self, plan: StepPlan) -> None:
         is_flying = self.can_fly and not plan.starts and self._can_fly(plan)
         if not is_flying:
             self._land_all()
@@ -160,6 +170,13 @@ class GraphRunner(LocalRunner):
 
     def forward(self, batch: Batch) -> Any:
         return self.passes.forward(batch)
+
+    def _drafts_here(self, outcomes: list[Outcome]) -> bool:
+        """A lookup on the device finds all it needs there: the host need not index the prompts."""
+        drafter = self.device_drafter
+        if drafter is None or drafter.needs_host or not self.can_fly:
+            return True
+        return not all(self._is_simple[outcome.part.row] for outcome in outcomes)
 
     # --- steps that fly ---------------------------------------------------------------------------
 

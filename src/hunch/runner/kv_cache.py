@@ -30,6 +30,7 @@ def count_blocks(
     max_len: int,
     max_nodes: int,
     device: torch.device,
+    working_bytes: int = 0,
 ) -> int:
     """How many blocks the budget holds, and no more than all rows at full length could use."""
     cache, max_rows = config.cache, config.schedule.num_rows
@@ -38,7 +39,7 @@ def count_blocks(
     block_bytes = bytes_per_slot(shapes) * cache.block_size
     budget = cache.kv_bytes
     if budget is None:
-        budget = _free_memory(device, cache.gpu_memory_utilization)
+        budget = max(_free_memory(device, cache.gpu_memory_utilization) - working_bytes, 0)
     useful = max_rows * (-(-(max_len + 2 * max_nodes + 2) // cache.block_size))
     num_blocks = min(budget // block_bytes, useful)
     if num_blocks < 1:

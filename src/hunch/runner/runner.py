@@ -120,11 +120,15 @@ class LocalRunner:
         logits_MV = self._judge(batch, hidden, checked) if checked else None
         self._commit(outcomes)
         committed = perf_counter()
-        if hidden is not None:
+        if hidden is not None and self._drafts_here(outcomes):
             self.drafter.observe(self._target_step(batch, hidden, outcomes, logits_MV))
             self._propose([outcome for outcome in outcomes if outcome.is_running])
         drafted = perf_counter()
         return self._result(plan, batch, outcomes, committed - started, drafted - committed)
+
+    def _drafts_here(self, outcomes: list[Outcome]) -> bool:
+        """Whether the drafter works on the host for these rows."""
+        return True
 
     def forward(self, batch: Batch) -> Any:
         """The target's pass over a packed batch."""

@@ -55,6 +55,10 @@ class DeviceDrafter(Protocol):
         """How many of its nodes a step may check, 0 among them where none may be best."""
 
     @property
+    def needs_host(self) -> bool:
+        """Whether steps that the host runs must be shown to the host's drafter."""
+
+    @property
     def margin(self) -> float:
         """Share by which checking nodes must promise to beat plain decoding."""
 

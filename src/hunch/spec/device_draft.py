@@ -38,6 +38,7 @@ class DeviceDraft:
     width: int
     max_len: int  # the longest text it can follow
     margin: float = 0.0
+    needs_host: bool = True  # the model reads prompts there
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     @property

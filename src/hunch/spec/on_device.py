@@ -19,6 +19,7 @@ class DeviceLookup:
     margin: float = 0.0
     is_adaptive: bool = True
     depth: int = 0
+    needs_host: bool = False
 
     @property
     def options(self) -> tuple[int, ...]:
