@@ -1,11 +1,28 @@
-"""What tests of several folders share."""
+"""What tests of several folders share; Triton's interpreter stands in for a GPU where none is."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 import pytest
+import torch
 
 from hunch import hub
 from hunch.errors import ModelError
+
+if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+    from triton.runtime import interpreter
+
+    _patch = interpreter._patch_lang_tensor
+
+    def _patch_for_new_numpy(tensor, scope):
+        """numpy 2.4 refuses int() of a one-element array, which Triton 3.6 still asks for."""
+        _patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch_for_new_numpy
 
 
 @pytest.fixture(scope="session")

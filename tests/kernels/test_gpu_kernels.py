@@ -72,7 +72,8 @@ def test_projection_rotates_and_writes_slots(heads: int, kv: int, head: int) -> 
         close(got, ref)
 
 
-def test_rope_with_head_norms() -> None:
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_rope_after_a_product(has_norms: bool) -> None:
     heads, kv, head = 3, 1, 24
     qkv = rand(4, (heads + 2 * kv) * head)
     pos = torch.tensor([7, 0, 3, 9], device=DEVICE)
@@ -80,6 +81,7 @@ def test_rope_with_head_norms() -> None:
     angle = rand(16, head // 2)
     table = torch.cat([angle.cos(), angle.sin()], -1)
     norms = (rand(head, seed=3), rand(head, seed=4))
+    norms = norms if has_norms else None
     q = torch.full((4, heads, head), float("nan"), device=DEVICE)
     cache = [rand(8, kv, head, seed=s) for s in (1, 2)]
     want = [c.clone() for c in cache]

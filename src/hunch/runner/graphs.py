@@ -207,9 +207,6 @@ class StepGraphs:
         self._forwards: dict[tuple[int, int], tuple[Graph, StepRows, AttnInputs]] = {}
         self._steps: dict[tuple[int, int, int], StepGraph] = {}
 
-    def has(self, num_rows: int, num_nodes: int, asks: int) -> bool:
-        return (bucket(num_rows), num_nodes, kind_of(asks)) in self._steps
-
     def step(self, num_rows: int, num_nodes: int, asks: int) -> StepGraph:
         """The step for up to so many rows, captured now if it is the first of its size."""
         key = bucket(num_rows), num_nodes, kind_of(asks)
