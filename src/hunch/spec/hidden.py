@@ -25,10 +25,10 @@ class LastHidden:
         context: DrafterContext,
         watch: AcceptanceWatch,
         depth: int,
-        fuse: Fuse | None = None,  # adds the states of other layers
+        fuse: Fuse | None = None,  # makes the state where it is not the last one alone
     ) -> None:
         self.watch, self.depth, self.fuse = watch, depth, fuse
-        self.state_XD: Tensor | None = None  # made at the first step: the target says how wide
+        self.state_XD: Tensor | None = None  # made at the first step, which says how wide
         self.known_X = np.full(context.max_rows, -1)  # known length the state belongs to
         self.guessed: dict[int, tuple[int, int]] = {}
         self.max_rows = context.max_rows
@@ -36,10 +36,8 @@ class LastHidden:
     def observe(self, step: TargetStep) -> None:
         assert step.hidden_TD is not None
         ids_R = host(step.rows.ids_R)
-        if self.state_XD is None:
-            self.state_XD = step.hidden_TD.new_zeros(self.max_rows, step.hidden_TD.shape[1])
         last_R = host(step.offset_R) + host(step.known_R) - host(step.start_R) - 1
-        device = self.state_XD.device
+        device = step.hidden_TD.device
         rows_R, at_R = torch.from_numpy(ids_R).to(device), torch.from_numpy(last_R).to(device)
         state_RD = step.hidden_TD[at_R]
         if self.fuse is not None:
@@ -47,6 +45,8 @@ class LastHidden:
             token_R = host(step.rows.tokens_XL)[ids_R, host(step.known_R)]
             features = tuple(feature_TD[at_R] for feature_TD in step.features)
             state_RD = self.fuse(state_RD, features, torch.from_numpy(token_R).to(device))
+        if self.state_XD is None:
+            self.state_XD = state_RD.new_zeros(self.max_rows, state_RD.shape[1])
         self.state_XD[rows_R] = state_RD
         self.known_X[ids_R] = host(step.known_R) + 1
         known_X = host(step.rows.known_X)

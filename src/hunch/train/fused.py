@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hunch.errors import ConfigError
 from hunch.layers.linear import Linear
-from hunch.models.heads.parts import Fuse
+from hunch.models.heads.parts import Fuse, Trunk
 from hunch.train.states import Thoughts
 from hunch.train.student import Student
 
@@ -24,36 +24,51 @@ class FusedStudent(Student):
     """Base of the heads on one state."""
 
     has_token = False  # the embedding of the token after the state's is added too
+    trunk_size = 0  # width of the layer that all heads read; 0: none
 
-    def take_features(self, text: str, *, has_token: bool = False) -> dict[str, Tensor]:
-        """Read the option `features`; the tensors it adds, which at first add nothing."""
+    def take_features(
+        self, text: str, *, has_token: bool = False, trunk_size: int = 0
+    ) -> dict[str, Tensor]:
+        """Read the option `features`; the tensors it adds, which at first add nothing, or, of a
+        trunk, say something that nobody reads yet."""
         spec = self.target.spec
         if text == NONE:
-            if has_token:
-                raise ConfigError("token=true needs features=, say features=2,15,29")
+            if has_token or trunk_size:
+                raise ConfigError("token= and trunk= need features=, say features=2,15,29")
             return {}
         self.feature_layers, self.has_token = read_features(text, spec.num_layers), has_token
-        return {_FC: torch.zeros(spec.width, self.num_parts * spec.width)}
+        self.trunk_size = trunk_size
+        fc = torch.zeros(self._fc_shape())
+        if trunk_size:
+            generator = torch.Generator().manual_seed(3)
+            fc = torch.randn(self._fc_shape(), generator=generator) * fc.shape[1] ** -0.5
+        return {_FC: fc}
 
-    @property
-    def num_parts(self) -> int:
-        return len(self.feature_layers) + self.has_token
+    def _fc_shape(self) -> tuple[int, int]:
+        width, num_parts = self.target.spec.width, len(self.feature_layers) + self.has_token
+        if self.trunk_size:
+            return self.trunk_size, (1 + num_parts) * width
+        return width, num_parts * width
 
     def states(self, thoughts: Thoughts) -> Tensor:
         """What the heads start from, at every token."""
         if not self.feature_layers:
             return thoughts.hidden_TD
-        width = self.target.spec.width
-        fc = Linear(self.source().take(_FC, width, self.num_parts * width))
-        fuse = Fuse(self.feature_layers, fc, self.target.embed if self.has_token else None)
+        fc = Linear(self.source().take(_FC, *self._fc_shape()))
+        embed = self.target.embed if self.has_token else None
+        fuse = (Trunk if self.trunk_size else Fuse)(self.feature_layers, fc, embed)
         return fuse(thoughts.hidden_TD, thoughts.features, thoughts.ids_after(1))
 
     def feature_config(self) -> dict[str, Any]:
         """For config.json."""
         if not self.feature_layers:
             return {}
-        more = {"feature_token": True} if self.has_token else {}
-        return {"feature_layers": list(self.feature_layers), **more}
+        config: dict[str, Any] = {"feature_layers": list(self.feature_layers)}
+        if self.has_token:
+            config["feature_token"] = True
+        if self.trunk_size:
+            config["trunk_size"] = self.trunk_size
+        return config
 
 
 def read_features(text: str, num_layers: int) -> tuple[int, ...]:

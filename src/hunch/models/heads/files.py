@@ -12,7 +12,7 @@ from torch import Tensor
 from hunch.errors import ModelError, ModelFormatError, ModelNotFoundError, VocabMismatchError
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
-from hunch.models.heads.parts import Fuse, NativeLinear
+from hunch.models.heads.parts import Fuse, NativeLinear, Trunk
 from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec, read_common
 from hunch.models.weights import open_weights
@@ -177,8 +177,11 @@ def read_fuse(source: HeadSource, config: Mapping[str, Any], target: Any) -> Fus
             f"has {num_layers}; it is a head for another model"
         )
     width, has_token = int(target.spec.width), bool(config.get("feature_token"))
-    fc = source.dense("fc", width, (len(layers) + has_token) * width)
-    return Fuse(layers, fc, target.embed if has_token else None)
+    embed = target.embed if has_token else None
+    num_parts, inner = len(layers) + has_token, number(config, "trunk_size", source.where, 0)
+    if inner:
+        return Trunk(layers, source.dense("fc", inner, (1 + num_parts) * width), embed)
+    return Fuse(layers, source.dense("fc", width, num_parts * width), embed)
 
 
 def check_hidden(where: str, found: int, target: Any) -> None:

@@ -1,6 +1,7 @@
 """Medusa's network: heads that each guess one further token from the target's hidden state.
 
-Shape letters: M packed rows, D width of the target, C columns of logits.
+Shape letters: M packed rows, D width of the target, E width of what heads read, I of the trunk, C
+columns of logits.
 Paper: arXiv 2401.10774. File forms: model_type "medusa" (blocks.*), and the older
 medusa_lm_head.pt (numbered modules) whose config names no sizes.
 """
@@ -31,12 +32,21 @@ _OLD_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
 
 class MedusaHead(Part):
-    """x + SiLU(W x + b) per layer, then an output matrix; None: the target's own."""
+    """x + SiLU(W x + b) per layer, then an output matrix; None: the target's own.
 
-    def __init__(self, layers: list[Linear], lm_head: Linear | None) -> None:
-        self.layers, self.lm_head = layers, lm_head
+    `trunk` reads the part beyond the target's state, where there is one.
+    """
 
-    def hidden(self, x_MD: Tensor) -> Tensor:
+    def __init__(
+        self, layers: list[Linear], lm_head: Linear | None, trunk: Linear | None = None
+    ) -> None:
+        self.layers, self.lm_head, self.trunk = layers, lm_head, trunk
+
+    def hidden(self, x_ME: Tensor) -> Tensor:
+        x_MD = x_ME
+        if self.trunk is not None:
+            inner = self.trunk.weight_NK.shape[1]
+            x_MD = x_ME[:, :-inner] + self.trunk(x_ME[:, -inner:].contiguous())
         for layer in self.layers:
             x_MD = x_MD + F.silu(layer(x_MD))
         return x_MD
@@ -52,11 +62,11 @@ class MedusaNet(Part):
         self.heads, self.scale = heads, scale
         self._target_logits = target.logits
 
-    def logits(self, head: int, hidden_MD: Tensor) -> Tensor:
-        """What one head thinks of its token, a row per hidden state."""
+    def logits(self, head: int, state_ME: Tensor) -> Tensor:
+        """What one head thinks of its token, a row per state."""
         part = self.heads[head]
         output = self._target_logits if part.lm_head is None else part.lm_head
-        logits_MC: Tensor = output(part.hidden(hidden_MD))
+        logits_MC: Tensor = output(part.hidden(state_ME))
         return logits_MC if self.scale == 1.0 else logits_MC * self.scale
 
 
@@ -80,6 +90,7 @@ def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None
     if is_targets and shared is None and ids_C is not None:
         shared = source.output_of(target, ids_C)
     num_layers = number(config, "num_hidden_layers", where, default=1)
+    inner = number(config, "trunk_size", where, default=0)
     heads = []
     for head in range(number(config, "num_heads", where)):
         layers = [
@@ -89,7 +100,8 @@ def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None
         lm_head = shared
         if shared is None and not is_targets:
             lm_head = source.output(f"lm_heads.{head}.weight", rows, width, num_kept)
-        heads.append(MedusaHead(layers, lm_head))
+        trunk = source.dense(f"blocks.{head}.trunk", width, inner) if inner else None
+        heads.append(MedusaHead(layers, lm_head, trunk))
     if ids_C is None and not (is_targets and shared is None):
         ids_C = column_ids(min(rows, vocab_size), vocab_size)
     net = MedusaNet(heads, target, float(config.get("logit_scale") or 1.0))

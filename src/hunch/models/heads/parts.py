@@ -1,6 +1,7 @@
 """Small parts that several drafters' networks are made of.
 
-Shape letters: M packed rows, D width, V vocabulary, C columns of a reduced vocabulary.
+Shape letters: M packed rows, D width, I inner width, V vocabulary, C columns of a reduced
+vocabulary.
 """
 
 from __future__ import annotations
@@ -76,9 +77,25 @@ class Fuse(Part):
         return self._layers
 
     def __call__(self, hidden_MD: Tensor, features: tuple[Tensor, ...], token_M: Tensor) -> Tensor:
-        parts = features if self._embed is None else (*features, self._embed(token_M))
+        return hidden_MD + self.fc(self.seen(features, token_M))
+
+    def seen(self, states: tuple[Tensor, ...], token_M: Tensor) -> Tensor:
+        """The states and the token's embedding side by side, each of the same size."""
+        parts = states if self._embed is None else (*states, self._embed(token_M))
         normed = [F.rms_norm(x_MD, x_MD.shape[-1:], None, FEATURE_EPS) for x_MD in parts]
-        return hidden_MD + self.fc(torch.cat(normed, dim=-1))
+        return torch.cat(normed, dim=-1)
+
+
+class Trunk(Fuse):
+    """The target's last state, and beside it one wide layer over all that Fuse sees and that state.
+
+    Every head reads the layer with a matrix of its own (trunk_size I in config.json; fc.weight
+    [I, (1 + parts) * D], blocks.h.trunk.weight [D, I]).
+    """
+
+    def __call__(self, hidden_MD: Tensor, features: tuple[Tensor, ...], token_M: Tensor) -> Tensor:
+        wide_MI = F.gelu(self.fc(self.seen((hidden_MD, *features), token_M)))
+        return torch.cat((hidden_MD, wide_MI), dim=-1)
 
 
 def column_ids(num_columns: int, vocab_size: int) -> Tensor | None:

@@ -1,6 +1,6 @@
 """Medusa: residual heads on the target's last state, each for one further token.
 
-Shape letters: R starts of guesses, D width, C columns.
+Shape letters: R starts of guesses, T tokens in a row, D width, E of what heads read, C columns.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hunch.errors import ConfigError
+from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
+from hunch.models.heads.medusa import MedusaHead
+from hunch.models.source import Source
 from hunch.models.weights import Weights
 from hunch.train.fused import NONE, FusedStudent
 from hunch.train.states import Thoughts
@@ -32,6 +34,7 @@ class MedusaOptions:
     share_tables: bool = False  # the target's output matrix in place of one that learns
     features: str = NONE  # further layers of the target whose states are added: "2,15,29"
     token: bool = False  # the newest token's embedding is added to the state, too
+    trunk: int = 0  # width of a layer over all these that every head reads; 0: none
     loss: str = "ce"
     share: float = 1.0  # of each batch's texts it learns from
 
@@ -45,8 +48,8 @@ class MedusaStudent(FusedStudent):
         self, options: MedusaOptions, target: Decoder, columns: Columns, weights: Weights
     ) -> None:
         super().__init__(target, columns)
-        if options.heads < 1 or options.layers < 1:
-            raise ConfigError("medusa: heads and layers must be 1 or more")
+        if options.heads < 1 or options.layers < 1 or options.trunk < 0:
+            raise ConfigError("medusa: heads and layers must be 1 or more, trunk 0 or more")
         self.options = options
         width = target.spec.width
         blocks = {
@@ -57,7 +60,12 @@ class MedusaStudent(FusedStudent):
         self.head_CD = target.head.weight_NK[columns.ids_C]
         if not options.share_tables:
             blocks[_HEAD] = self.head_CD
-        more = self.take_features(options.features, has_token=options.token)
+        more = self.take_features(
+            options.features, has_token=options.token, trunk_size=options.trunk
+        )
+        if options.trunk:
+            for head in range(options.heads):
+                blocks[f"blocks.{head}.trunk.weight"] = torch.zeros(width, options.trunk)
         self.start({**blocks, **more})
 
     def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
@@ -66,15 +74,23 @@ class MedusaStudent(FusedStudent):
         head_CD = self.head_CD
         if not self.options.share_tables:
             head_CD = source.take(_HEAD, len(self.columns), width)
-        state_TD = self.states(t)
+        state_TE = self.states(t)
         fan = Fan(t, self.options.loss, is_test=is_test)
         for head in range(self.options.heads):
-            x_RD = state_TD[fan.start_R]
-            for layer in range(self.options.layers):
-                weight_DD = source.take(f"blocks.{head}.layers.{layer}.weight", width, width)
-                x_RD = x_RD + functional.silu(functional.linear(x_RD, weight_DD))
-            fan.teach(x_RD, head_CD)
+            part = self._head(source, f"blocks.{head}.")
+            # Not by brackets: their gradient would sort the rows.
+            fan.teach(part.hidden(state_TE.index_select(0, fan.start_R)), head_CD)
         return fan.lesson()
+
+    def _head(self, source: Source, prefix: str) -> MedusaHead:
+        width, trunk = self.target.spec.width, None
+        layers = [
+            Linear(source.take(f"{prefix}layers.{layer}.weight", width, width))
+            for layer in range(self.options.layers)
+        ]
+        if self.options.trunk:
+            trunk = Linear(source.take(f"{prefix}trunk.weight", width, self.options.trunk))
+        return MedusaHead(layers, None, trunk)
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         spec = self.target.spec
