@@ -21,6 +21,7 @@ from hunch.models.native import ID_MAP
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
 from hunch.train.batches import Texts
+from hunch.train.engine import for_answers, give_back
 from hunch.train.export import Card, write_drafter
 from hunch.train.files import read_json, write_json, write_whole
 from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
@@ -104,6 +105,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     work = job.out / "work"
     _keep(work, job)
     train_ids, test_ids = _prompts(job, settings, work, show)
+    give_back()
     texts = read_answers(work / "answers")
     student, target = build_student(job, settings, texts, before)
     if before is not None:
@@ -116,6 +118,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     num_held = min(max(len(texts) // 10, 1), 64)
     learn, held = texts.split(num_held, settings.loop.seed)
     loop.run(learn, held, show)
+    give_back()
     best, measured = _select(job, settings, student, work, test_ids)
     if before is not None:
         old = measure(job.target, job.method, before, test_ids, arguments=job.engine)
@@ -152,7 +155,9 @@ def _prompts(
     answers.read_temperatures()
     stored = read_json(work / PROMPTS)
     prompts = None if stored else read_prompts(Path(job.prompts))
-    with LLM(job.target, speculate="off", **job.engine) as llm:
+    with LLM(
+        job.target, speculate="off", **for_answers(job.target, job.engine, settings.loop.context)
+    ) as llm:
         if prompts is not None:
             context = min(settings.loop.context, llm.engine.capacity.max_len)
             found = prompts.encode(llm, context - min(answers.max_tokens, context // 2))
@@ -236,7 +241,8 @@ def _select(
             _write(job, settings, student, folder)
         folders.append(folder)
     notes = work / "select" / "measured.json"
-    best, measured = select(job.target, job.method, folders, test_ids, notes, job.engine)
+    engine = for_answers(job.target, job.engine, settings.loop.context, len(test_ids))
+    best, measured = select(job.target, job.method, folders, test_ids, notes, engine)
     return f"{best.name}.pt", measured
 
 

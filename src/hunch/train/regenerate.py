@@ -1,9 +1,10 @@
-"""Stage 1: the target answers the prompts through the serving engine, a shard at a time."""
+"""Stage 1: the target answers the prompts through the serving engine; shards of answers stay."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ class AnswerOptions:
 
     temperatures: str = "0"  # "0,0.7,1": each prompt is answered once at every one of them
     max_tokens: int = 256
-    shard: int = 256  # prompts whose answers are written together, and lost together by a kill
+    shard: int = 256  # answers that are written together, and lost together by a kill
     seed: int = 0
 
     def read_temperatures(self) -> list[float]:
@@ -45,48 +46,102 @@ class AnswerOptions:
 def regenerate(
     llm: LLM, prompts: list[list[int]], folder: Path, options: AnswerOptions, show: Progress
 ) -> None:
-    """Write every shard that is not there yet. The same prompts give the same shards."""
+    """Answer what is not answered yet, all rows of the engine busy until the end.
+
+    Answers are written as they come, so which of them share a shard is chance; each carries its
+    number, and what it says depends on that alone.
+    """
+    temperatures, store = options.read_temperatures(), _Store(folder, prompts, options.shard)
+    num_answers = len(prompts) * len(temperatures)
+    todo = iter([n for n in range(num_answers) if n not in store.done])
+    began, num_tokens = perf_counter(), 0
+    with show.stage("regenerate", num_answers) as bar:
+        for number, answer in _answer(llm, prompts, temperatures, options, todo):
+            num_tokens += len(answer)
+            if store.add(number, answer):
+                rate = num_tokens / (perf_counter() - began)
+                bar(len(store.done), f"{rate:,.0f} tok/s")
+        store.flush()
+        bar(len(store.done), f"{num_tokens / (perf_counter() - began):,.0f} tok/s")
+
+
+def _answer(
+    llm: LLM,
+    prompts: list[list[int]],
+    temperatures: list[float],
+    options: AnswerOptions,
+    todo: Iterator[int],
+) -> Iterator[tuple[int, list[int]]]:
+    """Answers with their numbers, in the order they end."""
     from hunch import SamplingParams
 
-    jobs = list(_jobs(prompts, options))
-    num_answers = sum(len(part) for part, _ in jobs)
-    began, num_tokens, num_done = perf_counter(), 0, 0
-    with show.stage("regenerate", num_answers) as bar:
-        for number, (part, temperature) in enumerate(jobs):
-            path = folder / SHARD.format(number)
-            if not path.is_file():
-                each = [
-                    SamplingParams(
-                        temperature=temperature,
-                        max_tokens=options.max_tokens,
-                        seed=options.seed + number * options.shard + place,
-                    )
-                    for place in range(len(part))
-                ]
-                outputs = llm.generate(part, each, use_tqdm=False)
-                answers = [list(output.outputs[0].token_ids) for output in outputs]
-                write_shard(path, part, answers)
-                num_tokens += sum(map(len, answers))
-            num_done += len(part)
-            rate = num_tokens / (perf_counter() - began)
-            bar(num_done, f"{rate:,.0f} tok/s")
+    engine, open_ids = llm.engine, set[str]()
+    most = (
+        2 * llm.engine.config.schedule.num_rows
+    )  # enough that a row which ends finds the next one
+    try:
+        while True:
+            for number in islice(todo, most - len(open_ids)):
+                params = SamplingParams(
+                    temperature=temperatures[number // len(prompts)],
+                    max_tokens=options.max_tokens,
+                    seed=options.seed + number,
+                )
+                name = str(number)
+                engine.add(name, prompts[number % len(prompts)], params, stream=False)
+                open_ids.add(name)
+            if not open_ids:
+                return
+            for output in engine.step():
+                if output.finished:
+                    open_ids.discard(output.request_id)
+                    yield int(output.request_id), list(output.outputs[0].token_ids)
+    finally:
+        for name in open_ids:
+            engine.abort(name)
 
 
-def _jobs(
-    prompts: list[list[int]], options: AnswerOptions
-) -> Iterator[tuple[list[list[int]], float]]:
-    for temperature in options.read_temperatures():
-        for first in range(0, len(prompts), options.shard):
-            yield prompts[first : first + options.shard], temperature
+class _Store:
+    """Finished answers on their way into shards."""
+
+    def __init__(self, folder: Path, prompts: list[list[int]], size: int) -> None:
+        self.folder, self.prompts, self.size = folder, prompts, size
+        self.waiting: list[tuple[int, list[int]]] = []
+        self.done: set[int] = set()
+        self.num_shards = 0
+        for path in folder.glob("shard-*.npz"):
+            with np.load(path) as shard:
+                self.done.update(shard["number"].tolist())
+            self.num_shards += 1
+
+    def add(self, number: int, answer: list[int]) -> bool:
+        """True when a shard was written."""
+        self.waiting.append((number, answer))
+        self.done.add(number)
+        return len(self.waiting) >= self.size and self.flush()
+
+    def flush(self) -> bool:
+        if not self.waiting:
+            return False
+        numbers, answers = zip(*self.waiting, strict=True)
+        prompts = [self.prompts[number % len(self.prompts)] for number in numbers]
+        path = self.folder / SHARD.format(self.num_shards)
+        write_shard(path, list(numbers), prompts, list(answers))
+        self.num_shards += 1
+        self.waiting.clear()
+        return True
 
 
-def write_shard(path: Path, prompts: list[list[int]], answers: list[list[int]]) -> None:
+def write_shard(
+    path: Path, numbers: list[int], prompts: list[list[int]], answers: list[list[int]]
+) -> None:
     texts = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
 
     def write(part: Path) -> None:
         with part.open("wb") as file:
-            np.savez_compressed(
+            np.savez(
                 file,
+                number=np.array(numbers),
                 tokens=np.concatenate([np.asarray(text, dtype=np.uint32) for text in texts]),
                 offset=np.cumsum([0, *map(len, texts)]),
                 prompt_len=np.array([len(prompt) for prompt in prompts]),
@@ -96,14 +151,16 @@ def write_shard(path: Path, prompts: list[list[int]], answers: list[list[int]]) 
 
 
 def read_answers(folder: Path) -> Texts:
-    """All shards as one collection."""
-    tokens, prompt_len, lengths = [], [], []
+    """All shards as one collection, in the order of the prompts."""
+    tokens, prompt_len, lengths, number = [], [], [], []
     for path in sorted(folder.glob("shard-*.npz")):
         with np.load(path) as shard:
             tokens.append(shard["tokens"].astype(np.int64))
             prompt_len.append(shard["prompt_len"])
             lengths.append(np.diff(shard["offset"]))
+            number.append(shard["number"])
     if not tokens:
         raise TrainingError(f"{folder}: no answers in it; run the first stage again")
     offset = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    return Texts(np.concatenate(tokens), offset, np.concatenate(prompt_len))
+    texts = Texts(np.concatenate(tokens), offset, np.concatenate(prompt_len))
+    return texts.take(np.argsort(np.concatenate(number)))
