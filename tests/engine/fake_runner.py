@@ -308,6 +308,9 @@ class FakeDetokenizer:
             ready, self.held = ready + self.held, ""
         return ready
 
+    def push_all(self, tokens: Sequence[int]) -> str:
+        return "".join(map(self.push, tokens))
+
     def flush(self) -> str:
         held, self.held = self.held, ""
         return held

@@ -66,6 +66,9 @@ class FakeDetokenizer:
     def push(self, token: int) -> str:
         return self._decoder.decode(bytes([token])) if token < 256 else ""
 
+    def push_all(self, tokens: Sequence[int]) -> str:
+        return "".join(map(self.push, tokens))
+
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 

@@ -133,8 +133,6 @@ class BlockPool:
 
     def publish(self, table: BlockTable, tokens: list[int], num_computed: Sequence[int]) -> None:
         """Make full blocks findable, each for the groups that have written all of it."""
-        if not self.is_caching:
-            return
         published = table.num_published
         for group, count in enumerate(num_computed):
             num_full = count // self.block_size

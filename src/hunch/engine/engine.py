@@ -110,6 +110,7 @@ class Engine:
                 tokens=asked.prompt_ids.copy(),
                 end=len(asked.prompt_ids) + request.max_tokens,
                 leader=job.sequences[0] if job.sequences else None,
+                is_streaming=asked.is_streaming,
             )
             job.sequences.append(sequence)
             self._scheduler.add(sequence)
@@ -173,19 +174,21 @@ class Engine:
     def _apply(self, result: StepResult, members: list[scheduling.Member]) -> None:
         """Take in a collected step: tokens to their sequences, then whoever is over lets go."""
         now, share = self._clock(), self._stats.share(result)
+        land, add, jobs = self._scheduler.land, self._stats.add, self._jobs
+        leaving = scheduling.State.LEAVING
         for member, row in zip(members, result.rows, strict=True):
             sequence = member.sequence
             assert row.row == member.work.row
             first_processed = sequence.num_computed
-            self._scheduler.land(member, row)
+            land(member, row)
             if not sequence.is_over:
-                self._stats.add(sequence.output.tally, row, share, now)
-                job = self._jobs[sequence.job_id]
-                if sequence.output.push(row, first_processed):
-                    self._end(job, sequence, now)
-                elif row.tokens and job.asked.is_streaming:
-                    self._changed[sequence.job_id] = job
-            if sequence.state is scheduling.State.LEAVING:
+                output = sequence.output
+                add(output.tally, row, share, now)
+                if output.push(row, first_processed):
+                    self._end(jobs[sequence.job_id], sequence, now)
+                elif sequence.is_streaming and row.tokens:
+                    self._changed[sequence.job_id] = jobs[sequence.job_id]
+            if sequence.state is leaving:
                 self._scheduler.settle(sequence)
 
     def _end(self, job: Job, sequence: scheduling.Sequence, now: float) -> None:

@@ -23,7 +23,8 @@ class SequenceOutput:
     def __init__(self, request: Request, codec: TextCodec, tally: Tally) -> None:
         params = request.params
         self.request = request
-        self.text = ""
+        self.text = ""  # of the tokens read
+        self._num_read = 0
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -64,9 +65,9 @@ class SequenceOutput:
         if self.trace is not None and row.trace is not None:
             self.trace.append(row.trace)
         if row.finish is None and self._is_simple:
-            self.token_ids += row.tokens
-            self.text += "".join(map(self._detokenizer.push, row.tokens))
+            self.token_ids += row.tokens  # their text is read when somebody asks
             return False
+        self._read()
         is_stopped = row.finish == "stop"
         last = len(row.tokens) - 1
         for place, token in enumerate(row.tokens):
@@ -85,8 +86,15 @@ class SequenceOutput:
             return True
         return False
 
+    def _read(self) -> None:
+        """Text of the tokens that came since it was last asked for, where nothing else ends it."""
+        if self._is_simple and self._num_read < len(self.token_ids):
+            self.text += self._detokenizer.push_all(self.token_ids[self._num_read :])
+            self._num_read = len(self.token_ids)
+
     def abort(self) -> None:
         self._snapshot = None
+        self._read()
         self.text += self._matcher.flush() if self._matcher is not None else ""
         self.finish_reason = "abort"
 
@@ -146,6 +154,8 @@ class SequenceOutput:
     def completion(self) -> CompletionOutput:
         """Everything up to now, as a value that later steps do not change."""
         if self._snapshot is None:
+            if self.finish_reason is None:
+                self._read()
             self._snapshot = CompletionOutput(
                 index=self.request.sample_index,
                 text=self.text,

@@ -42,6 +42,7 @@ class Sequence:
     tokens: list[int]  # everything known: prompt, and output so far
     end: int  # known length at which max_tokens is reached
     leader: Sequence | None = None  # the first sample of the same request
+    is_streaming: bool = False  # somebody reads along
     table: BlockTable = field(default_factory=BlockTable)
     state: State = State.WAITING
     is_over: bool = False  # it has its finish reason; nothing that still flies counts
@@ -52,6 +53,7 @@ class Sequence:
     flying_tokens: int = 0  # known tokens they process
     flying_least: int = 0  # tokens they commit at least
     flying_most: int = 0  # and at most
+    member: Member | None = None  # of the step before; mostly the next is the same
 
 
 @dataclass(slots=True, eq=False)
@@ -217,20 +219,28 @@ class Scheduler:
         *,
         is_deciding: bool,
     ) -> Member:
-        work = RowWork(
-            row=sequence.row,
-            num_tokens=num_tokens,
-            num_nodes=num_nodes,
-            max_draft=max_draft,
-            new_blocks=new_blocks,
-        )
         sequence.num_flying += 1
         sequence.flying_tokens += num_tokens
         sequence.num_nodes = max_draft
         if is_deciding:
             sequence.flying_least += 1
             sequence.flying_most += 1 + num_nodes
-        return Member(sequence, work, is_deciding)
+        row, member = sequence.row, sequence.member
+        if member is not None and not new_blocks and member.is_deciding is is_deciding:
+            work = member.work
+            if (work.row, work.num_tokens, work.num_nodes, work.max_draft, work.new_blocks) == (
+                (row, num_tokens, num_nodes, max_draft, ())
+            ):
+                return member
+        work = RowWork(
+            row=row,
+            num_tokens=num_tokens,
+            num_nodes=num_nodes,
+            max_draft=max_draft,
+            new_blocks=new_blocks,
+        )
+        sequence.member = Member(sequence, work, is_deciding)
+        return sequence.member
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempt the last arrived until `sequence` can have its blocks; True if it can now."""
@@ -259,7 +269,8 @@ class Scheduler:
         sequence.num_computed = result.computed[0]
         if not sequence.num_flying:
             sequence.num_nodes = result.num_nodes
-        self.pool.publish(sequence.table, sequence.tokens, result.computed)
+        if self.pool.is_caching:
+            self.pool.publish(sequence.table, sequence.tokens, result.computed)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended, or was aborted."""

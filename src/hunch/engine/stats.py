@@ -182,16 +182,19 @@ def percentiles_ms(seconds: Iterable[float]) -> dict[str, float | None]:
 class Histogram:
     """Counts per bucket for a metrics server, and recent values for percentiles."""
 
-    __slots__ = ("bounds", "counts", "recent", "total")
+    __slots__ = ("_bucket", "_last", "bounds", "counts", "recent", "total")
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)  # the last: above every bound
         self.total = 0.0
         self.recent: deque[float] = deque(maxlen=NUM_RECENT)
+        self._last, self._bucket = 0.0, 0  # the value before, and where it was counted
 
     def add(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
+        if value != self._last:  # the rows of a step often waited equally long
+            self._last, self._bucket = value, bisect_left(self.bounds, value)
+        self.counts[self._bucket] += times
         self.total += value * times
         self.recent.append(value)
 

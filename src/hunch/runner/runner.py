@@ -94,7 +94,8 @@ class LocalRunner:
             self.sampling.start(start.row, start.request, start.tokens)
             self.grammars.start(start)
         for work in plan.work:
-            self.rows.add_blocks(work.row, work.new_blocks)
+            if work.new_blocks:
+                self.rows.add_blocks(work.row, work.new_blocks)
             self.rows.max_draft[work.row] = work.max_draft
 
     def collect(self) -> StepResult:

@@ -57,6 +57,13 @@ class PieceDetokenizer:
             piece = self._strip(piece)
         return self._decoder.decode(piece)
 
+    def push_all(self, tokens: Sequence[int]) -> str:
+        """The same text as token by token, sooner."""
+        if self._num_strip or len(tokens) == 1:
+            return "".join(map(self.push, tokens))
+        pieces, skip = self._pieces, self._skip
+        return self._decoder.decode(b"".join([pieces[t] for t in tokens if t not in skip]))
+
     def flush(self) -> str:
         """What is left of an unfinished character."""
         return self._decoder.decode(b"", final=True)
