@@ -111,7 +111,9 @@ def compact(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
             kv.v_LCMH[:, target] = kv.v_LCMH[:, source]
 
 
-def lookup(cells: Cells, step: StepRows, num_nodes: int, min_match: int, max_match: int) -> None:
+def lookup(
+    cells: Cells, step: StepRows, num_nodes: int, min_match: int, max_match: int, sure: int = 0
+) -> None:
     for r, row in enumerate(step.ids_R.tolist()):
         if int(step.count_R[r]) < 0 or cells.is_done_X[row]:
             continue
@@ -125,11 +127,14 @@ def lookup(cells: Cells, step: StepRows, num_nodes: int, min_match: int, max_mat
         guesses = guesses[known:]
         room = min(int(step.room_R[r]), max(int(cells.end_X[row]) - known - 1, 0))
         count = min(len(guesses), room)
+        step.result_RC[r, MATCHED] = matched
+        for node, token in enumerate(guesses):
+            step.result_RC[r, step.result_RC.shape[1] - num_nodes + node] = token
+        if matched < sure:
+            continue
         for node, token in enumerate(guesses):
             cells.draft_XG[row, node], cells.parents_XG[row, node] = token, node - 1
-            step.result_RC[r, step.result_RC.shape[1] - num_nodes + node] = token
-        cells.count_X[row] = count
-        step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = matched, count
+        cells.count_X[row], step.result_RC[r, DRAFTED] = count, count
 
 
 def level_inputs(
@@ -249,6 +254,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.models.cuda
     import hunch.runner.gpu_runner
     import hunch.runner.graphs
+    import hunch.spec.device_auto
     import hunch.spec.device_draft
     import hunch.spec.on_device
     from hunch.models.load import load_decoder
@@ -271,6 +277,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(hunch.runner.graphs, name, kernel)
     patch.setattr(hunch.runner.graphs, "choose", chooser)
     patch.setattr(hunch.spec.on_device, "lookup", lookup)
+    patch.setattr(hunch.spec.device_auto, "lookup", lookup)
     patch.setattr(hunch.spec.device_draft, "choose", chooser)
     patch.setattr(hunch.spec.device_draft, "level_inputs", level_inputs)
     patch.setattr(hunch.spec.device_draft, "add_nodes", add_nodes)

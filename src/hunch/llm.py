@@ -280,6 +280,8 @@ def _detect(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
     Without a path, a method that needs files takes those that come with hunch for this target.
     """
     if spec.path is None:
+        if spec.method == "auto":
+            return _with_draft(spec, target)
         path = shipped(spec.method, target.name, target.path)
         return spec if path is None else replace(spec, path=str(path))
     if not Path(spec.path).exists():
@@ -289,6 +291,21 @@ def _detect(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
     from hunch.models.heads.load import detect
 
     return replace(spec, method=detect(Path(str(spec.path))))
+
+
+def _with_draft(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
+    """`auto` with the draft model it may use: the one given, or the one that comes with hunch."""
+    draft = spec.options.get("draft")
+    if draft == "off":
+        return spec
+    if draft is None:
+        found = shipped("draft", target.name, target.path)
+        if found is None:
+            return spec
+        draft = str(found)
+    elif not Path(draft).exists():
+        draft = str(resolve(draft).path)
+    return replace(spec, options={**spec.options, "draft": draft})
 
 
 def _pick_device(device: str) -> str:

@@ -97,7 +97,7 @@ def test_text_does_not_depend_on_who_drafts(
 
 @pytest.mark.usefixtures("flying")
 def test_a_gpu_out_of_memory_says_what_to_do(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(runner: GraphRunner, plan: object) -> None:
+    def fail(runner: GraphRunner, plan: object, gait: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with LLM(str(model), speculate="off", **SMALL) as llm:

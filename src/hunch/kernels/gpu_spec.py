@@ -252,8 +252,8 @@ def compact(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
 def _lookup_kernel(
     ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
     draft_ptr, parents_ptr, result_ptr, history_stride, draft_stride, result_stride, num_nodes,
-    guesses_at, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    guesses_at, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: the longest earlier match of its end, the most recent among equals."""
     r = tl.program_id(0).to(tl.int64)
@@ -284,27 +284,32 @@ def _lookup_kernel(
     is_node = (node < num_nodes) & (matched > 0)
     period = tl.maximum(known - place, 1)  # past the text's end the guesses themselves go on
     token = tl.load(history_ptr + place + node % period, mask=is_node, other=0)
-    tl.store(draft_ptr + row * draft_stride + node, token, mask=is_node)
-    tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_node)
+    is_kept = is_node & (matched >= SURE)
+    tl.store(draft_ptr + row * draft_stride + node, token, mask=is_kept)
+    tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_kept)
     left = tl.maximum(tl.load(end_ptr + row) - known - 1, 0)
     count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), num_nodes)
     count = tl.where(matched > 0, count, 0)
     result_ptr += r * result_stride
     tl.store(result_ptr + guesses_at + node, token, mask=is_node)
     tl.store(result_ptr + 3, matched.to(tl.int64))
-    tl.store(result_ptr + 4, count)
-    if is_row:
-        tl.store(count_ptr + row, count)
+    if matched >= SURE:
+        tl.store(result_ptr + 4, count)
+        if is_row:
+            tl.store(count_ptr + row, count)
 
 
 def lookup(
-    cells: Cells, step: StepRows, num_nodes: int, min_match: int, max_match: int
+    cells: Cells, step: StepRows, num_nodes: int, min_match: int, max_match: int, sure: int = 0
 ) -> None:  # fmt: skip
-    """A chain per row, as `spec.ngram` draws it, and all guesses into the result."""
+    """A chain per row, as `spec.ngram` draws it, and all guesses into the result.
+
+    Rows whose match is shorter than `sure` keep the draft they have.
+    """
     _lookup_kernel[(len(step.ids_R),)](
         step.ids_R, step.room_R, step.count_R, cells.tokens_XL, cells.known_X, cells.end_X,
         cells.is_done_X, cells.count_X, cells.draft_XG, cells.parents_XG, step.result_RC,
         cells.tokens_XL.stride(0), cells.draft_XG.stride(0), step.result_RC.stride(0), num_nodes,
-        step.result_RC.shape[1] - num_nodes, MIN_MATCH=min_match, MAX_MATCH=max_match, BLOCK=2048,
-        BLOCK_N=next_power_of_2(num_nodes), **options(8),
+        step.result_RC.shape[1] - num_nodes, MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
+        BLOCK=2048, BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip

@@ -13,28 +13,28 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
 from hunch.errors import CapacityError
-from hunch.kernels.gpu_spec import CHECKED, DRAFTED, FIRST, KNOWN, MATCHED, REASON, TOKENS
+from hunch.kernels.gpu_spec import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
 from hunch.runner.batch import Batch
 from hunch.runner.device_rows import MAX_STOPS, DeviceRows
+from hunch.runner.gaits import Gaits
 from hunch.runner.graphs import PassGraphs, StepGraph, StepGraphs, bucket, new_pool
 from hunch.runner.runner import LocalRunner, Outcome
 from hunch.sampling.processors import needs_history
 from hunch.sampling.stop import REASONS
 from hunch.spec.base import DeviceDrafter, WorksOnDevice
-from hunch.spec.cost import CostCurve
-from hunch.spec.pace import Pace
-from hunch.types import Request, RowResult, RowWork, StepPlan, StepResult
+from hunch.spec.pace import Gait
+from hunch.types import Request, RowResult, StepPlan, StepResult
 from hunch.verify.exact import exact
 
 PASSES = (16, 32, 64, 128, 256, 512, 768, 1024)  # tokens of passes captured at the start
 MAX_WARM = 256  # rows up to which steps are captured at the start
-MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
 
 
 @dataclass(slots=True)
@@ -78,9 +78,7 @@ class GraphRunner(LocalRunner):
             capacity.max_rows,
             pool,
         )
-        options = (0,) if found is None else found.options
-        self.pace = Pace(capacity.max_rows, options, 0.0 if found is None else found.margin)
-        self.flight_cost = CostCurve()  # of steps that fly, by packed tokens
+        self.gaits = Gaits(found, self.rows)
         self._is_simple = np.zeros(capacity.max_rows, dtype=np.bool_)
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
         self._queue: deque[StepResult | Flight] = deque()
@@ -100,20 +98,14 @@ class GraphRunner(LocalRunner):
         todo: list[Callable[[], None]] = [partial(self.passes.prepare, n) for n in PASSES]
         num_rows = 1
         while self.can_fly and num_rows <= bucket(min(self.capacity.max_rows, MAX_WARM)):
-            todo += [partial(self._prepare, num_rows, n) for n in self._options(num_rows)]
+            todo += [partial(self._prepare, num_rows, g) for g in self.gaits.to_prepare(num_rows)]
             num_rows *= 2
         return todo
 
-    def _prepare(self, num_rows: int, num_nodes: int) -> None:
-        graph = self.steps.step(num_rows, num_nodes, 0)
-        if graph.seconds:
-            self.flight_cost.record(num_rows * (1 + num_nodes), graph.seconds)
-
-    def _options(self, num_rows: int) -> list[int]:
-        """Numbers of nodes that a step of so many rows may check."""
-        options = self.pace.options
-        few = [num_nodes for num_nodes in options if num_rows * (1 + num_nodes) <= MAX_CHECKED]
-        return few or [options[0]]
+    def _prepare(self, num_rows: int, gait: Gait) -> None:
+        graph = self.steps.step(num_rows, gait.num_nodes, 0, gait.way)
+        self.gaits.captured(graph)
+        self.gaits.landed(graph, graph.seconds)
 
     # --- the engine's side ------------------------------------------------------------------------
 
@@ -127,19 +119,30 @@ class GraphRunner(LocalRunner):
             ) from error
 
     def _submit(self, plan: StepPlan) -> None:
-        is_flying = self.can_fly and not plan.starts and self._can_fly(plan)
-        if not is_flying:
+        gait = self._gait(plan) if self.can_fly and not plan.starts else None
+        if gait is None:
             self._land_all()
         self._enter(plan)
-        if is_flying:
-            self._queue.append(self._launch(plan))
+        if gait is not None:
+            self._queue.append(self._launch(plan, gait))
             return
         result = self._step(plan)
         for work in plan.work:
             self.device_rows.touch(work.row)
         for row in result.rows:
             self._is_decoding[row.row] |= bool(row.tokens)
+        self._read(result)
         self._queue.append(result)
+
+    @torch.inference_mode()
+    def _read(self, result: StepResult) -> None:
+        """Let a network that will draft for the rows see them, while the host is at it."""
+        if not (self.can_fly and self.gaits.has_ways):
+            return
+        began = perf_counter()
+        rows = [row.row for row in result.rows if self.rows.requests[row.row] is not None]
+        self.gaits.read([row for row in rows if self._is_decoding[row] and self._is_simple[row]])
+        result.draft_seconds += perf_counter() - began
 
     def collect(self) -> StepResult:
         result = self._queue.popleft()
@@ -153,7 +156,7 @@ class GraphRunner(LocalRunner):
         for start in plan.starts:
             params = start.request.params
             self._is_decoding[start.row] = False
-            self.pace.start(start.row)
+            self.gaits.start(start.row)
             self._is_simple[start.row] = not (
                 needs_history(start.request)
                 or start.request.grammar is not None
@@ -180,20 +183,27 @@ class GraphRunner(LocalRunner):
 
     # --- steps that fly ---------------------------------------------------------------------------
 
-    def _can_fly(self, plan: StepPlan) -> bool:
+    def _gait(self, plan: StepPlan) -> Gait | None:
+        """How the step goes if it can fly."""
         ids = [work.row for work in plan.work]
         if not (self._is_decoding[ids].all() and self._is_simple[ids].all()):
-            return False
+            return None
         drafter = self.device_drafter
-        return drafter is None or drafter.is_ready(self.rows.view(ids))
+        if drafter is not None and not drafter.is_ready(self.rows.view(ids)):
+            return None
+        is_drafting = any(work.num_nodes or work.max_draft for work in plan.work)
+        gait = self.gaits.choose(ids) if is_drafting else Gait(0)
+        return gait if self.gaits.is_ready(gait, ids) else None
 
-    def _launch(self, plan: StepPlan) -> Flight:
+    def _launch(self, plan: StepPlan, gait: Gait) -> Flight:
         work = plan.work
         ids = [item.row for item in work]
         allowed = [item.num_nodes for item in work]
         asks = int(np.bitwise_or.reduce(self.sampling.asks_X[ids]))
-        num_nodes = self._num_nodes(ids, max(allowed))
-        graph = self.steps.step(len(work), num_nodes, asks)
+        num_nodes = gait.num_nodes if max(allowed) else 0
+        graph = self.steps.step(len(work), num_nodes, asks, gait.way)
+        self.gaits.captured(graph)
+        self.gaits.launch(gait, ids)
         renewed = self.device_rows.update(ids)
         if renewed:  # from here on the device drafts; what the host held is stale
             self.drafter.forget(renewed)
@@ -218,17 +228,6 @@ class GraphRunner(LocalRunner):
         requests = [self.rows.requests[row] for row in ids]
         return Flight(plan, requests, graph, result.view(source_RC.shape), done, began)
 
-    def _num_nodes(self, ids: list[int], allowed: int) -> int:
-        """How many nodes the step checks: what pays, or what there is room for."""
-        if allowed == 0:
-            return 0
-        num_rows, cost = bucket(len(ids)), self.flight_cost
-        options = self._options(num_rows)
-        if len(options) == 1:
-            return options[0]
-        seconds = {n: cost.seconds(num_rows * (1 + n)) for n in options}
-        return self.pace.choose(np.array(ids), seconds)
-
     def _land(self, flight: Flight) -> StepResult:
         """Wait for a step and tell the host's rows what it did."""
         graph, work = flight.graph, flight.plan.work
@@ -237,39 +236,42 @@ class GraphRunner(LocalRunner):
             flight.done.synchronize()
             seconds = flight.began.elapsed_time(flight.done) / 1e3
         result_RC = flight.result_RC.numpy()[: len(work)]
+        sources = [""] * len(work)
         if self.device_drafter is not None:
-            self._learn(work, result_RC, graph.num_nodes)
+            sources = self.gaits.learn(np.array([item.row for item in work]), result_RC, graph)
+        lines = zip(result_RC.tolist(), flight.requests, sources, strict=True)
         results = [
-            self._row_result(item.row, line, request)
-            for item, line, request in zip(work, result_RC.tolist(), flight.requests, strict=True)
+            self._row_result(item.row, *line, graph.way)
+            for item, line in zip(work, lines, strict=True)
         ]
-        num_tokens = graph.num_rows * (1 + graph.num_nodes)
-        target_seconds = max(seconds - graph.draft_seconds, 0.0)
-        if seconds:
-            self.flight_cost.record(num_tokens, target_seconds)
-        share = self.flight_cost.seconds(graph.num_rows) / self.flight_cost.seconds(num_tokens)
+        target_seconds, plain_seconds = self.gaits.landed(graph, seconds)
         return StepResult(
             id=flight.plan.id,
             rows=results,
             target_seconds=target_seconds,
             draft_seconds=min(graph.draft_seconds, seconds),
-            plain_seconds=target_seconds * share,
+            plain_seconds=plain_seconds,
         )
 
-    def _row_result(self, row: int, line: list[int], request: Request | None) -> RowResult:
+    def _row_result(
+        self, row: int, line: list[int], request: Request | None, source: str, way: int
+    ) -> RowResult:
         num_tokens = line[TOKENS]
         if not num_tokens or request is None:
             return RowResult(row=row)  # it had ended before this step
         tokens, known, checked = line[FIRST : FIRST + num_tokens], line[KNOWN], line[CHECKED]
         finish = REASONS[line[REASON]]
         end = len(request.prompt_ids) + request.max_tokens
-        rows = self.rows
+        rows, drafter = self.rows, self.device_drafter
+        further = (known - 1,) * (len(rows.computed) - 1)  # KV of the drafter's own
+        if drafter is None or not drafter.writes_kv(way):
+            further = (0,) * len(further)
         if rows.requests[row] is request:  # else: it left; another may sit there now
             rows.commit(row, tokens)
-            rows.computed[:, row] = known - 1
+            further = tuple(np.maximum(rows.computed[1:, row], further).tolist())
+            rows.computed[:, row] = (known - 1, *further)
             if finish is not None:
                 rows.leave(row)
-        drafter = self.device_drafter
         return RowResult(
             row=row,
             tokens=tokens,
@@ -277,17 +279,10 @@ class GraphRunner(LocalRunner):
             num_drafted=min(checked, max(end - known + num_tokens, 0)),
             num_accepted=num_tokens - 1,
             finish=finish,
-            computed=(known - 1,) * len(rows.computed),
+            computed=(known - 1, *further),
             num_nodes=line[DRAFTED],
-            method="" if drafter is None or not checked else drafter.name,
+            method=source if checked else "",
         )
-
-    def _learn(self, work: list[RowWork], result_RC: np.ndarray, num_nodes: int) -> None:
-        row_R = np.array([item.row for item in work])
-        tokens_RK = result_RC[:, FIRST : FIRST + num_nodes + 1]
-        guess_RG = result_RC[:, FIRST + num_nodes + 1 :]
-        guess_RG = np.where(result_RC[:, MATCHED, None] > 0, guess_RG, -1)
-        self.pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG)
 
     def _land_all(self) -> None:
         """Read everything that flies; the results wait to be collected."""

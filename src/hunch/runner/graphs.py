@@ -173,6 +173,7 @@ class StepGraph:
     verify: Graph
     num_rows: int
     num_nodes: int
+    way: int  # in which it drafts
     seconds: float  # on the device
     draft_seconds: float  # of these, for drafting
 
@@ -182,7 +183,7 @@ class StepGraph:
 
 
 class StepGraphs:
-    """Whole steps by (rows, nodes, kind of sampling)."""
+    """Whole steps by (rows, nodes, kind of sampling, way of drafting)."""
 
     def __init__(
         self,
@@ -205,11 +206,11 @@ class StepGraphs:
         self.columns = FIRST + 1 + 2 * self.num_guesses
         self.results = torch.zeros(width * self.columns, dtype=torch.int64, device=self.device)
         self._forwards: dict[tuple[int, int], tuple[Graph, StepRows, AttnInputs]] = {}
-        self._steps: dict[tuple[int, int, int], StepGraph] = {}
+        self._steps: dict[tuple[int, int, int, int], StepGraph] = {}
 
-    def step(self, num_rows: int, num_nodes: int, asks: int) -> StepGraph:
+    def step(self, num_rows: int, num_nodes: int, asks: int, way: int = 0) -> StepGraph:
         """The step for up to so many rows, captured now if it is the first of its size."""
-        key = bucket(num_rows), num_nodes, kind_of(asks)
+        key = bucket(num_rows), num_nodes, kind_of(asks), way
         if key not in self._steps:
             waiting_3R = self.inputs_3R.clone()
             self._steps[key] = self._capture(*key)
@@ -221,7 +222,7 @@ class StepGraphs:
         width = FIRST + num_nodes + 1 + self.num_guesses
         return self.results[: num_rows * width].view(num_rows, width)
 
-    def _capture(self, num_rows: int, num_nodes: int, kind: int) -> StepGraph:
+    def _capture(self, num_rows: int, num_nodes: int, kind: int, way: int) -> StepGraph:
         self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
         if (num_rows, num_nodes) not in self._forwards:
             self._forwards[num_rows, num_nodes] = self._capture_forward(num_rows, num_nodes)
@@ -234,15 +235,17 @@ class StepGraphs:
             if attn.tree_TP is not None:
                 compact(self.kv, rows, attn.slot_T)
             if self.drafter is not None:
-                self.drafter.draft(self.cells, rows, kind)
+                self.drafter.draft(self.cells, rows, kind, way)
 
         verify = Graph(body, self.device, self.pool)
         seconds, draft_seconds = seconds_of([forward, verify], self.device), 0.0
         if self.drafter is not None:
             drafter = self.drafter
-            draft = Graph(lambda: drafter.draft(self.cells, rows, kind), self.device, self.pool)
+            draft = Graph(
+                lambda: drafter.draft(self.cells, rows, kind, way), self.device, self.pool
+            )
             draft_seconds = seconds_of([draft], self.device)
-        return StepGraph(forward, verify, num_rows, num_nodes, seconds, draft_seconds)
+        return StepGraph(forward, verify, num_rows, num_nodes, way, seconds, draft_seconds)
 
     def _choose(self, logits_MV: Tensor, attn: AttnInputs, kind: int) -> Tensor:
         state = self.sampling

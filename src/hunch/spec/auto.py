@@ -1,13 +1,16 @@
 """Auto: draft where it pays on this machine, for this text, now; otherwise decode plainly.
 
-It plans over the methods that need no weights. A request that says what it expects is drafted from
-that while the answer keeps to it; everything else by suffix lookup, whose guesses are compared with
-what the target chooses even while none are sent, so that it falls silent on text it cannot guess
-and comes back when it can, and neither costs the target a row. A request may name one method.
+It plans over the methods that need no weights and, where there is one that could pay, a draft
+model. A request that says what it expects is drafted from that while the answer keeps to it;
+everything else by suffix lookup, whose guesses are compared with what the target chooses even while
+none are sent, so that it falls silent on text it cannot guess and comes back when it can, and
+neither costs the target a row; or by the draft model, where that promises more. A request may name
+one method.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,14 +18,21 @@ import torch
 
 from hunch.config import SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
+from hunch.models.weights import open_weights
 from hunch.registry import DRAFTERS, resolve
 from hunch.spec.base import Clears, DeviceDrafter, Drafter, DrafterContext, WorksOnDevice
+from hunch.spec.beside import DraftBeside
 from hunch.spec.cost import CostCurve
 from hunch.spec.lookup import LookupDrafter
+from hunch.spec.reads import MAX_SHARE, byte_share
 from hunch.spec.trees import Node, share_out, to_draft
+from hunch.spec.watch import comes_with_hunch
+
+log = logging.getLogger("hunch")
 
 MARGIN = 0.03  # gains below this drown in the noise of the measured costs
 ON_TRACK = 0.7  # chance of a hint's first guess above which nobody else is asked
+DRAFT = "draft"  # the option that names a draft model's files, and the method it is loaded as
 HINTED = "prediction"  # drafts from what a request expects; stands beside every other method
 
 
@@ -32,6 +42,7 @@ class Route:
 
     lookup: str | None = None
     has_default: bool = True
+    wants_model: bool | None = None  # the draft model: always, never, or (None) where it pays
 
 
 PLAIN = Route()
@@ -120,16 +131,21 @@ class Planner:
         places = [place for place, tree in enumerate(trees) if tree is not None]
         found = [tree for tree in trees if tree is not None]
         limits = [max_draft_X[ids[place]] for place in places]
-        counts = share_out(found, limits, self.cost, self.margin)
-        for index, place in enumerate(places):
-            if not self._lookup(names[place]).is_adaptive:
-                counts[index] = min(len(found[index]), limits[index])
+        counts = self._counts([names[place] for place in places], found, limits)
         draft = to_draft(found, counts, self.device)
         if len(places) == len(ids):
             return draft
         rest = [place for place, tree in enumerate(trees) if tree is None]
         other = self.method.propose(replace(rows, ids_R=rows.ids_R[rest]))
         return _merge(len(ids), ((places, draft), (rest, other)))
+
+    def _counts(self, names: list[str], trees: list[list[Node]], limits: list[int]) -> list[int]:
+        """How many nodes of each row's lookup to check."""
+        counts = share_out(trees, limits, self.cost, self.margin)
+        for index, name in enumerate(names):
+            if not self._lookup(name).is_adaptive:
+                counts[index] = min(len(trees[index]), limits[index])
+        return counts
 
     def _lookup(self, name: str) -> LookupDrafter:
         lookup = self.lookups.get(name, self.method)
@@ -154,17 +170,99 @@ class Planner:
 
 
 class AutoDrafter(Planner):
-    """The weightless methods together. Its options are those of `suffix`."""
+    """Lookups, and a draft model where it pays. Its options are those of `suffix`, and `draft`."""
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        size = {key: options[key] for key in ("num_nodes", "adaptive") if key in options}
+        options = dict(options)
+        draft = options.pop(DRAFT, "off")
+        size = {key: value for key, value in options.items() if key in ("num_nodes", "adaptive")}
         lookups = {name: _load(name, size, context) for name in (HINTED, "ngram")}
         suffix = _load("suffix", {"margin": str(MARGIN), **options}, context)
         super().__init__("suffix", suffix, lookups, context.cost, context.device)
         sizes = {"auto": suffix.needs.max_nodes, **self.needs.methods}
-        self.needs = replace(self.needs, methods=sizes)
+        self.model = None if draft == "off" else _load_beside(draft, suffix.is_adaptive, context)
+        if self.model is None:
+            self.needs = replace(self.needs, methods=sizes)
+            return
+        needs = self.model.method.needs
+        sizes |= {DRAFT: needs.max_nodes, "auto": max(sizes["auto"], needs.max_nodes)}
+        self.needs = replace(needs, max_nodes=max(sizes.values()), methods=sizes)
+
+    def observe(self, step: TargetStep) -> None:
+        super().observe(step)
+        if self.model is not None:
+            self.model.observe(step)
+
+    def forget(self, rows: list[int]) -> None:
+        super().forget(rows)
+        if self.model is not None:
+            self.model.forget(rows)
+
+    def _route(self, rows: Rows, row: int) -> Route:
+        route = super()._route(rows, row)
+        request = rows.requests[row] if rows.requests else None
+        mode = "default" if request is None else request.params.speculation.mode
+        if self.model is None or mode in ("default", "auto"):
+            return route
+        return replace(route, wants_model=mode == DRAFT)
+
+    def propose(self, rows: Rows) -> Draft:
+        if self.model is None:
+            return super().propose(rows)
+        ids: list[int] = rows.ids_R.tolist()
+        chosen = [self._choose(row) for row in ids]
+        names, trees = [name for name, _ in chosen], [tree or [] for _, tree in chosen]
+        max_draft_X = rows.max_draft_X.tolist()
+        limits = [max_draft_X[row] for row in ids]
+        counts = self._counts(names, trees, limits)
+        wishes = [self._routes[row].wants_model for row in ids]
+        may = [0 if wish is False else n for wish, n in zip(wishes, limits, strict=True)]
+        others = [
+            (0, 0.0) if wish else (count, sum(node.chance for node in tree[:count]))
+            for wish, tree, count in zip(wishes, trees, counts, strict=True)
+        ]
+        places, num_levels = self.model.plan(rows, ids, may, others)
+        must = [place for place, wish in enumerate(wishes) if wish and limits[place]]
+        if must:
+            places = sorted({*places, *must})
+            num_levels = num_levels or self.model.num_levels
+        for place in must:
+            counts[place] = 0
+        if not places:
+            draft = to_draft(trees, counts, self.device)
+        else:
+            draft = self._with_model(rows, places, num_levels, trees, counts)
+        draft.methods = [DRAFT if p in places else name for p, name in enumerate(names)]
+        return draft
+
+    def _with_model(
+        self,
+        rows: Rows,
+        places: list[int],
+        num_levels: int,
+        trees: list[list[Node]],
+        counts: list[int],
+    ) -> Draft:
+        assert self.model is not None
+        drafted = self.model.propose(rows, places, num_levels)
+        rest = [place for place in range(len(trees)) if place not in places]
+        if not rest:
+            return drafted
+        found = to_draft([trees[p] for p in rest], [counts[p] for p in rest], self.device)
+        return _merge(len(trees), ((rest, found), (places, drafted)))
+
+    def on_device(self) -> DeviceDrafter | None:
+        """There the lookup drafts, and the draft model beside it."""
+        matches = super().on_device()
+        method = None if self.model is None else self.model.method
+        network = method.on_device() if isinstance(method, WorksOnDevice) else None
+        if matches is None or network is None:
+            return matches
+        from hunch.spec.device_auto import DeviceAuto
+
+        return DeviceAuto(matches=matches, network=network)
 
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
@@ -174,6 +272,25 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
         return method
     lookups = {HINTED: _load(HINTED, {}, context)}
     return Planner(spec.method, method, lookups, context.cost, context.device)
+
+
+def _load_beside(path: str, is_adaptive: bool, context: DrafterContext) -> DraftBeside | None:
+    """The draft model, unless every node of it would cost too much of a pass to pay."""
+    share = byte_share(open_weights(path), context.target)
+    if share > MAX_SHARE:
+        say = log.info if comes_with_hunch(path) else log.warning
+        say(
+            "auto: a node of the draft model reads %.0f%% of what the target reads, more than "
+            "%.0f%%: it could not pay and is not loaded (speculate='draft:PATH' drafts with it "
+            "all the same)",
+            100 * share,
+            100 * MAX_SHARE,
+        )
+        return None
+    model: Drafter = resolve(DRAFTERS, DRAFT)({}, path, context)
+    return DraftBeside(
+        model, context.cost, share=share, num_rows=context.max_rows, is_adaptive=is_adaptive
+    )
 
 
 def _load(name: str, options: Mapping[str, str], context: DrafterContext) -> LookupDrafter:

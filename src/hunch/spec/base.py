@@ -11,6 +11,7 @@ from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.kernels.attention import KVCache
 from hunch.sampling.state import SamplingState
 from hunch.spec.cost import CostCurve
+from hunch.spec.pace import Gait
 
 
 class Drafter(Protocol):
@@ -51,8 +52,12 @@ class DeviceDrafter(Protocol):
         """Of its trees; 0: it drafts chains."""
 
     @property
-    def options(self) -> tuple[int, ...]:
-        """How many of its nodes a step may check, 0 among them where none may be best."""
+    def gaits(self) -> tuple[Gait, ...]:
+        """How its steps may go, one without nodes among them where none may be best."""
+
+    @property
+    def num_levels(self) -> int:
+        """Of its network's drafts; 0: it has none."""
 
     @property
     def needs_host(self) -> bool:
@@ -62,14 +67,27 @@ class DeviceDrafter(Protocol):
     def margin(self) -> float:
         """Share by which checking nodes must promise to beat plain decoding."""
 
-    def draft(self, cells: Any, step: Any, kind: int) -> None:
+    def draft(self, cells: Any, step: Any, kind: int, way: int = 0) -> None:
         """Put a draft for each row of the step into its cells: kernels only, no host.
 
         kind: all rows are greedy (0), some are sampled (1), some with filters (2).
+        way: one of those its gaits name.
         """
 
+    def writes_kv(self, way: int) -> bool:
+        """Whether drafting so leaves KV of its own for all that is known."""
+
+    def can_follow(self, rows: Rows) -> bool:
+        """Whether these rows are short enough for its network."""
+
+    def follow(self, rows: Rows) -> None:
+        """Bring KV of its own up to all that is known of these rows; the host waits."""
+
     def is_ready(self, rows: Rows) -> bool:
-        """Whether what it needs of these rows is on the device."""
+        """Whether what every way needs of these rows is on the device."""
+
+    def drafted_by(self, way: int, matched: int) -> str:
+        """The method behind a row's draft, by the way and the length of the lookup's match."""
 
 
 @runtime_checkable

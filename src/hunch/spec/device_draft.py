@@ -10,6 +10,7 @@ model's logits, P tree depth, B best children.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from hunch.kernels.gpu_draft import add_nodes, level_inputs
 from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.sampling.state import SamplingState
+from hunch.spec.pace import Gait
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class DeviceDraft:
     num_levels: int
     width: int
     max_len: int  # the longest text it can follow
+    read: Callable[[Rows], None]  # what the host's drafter does to catch up with rows
     margin: float = 0.0
     needs_host: bool = True  # the model reads prompts there
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
@@ -50,41 +53,59 @@ class DeviceDraft:
         return 0 if self.width == 1 else self.num_levels
 
     @property
-    def options(self) -> tuple[int, ...]:
-        return (self.num_nodes,)
+    def gaits(self) -> tuple[Gait, ...]:
+        return (Gait(self.num_nodes),)
 
     @property
     def num_again(self) -> int:
         """Tokens processed anew: of a chain only the last node lacks KV, a tree's moved."""
         return 2 if self.width == 1 else self.num_levels + 1
 
+    def writes_kv(self, way: int) -> bool:
+        return True
+
+    def can_follow(self, rows: Rows) -> bool:
+        return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
+
+    def follow(self, rows: Rows) -> None:
+        self.read(rows)
+
     def is_ready(self, rows: Rows) -> bool:
         ids_R = rows.ids_R
         known_R, have_R = rows.known_X[ids_R], rows.computed_GX[self.group, ids_R]
-        return bool((have_R >= known_R - 1).all() and (rows.end_X[ids_R] <= self.max_len).all())
+        return bool((have_R >= known_R - 1).all()) and self.can_follow(rows)
 
-    def draft(self, cells: Cells, step: StepRows, kind: int) -> None:
-        num_rows, again = len(step.ids_R), self.num_again
+    def drafted_by(self, way: int, matched: int) -> str:
+        return self.name
+
+    def draft(self, cells: Cells, step: StepRows, kind: int, way: int = 0) -> None:
+        self.grow(cells, step, kind, self.num_levels, self.num_again)
+
+    def grow(
+        self, cells: Cells, step: StepRows, kind: int, num_levels: int, again: int
+    ) -> None:  # fmt: skip
+        """So many levels, after the last `again` known tokens were processed anew."""
+        num_rows = len(step.ids_R)
         ids_T, attn = self._inputs(cells, num_rows, again, 0)
         level_inputs(cells, step, ids_T, attn)
         hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD[again - 1 :: again]
         row_R, pos_R = attn.seq_T[again - 1 :: again], attn.pos_T[again - 1 :: again] + 1
         grow = self._grow_chain if self.width == 1 else self._grow_tree
         logits_RC = self.model.logits(hidden_TD.contiguous())
-        grow(cells, step, logits_RC, row_R.contiguous(), pos_R, kind)
+        grow(cells, step, logits_RC, row_R.contiguous(), pos_R, kind, num_levels)
 
     # --- chains -----------------------------------------------------------------------------------
 
     def _grow_chain(
         self, cells: Cells, step: StepRows, logits_RC: Tensor, row_R: Tensor, pos_R: Tensor,
-        kind: int,
+        kind: int, num_levels: int,
     ) -> None:  # fmt: skip
         num_rows = len(row_R)
-        for level in range(self.num_levels):
+        for level in range(num_levels):
             token_R = self._choose(logits_RC, row_R, pos_R + level, kind)
             parent_R = torch.full_like(token_R, level - 1)
             add_nodes(cells, step, token_R, parent_R, level, self.num_nodes)
-            if level + 1 < self.num_levels:
+            if level + 1 < num_levels:
                 ids_T, attn = self._inputs(cells, num_rows, 1, 0)
                 level_inputs(cells, step, ids_T, attn, first_node=level, depth=level + 1)
                 hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD
@@ -102,16 +123,16 @@ class DeviceDraft:
 
     def _grow_tree(
         self, cells: Cells, step: StepRows, logits_RC: Tensor, row_R: Tensor, pos_R: Tensor,
-        kind: int,
+        kind: int, num_levels: int,
     ) -> None:  # fmt: skip
         num_rows, width = len(row_R), self.width
         row_T, pos_T = row_R.repeat_interleave(width), pos_R.repeat_interleave(width)
         token_RB, value_RB = self._best(logits_RC, row_R, pos_R, kind)
         parent_RB = torch.full_like(token_RB, -1)
-        for level in range(self.num_levels):
+        for level in range(num_levels):
             first = level * width
             add_nodes(cells, step, token_RB.flatten(), parent_RB.flatten(), first, self.num_nodes)
-            if level + 1 == self.num_levels:
+            if level + 1 == num_levels:
                 return
             ids_T, attn = self._inputs(cells, num_rows, width, self.num_levels)
             level_inputs(cells, step, ids_T, attn, first_node=first, depth=level + 1)

@@ -29,13 +29,12 @@ from hunch.spec.grow import grow
 from hunch.spec.judge import Array, Judge, Level
 from hunch.spec.native_chain import ChainDrafts, HostRows
 from hunch.spec.options import GrowOptions
+from hunch.spec.reads import MAX_SHARE, byte_share
 from hunch.spec.watch import AcceptanceWatch, comes_with_hunch
 from hunch.spec.window import MAX_PASS, KvWindow, host
 from hunch.types import GroupInfo
 
 log = logging.getLogger("hunch")
-
-MAX_COST = 0.2  # share of the target's cost above which a draft model rarely pays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +69,7 @@ class DraftModelDrafter:
         self.shape = self.options.shape(context)
         self.model, self.columns = _load(weights, path, self.options, context)
         if not comes_with_hunch(path):
-            _warn_of_cost(self.model.weight_bytes, context.target.weight_bytes)
+            _warn_of_cost(byte_share(weights, context.target))
         limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)
         self.window = KvWindow(context, max(limit - self.shape.depth, 1))
         self.watch = AcceptanceWatch(
@@ -131,6 +130,7 @@ class DraftModelDrafter:
             num_levels=shape.depth,
             width=max(shape.num_nodes // shape.depth, 1),
             max_len=self.window.limit,
+            read=self.read,
         )
 
     def observe(self, step: TargetStep) -> None:
@@ -228,6 +228,12 @@ class DraftModelDrafter:
             self.window.settle(rows, row, stop)
         return last[0] if len(last) == 1 else torch.cat(last)
 
+    def read(self, rows: Rows) -> None:
+        """Catch up with these rows, and draft nothing."""
+        ids_R = host(rows.ids_R)
+        self.window.meet(rows, ids_R)
+        self._catch_up(rows, ids_R)
+
     def _remember(self, ids_R: Array, known_R: Array, draft: Draft, number_RN: Array) -> None:
         tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
         numbers, counts = number_RN.tolist(), draft.num_nodes_R.tolist()
@@ -308,12 +314,11 @@ def _passes(parts: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]
     return passes
 
 
-def _warn_of_cost(draft_bytes: int, target_bytes: int) -> None:
-    share = draft_bytes / max(target_bytes, 1)
-    if share > MAX_COST:
+def _warn_of_cost(share: float) -> None:
+    if share > MAX_SHARE:
         log.warning(
             "the draft model reads %.0f%% of the bytes the target reads per token; above %.0f%% "
             "drafting rarely saves time: choose a smaller draft",
             100 * share,
-            100 * MAX_COST,
+            100 * MAX_SHARE,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hunch.draft import Rows
 from hunch.kernels.gpu_spec import Cells, StepRows, lookup
+from hunch.spec.pace import Gait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,16 +22,30 @@ class DeviceLookup:
     depth: int = 0
     needs_host: bool = False
 
+    num_levels: int = 0
+
     @property
-    def options(self) -> tuple[int, ...]:
+    def gaits(self) -> tuple[Gait, ...]:
         """A step takes as long for 4, 8 or 16 tokens as for a few less."""
         if not self.is_adaptive:
-            return (self.num_nodes,)
+            return (Gait(self.num_nodes),)
         some = [n for n in (3, 7, 15) if n <= self.num_nodes]
-        return (0, *(some or [self.num_nodes]))
+        return tuple(map(Gait, (0, *(some or [self.num_nodes]))))
 
-    def draft(self, cells: Cells, step: StepRows, kind: int) -> None:
+    def draft(self, cells: Cells, step: StepRows, kind: int, way: int = 0) -> None:
         lookup(cells, step, self.num_nodes, self.min_match, self.max_match)
+
+    def writes_kv(self, way: int) -> bool:
+        return False
+
+    def can_follow(self, rows: Rows) -> bool:
+        return True
+
+    def follow(self, rows: Rows) -> None:
+        """There is no KV."""
 
     def is_ready(self, rows: Rows) -> bool:
         return True
+
+    def drafted_by(self, way: int, matched: int) -> str:
+        return self.name

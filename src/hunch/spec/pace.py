@@ -1,8 +1,9 @@
-"""How many guesses to check next, on a device whose host learns of each step one step late.
+"""How the next step goes, on a device whose host learns of each step one step late.
 
-A step checks the same number of nodes for all its rows. Per row, how often the first guess was
-right of late; for all rows, how often a further guess was right where the one before it was. Every
-guess that can be compared with what the target said teaches, whether it was checked or not.
+A step checks the same number of nodes for all its rows, and drafts for the next one in one of up to
+two ways: by lookup, or by a network as well. Of lookups, every guess that can be compared with what
+the target said teaches, whether it was checked or not; of the network's drafts those that were
+checked. Every gait's tokens per second are then known well enough to choose by.
 
 Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step.
 """
@@ -10,58 +11,77 @@ Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-PRIOR_FIRST, PRIOR_NEXT = 0.4, 0.75
-ROW_RATE, NEXT_RATE = 0.15, 0.01
+from hunch.spec.record import Array, Record
 
-Array = np.ndarray
+PRIOR_FIRST, PRIOR_NEXT = 0.4, 0.75
+PRIOR_NETWORK = 0.65  # first guesses of the network
+PRIOR_PAST = 0.4  # a guess past the network's last: only lookups go on there
+
+
+class Gait(NamedTuple):
+    """How a step goes: nodes it checks, and in which way it drafts for the next one."""
+
+    num_nodes: int
+    way: int = 0  # 0: the drafter's cheaper way, or its only one; 1: with its network
 
 
 class Pace:
-    """Chooses among `options` (numbers of nodes, 0 among them where none may be best)."""
+    """Chooses among `gaits`; one without nodes is among them where none may be best."""
 
-    def __init__(self, num_rows: int, options: Sequence[int], margin: float = 0.0) -> None:
-        self.options, self.margin = tuple(sorted(options)), margin
-        num_guesses = max(self.options)
-        self.first_X = np.full(num_rows, PRIOR_FIRST)
+    def __init__(
+        self,
+        num_rows: int,
+        gaits: Sequence[Gait],
+        margin: float = 0.0,
+        num_levels: int = 0,  # nodes on the longest path of the network
+    ) -> None:
+        self.gaits, self.margin = tuple(sorted(gaits)), margin
+        num_guesses = max(gait.num_nodes for gait in self.gaits)
+        next_G = np.full(num_guesses, PRIOR_NEXT)
+        self.lookup = Record(num_rows, PRIOR_FIRST, next_G)
+        next_G[num_levels:] = PRIOR_PAST
+        self.network = Record(num_rows, PRIOR_NETWORK, next_G, is_shared=True)
         self.guess_XG = np.full((num_rows, num_guesses), -1, dtype=np.int64)
-        self.next_G = np.full(num_guesses, PRIOR_NEXT)  # of guess g, given those before it
-        self.next_G[:1] = 1.0
-        self.is_learning = len(self.options) > 1
+        self.is_learning = len(self.gaits) > 1
 
     def start(self, row: int) -> None:
         """A request came into the row."""
-        self.first_X[row] = PRIOR_FIRST
+        self.lookup.start(row)
+        self.network.start(row)
         self.guess_XG[row] = -1
 
     def learn(self, row_R: Array, num_R: Array, tokens_RK: Array, guess_RG: Array) -> None:
-        """Tokens the rows committed, num_R each, and new guesses of what follows (-1: none)."""
+        """Tokens the rows committed, num_R each, and new guesses by lookup (-1: none)."""
         if not self.is_learning:
             return
         most = min(tokens_RK.shape[1], self.guess_XG.shape[1])
         said_RK = np.arange(most) < num_R[:, None]
         is_right_RK = (tokens_RK[:, :most] == self.guess_XG[row_R, :most]) & said_RK
-        self.first_X[row_R] += ROW_RATE * (is_right_RK[:, 0] - self.first_X[row_R]) * (num_R > 0)
-        if most > 1 and is_right_RK[:, 0].any():
-            run_RK = np.logical_and.accumulate(is_right_RK, axis=1)
-            asked_K = (run_RK[:, :-1] & said_RK[:, 1:]).sum(0)
-            missed_K = asked_K - run_RK[:, 1:].sum(0)
-            next_K = self.next_G[1:most]
-            next_K += NEXT_RATE * (asked_K * (1 - next_K) - missed_K)
-            np.clip(next_K, 0.02, 0.98, out=next_K)
+        self.lookup.learn(row_R, is_right_RK, said_RK)
         self.guess_XG[row_R] = guess_RG[:, : self.guess_XG.shape[1]]
 
-    def choose(self, row_R: Array, seconds: Mapping[int, float]) -> int:
-        """The number of nodes with the most tokens per second; `seconds` is what steps cost."""
-        gain_G = np.cumsum(np.cumprod(self.next_G)) * float(self.first_X[row_R].sum())
-        best, best_rate = 0, 0.0
-        for num_nodes, cost in sorted(seconds.items()):
-            gain = gain_G[num_nodes - 1] if num_nodes else 0.0
-            rate = (len(row_R) + gain) / cost
+    def learn_network(
+        self, row_R: Array, num_right_R: Array, num_nodes: int, is_over_R: Array
+    ) -> None:
+        """So many of the nodes drafted with the network were right; what ended was cut short."""
+        node_N = np.arange(num_nodes)
+        is_right_RN = node_N < num_right_R[:, None]
+        said_RN = is_right_RN | ((node_N == num_right_R[:, None]) & ~is_over_R[:, None])
+        self.network.learn(row_R, is_right_RN, said_RN)
+
+    def choose(self, row_R: Array, seconds: Mapping[Gait, float]) -> Gait:
+        """The gait with the most tokens per second; `seconds` is what a step of each costs."""
+        gains = self.lookup.gains(row_R), self.network.gains(row_R)
+        best, best_rate = Gait(0), 0.0
+        for gait, cost in sorted(seconds.items()):
+            num_nodes, way = gait
+            rate = (len(row_R) + (gains[way][num_nodes - 1] if num_nodes else 0.0)) / cost
             if rate > best_rate:
-                best, best_rate = num_nodes, rate
+                best, best_rate = gait, rate
                 if not num_nodes:
                     best_rate *= 1.0 + self.margin
         return best

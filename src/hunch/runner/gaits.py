@@ -1,0 +1,147 @@
+"""How steps that fly go: nodes checked and who drafts, by what was right and what steps cost.
+
+A drafter with a network can only draft with it for rows whose tokens the network has all seen. A
+row is *fresh* while every step since the host read it to the network drafted with it; a step
+without leaves a hole, and the host reads the row again before the network drafts for it.
+
+Shape letters: R rows of the step, N nodes of a step's draft, C columns of a result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hunch.kernels.gpu_spec import CHECKED, FIRST, MATCHED, REASON, TOKENS
+from hunch.runner.graphs import StepGraph, bucket
+from hunch.runner.rows import RowBuffers
+from hunch.spec.base import DeviceDrafter
+from hunch.spec.cost import CostCurve
+from hunch.spec.pace import Gait, Pace
+
+MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
+NUM_LARGEST = 2  # sizes of steps with a network, per number of rows: each takes time to capture
+SWITCH = 0.08  # share by which a network must promise more before the host reads rows to it
+READS = 32  # tokens worth reading to a network for one that a row may still say
+
+
+class Gaits:
+    """Chooses how a step goes, and learns from what it did."""
+
+    def __init__(self, drafter: DeviceDrafter | None, rows: RowBuffers) -> None:
+        num_rows = len(rows.known)
+        self.drafter, self.rows = drafter, rows
+        if drafter is None:
+            self.pace = Pace(num_rows, (Gait(0),))
+        else:
+            self.pace = Pace(num_rows, drafter.gaits, drafter.margin, drafter.num_levels)
+        self.has_ways = any(gait.way for gait in self.pace.gaits)
+        self.cost = CostCurve()  # of steps that fly, by packed tokens, drafting left out
+        self._draft_seconds: dict[tuple[int, Gait], float] = {}  # by rows
+        self._is_fresh = np.zeros(num_rows, dtype=np.bool_)
+        self._way = np.zeros(num_rows, dtype=np.int64)  # in which each row's waiting draft was made
+        self._source = [""] * num_rows  # and by whom
+
+    def at(self, num_rows: int) -> list[Gait]:
+        """Gaits of a step of so many rows."""
+        gaits = self.pace.gaits
+        few = [gait for gait in gaits if num_rows * (1 + gait.num_nodes) <= MAX_CHECKED]
+        with_network = [gait for gait in few if gait.way]
+        dropped = with_network[:-NUM_LARGEST]
+        return [gait for gait in few if gait not in dropped] or [gaits[0]]
+
+    def to_prepare(self, num_rows: int) -> list[Gait]:
+        """The same, and where a network may draft, the step that begins with it."""
+        gaits = self.at(num_rows)
+        return gaits + [Gait(0, gait.way) for gait in gaits if gait.way][:1]
+
+    # --- before a step ----------------------------------------------------------------------------
+
+    def start(self, row: int) -> None:
+        """A request came into the row."""
+        self.pace.start(row)
+        self._is_fresh[row] = False
+        self._way[row] = 0
+
+    def choose(self, ids: list[int]) -> Gait:
+        """How a step of these rows had best go, whatever they wait with."""
+        num_rows = bucket(len(ids))
+        gaits = self.at(num_rows)
+        if len(gaits) == 1:
+            return gaits[0]
+        seconds = {gait: self._seconds(num_rows, gait) for gait in gaits}
+        if self.has_ways and not self._is_fresh[ids].all():
+            if self._is_worth_reading(ids):
+                seconds = {g: s * (1 + SWITCH * bool(g.way)) for g, s in seconds.items()}
+            else:
+                seconds = {g: s for g, s in seconds.items() if not g.way}
+        return self.pace.choose(np.array(ids), seconds)
+
+    def is_ready(self, gait: Gait, ids: list[int]) -> bool:
+        """Whether a step of these rows can go so without the host."""
+        return not (self.has_ways and gait.way) or bool(self._is_fresh[ids].all())
+
+    def _seconds(self, num_rows: int, gait: Gait) -> float:
+        drafting, rows = None, num_rows
+        while drafting is None and rows:  # a size that was not captured drafts as the one below it
+            drafting = self._draft_seconds.get((rows, gait))
+            rows //= 2
+        return self.cost.seconds(num_rows * (1 + gait.num_nodes)) + (drafting or 0.0)
+
+    def _is_worth_reading(self, ids: list[int]) -> bool:
+        assert self.drafter is not None
+        rows = self.rows
+        missing = (rows.known[ids] - rows.computed[-1, ids]).sum()
+        to_come = (rows.end[ids] - rows.known[ids]).sum()
+        return bool(missing <= READS * to_come) and self.drafter.can_follow(rows.view(ids))
+
+    def launch(self, gait: Gait, ids: list[int]) -> None:
+        if not gait.way:
+            self._is_fresh[ids] = False
+
+    # --- after a step -----------------------------------------------------------------------------
+
+    def captured(self, graph: StepGraph) -> None:
+        gait = Gait(graph.num_nodes, graph.way)
+        self._draft_seconds.setdefault((graph.num_rows, gait), graph.draft_seconds)
+
+    def landed(self, graph: StepGraph, seconds: float) -> tuple[float, float]:
+        """What a step took: the target's seconds, and what a plain step would have taken."""
+        num_tokens = graph.num_rows * (1 + graph.num_nodes)
+        target_seconds = max(seconds - graph.draft_seconds, 0.0)
+        if seconds:
+            self.cost.record(num_tokens, target_seconds)
+        share = self.cost.seconds(graph.num_rows) / self.cost.seconds(num_tokens)
+        return target_seconds, target_seconds * share
+
+    def learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: StepGraph) -> list[str]:
+        """Take in a step's result; returns who had drafted what it checked."""
+        assert self.drafter is not None
+        num_nodes, pace = graph.num_nodes, self.pace
+        matched_R = result_RC[:, MATCHED]
+        guess_RG = np.where(matched_R[:, None] > 0, result_RC[:, FIRST + num_nodes + 1 :], -1)
+        tokens_RK = result_RC[:, FIRST : FIRST + num_nodes + 1]
+        pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG)
+        sources = [self._source[row] for row in row_R.tolist()]
+        if self.has_ways:
+            is_drafted_R = (self._way[row_R] > 0) & (result_RC[:, CHECKED] > 0)
+            if is_drafted_R.any():
+                line_RC = result_RC[is_drafted_R]
+                num_right_R, is_over_R = line_RC[:, TOKENS] - 1, line_RC[:, REASON] > 0
+                pace.learn_network(row_R[is_drafted_R], num_right_R, num_nodes, is_over_R)
+            if not graph.way:
+                pace.network.fade(row_R)
+        self._way[row_R] = graph.way
+        for row, matched in zip(row_R.tolist(), matched_R.tolist(), strict=True):
+            self._source[row] = self.drafter.drafted_by(graph.way, matched)
+        return sources
+
+    # --- steps of the host ------------------------------------------------------------------------
+
+    def read(self, ids: list[int]) -> None:
+        """Where a network is to draft for these rows, read to it what it has not seen."""
+        if not (self.has_ways and ids):
+            return
+        assert self.drafter is not None
+        if self.choose(ids).way:
+            self.drafter.follow(self.rows.view(ids))
+        self._is_fresh[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
