@@ -20,17 +20,16 @@ import numpy as np
 import torch
 
 from hunch.errors import CapacityError
-from hunch.kernels.gpu_spec import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
 from hunch.runner.batch import Batch
 from hunch.runner.device_rows import MAX_STOPS, DeviceRows
 from hunch.runner.gaits import Gaits
 from hunch.runner.graphs import PassGraphs, StepGraph, StepGraphs, bucket, new_pool
+from hunch.runner.landing import land_rows
 from hunch.runner.runner import LocalRunner, Outcome
 from hunch.sampling.processors import needs_history
-from hunch.sampling.stop import REASONS
 from hunch.spec.base import DeviceDrafter, WorksOnDevice
 from hunch.spec.pace import Gait
-from hunch.types import Request, RowResult, StepPlan, StepResult
+from hunch.types import Request, StepPlan, StepResult
 from hunch.verify.exact import exact
 
 PASSES = (16, 32, 64, 128, 256, 512, 768, 1024)  # tokens of passes captured at the start
@@ -236,14 +235,17 @@ class GraphRunner(LocalRunner):
             flight.done.synchronize()
             seconds = flight.began.elapsed_time(flight.done) / 1e3
         result_RC = flight.result_RC.numpy()[: len(work)]
-        sources = [""] * len(work)
-        if self.device_drafter is not None:
+        sources, drafter = [""] * len(work), self.device_drafter
+        if drafter is not None:
             sources = self.gaits.learn(np.array([item.row for item in work]), result_RC, graph)
-        lines = zip(result_RC.tolist(), flight.requests, sources, strict=True)
-        results = [
-            self._row_result(item.row, *line, graph.way)
-            for item, line in zip(work, lines, strict=True)
-        ]
+        results = land_rows(
+            self.rows,
+            [item.row for item in work],
+            result_RC,
+            flight.requests,
+            sources,
+            writes_kv=drafter is not None and drafter.writes_kv(graph.way),
+        )
         target_seconds, plain_seconds = self.gaits.landed(graph, seconds)
         return StepResult(
             id=flight.plan.id,
@@ -251,37 +253,6 @@ class GraphRunner(LocalRunner):
             target_seconds=target_seconds,
             draft_seconds=min(graph.draft_seconds, seconds),
             plain_seconds=plain_seconds,
-        )
-
-    def _row_result(
-        self, row: int, line: list[int], request: Request | None, source: str, way: int
-    ) -> RowResult:
-        num_tokens = line[TOKENS]
-        if not num_tokens or request is None:
-            return RowResult(row=row)  # it had ended before this step
-        tokens, known, checked = line[FIRST : FIRST + num_tokens], line[KNOWN], line[CHECKED]
-        finish = REASONS[line[REASON]]
-        end = len(request.prompt_ids) + request.max_tokens
-        rows, drafter = self.rows, self.device_drafter
-        further = (known - 1,) * (len(rows.computed) - 1)  # KV of the drafter's own
-        if drafter is None or not drafter.writes_kv(way):
-            further = (0,) * len(further)
-        if rows.requests[row] is request:  # else: it left; another may sit there now
-            rows.commit(row, tokens)
-            further = tuple(np.maximum(rows.computed[1:, row], further).tolist())
-            rows.computed[:, row] = (known - 1, *further)
-            if finish is not None:
-                rows.leave(row)
-        return RowResult(
-            row=row,
-            tokens=tokens,
-            num_processed=1,
-            num_drafted=min(checked, max(end - known + num_tokens, 0)),
-            num_accepted=num_tokens - 1,
-            finish=finish,
-            computed=(known - 1, *further),
-            num_nodes=line[DRAFTED],
-            method=source if checked else "",
         )
 
     def _land_all(self) -> None:
