@@ -119,3 +119,62 @@ def test_text_does_not_depend_on_who_drafts(
             mixed = [*PARAMS.values(), PARAMS["greedy"]]
             want = [plain[kind][i] for i, kind in enumerate([*PARAMS, "greedy"])]
             assert tokens(llm, mixed) == want
+
+
+WALKS = {
+    "off and on": [Gait(7, 1), Gait(7, 1), Gait(0), Gait(3), Gait(7, 1), Gait(15, 1), Gait(0)],
+    "sizes": [Gait(1, 1), Gait(15, 1), Gait(3, 1), Gait(7, 1)],
+    "a long hole": [*[Gait(0)] * 5, *[Gait(7, 1)] * 3],
+}
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_nothing_stale_is_drafted_from_after_steps_without_it(
+    walk: str,
+    model: Path,
+    exact: Path,
+    plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An exact copy is always right, if it has read every token."""
+    monkeypatch.setattr(hunch.spec.device_auto, "SURE", 99)
+    with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
+        runner, turns = graph_runner(llm), iter(WALKS[walk] * 100)
+        waiting: list[Gait] = []
+
+        def choose(ids: list[int]) -> Gait:
+            """A gait that must wait for the host is asked for until it comes."""
+            gait = waiting.pop() if waiting else next(turns)
+            if not runner.gaits.is_ready(gait, ids):
+                waiting.append(gait)
+            return gait
+
+        monkeypatch.setattr(runner.gaits, "choose", choose)
+        assert tokens(llm, PARAMS["greedy"]) == plain["greedy"]
+        drafters = llm.stats()["drafters"]
+    assert drafters["draft"]["accepted"] == drafters["draft"]["drafted"] > 10
+
+
+def test_load_takes_the_draft_model_out_and_lets_it_in_again(
+    model: Path, exact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of one row are cheap beside a draft; steps of four cost by the token."""
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    short = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
+        runner = graph_runner(llm)
+        for size, seconds in ((1, 1.0), (2, 1.0), (8, 1.05), (16, 1.1), (32, 9.0), (128, 40.0)):
+            runner.gaits.cost.record(size, seconds)
+        monkeypatch.setattr(runner.gaits, "landed", lambda *_: (0.0, 0.0))
+        monkeypatch.setattr(runner.gaits, "at", lambda rows: [Gait(0), Gait(7), Gait(7, 1)])
+        gaits = watch(runner, monkeypatch)
+        llm.generate(PROMPTS[1], long)
+        assert set(gaits[:-2]) == {Gait(7, 1)}  # the last steps have nothing left to draft
+        gaits.clear()
+        answers = llm.generate(PROMPTS, [short, long, short, short])
+        assert [len(out.outputs[0].token_ids) for out in answers] == [12, 60, 12, 12]
+    # All four at first, without it; then one is left, the host reads it once, and it drafts.
+    assert gaits[0] == Gait(0)
+    back = gaits.index(None)
+    assert set(gaits[:back]) == {Gait(0)}
+    assert set(gaits[back + 1 : -2]) == {Gait(7, 1)}

@@ -16,7 +16,7 @@ from hunch.spec.device_draft import DeviceDraft
 from hunch.spec.on_device import DeviceLookup
 from hunch.spec.pace import Gait
 
-SURE = 5  # tokens a match must have to be asked before the draft model
+SURE = 3  # tokens a match must have to be asked before the draft model
 NETWORK = 1  # the way with the draft model
 NODES = (1, 3, 7, 15)  # checked in steps of that way
 
