@@ -38,16 +38,19 @@ class Gaits:
         self.cost = CostCurve()  # of steps that fly, by packed tokens, drafting left out
         self._draft_seconds: dict[tuple[int, Gait], float] = {}  # by rows
         self._is_fresh = np.zeros(num_rows, dtype=np.bool_)
-        self._way = np.zeros(num_rows, dtype=np.int64)  # in which each row's waiting draft was made
-        self._source = [""] * num_rows  # and by whom
+        # In which way each row's waiting draft was made, and how long a match was behind it.
+        self._way = np.zeros(num_rows, dtype=np.int64)
+        self._matched = np.zeros(num_rows, dtype=np.int64)
+        self._at: dict[int, list[Gait]] = {}
 
     def at(self, num_rows: int) -> list[Gait]:
         """Gaits of a step of so many rows."""
-        gaits = self.pace.gaits
-        few = [gait for gait in gaits if num_rows * (1 + gait.num_nodes) <= MAX_CHECKED]
-        with_network = [gait for gait in few if gait.way]
-        dropped = with_network[:-NUM_LARGEST]
-        return [gait for gait in few if gait not in dropped] or [gaits[0]]
+        if num_rows not in self._at:
+            gaits = self.pace.gaits
+            few = [gait for gait in gaits if num_rows * (1 + gait.num_nodes) <= MAX_CHECKED]
+            dropped = [gait for gait in few if gait.way][:-NUM_LARGEST]
+            self._at[num_rows] = [gait for gait in few if gait not in dropped] or [gaits[0]]
+        return self._at[num_rows]
 
     def to_prepare(self, num_rows: int) -> list[Gait]:
         """The same, and where a network may draft, the step that begins with it."""
@@ -121,7 +124,7 @@ class Gaits:
         guess_RG = np.where(matched_R[:, None] > 0, result_RC[:, FIRST + num_nodes + 1 :], -1)
         tokens_RK = result_RC[:, FIRST : FIRST + num_nodes + 1]
         pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG)
-        sources = [self._source[row] for row in row_R.tolist()]
+        sources = self._sources(row_R) if num_nodes else [""] * len(row_R)
         if self.has_ways:
             is_drafted_R = (self._way[row_R] > 0) & (result_RC[:, CHECKED] > 0)
             if is_drafted_R.any():
@@ -130,10 +133,13 @@ class Gaits:
                 pace.learn_network(row_R[is_drafted_R], num_right_R, num_nodes, is_over_R)
             if not graph.way:
                 pace.network.fade(row_R)
-        self._way[row_R] = graph.way
-        for row, matched in zip(row_R.tolist(), matched_R.tolist(), strict=True):
-            self._source[row] = self.drafter.drafted_by(graph.way, matched)
+        self._way[row_R], self._matched[row_R] = graph.way, matched_R
         return sources
+
+    def _sources(self, row_R: np.ndarray) -> list[str]:
+        assert self.drafter is not None
+        ways, matches = self._way[row_R].tolist(), self._matched[row_R].tolist()
+        return list(map(self.drafter.drafted_by, ways, matches))
 
     # --- steps of the host ------------------------------------------------------------------------
 
