@@ -161,3 +161,25 @@ def test_attention(
     gpu_attention.attention(q, k, v, attn, 0.2, out, window=window, tiling=tiling)
     close(out, attention_ref(q, k, v, attn, 0.2, window))
     assert not space.count.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(32, 8, 128), (9, 3, 64), (5, 1, 80)])
+@pytest.mark.parametrize("tree", [None, [-1, 0, -1, 0, 1, 2, 2]])
+@pytest.mark.parametrize("programs", [1, 32])
+def test_attention_over_a_long_context(
+    heads: tuple[int, int, int], tree: list[int] | None, programs: int
+) -> None:
+    num_heads, kv, head = heads
+    attn = packed([32_760, 4_097, 17], [5, 1, 17], tree)
+    num_tokens = len(attn.pos_T)
+    num_slots = int(attn.table_SB.max() + 1) * 16
+    q = rand(num_tokens, num_heads, head)
+    k, v = rand(num_slots, kv, head), rand(num_slots, kv, head)
+    out = torch.full_like(q, float("nan"))
+    tiles = gpu_attention.tiles_of(attn.spans, 4).to(DEVICE)
+    space = gpu_attention.Workspace.create(num_tokens, num_heads, head, 32_768, DEVICE)
+    tiling = gpu_attention.Tiling(tiles, 4, programs, space)
+    gpu_attention.attention(q, k, v, attn, 0.1, out, tiling=tiling)
+    close(out, attention_ref(q, k, v, attn, 0.1, None))
+    assert not space.count.any()

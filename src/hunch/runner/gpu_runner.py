@@ -91,6 +91,7 @@ class GraphRunner(LocalRunner):
             for _ in range(4)
         ]
         self._turn = 0
+        self._sent_3R = np.empty((3, 0), dtype=np.int64)  # the inputs that the device holds
 
     def preparations(self) -> list[Callable[[], None]]:
         """Capture passes, and steps of every power of two; rare sizes are captured as they come."""
@@ -209,12 +210,14 @@ class GraphRunner(LocalRunner):
             for row in renewed:
                 self.rows.drafts[row] = None
         self._turn = (self._turn + 1) % len(self._inputs)
-        inputs_3R = self._inputs[self._turn]
-        lines = inputs_3R.numpy()
-        lines[:, len(work) : graph.num_rows] = -1
-        lines[0, : len(work)], lines[1, : len(work)] = ids, allowed
-        lines[2, : len(work)] = [item.max_draft for item in work]
-        self.steps.inputs_3R.copy_(inputs_3R, non_blocking=True)
+        lines_3R = np.full((3, graph.num_rows), -1)
+        room = [item.max_draft for item in work]
+        lines_3R[:, : len(work)] = (ids, allowed, room)
+        if not np.array_equal(lines_3R, self._sent_3R):  # the rows decode on: it is there
+            inputs_3R = self._inputs[self._turn]
+            inputs_3R.numpy()[:, : graph.num_rows] = lines_3R
+            self.steps.inputs_3R.copy_(inputs_3R, non_blocking=True)
+            self._sent_3R = lines_3R
         began, done = _event(self.device), _event(self.device)
         if began is not None:
             began.record()

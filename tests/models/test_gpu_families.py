@@ -1,0 +1,65 @@
+"""Every family on a GPU in bfloat16: as near to the exact logits as transformers on the device."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from builders import DictWeights, Seq, pack, tables
+from hunch.models.cuda import CudaDecoder
+from hunch.models.load import load_decoder
+from hunch.runner.batch import Batch
+
+pytestmark = pytest.mark.gpu
+COMMON = {
+    "vocab_size": 384,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 512,
+}
+GATED = COMMON | {"intermediate_size": 448, "num_key_value_heads": 2}
+CASES = {
+    "llama": ("Llama", GATED),
+    "llama, biases": ("Llama", GATED | {"attention_bias": True}),
+    "mistral": ("Mistral", GATED | {"sliding_window": 50}),
+    "qwen2": ("Qwen2", GATED | {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", GATED | {"head_dim": 64}),
+    "opt": ("OPT", COMMON | {"ffn_dim": 448, "word_embed_proj_dim": 256}),
+}
+IDS = torch.randint(3, 384, (301,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_logits_are_as_exact_as_those_of_transformers(name):
+    family, settings = CASES[name]
+    torch.manual_seed(11)
+    config = getattr(transformers, f"{family}Config")(**settings)
+    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter in theirs.parameters():  # fresh norms are ones and biases zeros
+        parameter.add_(torch.randn_like(parameter) * 0.05)
+    theirs = theirs.to("cuda", torch.bfloat16)
+    saved = json.loads(theirs.config.to_json_string())
+    saved["architectures"] = [f"{family}ForCausalLM"]
+    tensors = {name: tensor.detach().cpu() for name, tensor in theirs.state_dict().items()}
+    ours = load_decoder(DictWeights(saved, tensors), dtype="bfloat16", device="cuda")
+    if family != "OPT":
+        ours = CudaDecoder(ours)
+    ids = torch.tensor([IDS], device="cuda")
+    their_logits = theirs(ids).logits[0].double()
+    exact = theirs.double()(ids).logits[0]
+
+    num_blocks = -(-len(IDS) // 4)
+    kv, done, parts = ours.new_kv(4 * num_blocks), 0, []
+    for size in (150, 100, 40, *[1] * 11):  # chunks, then one by one
+        ids_T, attn = pack([Seq(IDS[done : done + size], start=done)], tables(1, num_blocks))
+        batch = Batch(ids_T, attn, []).to(torch.device("cuda"))
+        hidden = ours.forward(batch.ids_T, batch.attn, kv)
+        parts.append(ours.logits(hidden.last_TD))
+        done += size
+    our_error = (torch.cat(parts).double() - exact).norm() / exact.norm()
+    their_error = (their_logits - exact).norm() / exact.norm()
+    assert 0 < their_error < 0.1
+    assert our_error < 1.25 * their_error
