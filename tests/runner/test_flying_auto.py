@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 import hunch.spec.device_auto
 from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
+from hunch.kernels.gpu_spec import CHECKED, REASON, TOKENS
 from hunch.runner.gpu_runner import GraphRunner
 from hunch.spec.pace import Gait
 from hunch.types import StepPlan
@@ -122,8 +123,8 @@ def test_text_does_not_depend_on_who_drafts(
 
 
 WALKS = {
-    "off and on": [Gait(7, 1), Gait(7, 1), Gait(0), Gait(3), Gait(7, 1), Gait(15, 1), Gait(0)],
-    "sizes": [Gait(1, 1), Gait(15, 1), Gait(3, 1), Gait(7, 1)],
+    "off and on": [Gait(7, 1), Gait(7, 1), Gait(0), Gait(3), Gait(15, 2), Gait(15, 2), Gait(0)],
+    "sizes": [Gait(1, 1), Gait(15, 2), Gait(15, 2), Gait(3, 1), Gait(7, 1)],
     "a long hole": [*[Gait(0)] * 5, *[Gait(7, 1)] * 3],
 }
 
@@ -150,9 +151,23 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
             return gait
 
         monkeypatch.setattr(runner.gaits, "choose", choose)
-        assert tokens(llm, PARAMS["greedy"]) == plain["greedy"]
-        drafters = llm.stats()["drafters"]
-    assert drafters["draft"]["accepted"] == drafters["draft"]["drafted"] > 10
+        landed: list[tuple[int, list[int]]] = []
+        learn = runner.gaits.learn
+
+        def note(row_R: Any, result_RC: Any, graph: Any) -> list[str]:
+            landed.extend(zip(runner.gaits._way[row_R].tolist(), result_RC.tolist(), strict=True))
+            return learn(row_R, result_RC, graph)
+
+        monkeypatch.setattr(runner.gaits, "learn", note)
+        for kind in ("greedy", "filters"):
+            assert tokens(llm, PARAMS[kind]) == plain[kind]
+    drafts = [(way, line) for way, line in landed if way and line[CHECKED] and not line[REASON]]
+    chains = [line for way, line in drafts if way == 1]
+    assert [line[TOKENS] - 1 for line in chains] == [line[CHECKED] for line in chains]
+    trees = [line for way, line in drafts if way == 2 and line[CHECKED] == 15]
+    assert {line[TOKENS] - 1 for line in trees} <= {5}
+    assert len(chains) > 3
+    assert trees or walk == "a long hole"
 
 
 def test_load_takes_the_draft_model_out_and_lets_it_in_again(

@@ -41,6 +41,7 @@ class Gaits:
         # In which way each row's waiting draft was made, and how long a match was behind it.
         self._way = np.zeros(num_rows, dtype=np.int64)
         self._matched = np.zeros(num_rows, dtype=np.int64)
+        self._is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
         self._at: dict[int, list[Gait]] = {}
 
     def at(self, num_rows: int) -> list[Gait]:
@@ -53,16 +54,16 @@ class Gaits:
         return self._at[num_rows]
 
     def to_prepare(self, num_rows: int) -> list[Gait]:
-        """The same, and where a network may draft, the step that begins with it."""
+        """The same, and where a network may draft, the steps that begin with it."""
         gaits = self.at(num_rows)
-        return gaits + [Gait(0, gait.way) for gait in gaits if gait.way][:1]
+        return gaits + [Gait(0, way) for way in sorted({gait.way for gait in gaits} - {0})]
 
     # --- before a step ----------------------------------------------------------------------------
 
     def start(self, row: int) -> None:
         """A request came into the row."""
         self.pace.start(row)
-        self._is_fresh[row] = False
+        self._is_fresh[row] = self._is_tree[row] = False
         self._way[row] = 0
 
     def choose(self, ids: list[int]) -> Gait:
@@ -77,6 +78,10 @@ class Gaits:
                 seconds = {g: s * (1 + SWITCH * bool(g.way)) for g, s in seconds.items()}
             else:
                 seconds = {g: s for g, s in seconds.items() if not g.way}
+        elif self._is_tree[ids].any():  # which is lost by going on otherwise
+            assert self.drafter is not None
+            depth = self.drafter.depth
+            seconds = {g: s * (1 + SWITCH * (not depth(g.way))) for g, s in seconds.items()}
         return self.pace.choose(np.array(ids), seconds)
 
     def is_ready(self, gait: Gait, ids: list[int]) -> bool:
@@ -97,9 +102,15 @@ class Gaits:
         to_come = (rows.end[ids] - rows.known[ids]).sum()
         return bool(missing <= READS * to_come) and self.drafter.can_follow(rows.view(ids))
 
-    def launch(self, gait: Gait, ids: list[int]) -> None:
+    def launch(self, gait: Gait, ids: list[int]) -> Gait:
+        """The step is launched so; a tree that waits can only be checked as a tree."""
+        is_tree = self.drafter is not None and self.drafter.depth(gait.way) > 0
+        if not is_tree and self._is_tree[ids].any():
+            gait = Gait(0, gait.way)
+        self._is_tree[ids] = is_tree
         if not gait.way:
             self._is_fresh[ids] = False
+        return gait
 
     # --- after a step -----------------------------------------------------------------------------
 
@@ -127,12 +138,13 @@ class Gaits:
         sources = self._sources(row_R) if num_nodes else [""] * len(row_R)
         if self.has_ways:
             is_drafted_R = (self._way[row_R] > 0) & (result_RC[:, CHECKED] > 0)
-            if is_drafted_R.any():
-                line_RC = result_RC[is_drafted_R]
-                num_right_R, is_over_R = line_RC[:, TOKENS] - 1, line_RC[:, REASON] > 0
-                pace.learn_network(row_R[is_drafted_R], num_right_R, num_nodes, is_over_R)
+            for way in set(self._way[row_R[is_drafted_R]].tolist()):
+                here_R = is_drafted_R & (self._way[row_R] == way)
+                num_right_R = result_RC[here_R, TOKENS] - 1
+                is_over_R = result_RC[here_R, REASON] > 0
+                pace.learn_network(way, row_R[here_R], num_right_R, num_nodes, is_over_R)
             if not graph.way:
-                pace.network.fade(row_R)
+                pace.fade(row_R)
         self._way[row_R], self._matched[row_R] = graph.way, matched_R
         return sources
 

@@ -200,10 +200,9 @@ class GraphRunner(LocalRunner):
         ids = [item.row for item in work]
         allowed = [item.num_nodes for item in work]
         asks = int(np.bitwise_or.reduce(self.sampling.asks_X[ids]))
-        num_nodes = gait.num_nodes if max(allowed) else 0
-        graph = self.steps.step(len(work), num_nodes, asks, gait.way)
+        gait = self.gaits.launch(gait if max(allowed) else Gait(0, gait.way), ids)
+        graph = self.steps.step(len(work), gait.num_nodes, asks, gait.way)
         self.gaits.captured(graph)
-        self.gaits.launch(gait, ids)
         renewed = self.device_rows.update(ids)
         if renewed:  # from here on the device drafts; what the host held is stale
             self.drafter.forget(renewed)

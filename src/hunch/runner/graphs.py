@@ -205,7 +205,7 @@ class StepGraphs:
         self.inputs_3R = torch.zeros(3, width, dtype=torch.int64, device=self.device)
         self.columns = FIRST + 1 + 2 * self.num_guesses
         self.results = torch.zeros(width * self.columns, dtype=torch.int64, device=self.device)
-        self._forwards: dict[tuple[int, int], tuple[Graph, StepRows, AttnInputs]] = {}
+        self._forwards: dict[tuple[int, int, int], tuple[Graph, StepRows, AttnInputs]] = {}
         self._steps: dict[tuple[int, int, int, int], StepGraph] = {}
 
     def step(self, num_rows: int, num_nodes: int, asks: int, way: int = 0) -> StepGraph:
@@ -224,9 +224,11 @@ class StepGraphs:
 
     def _capture(self, num_rows: int, num_nodes: int, kind: int, way: int) -> StepGraph:
         self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
-        if (num_rows, num_nodes) not in self._forwards:
-            self._forwards[num_rows, num_nodes] = self._capture_forward(num_rows, num_nodes)
-        forward, rows, attn = self._forwards[num_rows, num_nodes]
+        depth = self.drafter.depth(way) if self.drafter is not None and num_nodes else 0
+        size = num_rows, num_nodes, depth
+        if size not in self._forwards:
+            self._forwards[size] = self._capture_forward(*size)
+        forward, rows, attn = self._forwards[size]
         rows.count_R.fill_(-1)  # as a pass over nobody leaves it
 
         def body() -> None:
@@ -263,7 +265,9 @@ class StepGraphs:
             is_filtered=kind > 1,
         )
 
-    def _capture_forward(self, num_rows: int, num_nodes: int) -> tuple[Graph, StepRows, AttnInputs]:
+    def _capture_forward(
+        self, num_rows: int, num_nodes: int, depth: int
+    ) -> tuple[Graph, StepRows, AttnInputs]:
         num_k = num_nodes + 1
         packed_5T = torch.zeros(5, num_rows * num_k, dtype=torch.int64, device=self.device)
         rows = StepRows(
@@ -274,7 +278,6 @@ class StepGraphs:
             path_RK=packed_5T.new_zeros(num_rows, num_k),
             result_RC=self.result_RC(num_rows, num_nodes),
         )
-        depth = self.drafter.depth if self.drafter is not None and num_nodes else 0
         spans = tuple(Span(r * num_k, (r + 1) * num_k, r, 0, 1) for r in range(num_rows))
         attn = AttnInputs(
             pos_T=packed_5T[1],

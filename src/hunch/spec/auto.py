@@ -260,9 +260,9 @@ class AutoDrafter(Planner):
         network = method.on_device() if isinstance(method, WorksOnDevice) else None
         if matches is None or network is None:
             return matches
-        from hunch.spec.device_auto import DeviceAuto
+        from hunch.spec.device_auto import beside
 
-        return DeviceAuto(matches=matches, network=network)
+        return beside(matches, network)
 
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:

@@ -47,9 +47,8 @@ class DeviceDrafter(Protocol):
     def num_nodes(self) -> int:
         """Every draft has room for so many."""
 
-    @property
-    def depth(self) -> int:
-        """Of its trees; 0: it drafts chains."""
+    def depth(self, way: int) -> int:
+        """Of its trees; 0: in this way it drafts chains."""
 
     @property
     def gaits(self) -> tuple[Gait, ...]:

@@ -8,7 +8,7 @@ many tokens as it could have committed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hunch.draft import Rows
 from hunch.kernels.gpu_spec import Cells, StepRows, lookup
@@ -16,19 +16,20 @@ from hunch.spec.device_draft import DeviceDraft
 from hunch.spec.on_device import DeviceLookup
 from hunch.spec.pace import Gait
 
-SURE = 3  # tokens a match must have to be asked before the draft model
-NETWORK = 1  # the way with the draft model
-NODES = (1, 3, 7, 15)  # checked in steps of that way
+SURE = 4  # tokens a match must have to be asked before the draft model
+CHAIN, TREE = 1, 2  # ways with the draft model; 0 is the lookup alone
+CHAIN_NODES = (1, 3, 7)  # checked in steps of the one
+TREE_WIDTH = 3  # of the other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceAuto:
-    """Chains by lookup, or by a draft model where that has no long match."""
+    """Chains by lookup; where that has no long match, chains or small trees by a draft model."""
 
     matches: DeviceLookup
     network: DeviceDraft
+    tree: DeviceDraft  # the same model
     name: str = "auto"
-    depth: int = 0
     needs_host: bool = False
 
     @property
@@ -45,22 +46,30 @@ class DeviceAuto:
 
     @property
     def gaits(self) -> tuple[Gait, ...]:
-        some = [n for n in NODES if n <= self.num_nodes]
-        return (*self.matches.gaits, *(Gait(n, NETWORK) for n in some))
+        chains = [Gait(n, CHAIN) for n in CHAIN_NODES if n <= self.num_nodes]
+        trees = [Gait(n, TREE) for n in (self.tree.num_nodes,) if n <= self.num_nodes]
+        return (*self.matches.gaits, *chains, *trees)
+
+    def depth(self, way: int) -> int:
+        """A lookup's chain may be checked as a tree, as deep as it has nodes."""
+        return self.tree.num_nodes if way == TREE else 0
 
     def draft(self, cells: Cells, step: StepRows, kind: int, way: int = 0) -> None:
         at = self.matches
-        if way != NETWORK:
+        if not way:
             lookup(cells, step, self.num_nodes, at.min_match, at.max_match)
             return
         num_tokens = step.path_RK.shape[1]  # that this step could have committed
-        # The next step will most likely check as many nodes; one that checks none is a beginning.
-        num_levels = min(self.num_levels, num_tokens - 1) or self.num_levels
-        self.network.grow(cells, step, kind, num_levels, num_tokens)
+        if way == TREE:
+            self.tree.grow(cells, step, kind, self.tree.num_levels, num_tokens)
+        else:
+            # The next step will most likely check as many; one that checks none is a beginning.
+            num_levels = min(self.num_levels, num_tokens - 1) or self.num_levels
+            self.network.grow(cells, step, kind, num_levels, num_tokens)
         lookup(cells, step, self.num_nodes, at.min_match, at.max_match, SURE)
 
     def writes_kv(self, way: int) -> bool:
-        return way == NETWORK
+        return way > 0
 
     def can_follow(self, rows: Rows) -> bool:
         return self.network.can_follow(rows)
@@ -72,5 +81,10 @@ class DeviceAuto:
         return True
 
     def drafted_by(self, way: int, matched: int) -> str:
-        is_looked_up = way != NETWORK or matched >= SURE
+        is_looked_up = not way or matched >= SURE
         return self.matches.name if is_looked_up else self.network.name
+
+
+def beside(matches: DeviceLookup, network: DeviceDraft) -> DeviceAuto:
+    """A draft model that drafts chains on the device, beside a lookup there."""
+    return DeviceAuto(matches=matches, network=network, tree=replace(network, width=TREE_WIDTH))

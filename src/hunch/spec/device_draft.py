@@ -25,6 +25,8 @@ from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.sampling.state import SamplingState
 from hunch.spec.pace import Gait
 
+KEEP = 1e3  # more than any log of a chance takes away
+
 
 @dataclass(slots=True)
 class DeviceDraft:
@@ -48,8 +50,7 @@ class DeviceDraft:
     def num_nodes(self) -> int:
         return self.num_levels * self.width
 
-    @property
-    def depth(self) -> int:
+    def depth(self, way: int) -> int:
         return 0 if self.width == 1 else self.num_levels
 
     @property
@@ -139,9 +140,12 @@ class DeviceDraft:
             hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD
             logits_TC = self.model.logits(hidden_TD)
             token_TB, gain_TB = self._best(logits_TC, row_T, pos_T + level + 1, kind)
-            # Of all children of the level, the likeliest paths go on.
+            # Of all children of the level, the likeliest paths go on; the path of first children
+            # always does, as the target is likeliest to take it.
             value_RWB = value_RB[:, :, None] + gain_TB.view(num_rows, width, width)
+            value_RWB[:, 0, 0] += KEEP
             value_RB, best_RB = value_RWB.flatten(1).topk(width, dim=1)
+            value_RB[:, 0] -= KEEP
             token_RB = token_TB.view(num_rows, -1).gather(1, best_RB)
             parent_RB = first + best_RB // width
 

@@ -19,7 +19,6 @@ class DeviceLookup:
     num_nodes: int
     margin: float = 0.0
     is_adaptive: bool = True
-    depth: int = 0
     needs_host: bool = False
 
     num_levels: int = 0
@@ -31,6 +30,9 @@ class DeviceLookup:
             return (Gait(self.num_nodes),)
         some = [n for n in (3, 7, 15) if n <= self.num_nodes]
         return tuple(map(Gait, (0, *(some or [self.num_nodes]))))
+
+    def depth(self, way: int) -> int:
+        return 0
 
     def draft(self, cells: Cells, step: StepRows, kind: int, way: int = 0) -> None:
         lookup(cells, step, self.num_nodes, self.min_match, self.max_match)

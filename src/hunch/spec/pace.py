@@ -1,9 +1,9 @@
 """How the next step goes, on a device whose host learns of each step one step late.
 
-A step checks the same number of nodes for all its rows, and drafts for the next one in one of up to
-two ways: by lookup, or by a network as well. Of lookups, every guess that can be compared with what
-the target said teaches, whether it was checked or not; of the network's drafts those that were
-checked. Every gait's tokens per second are then known well enough to choose by.
+A step checks the same number of nodes for all its rows, and drafts for the next one in one of a few
+ways: by lookup, or by a network as well, as a chain or a tree. Of lookups, every guess that can be
+compared with what the target said teaches, whether it was checked or not; of the network's drafts
+those that were checked. Every gait's tokens per second are then known well enough to choose by.
 
 Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from hunch.spec.record import Array, Record
 
 PRIOR_FIRST, PRIOR_NEXT = 0.4, 0.75
-PRIOR_NETWORK = 0.65  # first guesses of the network
+PRIOR_NETWORK = {1: 0.6, 2: 0.7}  # by way: some first guess of the network's
 PRIOR_PAST = 0.4  # a guess past the network's last: only lookups go on there
 
 
@@ -26,7 +26,7 @@ class Gait(NamedTuple):
     """How a step goes: nodes it checks, and in which way it drafts for the next one."""
 
     num_nodes: int
-    way: int = 0  # 0: the drafter's cheaper way, or its only one; 1: with its network
+    way: int = 0  # 0: the drafter's cheapest, or its only one; others: with its network
 
 
 class Pace:
@@ -44,14 +44,17 @@ class Pace:
         next_G = np.full(num_guesses, PRIOR_NEXT)
         self.lookup = Record(num_rows, PRIOR_FIRST, next_G)
         next_G[num_levels:] = PRIOR_PAST
-        self.network = Record(num_rows, PRIOR_NETWORK, next_G, is_shared=True)
+        ways = sorted({gait.way for gait in self.gaits} - {0})
+        self.networks = {
+            way: Record(num_rows, PRIOR_NETWORK[way], next_G, is_shared=True) for way in ways
+        }
         self.guess_XG = np.full((num_rows, num_guesses), -1, dtype=np.int64)
         self.is_learning = len(self.gaits) > 1
 
     def start(self, row: int) -> None:
         """A request came into the row."""
-        self.lookup.start(row)
-        self.network.start(row)
+        for record in (self.lookup, *self.networks.values()):
+            record.start(row)
         self.guess_XG[row] = -1
 
     def learn(self, row_R: Array, num_R: Array, tokens_RK: Array, guess_RG: Array) -> None:
@@ -65,17 +68,23 @@ class Pace:
         self.guess_XG[row_R] = guess_RG[:, : self.guess_XG.shape[1]]
 
     def learn_network(
-        self, row_R: Array, num_right_R: Array, num_nodes: int, is_over_R: Array
+        self, way: int, row_R: Array, num_right_R: Array, num_nodes: int, is_over_R: Array
     ) -> None:
-        """So many of the nodes drafted with the network were right; what ended was cut short."""
+        """So many tokens drafted in this way were right; of what ended the rest is not known."""
         node_N = np.arange(num_nodes)
         is_right_RN = node_N < num_right_R[:, None]
         said_RN = is_right_RN | ((node_N == num_right_R[:, None]) & ~is_over_R[:, None])
-        self.network.learn(row_R, is_right_RN, said_RN)
+        self.networks[way].learn(row_R, is_right_RN, said_RN)
+
+    def fade(self, row_R: Array) -> None:
+        """No network guessed for these rows."""
+        for record in self.networks.values():
+            record.fade(row_R)
 
     def choose(self, row_R: Array, seconds: Mapping[Gait, float]) -> Gait:
         """The gait with the most tokens per second; `seconds` is what a step of each costs."""
-        gains = self.lookup.gains(row_R), self.network.gains(row_R)
+        gains = {way: record.gains(row_R) for way, record in self.networks.items()}
+        gains[0] = self.lookup.gains(row_R)
         best, best_rate = Gait(0), 0.0
         for gait, cost in sorted(seconds.items()):
             num_nodes, way = gait
