@@ -123,7 +123,7 @@ def test_text_does_not_depend_on_who_drafts(
 
 
 WALKS = {
-    "off and on": [Gait(7, 1), Gait(7, 1), Gait(0), Gait(3), Gait(15, 2), Gait(15, 2), Gait(0)],
+    "off and on": [Gait(15, 2), Gait(15, 2), Gait(0), Gait(3), Gait(7, 1), Gait(7, 1), Gait(0)],
     "sizes": [Gait(1, 1), Gait(15, 2), Gait(15, 2), Gait(3, 1), Gait(7, 1)],
     "a long hole": [*[Gait(0)] * 5, *[Gait(7, 1)] * 3],
 }
