@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import plain_steps
 from hunch.draft import Draft
 from hunch.kernels import gpu_sampling, gpu_spec, noise
 from hunch.kernels.attention import AttnInputs, KVCache
@@ -187,6 +188,25 @@ def test_lookup_is_the_ngram_drafter() -> None:
         assert cells.parents_XG[row, : len(sent)].tolist() == list(range(-1, len(sent) - 1))
         if matched:
             assert line[-8:] == want
+
+
+def test_a_short_match_leaves_the_draft_that_is_there() -> None:
+    gen = torch.Generator().manual_seed(6)
+    texts = [torch.randint(0, 4, (n,), generator=gen).tolist() for n in (2, 7, 30, 60)]
+    rows = list(range(len(texts)))
+    made = []
+    for kernel in (gpu_spec.lookup, plain_steps.lookup):
+        cells, step = cells_of(texts), step_of(rows, 0, room=[8, 8, 8, 5])
+        cells.draft_XG.fill_(77)
+        cells.parents_XG.fill_(-1)
+        cells.count_X.fill_(6)
+        step.result_RC[:, gpu_spec.DRAFTED] = 6
+        kernel(cells, step, 8, 1, 4, 3)
+        made.append((cells.draft_XG, cells.parents_XG, cells.count_X, step.result_RC[:, :6]))
+    assert all(torch.equal(got, want) for got, want in zip(*made, strict=True))
+    is_kept = made[0][0][:, 0] == 77
+    assert is_kept.any()
+    assert not is_kept.all()
 
 
 @pytest.mark.parametrize("is_tree", [False, True])
