@@ -23,6 +23,7 @@ from hunch.errors import CapacityError, ConfigError, RequestError, TrainingError
 from hunch.train.job import run_job
 from hunch.train.loop import LAST, Loop
 from hunch.train.progress import Progress
+from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
 from hunch.train.student import Lesson
 
 QUIET = Progress(is_quiet=True)
@@ -57,6 +58,21 @@ def test_the_card_says_what_it_is(undisturbed: Path) -> None:
     card = (undisturbed / "README.md").read_text()
     for words in ("draft drafter", "Tokens per pass", "prompts.jsonl", "layers: 0,1,3", "commit"):
         assert words in card
+
+
+def test_answers_are_the_engines_own(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """More prompts than rows, each answered at every temperature, read back in their order."""
+    with LLM(str(target), speculate="off", **{**ENGINE, "max_num_seqs": 4}) as llm:
+        ids = [llm.tokenizer.encode(line) for line in prompts.read_text().splitlines()[:9]]
+        options = AnswerOptions(temperatures="0,1", max_tokens=12, shard=5)
+        regenerate(llm, ids, tmp_path, options, QUIET)
+        params = [
+            SamplingParams(temperature=n // 9, max_tokens=12, seed=n) for n in range(2 * len(ids))
+        ]
+        outputs = llm.generate(ids * 2, params)
+    texts = read_answers(tmp_path)
+    expected = [[*o.prompt_token_ids, *o.outputs[0].token_ids] for o in outputs]
+    assert [texts.text(i).tolist() for i in range(len(texts))] == expected
 
 
 class _Killed(BaseException):

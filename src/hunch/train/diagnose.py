@@ -193,9 +193,8 @@ class Doctor:
         return None
 
     def _features(self, seen: Seen) -> Finding | None:
-        if self.method != "eagle3":
-            return None
-        key, config = "eagle_aux_hidden_state_layer_ids", self._config()
+        config = self._config()
+        key = "eagle_aux_hidden_state_layer_ids" if self.method == "eagle3" else "feature_layers"
         layers = config.get(key) or (config.get("eagle_config") or {}).get(key)
         if layers is None:
             return None

@@ -46,7 +46,7 @@ class AnswerOptions:
 def regenerate(
     llm: LLM, prompts: list[list[int]], folder: Path, options: AnswerOptions, show: Progress
 ) -> None:
-    """Answer what is not answered yet, all rows of the engine busy until the end.
+    """Answer what is not answered yet, nearly all rows of the engine busy until the end.
 
     Answers are written as they come, so which of them share a shard is chance; each carries its
     number, and what it says depends on that alone.
@@ -76,12 +76,13 @@ def _answer(
     from hunch import SamplingParams
 
     engine, open_ids = llm.engine, set[str]()
-    most = (
-        2 * llm.engine.config.schedule.num_rows
-    )  # enough that a row which ends finds the next one
+    most = engine.config.schedule.num_rows
+    few = most * 7 // 8
     try:
         while True:
-            for number in islice(todo, most - len(open_ids)):
+            # Rows that end wait for others, so that most steps decode and read no prompt beside it.
+            num_free = most - len(open_ids) if len(open_ids) <= few else 0
+            for number in islice(todo, num_free):
                 params = SamplingParams(
                     temperature=temperatures[number // len(prompts)],
                     max_tokens=options.max_tokens,
