@@ -18,7 +18,11 @@ Model = Annotated[
     str, typer.Option("--model", "-m", help="A known name, a directory, a .gguf file or a hub id.")
 ]
 Speculate = Annotated[
-    str, typer.Option(help="What drafts: NAME[:PATH][:KEY=VALUE]..., e.g. ngram:max_match=4.")
+    str,
+    typer.Option(
+        help="What drafts: NAME[:PATH][:KEY=VALUE]..., e.g. ngram:max_match=4. auto: lookups and, "
+        "where it pays, a draft model (auto:draft=PATH, or the one that comes with hunch)."
+    ),
 ]
 VERIFIER_HELP = (
     "Who judges drafts. exact: the text of plain decoding; rejection, block: the same chances, "
