@@ -164,14 +164,14 @@ def test_attention(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [(32, 8, 128), (9, 3, 64), (5, 1, 80)])
-@pytest.mark.parametrize("tree", [None, [-1, 0, -1, 0, 1, 2, 2]])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (5, 1, 80)])
+@pytest.mark.parametrize("tree", [None, [-1, 0, -1]])
 @pytest.mark.parametrize("programs", [1, 32])
 def test_attention_over_a_long_context(
     heads: tuple[int, int, int], tree: list[int] | None, programs: int
 ) -> None:
     num_heads, kv, head = heads
-    attn = packed([32_760, 4_097, 17], [5, 1, 17], tree)
+    attn = packed([32_760, 17], [2, 3], tree)
     num_tokens = len(attn.pos_T)
     num_slots = int(attn.table_SB.max() + 1) * 16
     q = rand(num_tokens, num_heads, head)

@@ -21,7 +21,8 @@ from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, w
 
 TILE = 64  # positions per step of the walk
 SPLIT = 128  # positions per partial result
-MIN_PROGRAMS, MAX_PROGRAMS = 4, 32  # that share one row's splits
+MIN_PROGRAMS, MAX_PROGRAMS = 2, 32  # that share one row's splits
+FULL, HALF_FULL = 8, 2  # splits a program takes at least where rows alone fill the chip, or nearly
 NUM_SMS = 132
 LOG2E = 1.4426950408889634
 
@@ -159,11 +160,13 @@ def _merge_all(m, z, acc, acc_ptr, stat_ptr, part_R, is_row, first, last, offs_h
     return m, z, acc
 
 
-@triton.jit(do_not_specialize=["num_packed", "max_splits", "table_stride", "tree_stride"])
+@triton.jit(
+    do_not_specialize=["num_packed", "max_splits", "table_stride", "tree_stride", "min_share"]
+)
 def _attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, acc_ptr, stat_ptr, count_ptr,
     pos_ptr, slot_ptr, seq_ptr, table_ptr, base_ptr, tree_ptr, tile_ptr,
-    scale, window, table_stride, tree_stride, max_splits, num_packed,
+    scale, window, table_stride, tree_stride, max_splits, num_packed, min_share,
     NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     SPLIT: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -201,7 +204,7 @@ def _attention_kernel(
         return
     low = tl.min(low_R, axis=0)
     first_split, num_splits = low // SPLIT, tl.cdiv(num_keys, SPLIT)
-    share_size = tl.cdiv(num_splits - first_split, PROGRAMS)
+    share_size = tl.maximum(tl.cdiv(num_splits - first_split, PROGRAMS), min_share)
     num_shares = tl.cdiv(num_splits - first_split, share_size)
     if share >= num_shares:
         return
@@ -308,24 +311,30 @@ def attention(
     if programs > 1:
         acc, stat, count = workspace.acc, workspace.stat, workspace.count
         max_splits = workspace.max_splits
-    # Programs without a share leave at once; a row of average length keeps a quarter of them.
-    work = num_tiles * num_kv * max(1, programs // 4)
     _attention_kernel[(num_tiles, num_kv, programs)](
         q_TNH, k_CMH, v_CMH, out_TNH, acc, stat, count,
         attn.pos_T, attn.slot_T, attn.seq_T, attn.table_SB, attn.base_T,
         attn.pos_T if tree is None else tree, attn.pos_T if tiles_I2 is None else tiles_I2,
         scale * LOG2E, 0 if window is None else window, attn.table_SB.stride(0),
         0 if tree is None else tree.stride(0), max_splits, num_tokens,
+        _least_share(num_tiles * num_kv),
         NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, HEAD=head,
         HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, PROGRAMS=programs,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
-        HAS_WINDOW=window is not None, **_options(tiling, rows, work),
+        HAS_WINDOW=window is not None, **_options(tiling, rows, num_tiles * num_kv),
     )  # fmt: skip
 
 
-def _options(tiling: Tiling, rows: int, num_programs: int) -> dict[str, object]:
+def _least_share(num_rows: int) -> int:
+    """Splits below which sharing a row out costs more than it saves, for rows x KV heads."""
+    if num_rows >= 2 * NUM_SMS:
+        return FULL
+    return HALF_FULL if num_rows >= NUM_SMS // 2 else 1
+
+
+def _options(tiling: Tiling, rows: int, num_rows: int) -> dict[str, object]:
     """Few programs want many warps, to be done soon; many want few, so that more of them fit."""
-    num_warps = 8 if rows >= 128 or num_programs <= 2 * NUM_SMS else 2
-    if rows == 64:
-        num_warps = 4
+    num_warps = 8 if num_rows < 32 else 4 if num_rows < 2 * NUM_SMS else 2
+    if rows >= 64:
+        num_warps = 8 if rows >= 128 else 4
     return options(tiling.num_warps or num_warps, 2)

@@ -220,31 +220,41 @@ def slice_of(k: int, split: int) -> int:
 
 def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) -> Tile:
     """A tile for m rows, as measured on an H200. Up to 64 rows the weights' bytes decide."""
-    half = 2 if is_dual else 1
-    is_deep = k >= 2048
     num_tiles = num_outputs * num_splits / 32
-    if m > 128:
-        is_huge = not is_dual and num_splits == 1 and num_tiles > 4 * NUM_SMS
-        if is_huge:
+    is_huge = num_tiles > 4 * NUM_SMS
+    if m > 512 or (m > 64 and is_huge):
+        if is_huge and not is_dual and num_splits == 1:
             return Tile(128, 256, 64, 8, 4, group=8)
         return Tile(128, 128, 64, 8, 4, group=8)
+    if k >= 2048:
+        return _deep_tile(m, num_tiles, is_dual)
     if m > 64:
-        if is_deep:
-            return Tile(128, (128 if num_tiles > 2 * NUM_SMS else 64) // half, 128, 8, 3, 8)
-        return Tile(128, 64 // half, 64, 8, 4, 8)
+        return Tile(64, 32 if is_dual or num_tiles < 64 else 64, 64, 4, 4, 8)
     if m > 16:
-        block_m = 64  # 32 would leave the fast matrix instruction unused, and cost more
-        if num_tiles > 2 * NUM_SMS:
-            return Tile(block_m, 32 if is_dual else 64, 64, 4, 5, 8)
-        if is_deep:
-            return Tile(block_m, 32, 128, 4, 4, 8)
-        return Tile(block_m, 16 if is_dual else 32, 64, 4, 5, 8)
+        if is_dual:
+            return Tile(64, 32, 128 if num_tiles < 2 * NUM_SMS else 64, 4, 4, 8)
+        if num_tiles < 32:
+            return Tile(16, 32, 128, 4, 4, 8)
+        return Tile(64, 64 if num_tiles > 2 * NUM_SMS else 32, 64, 4, 5, 8)
     if is_dual:
-        is_long = is_deep and num_tiles <= 2 * NUM_SMS
-        return Tile(16, 32, 256, 4, 4) if is_long else Tile(16, 32, 128, 4, 5, 8)
-    if is_deep:
-        return Tile(16, 32, 256, 4, 4)
+        return Tile(16, 32, 128, 4, 5, 8)
     return Tile(16, 64 if num_tiles > 2 * NUM_SMS else 16 if num_tiles < 64 else 32, 64, 4, 6, 8)
+
+
+def _deep_tile(m: int, num_tiles: float, is_dual: bool) -> Tile:
+    """The same for long sums, where a program has the time to read far ahead."""
+    is_huge = num_tiles > 4 * NUM_SMS
+    if m > 64:
+        return Tile(128, 64 if is_dual else 128 if num_tiles > 2 * NUM_SMS else 64, 128, 8, 3, 8)
+    if m > 16:
+        if is_dual:
+            return Tile(64, 64, 64, 4, 3, 8)
+        return Tile(64, 128, 64, 4, 3, 8) if is_huge else Tile(64, 64, 128, 8, 5, 8)
+    if is_dual:
+        return Tile(16, 32, 256, 4, 3)
+    if num_tiles < NUM_SMS:
+        return Tile(16, 32, 256, 4, 4)
+    return Tile(16, 64, 128 if is_huge else 256, 4, 4, 8)
 
 
 def _launch(

@@ -30,6 +30,7 @@ SHARED_TOKENS = 256  # up to so many packed tokens, programs share a row's posit
 SHARED_BYTES = 256 * 2**20  # and while their partial results fit
 
 MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
+MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
 
 log = logging.getLogger("hunch")
 
@@ -155,7 +156,8 @@ class CudaDecoder:
         q_TN = h_PD.new_empty(num_tokens, width)
         where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T, self.table_LH)
         is_wide = self._is_for_many(num_tokens)
-        if layer.head_norms is None and not is_wide:
+        is_small = num_tokens <= MAX_FUSED[0] and h_PD.shape[1] < MAX_FUSED[1]
+        if layer.head_norms is None and is_small:
             gemm_rope(h_PD, qkv.weight_NK, *where, qkv.bias_N)
         else:
             qkv_PK = h_PD.new_empty(len(h_PD), len(qkv.weight_NK))

@@ -43,7 +43,7 @@ class DeviceRows:
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
         is_pinned = device.type == "cuda"
         self._pinned = [
-            torch.empty(2, PINNED, dtype=torch.int64, pin_memory=is_pinned) for _ in range(RING)
+            torch.empty(2 * PINNED, dtype=torch.int64, pin_memory=is_pinned) for _ in range(RING)
         ]
         self._turn = 0
 
@@ -100,7 +100,7 @@ class DeviceRows:
             changes = torch.from_numpy(np.stack([places, values])).to(self.device)
         else:
             self._turn = (self._turn + 1) % RING
-            held = self._pinned[self._turn]
-            held[0, :count], held[1, :count] = torch.from_numpy(places), torch.from_numpy(values)
-            changes = held[:, :count].to(self.device, non_blocking=True)
+            held = self._pinned[self._turn][: 2 * count].view(2, count)  # in one piece: no waiting
+            np.stack([places, values], out=held.numpy())
+            changes = held.to(self.device, non_blocking=True)
         self.cells.flat.index_copy_(0, changes[0], changes[1])
