@@ -3,6 +3,7 @@
 The device's kernels are replaced by plain Python here; tests/kernels compares the two.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,16 @@ def test_load_takes_the_draft_model_out_and_lets_it_in_again(
     back = gaits.index(None)
     assert set(gaits[:back]) == {Gait(0)}
     assert set(gaits[back + 1 : -2]) == {Gait(7, 1)}
+
+
+def test_rows_too_long_for_the_draft_model(
+    model: Path, plain: dict[str, list[list[int]]], tmp_path: Path
+) -> None:
+    """`auto` goes on by lookup on the device, `draft` with a window on the host."""
+    short = write_shallow(model, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 24}
+    (short / "config.json").write_text(json.dumps(config))
+    for method, is_used in ((f"auto:draft={short}", False), (f"draft:{short}", True)):
+        with LLM(str(model), speculate=method, **SMALL) as llm:
+            assert tokens(llm, PARAMS["greedy"]) == plain["greedy"]
+            assert ("draft" in llm.stats()["drafters"]) == is_used

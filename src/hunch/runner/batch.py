@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hunch.draft import Draft
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.runner.rows import MAX_STAGED, Nodes, RowBuffers, Stage
+from hunch.runner.rows import MAX_STAGED, NOTHING, Nodes, RowBuffers, Stage
 from hunch.types import RowWork
 
 
@@ -118,6 +118,16 @@ def gather(rows: RowBuffers, work: list[RowWork]) -> Batch:
         nodes = rows.take_draft(item.row, max_nodes)
         parts.append(Part(item.row, first, start, num_known, nodes, is_caught_up))
         first += parts[-1].num_tokens
+    return _pack(rows, parts, first)
+
+
+def pack_known(rows: RowBuffers, spans: list[tuple[int, int, int]]) -> Batch:
+    """Known tokens alone: (row, start, stop) each, whoever processed them before."""
+    parts: list[Part] = []
+    first = 0
+    for row, start, stop in spans:
+        parts.append(Part(row, first, start, stop - start, NOTHING, is_caught_up=False))
+        first += stop - start
     return _pack(rows, parts, first)
 
 

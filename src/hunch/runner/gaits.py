@@ -13,6 +13,7 @@ import numpy as np
 
 from hunch.kernels.gpu_spec import CHECKED, FIRST, MATCHED, REASON, TOKENS
 from hunch.runner.graphs import StepGraph, bucket
+from hunch.runner.reading import Reader
 from hunch.runner.rows import RowBuffers
 from hunch.spec.base import DeviceDrafter
 from hunch.spec.cost import CostCurve
@@ -100,7 +101,8 @@ class Gaits:
         rows = self.rows
         missing = (rows.known[ids] - rows.computed[-1, ids]).sum()
         to_come = (rows.end[ids] - rows.known[ids]).sum()
-        return bool(missing <= READS * to_come) and self.drafter.can_follow(rows.view(ids))
+        is_short = self.drafter.can_follow(rows.view(ids))
+        return is_short and bool(missing <= READS * to_come)
 
     def launch(self, gait: Gait, ids: list[int]) -> Gait:
         """The step is launched so; a tree that waits can only be checked as a tree."""
@@ -155,11 +157,11 @@ class Gaits:
 
     # --- steps of the host ------------------------------------------------------------------------
 
-    def read(self, ids: list[int]) -> None:
+    def read(self, ids: list[int], reader: Reader) -> None:
         """Where a network is to draft for these rows, read to it what it has not seen."""
-        if not (self.has_ways and ids):
-            return
         assert self.drafter is not None
-        if self.choose(ids).way:
-            self.drafter.follow(self.rows.view(ids))
+        if not ids or not self.drafter.can_follow(self.rows.view(ids)):
+            return
+        if self.drafter.writes_kv(self.choose(ids).way):
+            reader.read(ids)
         self._is_fresh[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]

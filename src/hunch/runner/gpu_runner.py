@@ -25,6 +25,7 @@ from hunch.runner.device_rows import MAX_STOPS, DeviceRows
 from hunch.runner.gaits import Gaits
 from hunch.runner.graphs import PassGraphs, StepGraph, StepGraphs, bucket, new_pool
 from hunch.runner.landing import land_rows
+from hunch.runner.reading import Reader
 from hunch.runner.runner import LocalRunner, Outcome
 from hunch.sampling.processors import needs_history
 from hunch.spec.base import DeviceDrafter, WorksOnDevice
@@ -78,6 +79,9 @@ class GraphRunner(LocalRunner):
             pool,
         )
         self.gaits = Gaits(found, self.rows)
+        self.reader: Reader | None = None
+        if self.can_fly and found is not None and found.network is not None:
+            self.reader = Reader(found.network.model, found.network.kv, self.rows, pool)
         self._is_simple = np.zeros(capacity.max_rows, dtype=np.bool_)
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
         self._queue: deque[StepResult | Flight] = deque()
@@ -96,6 +100,8 @@ class GraphRunner(LocalRunner):
     def preparations(self) -> list[Callable[[], None]]:
         """Capture passes, and steps of every power of two; rare sizes are captured as they come."""
         todo: list[Callable[[], None]] = [partial(self.passes.prepare, n) for n in PASSES]
+        if self.reader is not None:
+            todo += self.reader.preparations()
         num_rows = 1
         while self.can_fly and num_rows <= bucket(min(self.capacity.max_rows, MAX_WARM)):
             todo += [partial(self._prepare, num_rows, g) for g in self.gaits.to_prepare(num_rows)]
@@ -137,11 +143,12 @@ class GraphRunner(LocalRunner):
     @torch.inference_mode()
     def _read(self, result: StepResult) -> None:
         """Let a network that will draft for the rows see them, while the host is at it."""
-        if not (self.can_fly and self.gaits.has_ways):
+        if self.reader is None:
             return
         began = perf_counter()
         rows = [row.row for row in result.rows if self.rows.requests[row.row] is not None]
-        self.gaits.read([row for row in rows if self._is_decoding[row] and self._is_simple[row]])
+        rows = [row for row in rows if self._is_decoding[row] and self._is_simple[row]]
+        self.gaits.read(rows, self.reader)
         result.draft_seconds += perf_counter() - began
 
     def collect(self) -> StepResult:
@@ -175,11 +182,11 @@ class GraphRunner(LocalRunner):
         return self.passes.forward(batch)
 
     def _drafts_here(self, outcomes: list[Outcome]) -> bool:
-        """A lookup on the device finds all it needs there: the host need not index the prompts."""
-        drafter = self.device_drafter
-        if drafter is None or drafter.needs_host or not self.can_fly:
+        """What drafts on the device finds all it needs there: the host need not see the prompts."""
+        drafter, rows = self.device_drafter, [outcome.part.row for outcome in outcomes]
+        if drafter is None or not self.can_fly or not self._is_simple[rows].all():
             return True
-        return not all(self._is_simple[outcome.part.row] for outcome in outcomes)
+        return drafter.needs_host(self.rows.view(rows))
 
     # --- steps that fly ---------------------------------------------------------------------------
 

@@ -37,6 +37,13 @@ class Clears(Protocol):
         """Drop it."""
 
 
+class Network(Protocol):
+    """A drafter's model on a device, and its KV."""
+
+    model: Any
+    kv: KVCache
+
+
 class DeviceDrafter(Protocol):
     """Drafts by kernels alone, from rows kept on the device, so that a step can be captured."""
 
@@ -59,8 +66,8 @@ class DeviceDrafter(Protocol):
         """Of its network's drafts; 0: it has none."""
 
     @property
-    def needs_host(self) -> bool:
-        """Whether steps that the host runs must be shown to the host's drafter."""
+    def network(self) -> Network | None:
+        """What must have seen a row's tokens before it drafts for the row."""
 
     @property
     def margin(self) -> float:
@@ -79,8 +86,8 @@ class DeviceDrafter(Protocol):
     def can_follow(self, rows: Rows) -> bool:
         """Whether these rows are short enough for its network."""
 
-    def follow(self, rows: Rows) -> None:
-        """Bring KV of its own up to all that is known of these rows; the host waits."""
+    def needs_host(self, rows: Rows) -> bool:
+        """Whether only the host's drafter can draft for these rows."""
 
     def is_ready(self, rows: Rows) -> bool:
         """Whether what every way needs of these rows is on the device."""

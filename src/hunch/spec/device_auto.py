@@ -30,7 +30,6 @@ class DeviceAuto:
     network: DeviceDraft
     tree: DeviceDraft  # the same model
     name: str = "auto"
-    needs_host: bool = False
 
     @property
     def margin(self) -> float:
@@ -74,8 +73,8 @@ class DeviceAuto:
     def can_follow(self, rows: Rows) -> bool:
         return self.network.can_follow(rows)
 
-    def follow(self, rows: Rows) -> None:
-        self.network.follow(rows)
+    def needs_host(self, rows: Rows) -> bool:
+        return False
 
     def is_ready(self, rows: Rows) -> bool:
         return True

@@ -10,7 +10,6 @@ model's logits, P tree depth, B best children.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,10 +40,12 @@ class DeviceDraft:
     num_levels: int
     width: int
     max_len: int  # the longest text it can follow
-    read: Callable[[Rows], None]  # what the host's drafter does to catch up with rows
     margin: float = 0.0
-    needs_host: bool = True  # the model reads prompts there
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    @property
+    def network(self) -> DeviceDraft:
+        return self
 
     @property
     def num_nodes(self) -> int:
@@ -68,8 +69,8 @@ class DeviceDraft:
     def can_follow(self, rows: Rows) -> bool:
         return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
 
-    def follow(self, rows: Rows) -> None:
-        self.read(rows)
+    def needs_host(self, rows: Rows) -> bool:
+        return not self.can_follow(rows)
 
     def is_ready(self, rows: Rows) -> bool:
         ids_R = rows.ids_R

@@ -130,7 +130,6 @@ class DraftModelDrafter:
             num_levels=shape.depth,
             width=max(shape.num_nodes // shape.depth, 1),
             max_len=self.window.limit,
-            read=self.read,
         )
 
     def observe(self, step: TargetStep) -> None:
@@ -227,12 +226,6 @@ class DraftModelDrafter:
         for row, _, stop in parts:
             self.window.settle(rows, row, stop)
         return last[0] if len(last) == 1 else torch.cat(last)
-
-    def read(self, rows: Rows) -> None:
-        """Catch up with these rows, and draft nothing."""
-        ids_R = host(rows.ids_R)
-        self.window.meet(rows, ids_R)
-        self._catch_up(rows, ids_R)
 
     def _remember(self, ids_R: Array, known_R: Array, draft: Draft, number_RN: Array) -> None:
         tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()

@@ -19,7 +19,7 @@ class DeviceLookup:
     num_nodes: int
     margin: float = 0.0
     is_adaptive: bool = True
-    needs_host: bool = False
+    network: None = None
 
     num_levels: int = 0
 
@@ -43,8 +43,8 @@ class DeviceLookup:
     def can_follow(self, rows: Rows) -> bool:
         return True
 
-    def follow(self, rows: Rows) -> None:
-        """There is no KV."""
+    def needs_host(self, rows: Rows) -> bool:
+        return False
 
     def is_ready(self, rows: Rows) -> bool:
         return True
