@@ -92,8 +92,10 @@ def sweep(
     for method in args.methods:
         torch.cuda.synchronize()
         llm = load(decoder, target, method, max(args.concurrency))
-        for concurrency in args.concurrency:
-            run(llm, prompts[:: len(prompts) // 2], concurrency, WARM_TOKENS)
+        is_further = method in args.drafter
+        for concurrency in args.drafter_concurrency if is_further else args.concurrency:
+            few = prompts if concurrency > 1 else prompts[:: len(prompts) // 2]
+            run(llm, few, concurrency, WARM_TOKENS)
             runs = [run(llm, prompts, concurrency, args.tokens) for _ in range(args.rounds)]
             best = min(runs, key=lambda r: r["seconds"])
             if plain is None:
@@ -150,11 +152,14 @@ def main() -> None:
     parser.add_argument("--methods", default="off,ngram,suffix,auto")
     parser.add_argument("--drafter", action="append", default=[], help="a further method to try")
     parser.add_argument("--concurrency", default="1,8,64,256")
+    parser.add_argument("--drafter-concurrency", help="for them; as the others if not given")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--limit", type=int, help="only so many prompts")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    of_drafters = args.drafter_concurrency or args.concurrency
+    args.drafter_concurrency = [int(c) for c in of_drafters.split(",")]
     args.concurrency = [int(c) for c in args.concurrency.split(",")]
     args.methods = args.methods.split(",") + args.drafter
     tokenizer = front.load_text(front.config_from_vllm(model="smollm2-135m"))
