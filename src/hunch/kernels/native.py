@@ -68,6 +68,11 @@ def _library() -> ctypes.CDLL | None:
         "hunch_choose": (None, _POINTER, *([_POINTER] * 10), _I64, _I64, _I64, _I32),
         "hunch_best": (None, _POINTER, *([_POINTER] * 11), _I64, _I64, _I64, _I64, _I32),
         "hunch_draft_chain": (_I32, _POINTER, _POINTER, _POINTER),
+        "hunch_lookup_new": (_POINTER, _POINTER, _I64),
+        "hunch_lookup_free": (None, _POINTER),
+        "hunch_lookup_forget": (None, _POINTER, _I64),
+        "hunch_lookup_follow": (None, _POINTER, _I64, _POINTER, _I64),
+        "hunch_lookup_guess": (_I64, _POINTER, _I64, _I64, _POINTER, _POINTER),
     }
     # fmt: on
     for name, (result, *arguments) in signatures.items():

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import exp, log
 
-FIRST_RATE, LAST_RATE = 0.3, 0.02  # of a kind's term: quick at first, then slow
-ROW_RATE = 0.25
-ROW_LIMIT = 4.0  # in log-odds
+from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
 
 
 def log_odds(chance: float) -> float:
@@ -35,5 +33,5 @@ class Chances:
         error = is_right - self.of(kind, row_term)
         rate = self._rates[kind]
         self._terms[kind] += rate * error
-        self._rates[kind] = max(LAST_RATE, rate * 0.97)
+        self._rates[kind] = max(LAST_RATE, rate * FADE)
         return max(-ROW_LIMIT, min(ROW_LIMIT, row_term + ROW_RATE * error))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.spec.base import Clears, DeviceDrafter, Drafter, WorksOnDevice
@@ -48,12 +49,16 @@ class Planner:
         self.needs = replace(method.needs, max_nodes=max(sizes.values()), methods=sizes)
         self._routes: dict[int, Route] = {}
         self._routed: set[int] = set()  # rows that do not simply take the default
+        self._plain: tuple[Tensor, list[str]] | None = None  # rows of late, all of the default
 
     def observe(self, step: TargetStep) -> None:
         self.method.observe(step)
         rows, routes = step.rows, self._routes
+        if self._plain is not None and rows.ids_R is self._plain[0]:
+            return
         following: dict[str, list[int]] = {}
-        for row in rows.ids_R.tolist():
+        ids: list[int] = rows.ids_R.tolist()
+        for row in ids:
             route = routes.get(row)
             if route is None:
                 route = routes[row] = self._route(rows, row)
@@ -61,8 +66,10 @@ class Planner:
                     self._routed.add(row)
             if route.lookup is not None:
                 following.setdefault(route.lookup, []).append(row)
-        for name, ids in following.items():
-            self.lookups[name].follow(rows, ids)
+        for name, followed in following.items():
+            self.lookups[name].follow(rows, followed)
+        if self._routed.isdisjoint(ids):
+            self._plain = rows.ids_R, [self.default] * len(ids)
 
     def _route(self, rows: Rows, row: int) -> Route:
         request = rows.requests[row] if rows.requests else None
@@ -76,6 +83,10 @@ class Planner:
         return PLAIN
 
     def propose(self, rows: Rows) -> Draft:
+        if self._plain is not None and rows.ids_R is self._plain[0]:
+            draft = self.method.propose(rows)
+            draft.methods = self._plain[1]
+            return draft
         ids: list[int] = rows.ids_R.tolist()
         if self._routed.isdisjoint(ids):
             draft = self.method.propose(rows)
@@ -135,6 +146,7 @@ class Planner:
 
     def forget(self, rows: list[int]) -> None:
         self.method.forget(rows)
+        self._plain = None
         for row in rows:
             self._routes.pop(row, None)
         self._routed.difference_update(rows)

@@ -3,40 +3,36 @@
 Every place where the last tokens stood before is a witness of what comes next. The longest match
 wins; how long it is, how many places share it and whether they agree decide how far to trust it.
 Witnesses are the request's own prompt and output and, with shared=true, recent outputs of the
-process.
+process. A phrase table, where the target has one, guesses where it has the better chance: what this
+target often writes after its last few tokens, whatever the request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hunch.config import read_options
+from hunch.draft import Draft, Rows, TargetStep
 from hunch.errors import ConfigError
+from hunch.kernels.lookup import (
+    DIFFER,
+    LENGTHS,
+    MAX_MATCH,
+    MIN_CHANCE,
+    NUM_KINDS,
+    PRIORS,
+    SECOND,
+    SuffixText,
+    kind_of,
+)
+from hunch.kernels.phrases import PhraseTable, read_phrases
 from hunch.spec.base import DeviceDrafter, DrafterContext
-from hunch.spec.chance import Chances
+from hunch.spec.chance import Chances, log_odds
+from hunch.spec.guide import Guide
 from hunch.spec.lookup import LookupDrafter, LookupRow
 from hunch.spec.trees import Node, best_first
-
-TIERS = (4, 2, 1)  # lengths of the n-grams indexed; longer matches are found by comparing
-MAX_PLACES = 12  # witnesses asked, most recent first
-MIN_CHANCE = 0.02  # of a path, below which no cost curve would check it
-
-# Chances to start from, by match length (1, 2, 3, 4, 5-6, 7-8, 9-15, 16): one place, two, three,
-# four or more that agree; places that differ; and the second guess of places that differ.
-# Measured on the default model's answers.
-LENGTHS = (0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7)
-MAX_MATCH = len(LENGTHS) - 1
-PRIORS = (
-    (0.29, 0.52, 0.65, 0.71, 0.76, 0.80, 0.88, 0.97),
-    (0.43, 0.73, 0.77, 0.85, 0.88, 0.91, 0.95, 0.985),
-    (0.60, 0.90, 0.88, 0.93, 0.94, 0.97, 0.98, 0.995),
-    (0.74, 0.90, 0.93, 0.96, 0.97, 0.98, 0.99, 0.998),
-    (0.15, 0.28, 0.35, 0.42, 0.35, 0.40, 0.45, 0.55),
-    (0.10, 0.20, 0.25, 0.30, 0.28, 0.28, 0.28, 0.28),
-)
-NUM_KINDS = len(PRIORS) * 8
-DIFFER, SECOND = 4, 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,72 +45,12 @@ class SuffixConfig:
     shared_tokens: int = 200_000  # how many of their tokens are remembered
     adaptive: bool = True  # fewer nodes where their chance does not pay for checking them
     margin: float = 0.0  # share by which drafting must promise to beat plain decoding
+    phrases: str = "auto"  # directory of a phrase table; auto: the one of this target, if any; off
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "shared_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"suffix: {name}={getattr(self, name)} must be 1 or more")
-
-
-class SuffixText:
-    """Tokens, and for every n-gram that something follows, the places where it ended."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self._last: tuple[dict[int, int], ...] = ({}, {}, {})  # by tier: n-gram -> last place
-        self._before: tuple[list[int], ...] = ([], [], [])  # place -> the place before it, or 0
-
-    def extend(self, tokens: list[int]) -> None:
-        first = len(self.tokens)
-        self.tokens += tokens
-        last4, last2, last1 = self._last
-        before4, before2, before1 = self._before
-        a, b, c, d = ([-1] * 4 + self.tokens[max(0, first - 4) : first])[-4:]
-        for place, token in enumerate(tokens, start=first):
-            # `token` stands at `place` and so follows the n-grams that end before it.
-            two = (c << 24) + d
-            four = (((a << 24) + b) << 48) + two
-            before4.append(last4.get(four, 0))
-            before2.append(last2.get(two, 0))
-            before1.append(last1.get(d, 0))
-            last4[four] = last2[two] = last1[d] = place
-            a, b, c, d = b, c, d, token
-
-    def find(self, tail: list[int]) -> tuple[int, list[int]]:
-        """The longest match of `tail`, and places of what follows it, most recent first."""
-        for tier, size in enumerate(TIERS):
-            if len(tail) < size:
-                continue
-            place = self._last[tier].get(_key(tail, size), 0)
-            if place:
-                places, before = [place], self._before[tier]
-                while len(places) < MAX_PLACES and (place := before[place]):
-                    places.append(place)
-                return self._longest(tail, size, places)
-        return 0, []
-
-    def _longest(self, tail: list[int], size: int, places: list[int]) -> tuple[int, list[int]]:
-        if size == 1:
-            return 1, places
-        tokens, best, kept = self.tokens, 0, places
-        limit = min(len(tail), MAX_MATCH)
-        for place in places:
-            length = size
-            end = min(limit, place)
-            while length < end and tokens[place - length - 1] == tail[-length - 1]:
-                length += 1
-            if length > best:
-                best, kept = length, [place]
-            elif length == best:
-                kept.append(place)
-        return best, kept
-
-
-def _key(tail: list[int], size: int) -> int:
-    key = 0
-    for token in tail[-size:]:
-        key = (key << 24) + token
-    return key
 
 
 class Store:
@@ -190,6 +126,18 @@ class SuffixDrafter(LookupDrafter):
             is_adaptive=self.config.adaptive,
         )
         self.store = Store(self.config.shared_tokens) if self.config.shared else None
+        self.guide: Guide | None = None  # drafts chains from the request's own text
+        if not (self.config.tree or self.config.shared):
+            own_odds = [log_odds(chance) for chances in PRIORS for chance in chances]
+            table = self._phrases(context)
+            self.guide = Guide(own_odds, table, self.config.num_nodes, context)
+
+    def _phrases(self, context: DrafterContext) -> PhraseTable | None:
+        """The table named; whoever knows the target's files has put its name for `auto`."""
+        folder = self.config.phrases
+        if folder in ("auto", "off") or context.device.type != "cpu":  # a GPU drafts without one
+            return None
+        return read_phrases(Path(folder), context.vocab_size)
 
     def on_device(self) -> DeviceDrafter | None:
         """There the longest match alone is asked; trees and texts of others need the host."""
@@ -205,6 +153,32 @@ class SuffixDrafter(LookupDrafter):
             margin=self.margin,
             is_adaptive=self.config.adaptive,
         )
+
+    def observe(self, step: TargetStep) -> None:
+        if self.guide is None:
+            super().observe(step)
+        else:
+            self.guide.follow(step.rows, self.guide.ids(step.rows))
+
+    def follow(self, rows: Rows, ids: list[int]) -> None:
+        if self.guide is None:
+            super().follow(rows, ids)
+        else:
+            self.guide.follow(rows, ids)
+
+    def look(self, row: int) -> list[Node]:
+        if self.guide is None:
+            return super().look(row)
+        tokens, chances = self.guide.guess(row, self.config.num_nodes)
+        return list(map(Node, tokens, range(-1, len(tokens)), chances))
+
+    def propose(self, rows: Rows) -> Draft:
+        if self.guide is None or len(ids := self.guide.ids(rows)) != 1:
+            return super().propose(rows)
+        tokens, chances = self.guide.guess(ids[0], self.guide.limit(rows, ids[0]))
+        if self.is_adaptive:
+            tokens = tokens[: self.cost.best_count(chances, 1, self.margin)]
+        return self.guide.draft(ids[0], tokens)
 
     def new_text(self) -> SuffixText:
         return SuffixText()
@@ -231,20 +205,15 @@ class SuffixDrafter(LookupDrafter):
         for parent in range(-1, self.config.num_nodes - 1):
             # A match that reaches the end of the text goes on with the guesses themselves.
             after = [tokens[p] if p < end else nodes[p - end].token for p in places]
-            token, num_places = after[0], len(after)
+            token = after[0]
             if token < 0:
                 break
-            is_agreed = num_places == 1 or after.count(token) == num_places
-            kind = first_kind + (min(num_places, 4) - 1 if is_agreed else DIFFER) * 8
-            kind += LENGTHS[length]
+            kind = first_kind + kind_of(after, length)
             chance *= of(kind, term)
             if chance < MIN_CHANCE:
                 break
             nodes.append(Node(token, parent, chance, kind))
-            if is_agreed:
-                places = [p + 1 for p in places]
-            else:
-                places = [p + 1 for p, t in zip(places, after, strict=True) if t == token]
+            places = [p + 1 for p, t in zip(places, after, strict=True) if t == token]
             if length < MAX_MATCH:
                 length += 1
         return nodes
@@ -279,6 +248,9 @@ class SuffixDrafter(LookupDrafter):
                 state = self.rows.get(row)
                 if state is not None and len(state.text.tokens) > state.num_prompt:
                     self.store.add(state.text.tokens[state.num_prompt :])
+        if self.guide is not None:
+            for row in rows:
+                self.guide.forget(row)
         super().forget(rows)
 
     def clear(self) -> None:

@@ -3,6 +3,7 @@
 
 #include "chain.h"
 #include "decoder.h"
+#include "lookup.h"
 #include "pool.h"
 #include "sampling.h"
 
@@ -129,6 +130,19 @@ int64_t hunch_choose_row(const float* logits, int64_t size, float temperature, i
     thread_local Chooser chooser;
     ChoiceSpec spec{temperature, top_k, top_p, log_min_p, seed, sample_index, position, stream};
     return chooser.choose(logits, (int)size, spec);
+}
+
+Lookup* hunch_lookup_new(const LookupSpec* spec, int64_t num_rows) {
+    return new Lookup(*spec, num_rows);
+}
+void hunch_lookup_free(Lookup* lookup) { delete lookup; }
+void hunch_lookup_forget(Lookup* lookup, int64_t row) { lookup->forget(row); }
+void hunch_lookup_follow(Lookup* lookup, int64_t row, const int64_t* tokens, int64_t count) {
+    lookup->follow(row, tokens, count);
+}
+int64_t hunch_lookup_guess(Lookup* lookup, int64_t row, int64_t max_guesses, int64_t* tokens,
+                           double* chances) {
+    return lookup->guess(row, max_guesses, tokens, chances);
 }
 
 }  // extern "C"
