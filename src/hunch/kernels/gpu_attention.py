@@ -63,11 +63,11 @@ def _merge(m, z, acc, m1, z1, acc1):
 @triton.jit
 def _end_split(
     m, z, acc, m1, z1, acc1, is_alone, split, acc_ptr, stat_ptr, part_R, is_row, offs_h,
-    ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, PROGRAMS: tl.constexpr,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, IS_SHARED: tl.constexpr,
 ):  # fmt: skip
     """A split is done: merge it if the row is all ours, else leave it for whoever comes last."""
     z1_R = tl.max(z1, axis=1)  # its 16 columns are equal
-    if PROGRAMS == 1:
+    if not IS_SHARED:
         m, z, acc = _merge(m, z, acc, m1, z1_R, acc1)
     else:
         if is_alone:
@@ -103,7 +103,7 @@ def _walk(
     q, k_ptr, v_ptr, table_ptr, tree_ptr, acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, part_R,
     is_row, token0, num_tokens, first, last, is_alone, scale, offs_h, kv_stride, tree_stride,
     ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr,
-    SPLIT: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
+    SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
 ):  # fmt: skip
     """Positions [first, last), tile by tile; (m1, z1, acc1) is the split at hand."""
     m = tl.full((ROWS,), -1e30, tl.float32)
@@ -127,7 +127,7 @@ def _walk(
         if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
             m, z, acc, m1, z1, acc1 = _end_split(
                 m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr, part_R,
-                is_row, offs_h, ROWS, HEAD, HEAD_PAD, PROGRAMS)  # fmt: skip
+                is_row, offs_h, ROWS, HEAD, HEAD_PAD, IS_SHARED)  # fmt: skip
     if HAS_TREE:  # each token has keys of its own here: one tile per token
         for p0 in range(shared, last, TILE):
             p = p0 + offs_p
@@ -141,7 +141,7 @@ def _walk(
             if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
                 m, z, acc, m1, z1, acc1 = _end_split(
                     m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr,
-                    part_R, is_row, offs_h, ROWS, HEAD, HEAD_PAD, PROGRAMS)  # fmt: skip
+                    part_R, is_row, offs_h, ROWS, HEAD, HEAD_PAD, IS_SHARED)  # fmt: skip
     return m, z, acc
 
 
@@ -169,7 +169,7 @@ def _attention_kernel(
     scale, window, table_stride, tree_stride, max_splits, num_packed, min_share,
     NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    SPLIT: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of tokens of one sequence, KV head, share of the splits)."""
@@ -204,7 +204,7 @@ def _attention_kernel(
         return
     low = tl.min(low_R, axis=0)
     first_split, num_splits = low // SPLIT, tl.cdiv(num_keys, SPLIT)
-    share_size = tl.maximum(tl.cdiv(num_splits - first_split, PROGRAMS), min_share)
+    share_size = tl.maximum(tl.cdiv(num_splits - first_split, tl.num_programs(2)), min_share)
     num_shares = tl.cdiv(num_splits - first_split, share_size)
     if share >= num_shares:
         return
@@ -214,7 +214,7 @@ def _attention_kernel(
         q, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD, table_ptr + seq * table_stride, tree_ptr,
         acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, at_R * max_splits, is_row, token0,
         num_tokens, tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, offs_h,
-        NUM_KV * HEAD, tree_stride, ROWS, HEAD, HEAD_PAD, TILE, SPLIT, PROGRAMS, BLOCK_SIZE,
+        NUM_KV * HEAD, tree_stride, ROWS, HEAD, HEAD_PAD, TILE, SPLIT, IS_SHARED, BLOCK_SIZE,
         HAS_TREE)  # fmt: skip
     if num_shares > 1:  # whoever comes last merges all
         tl.debug_barrier()
@@ -319,7 +319,7 @@ def attention(
         0 if tree is None else tree.stride(0), max_splits, num_tokens,
         _least_share(num_tiles * num_kv),
         NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, HEAD=head,
-        HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, PROGRAMS=programs,
+        HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, IS_SHARED=programs > 1,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
         HAS_WINDOW=window is not None, **_options(tiling, rows, num_tiles * num_kv),
     )  # fmt: skip
