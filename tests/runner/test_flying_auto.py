@@ -112,6 +112,7 @@ def test_text_does_not_depend_on_who_drafts(
     kinds = {"one": ["greedy"], "all": list(PARAMS), "few blocks": ["filters"]}[engine]
     given = {**SMALL, **ENGINES[engine]}
     with LLM(str(model), speculate=f"auto:draft={draft}", **given) as llm:
+        monkeypatch.setattr(graph_runner(llm).gaits, "_seconds", lambda *_: 1.0)
         for kind in kinds:
             assert tokens(llm, PARAMS[kind]) == plain[kind], kind
         drafters = llm.stats()["drafters"]
@@ -144,7 +145,7 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         runner, turns = graph_runner(llm), iter(WALKS[walk] * 100)
         waiting: list[Gait] = []
 
-        def choose(ids: list[int]) -> Gait:
+        def choose(ids: list[int], *, is_host: bool = False) -> Gait:
             """A gait that must wait for the host is asked for until it comes."""
             gait = waiting.pop() if waiting else next(turns)
             if not runner.gaits.is_ready(gait, ids):

@@ -21,7 +21,9 @@ from hunch.spec.pace import Gait, Pace
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
 NUM_LARGEST = 2  # sizes of steps with a network, per number of rows: each takes time to capture
-SWITCH = 0.08  # share by which a network must promise more before the host reads rows to it
+# Shares by which another way must promise more than the one a step would go on in. Without the
+# network a step saves what it takes; little else, as long matches are taken with it too.
+SWITCH, LEAVE = 0.1, 0.2
 READS = 32  # tokens worth reading to a network for one that a row may still say
 
 
@@ -67,23 +69,37 @@ class Gaits:
         self._is_fresh[row] = self._is_tree[row] = False
         self._way[row] = 0
 
-    def choose(self, ids: list[int]) -> Gait:
-        """How a step of these rows had best go, whatever they wait with."""
+    def choose(self, ids: list[int], *, is_host: bool = False) -> Gait:
+        """How a step of these rows had best go, whatever they wait with.
+
+        While the host is at it, reading rows to a network is no change.
+        """
         num_rows = bucket(len(ids))
         gaits = self.at(num_rows)
         if len(gaits) == 1:
             return gaits[0]
         seconds = {gait: self._seconds(num_rows, gait) for gait in gaits}
-        if self.has_ways and not self._is_fresh[ids].all():
-            if self._is_worth_reading(ids):
-                seconds = {g: s * (1 + SWITCH * bool(g.way)) for g, s in seconds.items()}
-            else:
-                seconds = {g: s for g, s in seconds.items() if not g.way}
-        elif self._is_tree[ids].any():  # which is lost by going on otherwise
-            assert self.drafter is not None
-            depth = self.drafter.depth
-            seconds = {g: s * (1 + SWITCH * (not depth(g.way))) for g, s in seconds.items()}
+        if self.has_ways:
+            seconds = self._with_changes(ids, seconds, is_host)
         return self.pace.choose(np.array(ids), seconds)
+
+    def _with_changes(
+        self, ids: list[int], seconds: dict[Gait, float], is_host: bool
+    ) -> dict[Gait, float]:
+        """Going on in another way costs: a hole to be read, a tree to be dropped."""
+        if not self._is_fresh[ids].all():
+            if not self._is_worth_reading(ids):
+                return {g: s for g, s in seconds.items() if not g.way}
+            return {g: s * (1.0 + SWITCH * (g.way > 0 and not is_host)) for g, s in seconds.items()}
+        is_tree = bool(self._is_tree[ids].any())
+        return {g: s * (1.0 + self._price(g, is_tree)) for g, s in seconds.items()}
+
+    def _price(self, gait: Gait, is_tree: bool) -> float:
+        """Of going on so after steps with the network."""
+        assert self.drafter is not None
+        if gait.way:
+            return SWITCH if is_tree and not self.drafter.depth(gait.way) else 0.0
+        return LEAVE if gait.num_nodes else 0.0
 
     def is_ready(self, gait: Gait, ids: list[int]) -> bool:
         """Whether a step of these rows can go so without the host."""
@@ -162,6 +178,6 @@ class Gaits:
         assert self.drafter is not None
         if not ids or not self.drafter.can_follow(self.rows.view(ids)):
             return
-        if self.drafter.writes_kv(self.choose(ids).way):
+        if self.drafter.writes_kv(self.choose(ids, is_host=True).way):
             reader.read(ids)
         self._is_fresh[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]

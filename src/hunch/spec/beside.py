@@ -21,7 +21,7 @@ from hunch.spec.base import Drafter
 from hunch.spec.cost import CostCurve
 from hunch.spec.record import Record
 
-PRIOR_FIRST, PRIOR_NEXT = 0.6, 0.75
+HOPE = (0.6, 0.7)  # chances to start from: of the first guess, and of a further one
 MARGIN = 0.05  # share by which asking it must promise to beat doing without
 READS = 4  # tokens worth reading to it for one that a row may still say
 FEW = 16  # tokens a row may lack in a pass whose time says what a level costs
@@ -43,9 +43,7 @@ class DraftBeside:
         self.method, self.cost, self.share = method, cost, share
         self.is_adaptive = is_adaptive  # False: always asked where no lookup promises more
         self.num_levels = method.needs.max_nodes
-        self.record = Record(
-            num_rows, PRIOR_FIRST, np.full(self.num_levels, PRIOR_NEXT), is_shared=True
-        )
+        self.record = Record(num_rows, self.num_levels, {0: HOPE}, rate=0.1)
         self.level_cost = CostCurve()  # seconds of one level, by rows
         self._is_timed = False
         self._sent: dict[int, Sent] = {}
@@ -85,17 +83,16 @@ class DraftBeside:
         places = self._readable(rows, ids, limits)
         if not places:
             return [], 0
-        gain_G = np.cumsum(np.cumprod(self.record.next_G))
-        first_R = self.record.first_X[[ids[place] for place in places]]
+        gains = self.record.gains(np.array([ids[place] for place in places])).tolist()
         num_nodes, gain = map(sum, zip(*others, strict=True))
         num_rows = len(ids)
         best: tuple[list[int], int] = ([], 0)
         most = (1.0 + MARGIN) * (num_rows + gain) / self.cost.seconds(num_rows + num_nodes)
         for num_levels in range(1, self.num_levels + 1):
             chosen, nodes, tokens = [], num_nodes, gain
-            for place, first in zip(places, first_R.tolist(), strict=True):
+            for place, gain_G in zip(places, gains, strict=True):
                 size = min(num_levels, limits[place])
-                own = first * float(gain_G[size - 1])
+                own = gain_G[size - 1]
                 if own > others[place][1]:
                     chosen.append(place)
                     nodes += size - others[place][0]

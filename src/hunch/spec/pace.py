@@ -17,9 +17,9 @@ import numpy as np
 
 from hunch.spec.record import Array, Record
 
-PRIOR_FIRST, PRIOR_NEXT = 0.4, 0.75
-PRIOR_NETWORK = {1: 0.6, 2: 0.7}  # by way: some first guess of the network's
-PRIOR_PAST = 0.4  # a guess past the network's last: only lookups go on there
+# Chances to start from: of the first guess, and of a further one.
+LOOKUP = (0.3, 0.7)
+NETWORK = {1: (0.5, 0.6), 2: (0.65, 0.65)}  # by way: a chain, and any of a tree's
 
 
 class Gait(NamedTuple):
@@ -41,20 +41,17 @@ class Pace:
     ) -> None:
         self.gaits, self.margin = tuple(sorted(gaits)), margin
         num_guesses = max(gait.num_nodes for gait in self.gaits)
-        next_G = np.full(num_guesses, PRIOR_NEXT)
-        self.lookup = Record(num_rows, PRIOR_FIRST, next_G)
-        next_G[num_levels:] = PRIOR_PAST
+        self.lookup = Record(num_rows, num_guesses, {0: LOOKUP}, rate=0.06)
         ways = sorted({gait.way for gait in self.gaits} - {0})
-        self.networks = {
-            way: Record(num_rows, PRIOR_NETWORK[way], next_G, is_shared=True) for way in ways
-        }
+        hopes = {way: NETWORK[way] for way in ways}
+        self.network = Record(num_rows, num_guesses, hopes, rate=0.06, num_levels=num_levels)
         self.guess_XG = np.full((num_rows, num_guesses), -1, dtype=np.int64)
         self.is_learning = len(self.gaits) > 1
 
     def start(self, row: int) -> None:
         """A request came into the row."""
-        for record in (self.lookup, *self.networks.values()):
-            record.start(row)
+        self.lookup.start(row)
+        self.network.start(row)
         self.guess_XG[row] = -1
 
     def learn(self, row_R: Array, num_R: Array, tokens_RK: Array, guess_RG: Array) -> None:
@@ -74,17 +71,16 @@ class Pace:
         node_N = np.arange(num_nodes)
         is_right_RN = node_N < num_right_R[:, None]
         said_RN = is_right_RN | ((node_N == num_right_R[:, None]) & ~is_over_R[:, None])
-        self.networks[way].learn(row_R, is_right_RN, said_RN)
+        self.network.learn(row_R, is_right_RN, said_RN, way)
 
     def fade(self, row_R: Array) -> None:
         """No network guessed for these rows."""
-        for record in self.networks.values():
-            record.fade(row_R)
+        self.network.fade(row_R)
 
     def choose(self, row_R: Array, seconds: Mapping[Gait, float]) -> Gait:
         """The gait with the most tokens per second; `seconds` is what a step of each costs."""
-        gains = {way: record.gains(row_R) for way, record in self.networks.items()}
-        gains[0] = self.lookup.gains(row_R)
+        gains = {way: self.network.gains(row_R, way).sum(0) for way in self.network.hopes}
+        gains[0] = self.lookup.gains(row_R).sum(0)
         best, best_rate = Gait(0), 0.0
         for gait, cost in sorted(seconds.items()):
             num_nodes, way = gait
