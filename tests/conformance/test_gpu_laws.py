@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from conformance.test_laws import PARAMS, PROMPTS, run
+from deep_models import write_deep, write_shallow
 from hunch import LLM
 from hunch.registry import DRAFTERS
 from tiny_models import write_llama
@@ -39,3 +40,15 @@ def test_a_wider_model(tmp_path: Path) -> None:
             run(LLM(path, speculate=name, max_num_seqs=len(PROMPTS), **GPU), PARAMS["greedy"])
             == plain
         )
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_auto_with_a_draft_model(batch: int, tmp_path: Path) -> None:
+    target = write_deep(tmp_path / "target", width=64)
+    draft = write_shallow(target, tmp_path / "draft", noise=0.1)
+    with LLM(str(target), speculate="off", max_num_seqs=1, **GPU) as llm:
+        plain = {name: run(llm, params) for name, params in PARAMS.items()}
+    with LLM(str(target), speculate=f"auto:draft={draft}", max_num_seqs=batch, **GPU) as llm:
+        for name, params in PARAMS.items():
+            assert run(llm, params) == plain[name], name
+        assert "draft" in llm.engine.capacity.methods
