@@ -4,6 +4,7 @@ The device's kernels are replaced by plain Python here; tests/kernels compares t
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,10 +98,33 @@ def test_text_does_not_depend_on_who_drafts(
 
 @pytest.mark.usefixtures("flying")
 def test_a_gpu_out_of_memory_says_what_to_do(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(runner: GraphRunner, plan: object, gait: object) -> None:
+    def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with LLM(str(model), speculate="off", **SMALL) as llm:
         monkeypatch.setattr(GraphRunner, "_launch", fail)
         with pytest.raises(CapacityError, match="gpu_memory_utilization"):
             llm.generate(PROMPTS[0], PARAMS["greedy"])
+
+
+def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
+    model: Path, plain: dict[str, list[list[int]]], flying: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_host: list[int] = []
+    lengths = [24, 5, 9, 7, 3]
+    params = [replace(PARAMS["greedy"], max_tokens=n) for n in lengths]
+    with LLM(str(model), speculate="ngram", max_num_seqs=2, **SMALL) as llm:
+        runner = llm.engine.runner
+        run = runner._run
+        monkeypatch.setattr(
+            runner, "_run", lambda plan: by_host.append(len(plan.work)) or run(plan)
+        )
+        want = [ids[:n] for ids, n in zip(plain["greedy"], lengths, strict=True)]
+        assert tokens(llm, params) == want
+        assert by_host == [2, 1, 1, 1]  # the first two together, then each that comes
+        by_host.clear()
+        kinds = ["penalties", "greedy", "greedy", "greedy", "greedy"]
+        want = [plain[kind][i] for i, kind in enumerate(kinds)]
+        assert tokens(llm, [PARAMS[kind] for kind in kinds]) == want
+        assert max(by_host[1:]) <= 2
+        assert sum(by_host) < 30

@@ -1,7 +1,7 @@
 """A GPU's runner: while rows only decode, steps are graphs and the host reads them one step late.
 
-A step with prompts to read, or with a row that needs the host (a grammar, penalties, scores), is
-run as on a CPU, after everything that flies has landed; its pass is a graph too.
+Rows that read their prompts, or need the host (a grammar, penalties, scores), are run as on a CPU,
+beside the others' flight; their pass is a graph too.
 
 Shape letters: R rows of the step, N nodes of a step's draft, K tokens one step can commit, C
 columns of a result, X rows of the engine.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -30,7 +30,7 @@ from hunch.runner.runner import LocalRunner, Outcome
 from hunch.sampling.processors import needs_history
 from hunch.spec.base import DeviceDrafter, WorksOnDevice
 from hunch.spec.pace import Gait
-from hunch.types import Request, StepPlan, StepResult
+from hunch.types import Request, RowWork, StepPlan, StepResult
 from hunch.verify.exact import exact
 
 PASSES = (16, 32, 64, 128, 256, 512, 768, 1024)  # tokens of passes captured at the start
@@ -42,11 +42,13 @@ class Flight:
     """A step on the device whose result nobody has read."""
 
     plan: StepPlan
+    work: list[RowWork]  # of the plan: who flies
     requests: list[Request | None]
     graph: StepGraph
     result_RC: torch.Tensor  # on the host, there once `done` is
     done: Any
     began: Any
+    others: StepResult | None = None  # what the host did for the plan's other rows
 
 
 class GraphRunner(LocalRunner):
@@ -125,20 +127,30 @@ class GraphRunner(LocalRunner):
             ) from error
 
     def _submit(self, plan: StepPlan) -> None:
-        gait = self._gait(plan) if self.can_fly and not plan.starts else None
-        if gait is None:
-            self._land_all()
         self._enter(plan)
-        if gait is not None:
-            self._queue.append(self._launch(plan, gait))
+        flying = [work for work in plan.work if self._can_fly(work.row)]
+        gait = self._gait(flying) if flying else None
+        if gait is None:  # rows that flew until now go on by the host, which must know all
+            self._land_all()
+            self._queue.append(self._run(plan))
             return
+        flight = self._launch(plan, flying, gait)
+        self._queue.append(flight)
+        if len(flying) < len(plan.work):
+            grounded = [work for work in plan.work if not self._can_fly(work.row)]
+            flight.others = self._run(replace(plan, work=grounded))
+
+    def _can_fly(self, row: int) -> bool:
+        return self.can_fly and bool(self._is_decoding[row] and self._is_simple[row])
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        """A step by the host."""
         result = self._step(plan)
-        for work in plan.work:
-            self.device_rows.touch(work.row)
         for row in result.rows:
+            self.device_rows.touch(row.row)
             self._is_decoding[row.row] |= bool(row.tokens)
         self._read(result)
-        self._queue.append(result)
+        return result
 
     @torch.inference_mode()
     def _read(self, result: StepResult) -> None:
@@ -190,20 +202,17 @@ class GraphRunner(LocalRunner):
 
     # --- steps that fly ---------------------------------------------------------------------------
 
-    def _gait(self, plan: StepPlan) -> Gait | None:
-        """How the step goes if it can fly."""
-        ids = [work.row for work in plan.work]
-        if not (self._is_decoding[ids].all() and self._is_simple[ids].all()):
-            return None
+    def _gait(self, flying: list[RowWork]) -> Gait | None:
+        """How the step goes, if the rows' drafter is ready for it."""
+        ids = [work.row for work in flying]
         drafter = self.device_drafter
         if drafter is not None and not drafter.is_ready(self.rows.view(ids)):
             return None
-        is_drafting = any(work.num_nodes or work.max_draft for work in plan.work)
+        is_drafting = any(work.num_nodes or work.max_draft for work in flying)
         gait = self.gaits.choose(ids) if is_drafting else Gait(0)
         return gait if self.gaits.is_ready(gait, ids) else None
 
-    def _launch(self, plan: StepPlan, gait: Gait) -> Flight:
-        work = plan.work
+    def _launch(self, plan: StepPlan, work: list[RowWork], gait: Gait) -> Flight:
         ids = [item.row for item in work]
         allowed = [item.num_nodes for item in work]
         asks = int(np.bitwise_or.reduce(self.sampling.asks_X[ids]))
@@ -234,11 +243,11 @@ class GraphRunner(LocalRunner):
         if done is not None:
             done.record()
         requests = [self.rows.requests[row] for row in ids]
-        return Flight(plan, requests, graph, result.view(source_RC.shape), done, began)
+        return Flight(plan, work, requests, graph, result.view(source_RC.shape), done, began)
 
     def _land(self, flight: Flight) -> StepResult:
         """Wait for a step and tell the host's rows what it did."""
-        graph, work = flight.graph, flight.plan.work
+        graph, work, others = flight.graph, flight.work, flight.others
         seconds = 0.0
         if flight.done is not None:
             flight.done.synchronize()
@@ -256,13 +265,14 @@ class GraphRunner(LocalRunner):
             writes_kv=drafter is not None and drafter.writes_kv(graph.way),
         )
         target_seconds, plain_seconds = self.gaits.landed(graph, seconds)
-        return StepResult(
+        result = StepResult(
             id=flight.plan.id,
             rows=results,
             target_seconds=target_seconds,
             draft_seconds=min(graph.draft_seconds, seconds),
             plain_seconds=plain_seconds,
         )
+        return result if others is None else _together(flight.plan, result, others)
 
     def _land_all(self) -> None:
         """Read everything that flies; the results wait to be collected."""
@@ -275,3 +285,15 @@ def _event(device: torch.device) -> Any:
     if device.type != "cuda":
         return None
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _together(plan: StepPlan, one: StepResult, other: StepResult) -> StepResult:
+    """Two halves of a step, in the order of its plan."""
+    by_row = {row.row: row for row in (*one.rows, *other.rows)}
+    return StepResult(
+        id=plan.id,
+        rows=[by_row[work.row] for work in plan.work],
+        target_seconds=one.target_seconds + other.target_seconds,
+        draft_seconds=one.draft_seconds + other.draft_seconds,
+        plain_seconds=one.plain_seconds + other.plain_seconds,
+    )
