@@ -27,6 +27,7 @@ from typing import Any
 SETS = ("mt_bench", "humaneval", "gsm8k_test", "cnn_dm")
 RANDOM = "random_words"
 METHODS = ("off", "ngram", "suffix", "auto")
+ALONE = "suffix:phrases=off"  # suffix lookup in the request's own text, without the phrase table
 WARM = "hunch/suffix (warm)"
 ROWS = (1, 2, 4, 8, 16, 32)
 LENGTH = 512  # tokens of context under the curve, and of the prompt of the prefill figure
@@ -77,7 +78,8 @@ class Peers:
         torch.set_num_threads(args.threads)
         self.args = args
         self.path = resolve(args.model).path
-        self.hunch = {name: Hunch(str(self.path), name, args.threads) for name in METHODS}
+        methods = METHODS if args.quick else (*METHODS, ALONE)
+        self.hunch = {name: Hunch(str(self.path), name, args.threads) for name in methods}
         self.llama = LlamaCpp(self.path, args.threads)
         self.sets = read_sets(args, self.hunch["off"].llm)
         self.texts: list[list[int]] = []  # prompts with their plain answers
@@ -149,7 +151,7 @@ def measure_decode(peers: Peers) -> dict[str, Any]:
             speeds[name][set_name] = (args.max_tokens - 1) * len(times) / sum(times)
     return {
         "decode": speeds,
-        "equal": all(num_different[f"hunch/{name}"] == 0 for name in METHODS)
+        "equal": all(num_different[f"hunch/{name}"] == 0 for name in hunch)
         and num_different[WARM] == 0,
         "num_different": num_different,  # from hunch/off; peers round in their own ways
     }

@@ -42,7 +42,15 @@ def test_by_name_alone(
     assert not caplog.messages  # what it does is on its card
 
 
-@pytest.mark.parametrize("method", LEAST)
+def test_suffix_lookup_takes_the_phrase_table(plain: list[int]) -> None:
+    always = "suffix:num_nodes=3:adaptive=false"
+    with_table, per_pass = answer(always)
+    without, alone = answer(f"{always}:phrases=off")
+    assert with_table == without == plain
+    assert per_pass > alone + 0.2
+
+
+@pytest.mark.parametrize("method", [*LEAST, "phrases"])
 def test_every_one_has_a_card(method: str) -> None:
     folder = shipped(method, DEFAULT_MODEL, Path("model.gguf"))
     assert folder is not None

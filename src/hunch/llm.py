@@ -280,6 +280,8 @@ def _detect(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
     Without a path, a method that needs files takes those that come with hunch for this target.
     """
     if spec.path is None:
+        if spec.method in ("auto", "suffix"):
+            spec = _with_phrases(spec, target)
         if spec.method == "auto":
             return _with_draft(spec, target)
         path = shipped(spec.method, target.name, target.path)
@@ -291,6 +293,14 @@ def _detect(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
     from hunch.models.heads.load import detect
 
     return replace(spec, method=detect(Path(str(spec.path))))
+
+
+def _with_phrases(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
+    """Suffix lookup with the phrase table that comes with hunch, unless told otherwise."""
+    found = shipped("phrases", target.name, target.path)
+    if found is None or spec.options.get("phrases", "auto") != "auto":
+        return spec
+    return replace(spec, options={**spec.options, "phrases": str(found)})
 
 
 def _with_draft(spec: SpecConfig, target: ModelFiles) -> SpecConfig:

@@ -42,6 +42,7 @@ RECIPES = {
     "eagle3": "hunch.train.recipes.eagle3:RECIPE",
     "medusa": "hunch.train.recipes.medusa:RECIPE",
     "mlp": "hunch.train.recipes.mlp:RECIPE",
+    "phrases": "hunch.train.recipes.phrases:RECIPE",
 }
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="draft, eagle3, medusa or mlp.")],
+    method: Annotated[str, typer.Argument(help="draft, eagle3, medusa, mlp or phrases.")],
     options: Annotated[
         list[str] | None,
         typer.Argument(help="KEY=VALUE, say layers=4, draft_vocab=8192, loss=blend."),
@@ -50,10 +50,11 @@ def train(
     if as_json:
         print(json.dumps({"out": str(job.out), **measured.to_json()}))
         return
+    use = f"suffix:phrases={job.out}" if method == "phrases" else f"{method}:{job.out}"
     positions = " ".join(f"{share:.2f}" for share in measured.per_position)
     typer.echo(
         f"{job.out}: {measured.tokens_per_pass:.2f} tokens per pass on held-out prompts "
-        f"(by position {positions}). Use it with --speculate {method}:{job.out}"
+        f"(by position {positions}). Use it with --speculate {use}"
     )
 
 

@@ -17,8 +17,10 @@ from hunch.kernels.lookup import (
     MAX_MATCH,
     MIN_CHANCE,
     NUM_KINDS,
+    NUM_LENGTHS,
     ROW_LIMIT,
     ROW_RATE,
+    SECOND,
     SuffixText,
     kind_of,
 )
@@ -122,8 +124,10 @@ class GuidedLookup:
                 odds += self._seen[seen] + self._guess_trust[token] + self._last_trust[tail[-1]]
             best = token, own_kind, self._chance(own_kind, odds)
         if entry is not None and (best is None or entry[0] != best[0]):
-            kind = NUM_KINDS + entry[1]
-            chance = self._chance(kind, row.terms[1] + self._versus[own_kind])
+            kind, versus = NUM_KINDS + entry[1], own_kind
+            if entry[0] in after:
+                versus = SECOND * NUM_LENGTHS + own_kind % NUM_LENGTHS
+            chance = self._chance(kind, row.terms[1] + self._versus[versus])
             if best is None or chance > best[2]:
                 best = entry[0], kind, chance
         return best

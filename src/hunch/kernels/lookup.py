@@ -30,7 +30,7 @@ PRIORS = (
 # How chances follow what the target really says, in log-odds per comparison.
 FIRST_RATE, LAST_RATE = 0.3, 0.02  # of a kind's term: quick at first, then slow
 FADE = 0.97  # of that rate, per comparison
-ROW_RATE = 0.25  # of a request's term
+ROW_RATE = 0.15  # of a request's term
 ROW_LIMIT = 4.0
 
 

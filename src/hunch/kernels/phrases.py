@@ -43,7 +43,9 @@ class PhraseTable:
     own_odds: Array  # of a guess from the request's own text, by its kind
     seen_odds: Array  # added to it: nothing in the table, the same there by level, another by level
     level_odds: Array  # of a guess from the table
-    versus_odds: Array  # added to it, by the kind of the other guess the own text has, or NOBODY
+    # Added to it by the kind of the other guess the own text has: NOBODY for none, the kinds of a
+    # second guess where one of the own text's places says the same as the table.
+    versus_odds: Array
     guess_trust_V: Array  # added to own_odds by the guessed token
     last_trust_V: Array  # and by the token before it
     _hashes: Sequence[int] = field(init=False)

@@ -31,7 +31,7 @@ from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
-from hunch.train.student import Recipe, Student
+from hunch.train.student import CountRecipe, Recipe, Student
 from hunch.train.vocab import columns_of, count_columns
 
 JOB, PROMPTS = "job.json", "prompts.json"
@@ -79,7 +79,7 @@ def read_settings(method: str, options: Mapping[str, str]) -> Settings:
     """Sort KEY=VALUE to their readers; an unknown key names the nearest known one."""
     if method not in RECIPES:
         raise ConfigError(f"train: {unknown(method, RECIPES)}")
-    recipe: Recipe = resolve(RECIPES, method)
+    recipe: Recipe | CountRecipe = resolve(RECIPES, method)
     kinds: list[Any] = [recipe.options, LoopOptions, AnswerOptions, JobOptions, PretrainOptions]
     names = [{f.name for f in fields(kind)} for kind in kinds]
     every = set().union(*names)
@@ -90,7 +90,7 @@ def read_settings(method: str, options: Mapping[str, str]) -> Settings:
         read_options(kind, {k: v for k, v in options.items() if k in own}, f"train {method}")
         for kind, own in zip(kinds, names, strict=True)
     ]
-    check_loss(read[0].loss)
+    check_loss(getattr(read[0], "loss", "ce"))
     settings = Settings(*read)
     settings.pretrain.check(method, bool(getattr(settings.recipe, "from_scratch", False)))
     return settings
@@ -107,10 +107,19 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     train_ids, test_ids = _prompts(job, settings, work, show)
     give_back()
     texts = read_answers(work / "answers")
+    if isinstance(recipe := resolve(RECIPES, job.method), CountRecipe):
+        if before is not None:
+            raise ConfigError(
+                f"{job.method} is counted anew each time: give all prompts, no --resume"
+            )
+        words = {"target": job.target, "engine": job.engine}
+        words["data"] = _data(job, settings, len(train_ids))
+        found: Measured = recipe.count(settings.recipe, texts, test_ids, job.out, **words)
+        return found
     student, target = build_student(job, settings, texts, before)
     if before is not None:
         _start_from(student, before)
-    lr = resolve(RECIPES, job.method).lr
+    lr = recipe.lr
     reading, answering = settings.pretrain.split(settings.loop)
     if settings.pretrain.is_asked:
         pretrain(student, target, work, reading, lr, show)
@@ -267,7 +276,6 @@ def _publish(
     num_prompts: int,
 ) -> None:
     restore(student, checkpoint)
-    licence = f" Licence of the prompts: {settings.job.licence}." if settings.job.licence else ""
     card = Card(
         method=job.method,
         target=job.target,
@@ -276,16 +284,21 @@ def _publish(
             **{f.name: getattr(settings.loop, f.name) for f in fields(settings.loop)},
             "draft_vocab": len(student.columns),
         },
-        data=(
-            f"{num_prompts} prompts of {Path(job.prompts).name}, answered by the target itself at "
-            f"temperature {settings.answers.temperatures}.{licence}"
-        ),
+        data=_data(job, settings, num_prompts),
         measured=measured.to_json(),
         num_parameters=sum(tensor.numel() for tensor in student.tensors.values()),
         commit=_commit(),
     )
     write_whole(job.out / "README.md", lambda part: part.write_text(card.text(), "utf-8"))
     _write(job, settings, student, job.out)
+
+
+def _data(job: Job, settings: Settings, num_prompts: int) -> str:
+    licence = f" Licence of the prompts: {settings.job.licence}." if settings.job.licence else ""
+    return (
+        f"{num_prompts} prompts of {Path(job.prompts).name}, answered by the target itself at "
+        f"temperature {settings.answers.temperatures}.{licence}"
+    )
 
 
 def _commit() -> str:

@@ -31,6 +31,14 @@ class Recipe:
     lr: float = 3.6e-3
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountRecipe:
+    """A line of the registry for what is counted from the answers: no network, no steps."""
+
+    options: type
+    count: Callable[..., Any]
+
+
 @dataclass(slots=True)
 class Lesson:
     """What a batch taught. agreed[i] marks positions whose next token was guessed right as the

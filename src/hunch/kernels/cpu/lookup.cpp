@@ -9,7 +9,7 @@ namespace {
 
 const int TIERS[NUM_TIERS] = {4, 2, 1};
 const int LENGTHS[MAX_MATCH + 1] = {0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7};
-const int DIFFER = 4, CLASSES = 8;
+const int DIFFER = 4, SECOND = 5, CLASSES = 8;
 
 inline uint64_t mix(uint64_t state, int32_t token) {
     state = (state ^ ((uint64_t)token + 1)) * 0x9E3779B97F4A7C15ull;
@@ -195,8 +195,10 @@ int64_t Lookup::guess(int64_t at, int64_t max_guesses, int64_t* out, double* cha
             best = chance(kind, odds);
         }
         if (entry >= 0 && spec.tokens[entry] != token) {
-            int other = NUM_KINDS + spec.levels[entry];
-            double offered = chance(other, row.term[1] + spec.versus_odds[kind]);
+            int other = NUM_KINDS + spec.levels[entry], versus = kind;
+            for (int p = 1; match.length && p < match.count; p++)
+                if (after[p] == spec.tokens[entry]) versus = SECOND * CLASSES + kind % CLASSES;
+            double offered = chance(other, row.term[1] + spec.versus_odds[versus]);
             if (offered > best) token = spec.tokens[entry], term = other, best = offered;
         }
         path *= best;
