@@ -46,7 +46,7 @@ def trained(request: pytest.FixtureRequest, train: Callable[..., Any]) -> tuple[
 
 
 def test_every_recipe_is_tried() -> None:
-    assert {method for method, _ in CASES} == set(RECIPES)
+    assert {method for method, _ in CASES} == set(RECIPES) - {"phrases"}  # counted, not trained
 
 
 def test_replay_and_engine_agree(trained: tuple[Any, Any], target: Path) -> None:
