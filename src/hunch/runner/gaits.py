@@ -21,9 +21,10 @@ from hunch.spec.pace import Gait, Pace
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
 NUM_LARGEST = 2  # sizes of steps with a network, per number of rows: each takes time to capture
-# Shares by which another way must promise more than the one a step would go on in. Without the
-# network a step saves what it takes; little else, as long matches are taken with it too.
-SWITCH, LEAVE = 0.1, 0.2
+# Shares by which another way must promise more than the one a step would go on in. A step without
+# the network saves what the network takes and no more, as long matches are taken with it too: a
+# lookup that promises much more than that was lucky, or the network fails.
+SWITCH, LEAVE = 0.1, 0.4
 READS = 32  # tokens worth reading to a network for one that a row may still say
 
 

@@ -62,10 +62,10 @@ class DraftBeside:
                 continue
             said = rows.tokens_XL[row, sent.base : int(rows.known_X[row])].tolist()
             num_said = min(len(said), len(sent.tokens))
-            is_right = [said[i] == sent.tokens[i] for i in range(num_said)]
-            if is_right:
-                is_right_1K = np.logical_and.accumulate(np.array([is_right]), axis=1)
-                self.record.learn(row_1, is_right_1K, np.full(is_right_1K.shape, True))
+            run = 0
+            while run < num_said and said[run] == sent.tokens[run]:
+                run += 1
+            self.record.learn(row_1, np.array([run]), np.array([run < num_said]))
 
     def forget(self, rows: list[int]) -> None:
         self.method.forget(rows)
@@ -83,7 +83,8 @@ class DraftBeside:
         places = self._readable(rows, ids, limits)
         if not places:
             return [], 0
-        gains = self.record.gains(np.array([ids[place] for place in places])).tolist()
+        row_R, size_S = np.array([ids[p] for p in places]), np.arange(1, self.num_levels + 1)
+        gains = self.record.gains(row_R, size_S).tolist()
         num_nodes, gain = map(sum, zip(*others, strict=True))
         num_rows = len(ids)
         best: tuple[list[int], int] = ([], 0)

@@ -10,7 +10,7 @@ Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,19 +59,19 @@ class Pace:
         if not self.is_learning:
             return
         most = min(tokens_RK.shape[1], self.guess_XG.shape[1])
-        said_RK = np.arange(most) < num_R[:, None]
-        is_right_RK = (tokens_RK[:, :most] == self.guess_XG[row_R, :most]) & said_RK
-        self.lookup.learn(row_R, is_right_RK, said_RK)
+        is_right_RK = tokens_RK[:, :most] == self.guess_XG[row_R, :most]
+        run_R = np.logical_and.accumulate(is_right_RK, axis=1).sum(1)
+        said_R = np.minimum(num_R, most)
+        run_R = np.minimum(run_R, said_R)
+        self.lookup.learn(row_R, run_R, run_R < said_R)
         self.guess_XG[row_R] = guess_RG[:, : self.guess_XG.shape[1]]
 
     def learn_network(
         self, way: int, row_R: Array, num_right_R: Array, num_nodes: int, is_over_R: Array
     ) -> None:
         """So many tokens drafted in this way were right; of what ended the rest is not known."""
-        node_N = np.arange(num_nodes)
-        is_right_RN = node_N < num_right_R[:, None]
-        said_RN = is_right_RN | ((node_N == num_right_R[:, None]) & ~is_over_R[:, None])
-        self.network.learn(row_R, is_right_RN, said_RN, way)
+        missed_R = ~is_over_R & (num_right_R < num_nodes)
+        self.network.learn(row_R, num_right_R, missed_R, way)
 
     def fade(self, row_R: Array) -> None:
         """No network guessed for these rows."""
@@ -79,14 +79,23 @@ class Pace:
 
     def choose(self, row_R: Array, seconds: Mapping[Gait, float]) -> Gait:
         """The gait with the most tokens per second; `seconds` is what a step of each costs."""
-        gains = {way: self.network.gains(row_R, way).sum(0) for way in self.network.hopes}
-        gains[0] = self.lookup.gains(row_R).sum(0)
+        gains = self._gains(row_R, seconds)
         best, best_rate = Gait(0), 0.0
         for gait, cost in sorted(seconds.items()):
-            num_nodes, way = gait
-            rate = (len(row_R) + (gains[way][num_nodes - 1] if num_nodes else 0.0)) / cost
+            rate = (len(row_R) + gains.get(gait, 0.0)) / cost
             if rate > best_rate:
                 best, best_rate = gait, rate
-                if not num_nodes:
+                if not gait.num_nodes:
                     best_rate *= 1.0 + self.margin
         return best
+
+    def _gains(self, row_R: Array, gaits: Iterable[Gait]) -> dict[Gait, float]:
+        """Tokens beside the bonus that a step of each gait would bring."""
+        gains: dict[Gait, float] = {}
+        for way in {gait.way for gait in gaits}:
+            sizes = sorted(gait.num_nodes for gait in gaits if gait.way == way and gait.num_nodes)
+            if sizes:
+                record = self.network if way else self.lookup
+                gain_S = record.gains(row_R, np.array(sizes), way).sum(0).tolist()
+                gains |= {Gait(n, way): gain for n, gain in zip(sizes, gain_S, strict=True)}
+        return gains

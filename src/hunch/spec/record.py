@@ -5,19 +5,22 @@ have a term of the row, learned while its request runs, and one shared by all re
 ways to make guesses differ by what was hoped of them: what is learned of one holds for the others.
 Past a network's last level only what all rows had there is known.
 
-Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step.
+Shape letters: X rows of the engine, R rows of the step, G guesses past the last level, S sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
+from math import exp
+from operator import mul
 
 import numpy as np
 
 COMMON_RATE = 0.05  # of the shared term, for one of a row's
 PAST_RATE = 0.01
 LIMIT = 4.0  # of a row's term, in log-odds
-FADE, COMMON_FADE = 0.003, 0.001  # by which both mean less with each step without guesses
+FADE, COMMON_FADE = 0.003, 0.0003  # by which both mean less with each step without guesses
 LOW, HIGH, FLOOR = 0.02, 0.98, 0.05
 
 Array = np.ndarray
@@ -47,27 +50,37 @@ class Record:
         """A request came into the row."""
         self.first_X[row] = self.next_X[row] = 0.0
 
-    def learn(self, row_R: Array, is_right_RK: Array, said_RK: Array, way: int = 0) -> None:
-        """Which of the rows' first K guesses were right, among those the target spoke about."""
-        term, said_R, most = self.hopes[way] + self.common, said_RK[:, 0], self.num_levels - 1
-        run_RK = np.logical_and.accumulate(is_right_RK & said_RK, axis=1)
-        asked_RK, right_RK = run_RK[:, :-1] & said_RK[:, 1:], run_RK[:, 1:]
-        asked_R, right_R = asked_RK[:, :most].sum(1), right_RK[:, :most].sum(1)
-        seen = (self.first_X, run_RK[:, 0], said_R), (self.next_X, right_R, asked_R)
+    def learn(self, row_R: Array, run_R: Array, missed_R: Array, way: int = 0) -> None:
+        """So many of each row's guesses were right in a row, and whether the next was wrong."""
+        term, most = self.hopes[way] + self.common, self.num_levels - 1
+        is_first_R = run_R > 0
+        right_R = np.minimum(np.maximum(run_R - 1, 0), most)
+        asked_R = right_R + (missed_R & is_first_R & (run_R <= most))
+        seen = (
+            (self.first_X, is_first_R, (is_first_R | missed_R).astype(np.int64)),
+            (self.next_X, right_R, asked_R),
+        )
         for place, (own_X, num_right_R, num_asked_R) in enumerate(seen):
+            num_rows = int(np.count_nonzero(num_asked_R))
+            if not num_rows:
+                continue
             own_R = own_X[row_R]
             chance_R = _chance(term[place] + own_R)
             # So that chances, not their log-odds, move by the rate.
             error_R = num_right_R - num_asked_R * chance_R
             error_R /= np.maximum(chance_R * (1.0 - chance_R), FLOOR)
-            own_X[row_R] = np.clip(own_R + self.rate * error_R, -LIMIT, LIMIT)
-            error = error_R.sum() / max(num_asked_R.sum(), 1)
-            self.common[place] += COMMON_RATE * self.rate * error
-        if asked_RK.shape[1] > most and asked_RK[:, most:].any():
-            asked_K, right_K = asked_RK[:, most:].sum(0), right_RK[:, most:].sum(0)
-            past_K = self.past_G[: len(asked_K)]
-            past_K += PAST_RATE * (right_K - asked_K * past_K)
-            np.clip(past_K, LOW, HIGH, out=past_K)
+            own_X[row_R] = np.minimum(np.maximum(own_R + self.rate * error_R, -LIMIT), LIMIT)
+            self.common[place] += COMMON_RATE * self.rate * float(error_R.sum()) / num_rows
+        if self.num_levels < self.num_guesses and (run_R > most).any():
+            self._learn_past(run_R[run_R > most], missed_R[run_R > most])
+
+    def _learn_past(self, run_R: Array, missed_R: Array) -> None:
+        for run, is_missed in zip(run_R.tolist(), missed_R.tolist(), strict=True):
+            num_right = run - self.num_levels
+            right_G = self.past_G[:num_right]
+            right_G += PAST_RATE * (1.0 - right_G)
+            if is_missed and num_right < len(self.past_G):
+                self.past_G[num_right] *= 1.0 - PAST_RATE
 
     def fade(self, row_R: Array) -> None:
         """Nobody guessed for these rows."""
@@ -75,18 +88,35 @@ class Record:
             own_X[row_R] *= 1.0 - FADE
         self.common *= 1.0 - COMMON_FADE
 
-    def gains(self, row_R: Array, way: int = 0) -> Array:
-        """Tokens that 1, 2, 3 ... guesses would bring, for each row."""
-        term = self.hopes[way] + self.common
-        chance_RG = np.empty((len(row_R), self.num_guesses))
-        chance_RG[:, : self.num_levels] = _chance(term[1] + self.next_X[row_R])[:, None]
-        chance_RG[:, self.num_levels :] = self.past_G
-        chance_RG[:, 0] = _chance(term[0] + self.first_X[row_R])
-        return np.asarray(chance_RG.cumprod(1).cumsum(1))
+    def gains(self, row_R: Array, sizes_S: Array, way: int = 0) -> Array:
+        """Tokens that so many guesses would bring each row, by row and size; sizes rise."""
+        if len(row_R) == 1:
+            return np.array([self._gains_of_one(int(row_R[0]), sizes_S.tolist(), way)])
+        term, most = self.hopes[way] + self.common, self.num_levels
+        first_R1 = _chance(term[0] + self.first_X[row_R])[:, None]
+        next_R1 = _chance(term[1] + self.next_X[row_R])[:, None]
+        gain_RS = (1.0 - next_R1 ** np.minimum(sizes_S, most)) / (1.0 - next_R1)
+        if sizes_S[-1] > most:
+            past_G = np.concatenate([[0.0], self.past_G.cumprod().cumsum()])
+            gain_RS += next_R1 ** (most - 1) * past_G[np.maximum(sizes_S - most, 0)]
+        return np.asarray(first_R1 * gain_RS)
+
+    def _gains_of_one(self, row: int, sizes: list[int], way: int) -> list[float]:
+        """The same for a step of one row, where what numpy takes per call would be felt."""
+        (first, further), most = (self.hopes[way] + self.common).tolist(), self.num_levels
+        chance = _chance_of(first + float(self.first_X[row]))
+        further = _chance_of(further + float(self.next_X[row]))
+        further_ones = [further] * (most - 1) + self.past_G.tolist()
+        gains = list(accumulate(accumulate([chance, *further_ones[: sizes[-1] - 1]], mul)))
+        return [gains[size - 1] for size in sizes]
 
 
 def _chance(log_odds: Array) -> Array:
-    return np.asarray(np.clip(1.0 / (1.0 + np.exp(-log_odds)), LOW, HIGH))
+    return np.asarray(np.minimum(np.maximum(1.0 / (1.0 + np.exp(-log_odds)), LOW), HIGH))
+
+
+def _chance_of(log_odds: float) -> float:
+    return min(max(1.0 / (1.0 + exp(-log_odds)), LOW), HIGH)
 
 
 def _log_odds(chance: Array) -> Array:
