@@ -104,9 +104,9 @@ def read_phrases(folder: Path, vocab_size: int) -> PhraseTable:
         stored = load_file(folder / FILE)
         table = PhraseTable(
             max_order=int(stored["max_order"][0]),
-            hash_E=stored["hashes"],
+            hash_E=stored["hashes"].astype(np.uint32),
             token_E=stored["tokens"].astype(np.int32),
-            level_E=stored["levels"],
+            level_E=stored["levels"].astype(np.uint8),
             **{name: stored[name].astype(np.float64) for name in _ODDS},
             guess_trust_V=stored["guess_trust"] * TRUST_UNIT,
             last_trust_V=stored["last_trust"] * TRUST_UNIT,
@@ -122,7 +122,7 @@ def read_phrases(folder: Path, vocab_size: int) -> PhraseTable:
             f"phrases={folder}: made for a vocabulary of {len(table.guess_trust_V)}, "
             f"the target has {vocab_size}"
         )
-    if len(table.token_E) and not 0 <= table.token_E.max(initial=0) < vocab_size:
+    if not 0 <= table.token_E.min(initial=0) <= table.token_E.max(initial=0) < vocab_size:
         raise ConfigError(f"phrases={folder}: it guesses tokens the target does not have")
     if table.level_E.max(initial=0) >= NUM_LEVELS:
         raise ConfigError(f"phrases={folder}: levels above {NUM_LEVELS - 1}")
