@@ -5,7 +5,7 @@ Shape letters: X rows of the engine, L longest sequence, N nodes, R rows of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class Guide:
         context: DrafterContext,
     ) -> None:
         self.num_nodes, self.device = num_nodes, context.device
+        self._is_host = context.device.type == "cpu"
         self._have: dict[int, int] = {}  # tokens of each row that were followed
         self._rows: Rows | None = None
         self._ids_R: Tensor | None = None
@@ -83,13 +84,25 @@ class Guide:
         assert self.plain is not None
         return self.plain.guess(row, min(limit, self.num_nodes))
 
-    def draft(self, row: int, tokens: list[int]) -> Draft:
-        """The draft of a step's only row; it holds until the row is drafted for again."""
-        slip = self._slips.get((row, len(tokens)))
+    def draft(self, row: int, limit: int, count_of: Callable[[list[float]], int]) -> Draft:
+        """The draft of a step's only row, as many nodes as `count_of` their chances says.
+
+        It holds until the row is drafted for again.
+        """
+        tokens: list[int] | np.ndarray
+        if self.native is not None:
+            found = self.native.guess(row, limit)
+            count = count_of(self.native.chance_N[:found].tolist())
+            tokens = self.native.tokens_N[:count]
+        else:
+            tokens, chances = self.guess(row, limit)
+            count = count_of(chances)
+            tokens = tokens[:count]
+        slip = self._slips.get((row, count))
         if slip is None:
-            slip = self._slips[row, len(tokens)] = self._slip(len(tokens))
+            slip = self._slips[row, count] = self._slip(count)
         slip[0][:] = tokens
-        return slip[1].to(self.device)
+        return slip[1] if self._is_host else slip[1].to(self.device)
 
     def _slip(self, num_nodes: int) -> tuple[np.ndarray, Draft]:
         tokens_N, parents_N = np.zeros(num_nodes, np.int64), np.arange(-1, num_nodes - 1)

@@ -175,10 +175,11 @@ class SuffixDrafter(LookupDrafter):
     def propose(self, rows: Rows) -> Draft:
         if self.guide is None or len(ids := self.guide.ids(rows)) != 1:
             return super().propose(rows)
-        tokens, chances = self.guide.guess(ids[0], self.guide.limit(rows, ids[0]))
-        if self.is_adaptive:
-            tokens = tokens[: self.cost.best_count(chances, 1, self.margin)]
-        return self.guide.draft(ids[0], tokens)
+        return self.guide.draft(ids[0], self.guide.limit(rows, ids[0]), self._count)
+
+    def _count(self, chances: list[float]) -> int:
+        """How many nodes of a step's only row to check."""
+        return self.cost.best_count(chances, 1, self.margin) if self.is_adaptive else len(chances)
 
     def new_text(self) -> SuffixText:
         return SuffixText()
