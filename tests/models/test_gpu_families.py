@@ -6,6 +6,8 @@ import pytest
 import torch
 import transformers
 
+pytest.importorskip("triton")
+
 from builders import DictWeights, Seq, pack, tables
 from hunch.models.cuda import CudaDecoder
 from hunch.models.load import load_decoder
