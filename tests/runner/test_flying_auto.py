@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
@@ -34,15 +33,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "all": {},
     "few blocks": {"kv_bytes": None, "num_blocks": 28, "max_num_seqs": 4},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Products this small only wait for a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

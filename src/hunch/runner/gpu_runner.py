@@ -128,7 +128,9 @@ class GraphRunner(LocalRunner):
 
     def _submit(self, plan: StepPlan) -> None:
         self._enter(plan)
-        flying = [work for work in plan.work if self._can_fly(work.row)]
+        rows = [work.row for work in plan.work]
+        can_fly_R = (self.can_fly & self._is_decoding[rows] & self._is_simple[rows]).tolist()
+        flying = [work for work, can_fly in zip(plan.work, can_fly_R, strict=True) if can_fly]
         gait = self._gait(flying) if flying else None
         if gait is None:  # rows that flew until now go on by the host, which must know all
             self._land_all()
@@ -137,11 +139,8 @@ class GraphRunner(LocalRunner):
         flight = self._launch(plan, flying, gait)
         self._queue.append(flight)
         if len(flying) < len(plan.work):
-            grounded = [work for work in plan.work if not self._can_fly(work.row)]
+            grounded = [work for work, can in zip(plan.work, can_fly_R, strict=True) if not can]
             flight.others = self._run(replace(plan, work=grounded))
-
-    def _can_fly(self, row: int) -> bool:
-        return self.can_fly and bool(self._is_decoding[row] and self._is_simple[row])
 
     def _run(self, plan: StepPlan) -> StepResult:
         """A step by the host."""
