@@ -28,6 +28,7 @@ class AnswerOptions:
 
     temperatures: str = "0"  # "0,0.7,1": each prompt is answered once at every one of them
     max_tokens: int = 256
+    ignore_eos: bool = False  # go on past the end of text, for work that will be served so
     shard: int = 256  # answers that are written together, and lost together by a kill
     seed: int = 0
 
@@ -87,6 +88,7 @@ def _answer(
                     temperature=temperatures[number // len(prompts)],
                     max_tokens=options.max_tokens,
                     seed=options.seed + number,
+                    ignore_eos=options.ignore_eos,
                 )
                 name = str(number)
                 engine.add(name, prompts[number % len(prompts)], params, stream=False)
