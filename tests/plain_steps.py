@@ -35,6 +35,7 @@ def slot_of(cells: Cells, row: int, pos: int) -> int:
 
 
 def pack(cells: Cells, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs) -> None:
+    cells.clock_2[0] += int(step.ids_R[0] >= 0)
     for r, row in enumerate(step.ids_R.tolist()):
         first = r * (num_nodes + 1)
         here = slice(first, first + num_nodes + 1)
@@ -135,6 +136,13 @@ def lookup(
         for node, token in enumerate(guesses):
             cells.draft_XG[row, node], cells.parents_XG[row, node] = token, node - 1
         cells.count_X[row], step.result_RC[r, DRAFTED] = count, count
+
+
+def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
+    if step.ids_R[0] >= 0:
+        line_W = slots_QW[int(cells.clock_2[0]) % len(slots_QW)]
+        line_W[0] = 0
+        line_W[1 : 1 + step.result_RC.numel()] = step.result_RC.flatten()
 
 
 def level_inputs(
@@ -273,7 +281,12 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.runner.gpu_runner.GraphRunner, "__init__", remember)
     patch.setattr(hunch.llm, "_load_target", load)
     patch.setattr(hunch.models.cuda, "CudaDecoder", PlainTarget)
-    for name, kernel in (("pack", pack), ("commit", commit), ("compact", compact)):
+    for name, kernel in (
+        ("pack", pack),
+        ("commit", commit),
+        ("compact", compact),
+        ("deliver", deliver),
+    ):
         patch.setattr(hunch.runner.graphs, name, kernel)
     patch.setattr(hunch.runner.graphs, "choose", chooser)
     patch.setattr(hunch.spec.on_device, "lookup", lookup)

@@ -6,7 +6,8 @@ checked, length of the match behind the next draft, its nodes, known length, tok
 
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
-blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C columns of a result.
+blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C columns of a result, Q
+slots for results on the host, W room of a slot.
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import globaltimer
 
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import (
+    IS_INTERPRETED,
+    let_next_start,
+    next_power_of_2,
+    options,
+    wait_for_inputs,
+)
 
 GOES_ON, STOP, LENGTH = 0, 1, 2
 TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
+HAS_CLOCK = tl.constexpr(not IS_INTERPRETED)
 
 
 @dataclass(slots=True)
@@ -40,6 +49,7 @@ class Cells:
     parents_XG: Tensor
     tokens_XL: Tensor
     block_size: int
+    clock_2: Tensor  # steps so far, and when the last of them began, in nanoseconds
 
     @staticmethod
     def create(
@@ -50,7 +60,7 @@ class Cells:
         flat = torch.zeros(num_rows * sum(widths), dtype=torch.int64, device=device)
         parts = flat.split([num_rows * width for width in widths])
         tables = (part.view(num_rows, -1) for part in parts[4:])
-        return Cells(flat, *parts[:4], *tables, block_size)
+        return Cells(flat, *parts[:4], *tables, block_size, flat.new_zeros(2))
 
 
 @dataclass(slots=True)
@@ -69,9 +79,18 @@ class StepRows:
 
 
 @triton.jit
+def _now():
+    """Nanoseconds of a clock that all multiprocessors share; the interpreter has none."""
+    now = tl.zeros((), tl.int64)
+    if HAS_CLOCK:
+        now = globaltimer()
+    return now
+
+
+@triton.jit
 def _pack_kernel(
     ids_ptr, allowed_ptr, count_out_ptr, history_ptr, known_ptr, done_ptr, count_ptr, table_ptr,
-    draft_ptr, parents_ptr, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr,
+    draft_ptr, parents_ptr, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, clock_ptr,
     num_nodes, max_depth, history_stride, table_stride, draft_stride,
     BLOCK_SIZE: tl.constexpr, IS_TREE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -81,6 +100,9 @@ def _pack_kernel(
     wait_for_inputs()
     row = tl.load(ids_ptr + r)
     is_row = row >= 0
+    if (r == 0) & is_row:
+        tl.store(clock_ptr, tl.load(clock_ptr) + 1)
+        tl.store(clock_ptr + 1, _now())
     row = tl.maximum(row, 0)
     is_row &= tl.load(done_ptr + row) == 0
     known = tl.load(known_ptr + row)
@@ -126,14 +148,15 @@ def pack(cells: Cells, step: StepRows, num_nodes: int, ids_T: Tensor, attn: Attn
     """A step of N + 1 tokens per row into given buffers: the row's last known token, its nodes.
 
     Places past a row's nodes, and rows that ended, are padding (slot -1). seq_T names rows of the
-    engine, so table_XB is the step's table as it is. Without tree_TP the draft is a chain.
+    engine, so table_XB is the step's table as it is. Without tree_TP the draft is a chain. A step
+    whose first row is padding has no rows and does not count as a step.
     """
     tree_TP = attn.tree_TP
     _pack_kernel[(len(step.ids_R),)](
         step.ids_R, step.allowed_R, step.count_R, cells.tokens_XL, cells.known_X, cells.is_done_X,
         cells.count_X, cells.table_XB, cells.draft_XG, cells.parents_XG, ids_T, attn.pos_T,
-        attn.slot_T, attn.seq_T, attn.base_T, ids_T if tree_TP is None else tree_TP, num_nodes,
-        0 if tree_TP is None else tree_TP.shape[1], cells.tokens_XL.stride(0),
+        attn.slot_T, attn.seq_T, attn.base_T, ids_T if tree_TP is None else tree_TP, cells.clock_2,
+        num_nodes, 0 if tree_TP is None else tree_TP.shape[1], cells.tokens_XL.stride(0),
         cells.table_XB.stride(0), cells.draft_XG.stride(0), BLOCK_SIZE=attn.block_size,
         IS_TREE=tree_TP is not None, BLOCK_N=next_power_of_2(num_nodes + 1), **options(1),
     )  # fmt: skip
@@ -312,4 +335,39 @@ def lookup(
         cells.tokens_XL.stride(0), cells.draft_XG.stride(0), step.result_RC.stride(0), num_nodes,
         step.result_RC.shape[1] - num_nodes, MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         BLOCK=2048, BLOCK_N=next_power_of_2(num_nodes), **options(8),
+    )  # fmt: skip
+
+
+# --- deliver --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _deliver_kernel(
+    ids_ptr, clock_ptr, result_ptr, slots_ptr, size, num_slots, slot_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A piece of the result, into the slot whose turn it is; the first piece tells the time."""
+    piece = tl.program_id(0).to(tl.int64)
+    let_next_start()
+    wait_for_inputs()
+    offs = piece * BLOCK + tl.arange(0, BLOCK)
+    is_in = (offs < size) & (tl.load(ids_ptr) >= 0)
+    slots_ptr += (tl.load(clock_ptr) % num_slots) * slot_stride
+    result = tl.load(result_ptr + offs, mask=is_in)
+    tl.store(slots_ptr + 1 + offs, result, mask=is_in)
+    if piece == 0:
+        taken = _now() - tl.load(clock_ptr + 1)
+        tl.store(slots_ptr, taken, mask=tl.load(ids_ptr) >= 0)
+
+
+def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
+    """The step's nanoseconds and result into the slots' line of its turn: steps so far, modulo Q.
+
+    The slots are the host's own memory, pinned where there is a GPU: no copy follows the step, so
+    the next one can start at once. A step without rows leaves them alone.
+    """
+    size = step.result_RC.numel()
+    block = min(1024, next_power_of_2(size))
+    _deliver_kernel[(triton.cdiv(size, block),)](
+        step.ids_R, cells.clock_2, step.result_RC, slots_QW, size, *slots_QW.shape, BLOCK=block,
+        **options(4),
     )  # fmt: skip

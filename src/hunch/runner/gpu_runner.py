@@ -45,9 +45,7 @@ class Flight:
     work: list[RowWork]  # of the plan: who flies
     requests: list[Request | None]
     graph: StepGraph
-    result_RC: torch.Tensor  # on the host, there once `done` is
-    done: Any
-    began: Any
+    slot: int  # where its result will be
     others: StepResult | None = None  # what the host did for the plan's other rows
 
 
@@ -90,10 +88,6 @@ class GraphRunner(LocalRunner):
         is_cuda = self.device.type == "cuda"
         self._inputs = [
             torch.empty(self.steps.inputs_3R.shape, dtype=torch.int64, pin_memory=is_cuda)
-            for _ in range(4)
-        ]
-        self._outputs = [
-            torch.empty(len(self.steps.results), dtype=torch.int64, pin_memory=is_cuda)
             for _ in range(4)
         ]
         self._turn = 0
@@ -232,26 +226,16 @@ class GraphRunner(LocalRunner):
             inputs_3R.numpy()[:, : graph.num_rows] = lines_3R
             self.steps.inputs_3R.copy_(inputs_3R, non_blocking=True)
             self._sent_3R = lines_3R
-        began, done = _event(self.device), _event(self.device)
-        if began is not None:
-            began.record()
         graph.replay()
-        source_RC = self.steps.result_RC(graph.num_rows, graph.num_nodes)
-        result = self._outputs[self._turn][: source_RC.numel()]
-        result.copy_(source_RC.view(-1), non_blocking=True)
-        if done is not None:
-            done.record()
+        slot = self.steps.delivery.expect()
         requests = [self.rows.requests[row] for row in ids]
-        return Flight(plan, work, requests, graph, result.view(source_RC.shape), done, began)
+        return Flight(plan, work, requests, graph, slot)
 
     def _land(self, flight: Flight) -> StepResult:
         """Wait for a step and tell the host's rows what it did."""
         graph, work, others = flight.graph, flight.work, flight.others
-        seconds = 0.0
-        if flight.done is not None:
-            flight.done.synchronize()
-            seconds = flight.began.elapsed_time(flight.done) / 1e3
-        result_RC = flight.result_RC.numpy()[: len(work)]
+        num_columns = self.steps.num_columns(graph.num_nodes)
+        result_RC, seconds = self.steps.delivery.receive(flight.slot, len(work), num_columns)
         sources, drafter = [""] * len(work), self.device_drafter
         if drafter is not None:
             sources = self.gaits.learn(np.array([item.row for item in work]), result_RC, graph)
@@ -278,12 +262,6 @@ class GraphRunner(LocalRunner):
         self._queue = deque(
             self._land(item) if isinstance(item, Flight) else item for item in self._queue
         )
-
-
-def _event(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return None
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _together(plan: StepPlan, one: StepResult, other: StepResult) -> StepResult:

@@ -19,8 +19,9 @@ from torch import Tensor
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_attention import Tiling, programs_for, tiles_of
 from hunch.kernels.gpu_sampling import choose
-from hunch.kernels.gpu_spec import FIRST, Cells, StepRows, commit, compact, pack
+from hunch.kernels.gpu_spec import FIRST, Cells, StepRows, commit, compact, deliver, pack
 from hunch.runner.batch import Batch
+from hunch.runner.delivery import Delivery
 from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
 from hunch.spec.base import DeviceDrafter
 
@@ -49,16 +50,15 @@ class Graph:
         return self.outputs
 
 
-def seconds_of(graphs: list[Graph], device: torch.device) -> float:
-    """What replaying these one after the other takes on the device; 0 where there is none."""
+def seconds_of(graph: Graph, device: torch.device) -> float:
+    """What replaying it takes on the device; 0 where there is none."""
     if device.type != "cuda":
         return 0.0
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     for turn in range(TIMED + 1):
         if turn == 1:  # the first warms caches
             first.record()
-        for graph in graphs:
-            graph.replay()
+        graph.replay()
     last.record()
     last.synchronize()
     return float(first.elapsed_time(last)) / TIMED / 1e3
@@ -167,10 +167,9 @@ class PassGraphs:
 
 @dataclass(slots=True)
 class StepGraph:
-    """A step of so many rows and nodes: the target's pass, then verify, commit and propose."""
+    """A step of so many rows and nodes: the target's pass, verify, commit, propose, deliver."""
 
-    forward: Graph
-    verify: Graph
+    graph: Graph
     num_rows: int
     num_nodes: int
     way: int  # in which it drafts
@@ -178,8 +177,7 @@ class StepGraph:
     draft_seconds: float  # of these, for drafting
 
     def replay(self) -> None:
-        self.forward.replay()
-        self.verify.replay()
+        self.graph.replay()
 
 
 class StepGraphs:
@@ -203,9 +201,10 @@ class StepGraphs:
         # What the host writes before a step, and what it reads after: lines of all sizes share.
         width = bucket(max_rows)
         self.inputs_3R = torch.zeros(3, width, dtype=torch.int64, device=self.device)
-        self.columns = FIRST + 1 + 2 * self.num_guesses
-        self.results = torch.zeros(width * self.columns, dtype=torch.int64, device=self.device)
-        self._forwards: dict[tuple[int, int, int], tuple[Graph, StepRows, AttnInputs]] = {}
+        room = width * (FIRST + 1 + 2 * self.num_guesses)
+        self.results = torch.zeros(room, dtype=torch.int64, device=self.device)
+        self.delivery = Delivery(room, self.device)
+        self._buffers: dict[tuple[int, int, int], tuple[Tensor, StepRows, AttnInputs]] = {}
         self._steps: dict[tuple[int, int, int, int], StepGraph] = {}
 
     def step(self, num_rows: int, num_nodes: int, asks: int, way: int = 0) -> StepGraph:
@@ -217,37 +216,38 @@ class StepGraphs:
             self.inputs_3R.copy_(waiting_3R)
         return self._steps[key]
 
-    def result_RC(self, num_rows: int, num_nodes: int) -> Tensor:
-        """Where a step of this size leaves what it did."""
-        width = FIRST + num_nodes + 1 + self.num_guesses
-        return self.results[: num_rows * width].view(num_rows, width)
+    def num_columns(self, num_nodes: int) -> int:
+        """Of the result of a step with so many nodes."""
+        return FIRST + num_nodes + 1 + self.num_guesses
 
     def _capture(self, num_rows: int, num_nodes: int, kind: int, way: int) -> StepGraph:
         self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
-        depth = self.drafter.depth(way) if self.drafter is not None and num_nodes else 0
+        drafter, target = self.drafter, self.target
+        depth = drafter.depth(way) if drafter is not None and num_nodes else 0
         size = num_rows, num_nodes, depth
-        if size not in self._forwards:
-            self._forwards[size] = self._capture_forward(*size)
-        forward, rows, attn = self._forwards[size]
-        rows.count_R.fill_(-1)  # as a pass over nobody leaves it
+        if size not in self._buffers:
+            self._buffers[size] = self._new_buffers(*size)
+        ids_T, rows, attn = self._buffers[size]
+
+        def draft() -> None:
+            if drafter is not None:
+                drafter.draft(self.cells, rows, kind, way)
 
         def body() -> None:
-            choice_M = self._choose(forward.outputs, attn, kind)
+            pack(self.cells, rows, num_nodes, ids_T, attn)
+            hidden = target.forward(ids_T, attn, self.kv)
+            choice_M = self._choose(target.logits(hidden.last_TD), attn, kind)
             commit(self.cells, rows, choice_M, num_nodes)
             if attn.tree_TP is not None:
                 compact(self.kv, rows, attn.slot_T)
-            if self.drafter is not None:
-                self.drafter.draft(self.cells, rows, kind, way)
+            draft()
+            deliver(self.cells, rows, self.delivery.slots_QW)
 
-        verify = Graph(body, self.device, self.pool)
-        seconds, draft_seconds = seconds_of([forward, verify], self.device), 0.0
-        if self.drafter is not None:
-            drafter = self.drafter
-            draft = Graph(
-                lambda: drafter.draft(self.cells, rows, kind, way), self.device, self.pool
-            )
-            draft_seconds = seconds_of([draft], self.device)
-        return StepGraph(forward, verify, num_rows, num_nodes, way, seconds, draft_seconds)
+        graph = Graph(body, self.device, self.pool)
+        seconds, draft_seconds = seconds_of(graph, self.device), 0.0
+        if drafter is not None:
+            draft_seconds = seconds_of(Graph(draft, self.device, self.pool), self.device)
+        return StepGraph(graph, num_rows, num_nodes, way, seconds, draft_seconds)
 
     def _choose(self, logits_MV: Tensor, attn: AttnInputs, kind: int) -> Tensor:
         state = self.sampling
@@ -265,10 +265,11 @@ class StepGraphs:
             is_filtered=kind > 1,
         )
 
-    def _capture_forward(
+    def _new_buffers(
         self, num_rows: int, num_nodes: int, depth: int
-    ) -> tuple[Graph, StepRows, AttnInputs]:
-        num_k = num_nodes + 1
+    ) -> tuple[Tensor, StepRows, AttnInputs]:
+        """A step's packed tokens, its rows and what attention needs; all kinds and ways share."""
+        num_k, num_columns = num_nodes + 1, self.num_columns(num_nodes)
         packed_5T = torch.zeros(5, num_rows * num_k, dtype=torch.int64, device=self.device)
         rows = StepRows(
             ids_R=self.inputs_3R[0, :num_rows],
@@ -276,7 +277,7 @@ class StepGraphs:
             room_R=self.inputs_3R[2, :num_rows],
             count_R=packed_5T.new_zeros(num_rows),
             path_RK=packed_5T.new_zeros(num_rows, num_k),
-            result_RC=self.result_RC(num_rows, num_nodes),
+            result_RC=self.results[: num_rows * num_columns].view(num_rows, num_columns),
         )
         spans = tuple(Span(r * num_k, (r + 1) * num_k, r, 0, 1) for r in range(num_rows))
         attn = AttnInputs(
@@ -289,14 +290,7 @@ class StepGraphs:
             block_size=self.block_size,
         )
         attn.memo["tiling"] = self.target.tiling(spans, num_rows * num_k)
-
-        def body() -> Tensor:
-            pack(self.cells, rows, num_nodes, packed_5T[0], attn)
-            hidden = self.target.forward(packed_5T[0], attn, self.kv)
-            logits_MV: Tensor = self.target.logits(hidden.last_TD)
-            return logits_MV
-
-        return Graph(body, self.device, self.pool), rows, attn
+        return packed_5T[0], rows, attn
 
 
 def bucket(num_rows: int) -> int:
