@@ -1,6 +1,6 @@
 """The device's kernels in plain Python, and a target that runs them on a CPU: no Triton, no GPU.
 
-They are the references of `kernels.gpu_spec` and `kernels.gpu_draft`, one row at a time.
+They are the references of `kernels.gpu_spec`, `kernels.gpu_draft` and `kernels.gpu_grow`.
 """
 
 from __future__ import annotations
@@ -138,6 +138,13 @@ def lookup(
         cells.count_X[row], step.result_RC[r, DRAFTED] = count, count
 
 
+def update(cells: Cells, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
+    sizes = inputs_3R.numel(), num_changes, num_changes
+    inputs, places, values = letter_W.split(sizes)
+    inputs_3R.copy_(inputs.view(3, -1))
+    cells.flat[places] = values
+
+
 def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
     if step.ids_R[0] >= 0:
         line_W = slots_QW[int(cells.clock_2[0]) % len(slots_QW)]
@@ -187,6 +194,34 @@ def add_nodes(
         count = min(int(step.room_R[r]), left, first_node + width)
         cells.count_X[row] = count
         step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = 1, count
+        guesses = step.result_RC[r, step.result_RC.shape[1] - num_nodes :]
+        guesses[nodes] = token_T[here]
+
+
+def grow_level(
+    cells: Cells, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Any, *,
+    depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
+    following: tuple[Tensor, AttnInputs] | None,
+) -> None:  # fmt: skip
+    num_rows, width = chances_RW.shape
+    first = depth * width
+    pos_T = cells.known_X[row_T] + depth
+    score_TC = asked.scores(logits_TC, row_T, pos_T, ids_C) if kind else logits_TC
+    column_TW = score_TC.sort(dim=1, descending=True, stable=True).indices[:, :width]
+    token_TW = column_TW if ids_C is None else ids_C[column_TW]
+    value_RNW = score_TC.log_softmax(-1).gather(1, column_TW).view(num_rows, -1, width)
+    if depth:
+        value_RNW = value_RNW + chances_RW[:, :, None]
+    # Of all children of the level, the likeliest paths go on; that of first children always does.
+    order = value_RNW.flatten(1).clone()
+    order[:, 0] = torch.inf
+    best_RW = order.sort(dim=1, descending=True, stable=True).indices[:, :width]
+    chances_RW.copy_(value_RNW.flatten(1).gather(1, best_RW))
+    token_RW = token_TW.reshape(num_rows, -1).gather(1, best_RW)
+    parent_RW = first - width + best_RW // width if depth else torch.full_like(best_RW, -1)
+    add_nodes(cells, step, token_RW.flatten(), parent_RW.flatten(), first, num_nodes)
+    if following is not None:
+        level_inputs(cells, step, *following, first_node=first, depth=depth + 1)
 
 
 class Chooser:
@@ -260,6 +295,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     """From here on, a CPU's LLM runs captured steps with these kernels."""
     import hunch.llm
     import hunch.models.cuda
+    import hunch.runner.device_rows
     import hunch.runner.gpu_runner
     import hunch.runner.graphs
     import hunch.spec.device_auto
@@ -289,8 +325,8 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     ):
         patch.setattr(hunch.runner.graphs, name, kernel)
     patch.setattr(hunch.runner.graphs, "choose", chooser)
+    patch.setattr(hunch.runner.device_rows, "update", update)
     patch.setattr(hunch.spec.on_device, "lookup", lookup)
     patch.setattr(hunch.spec.device_auto, "lookup", lookup)
-    patch.setattr(hunch.spec.device_draft, "choose", chooser)
-    patch.setattr(hunch.spec.device_draft, "level_inputs", level_inputs)
-    patch.setattr(hunch.spec.device_draft, "add_nodes", add_nodes)
+    patch.setattr(hunch.spec.device_draft, "known_inputs", level_inputs)
+    patch.setattr(hunch.spec.device_draft, "grow_level", grow_level)

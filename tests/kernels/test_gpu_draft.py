@@ -1,8 +1,7 @@
-"""What a draft model needs between its passes, in Triton, against the plain form of it."""
+"""What a draft model needs before its first pass, in Triton, against the plain form of it."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -31,8 +30,6 @@ def cells() -> Cells:
     noise = torch.Generator().manual_seed(0)
     made.tokens_XL.copy_(torch.randint(1, 99, made.tokens_XL.shape, generator=noise))
     made.table_XB.copy_(torch.randperm(60, generator=noise).view(4, 15))
-    made.draft_XG.copy_(torch.randint(1, 99, made.draft_XG.shape, generator=noise))
-    made.parents_XG.copy_(torch.tensor([-1, -1, 0, 1, 2, 2]).expand(4, NODES))
     made.known_X.copy_(numbers(20, 30, 9, 1))
     made.end_X.copy_(numbers(50, 33, 40, 40))
     made.is_done_X.copy_(numbers(0, 0, 1, 0))
@@ -50,51 +47,23 @@ def step_of() -> StepRows:
     )
 
 
-def inputs(fill: Callable[..., None], cells: Cells, width: int, most: int, **level: int) -> list:
+def inputs(fill: Callable[..., None], cells: Cells, width: int) -> list:
     packed = torch.full((5, 5 * width), -7, device=DEVICE)
-    tree = torch.full((5 * width, 3), -7, device=DEVICE) if most else None
     attn = AttnInputs(
-        packed[1], packed[2], packed[3], cells.table_XB, packed[4], tree, cells.block_size
+        packed[1], packed[2], packed[3], cells.table_XB, packed[4], None, cells.block_size
     )
-    fill(cells, step_of(), packed[0], attn, **level)
+    fill(cells, step_of(), packed[0], attn)
     is_live = packed[2] >= 0
     found = [packed[2], packed[3], *(line[is_live] for line in packed)]
-    if tree is not None:
-        levels = torch.arange(3, device=DEVICE) < level["depth"]
-        found.append(tree[is_live][:, levels])
     return [tensor.tolist() for tensor in found]
 
 
-@pytest.mark.parametrize(
-    ("width", "max_depth", "level"),
-    [
-        (2, 0, {}),
-        (4, 0, {}),
-        (1, 0, {"first_node": 2, "depth": 3}),
-        (2, 3, {"first_node": 0, "depth": 1}),
-        (2, 3, {"first_node": 2, "depth": 2}),
-        (2, 3, {"first_node": 4, "depth": 3}),
-    ],
-)
-def test_inputs_of_a_level(width: int, max_depth: int, level: dict[str, int], cells: Cells) -> None:
-    got = inputs(gpu_draft.level_inputs, cells, width, max_depth, **level)
-    assert got == inputs(plain_steps.level_inputs, cells, width, max_depth, **level)
+@pytest.mark.parametrize("width", [1, 2, 4, 7])
+def test_inputs_of_known_tokens(width: int, cells: Cells) -> None:
+    got = inputs(gpu_draft.known_inputs, cells, width)
+    assert got == inputs(plain_steps.level_inputs, cells, width)
     assert any(slot >= 0 for slot in got[0])
     assert any(slot < 0 for slot in got[0])
-
-
-@pytest.mark.parametrize("first", [0, 4])
-def test_new_nodes(first: int, cells: Cells) -> None:
-    other = copy.deepcopy(cells)
-    tokens, parents = torch.arange(10, device=DEVICE) + 100, torch.arange(10, device=DEVICE) % 3
-    step, plain = step_of(), step_of()
-    gpu_draft.add_nodes(cells, step, tokens, parents, first, NODES)
-    plain_steps.add_nodes(other, plain, tokens, parents, first, NODES)
-    for name in ("draft_XG", "parents_XG", "count_X"):
-        assert torch.equal(getattr(cells, name), getattr(other, name)), name
-    assert torch.equal(step.result_RC[:, :FIRST], plain.result_RC[:, :FIRST])
-    guesses = step.result_RC[0, FIRST + 1 + first : FIRST + 3 + first]
-    assert guesses.tolist() == [100, 101]
 
 
 def test_gated_rows() -> None:

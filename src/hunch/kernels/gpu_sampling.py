@@ -62,6 +62,35 @@ def _noise_at(ids, pos, sample, stream, seed):
 
 
 @triton.jit
+def scores_of(
+    logits_ptr, m, chunk, row, pos, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
+    edge_ptr, best_ptr, num_columns, stream, IS_SAMPLED: tl.constexpr, HAS_EDGE: tl.constexpr,
+    HAS_IDS: tl.constexpr, ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The scores of one chunk of a row of logits, by which tokens are chosen."""
+    columns = chunk * CHUNK + tl.arange(0, CHUNK)
+    is_in = columns < num_columns
+    x = tl.load(logits_ptr + m * num_columns + columns, mask=is_in, other=float("-inf"))
+    z = x.to(tl.float32)
+    if IS_SAMPLED:
+        temperature = tl.load(temperature_ptr + row)
+        if temperature > 0:
+            z = scaled(z, temperature)
+            if HAS_EDGE:
+                gap = z - tl.load(best_ptr + m)
+                is_kept = rank_of(z, columns, ID_BITS) >= tl.load(edge_ptr + m)
+                is_kept &= (gap >= tl.load(min_p_ptr + row)) | (gap == 0)
+                z = tl.where(is_kept, z, float("-inf"))
+            sample, seed = tl.load(sample_ptr + row), tl.load(seed_ptr + row)
+            if HAS_IDS:
+                ids = tl.load(ids_ptr + columns, mask=is_in, other=0)
+                z += _noise_at(ids, pos, sample, stream, seed)
+            else:
+                z += _noise(columns, CHUNK // 4, chunk * (CHUNK // 4), pos, sample, stream, seed)
+    return tl.where(is_in, z, float("-inf"))
+
+
+@triton.jit
 def _best_kernel(
     logits_ptr, row_ptr, pos_ptr, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
     edge_ptr, best_ptr, value_ptr, index_ptr, num_columns, stream,
@@ -72,30 +101,16 @@ def _best_kernel(
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     let_next_start()
     wait_for_inputs()
-    columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    is_in = columns < num_columns
-    x = tl.load(logits_ptr + m * num_columns + columns, mask=is_in, other=float("-inf"))
-    z = x.to(tl.float32)
+    row, pos = m, m
     if IS_SAMPLED:
-        row = tl.load(row_ptr + m)
-        temperature = tl.load(temperature_ptr + row)
-        if temperature > 0:
-            z = scaled(z, temperature)
-            if HAS_EDGE:
-                gap = z - tl.load(best_ptr + m)
-                is_kept = rank_of(z, columns, ID_BITS) >= tl.load(edge_ptr + m)
-                is_kept &= (gap >= tl.load(min_p_ptr + row)) | (gap == 0)
-                z = tl.where(is_kept, z, float("-inf"))
-            pos, sample = tl.load(pos_ptr + m), tl.load(sample_ptr + row)
-            seed = tl.load(seed_ptr + row)
-            if HAS_IDS:
-                ids = tl.load(ids_ptr + columns, mask=is_in, other=0)
-                z += _noise_at(ids, pos, sample, stream, seed)
-            else:
-                z += _noise(columns, CHUNK // 4, chunk * (CHUNK // 4), pos, sample, stream, seed)
-    z = tl.where(is_in, z, float("-inf"))
+        row, pos = tl.load(row_ptr + m), tl.load(pos_ptr + m)
+    z = scores_of(
+        logits_ptr, m, chunk, row, pos, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
+        edge_ptr, best_ptr, num_columns, stream, IS_SAMPLED, HAS_EDGE, HAS_IDS, ID_BITS, CHUNK,
+    )  # fmt: skip
+    columns = chunk * CHUNK + tl.arange(0, CHUNK)
     value = tl.max(z, axis=0)
-    index = tl.min(tl.where((z == value) & is_in, columns, 2147483647), axis=0)
+    index = tl.min(tl.where((z == value) & (columns < num_columns), columns, 2147483647), axis=0)
     tl.store(value_ptr + m * tl.num_programs(1) + chunk, value)
     tl.store(index_ptr + m * tl.num_programs(1) + chunk, index)
 

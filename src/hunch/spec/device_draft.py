@@ -2,10 +2,10 @@
 
 Every draft begins with the last tokens of the row, so that whatever the target accepted of the
 draft before has the model's KV; then one pass per level. A tree keeps the `width` likeliest paths
-at each level.
+at each level, and always the path of first children, as the target is likeliest to take it.
 
 Shape letters: R rows of the step, W nodes of a level, T packed tokens (R times W), C columns of the
-model's logits, P tree depth, B best children.
+model's logits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.kernels.attention import AttnInputs, KVCache, Span
-from hunch.kernels.gpu_draft import add_nodes, level_inputs
-from hunch.kernels.gpu_sampling import choose
+from hunch.kernels.gpu_draft import known_inputs
+from hunch.kernels.gpu_grow import grow_level
 from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.sampling.state import SamplingState
 from hunch.spec.pace import Gait
-
-KEEP = 1e3  # more than any log of a chance takes away
 
 
 @dataclass(slots=True)
@@ -87,81 +85,25 @@ class DeviceDraft:
         self, cells: Cells, step: StepRows, kind: int, num_levels: int, again: int
     ) -> None:  # fmt: skip
         """So many levels, after the last `again` known tokens were processed anew."""
-        num_rows = len(step.ids_R)
+        num_rows, width = len(step.ids_R), self.width
         ids_T, attn = self._inputs(cells, num_rows, again, 0)
-        level_inputs(cells, step, ids_T, attn)
+        known_inputs(cells, step, ids_T, attn)
         hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD[again - 1 :: again]
-        row_R, pos_R = attn.seq_T[again - 1 :: again], attn.pos_T[again - 1 :: again] + 1
-        grow = self._grow_chain if self.width == 1 else self._grow_tree
-        logits_RC = self.model.logits(hidden_TD.contiguous())
-        grow(cells, step, logits_RC, row_R.contiguous(), pos_R, kind, num_levels)
-
-    # --- chains -----------------------------------------------------------------------------------
-
-    def _grow_chain(
-        self, cells: Cells, step: StepRows, logits_RC: Tensor, row_R: Tensor, pos_R: Tensor,
-        kind: int, num_levels: int,
-    ) -> None:  # fmt: skip
-        num_rows = len(row_R)
+        row_T = attn.seq_T[again - 1 :: again]
+        chances_RW = torch.empty(num_rows, width, dtype=torch.float32, device=ids_T.device)
         for level in range(num_levels):
-            token_R = self._choose(logits_RC, row_R, pos_R + level, kind)
-            parent_R = torch.full_like(token_R, level - 1)
-            add_nodes(cells, step, token_R, parent_R, level, self.num_nodes)
-            if level + 1 < num_levels:
-                ids_T, attn = self._inputs(cells, num_rows, 1, 0)
-                level_inputs(cells, step, ids_T, attn, first_node=level, depth=level + 1)
-                hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD
-                logits_RC = self.model.logits(hidden_TD)
-
-    def _choose(self, logits_RC: Tensor, row_R: Tensor, pos_R: Tensor, kind: int) -> Tensor:
-        state = self.sampling
-        return choose(
-            logits_RC, row_R, pos_R, state.temperature_X, state.top_k_X, state.top_p_X,
-            state.log_min_p_X, state.seed_X, state.sample_X, is_sampled=kind > 0,
-            is_filtered=kind > 1, ids_V=self.ids_C,
-        )  # fmt: skip
-
-    # --- trees ------------------------------------------------------------------------------------
-
-    def _grow_tree(
-        self, cells: Cells, step: StepRows, logits_RC: Tensor, row_R: Tensor, pos_R: Tensor,
-        kind: int, num_levels: int,
-    ) -> None:  # fmt: skip
-        num_rows, width = len(row_R), self.width
-        row_T, pos_T = row_R.repeat_interleave(width), pos_R.repeat_interleave(width)
-        token_RB, value_RB = self._best(logits_RC, row_R, pos_R, kind)
-        parent_RB = torch.full_like(token_RB, -1)
-        for level in range(num_levels):
-            first = level * width
-            add_nodes(cells, step, token_RB.flatten(), parent_RB.flatten(), first, self.num_nodes)
-            if level + 1 == num_levels:
+            is_last = level + 1 == num_levels
+            most = 0 if width == 1 else self.num_levels
+            following = None if is_last else self._inputs(cells, num_rows, width, most)
+            grow_level(
+                cells, step, self.model.logits(hidden_TD), chances_RW, self.sampling, depth=level,
+                num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self.ids_C,
+                following=following,
+            )  # fmt: skip
+            if following is None:
                 return
-            ids_T, attn = self._inputs(cells, num_rows, width, self.num_levels)
-            level_inputs(cells, step, ids_T, attn, first_node=first, depth=level + 1)
-            hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD
-            logits_TC = self.model.logits(hidden_TD)
-            token_TB, gain_TB = self._best(logits_TC, row_T, pos_T + level + 1, kind)
-            # Of all children of the level, the likeliest paths go on; the path of first children
-            # always does, as the target is likeliest to take it.
-            value_RWB = value_RB[:, :, None] + gain_TB.view(num_rows, width, width)
-            value_RWB[:, 0, 0] += KEEP
-            value_RB, best_RB = value_RWB.flatten(1).topk(width, dim=1)
-            value_RB[:, 0] -= KEEP
-            token_RB = token_TB.view(num_rows, -1).gather(1, best_RB)
-            parent_RB = first + best_RB // width
-
-    def _best(
-        self, logits_TC: Tensor, row_T: Tensor, pos_T: Tensor, kind: int
-    ) -> tuple[Tensor, Tensor]:
-        """The best children of each row by perturbed score, and the logs of their chances."""
-        if kind == 0:
-            score_TC = logits_TC
-        else:
-            score_TC = self.sampling.scores(logits_TC, row_T, pos_T, self.ids_C)
-        best_TB = score_TC.topk(self.width, dim=1).indices
-        chance_TC = score_TC.log_softmax(-1)
-        token_TB = best_TB if self.ids_C is None else self.ids_C[best_TB]
-        return token_TB, chance_TC.gather(1, best_TB)
+            ids_T, attn = following
+            hidden_TD, row_T = self.model.forward(ids_T, attn, self.kv).last_TD, attn.seq_T
 
     # --- passes -----------------------------------------------------------------------------------
 

@@ -1,0 +1,272 @@
+"""One level of a draft on a device, in two launches: children of every node, then the best paths.
+
+The first reads the logits, one program per chunk of a row; the second writes the level's nodes and
+the inputs of the pass over them. A child is a rank: its score's bits, then its column turned
+around, so that the greatest rank is the best score and, among equals, the lowest column.
+
+Shape letters: R rows of the step, N nodes that get children, W nodes of a level (a chain has one),
+T packed nodes (R times N), X rows of the engine, C columns of the model's logits, K chunks of them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels import gpu_filters
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.gpu_draft import slots_of
+from hunch.kernels.gpu_filters import ID_BITS, edges, rank_of
+from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_sampling import scores_of
+from hunch.kernels.gpu_spec import Cells, StepRows
+
+CHUNK = 1024  # columns of one program: many small ones finish sooner than a few large ones
+
+
+class Asked(Protocol):
+    """What the engine's rows ask of sampling: `sampling.state.SamplingState`."""
+
+    temperature_X: Tensor
+    top_k_X: Tensor
+    top_p_X: Tensor
+    log_min_p_X: Tensor
+    seed_X: Tensor
+    sample_X: Tensor
+
+
+# --- children -------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["num_parents", "depth"])
+def _children_kernel(
+    logits_ptr, rows_ptr, known_ptr, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
+    edge_ptr, best_ptr, rank_ptr, top_ptr, mass_ptr, num_columns, num_parents, depth,
+    IS_SAMPLED: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_IDS: tl.constexpr, WIDTH: tl.constexpr,
+    ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The best children of one node in one chunk, and the chunk's share of all chances."""
+    m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    let_next_start()
+    wait_for_inputs()
+    row, pos = m, m
+    if IS_SAMPLED:
+        row = tl.maximum(tl.load(rows_ptr + m // num_parents), 0)
+        pos = tl.load(known_ptr + row) + depth
+    z = scores_of(
+        logits_ptr, m, chunk, row, pos, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
+        edge_ptr, best_ptr, num_columns, 0, IS_SAMPLED, HAS_EDGE, HAS_IDS, ID_BITS, CHUNK,
+    )  # fmt: skip
+    columns = chunk * CHUNK + tl.arange(0, CHUNK)
+    rank = tl.where(columns < num_columns, rank_of(z, columns, ID_BITS), -1)
+    at = m * tl.num_programs(1) + chunk
+    for i in tl.static_range(WIDTH):
+        best = tl.max(rank, axis=0)
+        tl.store(rank_ptr + at * WIDTH + i, best)
+        rank = tl.where(rank == best, -1, rank)
+    if WIDTH > 1:
+        top = tl.max(z, axis=0)
+        tl.store(top_ptr + at, top)
+        # A chunk of which nothing is kept has no mass, rather than none of a number.
+        tl.store(mass_ptr + at, tl.sum(tl.exp(z - tl.where(top > float("-inf"), top, 0.0)), axis=0))
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _score_of(rank, ID_BITS: tl.constexpr):
+    """The score that `rank_of` was given."""
+    key = (rank >> ID_BITS).to(tl.int32)
+    return tl.where(key < 0, key & 2147483647, ~key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _merged(rank_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr, WIDTH: tl.constexpr,
+            BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+    """The best children of each node of a row, best first."""
+    n, k, w = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K * BLOCK_W), tl.arange(0, BLOCK_W)
+    size = num_chunks * WIDTH
+    at = (r * NUM_PARENTS + n)[:, None] * size + k[None, :]
+    is_at = (n < NUM_PARENTS)[:, None] & (k < size)[None, :]
+    rank = tl.load(rank_ptr + at, mask=is_at, other=-1)
+    best_NW = tl.full((BLOCK_N, BLOCK_W), -1, tl.int64)
+    for i in tl.static_range(WIDTH):
+        best = tl.max(rank, axis=1)[:, None]
+        best_NW = tl.where((w == i)[None, :], best, best_NW)
+        rank = tl.where(rank == best, -1, rank)
+    return best_NW
+
+
+@triton.jit
+def _log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr,
+                BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+    """Per node of a row its best score, and the log of all exps of scores below it."""
+    n, k = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    at = (r * NUM_PARENTS + n)[:, None] * num_chunks + k[None, :]
+    is_at = (n < NUM_PARENTS)[:, None] & (k < num_chunks)[None, :]
+    top_NK = tl.load(top_ptr + at, mask=is_at, other=float("-inf"))
+    mass_NK = tl.load(mass_ptr + at, mask=is_at, other=0.0)
+    top = tl.max(top_NK, axis=1)
+    top = tl.where(top > float("-inf"), top, 0.0)
+    total = tl.sum(mass_NK * tl.exp(top_NK - top[:, None]), axis=1)
+    return top, tl.log(tl.where(n < NUM_PARENTS, total, 1.0))
+
+
+@triton.jit
+def _place_nodes(
+    token, place, parent, is_in, is_row, r, row, left, room_ptr, count_ptr, draft_ptr, parents_ptr,
+    result_ptr, first_node, draft_stride, result_stride, guesses_at, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The level's nodes into the draft and the guesses, and how many nodes there are now."""
+    count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), first_node + WIDTH)
+    at = row * draft_stride + first_node + place
+    result_ptr += r * result_stride
+    if is_row:
+        tl.store(draft_ptr + at, token, mask=is_in)
+        tl.store(parents_ptr + at, parent, mask=is_in)
+        tl.store(count_ptr + row, count)
+        tl.store(result_ptr + guesses_at + first_node + place, token, mask=is_in)
+        tl.store(result_ptr + 3, tl.full((), 1, tl.int64))
+        tl.store(result_ptr + 4, count)
+
+
+@triton.jit
+def _next_inputs(
+    token, place, parent, is_in, is_live, r, row, known, table_ptr, parents_ptr, packed_ptr,
+    pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, first_node, depth, max_depth,
+    WIDTH: tl.constexpr, IS_TREE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """The pass over the level's nodes: their keys stand after the known tokens, in order."""
+    at = r * WIDTH + place
+    pos = known + depth + place * 0
+    slot = slots_of(table_ptr, known + first_node + place, is_live, BLOCK_SIZE)
+    tl.store(packed_ptr + at, tl.where(is_live, token, 0), mask=is_in)
+    tl.store(pos_ptr + at, tl.where(is_live, pos, 0), mask=is_in)
+    tl.store(slot_ptr + at, slot, mask=is_in)
+    tl.store(seq_ptr + at, row + place * 0, mask=is_in)
+    tl.store(base_ptr + at, known + place * 0 if IS_TREE else pos + 1, mask=is_in)
+    if IS_TREE:
+        tree_ptr += at * max_depth + depth
+        tl.store(tree_ptr, slot, mask=is_live)
+        up = tl.where(is_live, parent, -1)  # of earlier launches from here on
+        for i in range(depth):
+            is_up = up >= 0
+            slot = slots_of(table_ptr, known + up, is_up, BLOCK_SIZE)
+            tl.store(tree_ptr - 1 - i, slot, mask=is_up)
+            up = tl.load(parents_ptr + up, mask=is_up, other=-1)
+
+
+@triton.jit(do_not_specialize=["first_node", "first_parent", "depth", "guesses_at"])
+def _grow_kernel(
+    rank_ptr, top_ptr, mass_ptr, chance_ptr, ids_ptr, rows_ptr, room_ptr, count_in_ptr, known_ptr,
+    end_ptr, done_ptr, count_ptr, table_ptr, draft_ptr, parents_ptr, result_ptr, packed_ptr,
+    pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, num_chunks, first_node, first_parent, depth,
+    max_depth, draft_stride, table_stride, result_stride, guesses_at, NUM_PARENTS: tl.constexpr,
+    WIDTH: tl.constexpr, HAS_IDS: tl.constexpr, HAS_NEXT: tl.constexpr, IS_TREE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ID_BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One row: the likeliest paths become the level's nodes, the first path's first child first."""
+    r = tl.program_id(0).to(tl.int64)
+    let_next_start()
+    wait_for_inputs()
+    row = tl.maximum(tl.load(rows_ptr + r), 0)
+    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    known = tl.load(known_ptr + row)
+    left = tl.load(end_ptr + row) - known
+    rank_NW = _merged(rank_ptr, r, num_chunks, NUM_PARENTS, WIDTH, BLOCK_N, BLOCK_W, BLOCK_K)
+    # From here on one candidate per thread: each finds its own place among the level's nodes.
+    rank = tl.reshape(rank_NW, (BLOCK_N * BLOCK_W,))
+    one = tl.arange(0, BLOCK_N * BLOCK_W)
+    n, w = one // BLOCK_W, one % BLOCK_W
+    is_in = (n < NUM_PARENTS) & (w < WIDTH)
+    place = one.to(tl.int64) * 0
+    if WIDTH > 1:
+        top, log_total = _log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS, BLOCK_N,
+                                     BLOCK_K)  # fmt: skip
+        i = tl.arange(0, BLOCK_N)
+        path = tl.load(chance_ptr + r * WIDTH + i, mask=(i < NUM_PARENTS) & (depth > 0), other=0.0)
+        gain_NW = (_score_of(rank_NW, ID_BITS) - top[:, None]) - log_total[:, None]
+        chance = tl.reshape(path[:, None] + gain_NW, (BLOCK_N * BLOCK_W,))
+        order = tl.where(is_in, rank_of(chance, one, ID_BITS), -1)
+        order = tl.where(one == 0, 0x7FFFFFFFFFFFFFFF, order)  # the target is likeliest to take it
+        place = tl.sum((order[None, :] > order[:, None]).to(tl.int64), axis=1)
+        is_in &= place < WIDTH
+        tl.debug_barrier()  # all have read their paths' chances
+        tl.store(chance_ptr + r * WIDTH + place, chance, mask=is_in)
+    token = ((1 << ID_BITS) - 1) - (rank & ((1 << ID_BITS) - 1))
+    if HAS_IDS:
+        token = tl.load(ids_ptr + token, mask=is_in, other=0)
+    parent = first_parent + n.to(tl.int64)
+    _place_nodes(
+        token, place, parent, is_in, is_row, r, row, tl.maximum(left - 1, 0), room_ptr, count_ptr,
+        draft_ptr, parents_ptr, result_ptr, first_node, draft_stride, result_stride, guesses_at,
+        WIDTH,
+    )  # fmt: skip
+    if HAS_NEXT:
+        room = tl.minimum(tl.load(room_ptr + r), left)
+        is_live = is_row & is_in & (first_node + place < room)
+        _next_inputs(
+            token, place, parent, is_in, is_live, r, row, known, table_ptr + row * table_stride,
+            parents_ptr + row * draft_stride, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr,
+            tree_ptr, first_node, depth, max_depth, WIDTH, IS_TREE, BLOCK_SIZE,
+        )  # fmt: skip
+
+
+# --- launch ---------------------------------------------------------------------------------------
+
+
+def grow_level(
+    cells: Cells, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
+    depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
+    following: tuple[Tensor, AttnInputs] | None,
+) -> None:  # fmt: skip
+    """The level under the nodes whose logits these are: W nodes per row, and the next inputs.
+
+    The first level has depth 0 and one row of logits per row of the step. chances_RW keeps the
+    log of each path's chance between levels. kind: 0 greedy, 1 sampled, 2 filtered; row_T names
+    the engine's row of each line of logits. A node past a row's room is padding to the next pass.
+    """
+    num_rows, width = chances_RW.shape
+    num_parents, num_columns = len(logits_TC) // num_rows, logits_TC.shape[1]
+    assert logits_TC.is_contiguous()
+    assert width <= num_columns < 2**ID_BITS
+    num_chunks = triton.cdiv(num_columns, CHUNK)
+    rank_TKW = logits_TC.new_empty(len(logits_TC), num_chunks, width, dtype=torch.int64)
+    top_TK, mass_TK = logits_TC.new_empty(2, len(logits_TC), num_chunks, dtype=torch.float32)
+    edge_T, best_T = rank_TKW, top_TK
+    if kind > 1:
+        part = logits_TC.new_empty(len(logits_TC), triton.cdiv(num_columns, gpu_filters.CHUNK))
+        edge_T, best_T = edges(
+            logits_TC, row_T.contiguous(), asked.temperature_X, asked.top_k_X, asked.top_p_X,
+            asked.log_min_p_X, part,
+        )  # fmt: skip
+    ids = step.ids_R if ids_C is None else ids_C
+    _children_kernel[(len(logits_TC), num_chunks)](
+        logits_TC, step.ids_R, cells.known_X, ids, asked.temperature_X, asked.log_min_p_X,
+        asked.seed_X, asked.sample_X, edge_T, best_T, rank_TKW, top_TK, mass_TK, num_columns,
+        num_parents, depth, IS_SAMPLED=kind > 0, HAS_EDGE=kind > 1, HAS_IDS=ids_C is not None,
+        WIDTH=width, ID_BITS=ID_BITS, CHUNK=CHUNK, **options(4),
+    )  # fmt: skip
+    ids_T, attn = (step.ids_R, None) if following is None else following
+    tree_TP = None if attn is None else attn.tree_TP
+    places = (ids_T,) * 4 if attn is None else (attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T)
+    sizes = (num_parents, width, num_chunks)
+    block_n, block_w, block_k = (next_power_of_2(size) for size in sizes)
+    _grow_kernel[(num_rows,)](
+        rank_TKW, top_TK, mass_TK, chances_RW, ids, step.ids_R, step.room_R, step.count_R,
+        cells.known_X, cells.end_X, cells.is_done_X, cells.count_X, cells.table_XB,
+        cells.draft_XG, cells.parents_XG, step.result_RC, ids_T, *places,
+        ids_T if tree_TP is None else tree_TP, num_chunks, depth * width,
+        (depth - 1) * width if depth else -1, depth, 0 if tree_TP is None else tree_TP.shape[1],
+        cells.draft_XG.stride(0), cells.table_XB.stride(0), step.result_RC.stride(0),
+        step.result_RC.shape[1] - num_nodes, NUM_PARENTS=num_parents, WIDTH=width,
+        HAS_IDS=ids_C is not None, HAS_NEXT=attn is not None, IS_TREE=tree_TP is not None,
+        BLOCK_SIZE=cells.block_size, ID_BITS=ID_BITS, BLOCK_N=block_n, BLOCK_W=block_w,
+        BLOCK_K=block_k, **options(1 if block_n * block_w * block_k <= 1024 else 4),
+    )  # fmt: skip
