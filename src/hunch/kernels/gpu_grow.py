@@ -55,7 +55,7 @@ def _children_kernel(
     wait_for_inputs()
     row, pos = m, m
     if IS_SAMPLED:
-        row = tl.maximum(tl.load(rows_ptr + m // num_parents), 0)
+        row = tl.maximum(tl.load(rows_ptr + tl.program_id(0) // num_parents), 0)
         pos = tl.load(known_ptr + row) + depth
     z = scores_of(
         logits_ptr, m, chunk, row, pos, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
