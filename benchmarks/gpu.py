@@ -7,8 +7,8 @@ The targets are the default model, and the same model enlarged to a 7B model's c
 same up to rounding). The price of exact products is printed first. Greedy, 128 new tokens, end of
 text ignored, prefix cache and stores shared by requests off. One request: prompts one by one. N
 requests: the first N of the prompts, repeated, submitted at once, reading the prompts included.
-Each figure is the best of the rounds, after a short one that is not counted; token ids are compared
-with plain decoding of one request at a time.
+Each figure is the best of the rounds (one by one: of one round), after a short one that is not
+counted; token ids are compared with plain decoding of one request at a time.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def sweep(
         for concurrency in args.drafter_concurrency if is_further else args.concurrency:
             few = prompts if concurrency > 1 else prompts[:: len(prompts) // 2]
             run(llm, few, concurrency, WARM_TOKENS)
-            runs = [run(llm, prompts, concurrency, args.tokens) for _ in range(args.rounds)]
+            rounds = args.rounds if concurrency > 1 else 1  # one by one, they are rounds themselves
+            runs = [run(llm, prompts, concurrency, args.tokens) for _ in range(rounds)]
             best = min(runs, key=lambda r: r["seconds"])
             if plain is None:
                 plain = best["answers"]
