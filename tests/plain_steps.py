@@ -139,17 +139,17 @@ def lookup(
 
 
 def update(cells: Cells, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
-    sizes = inputs_3R.numel(), num_changes, num_changes
-    inputs, places, values = letter_W.split(sizes)
-    inputs_3R.copy_(inputs.view(3, -1))
+    num_inputs = inputs_3R.numel()
+    inputs_3R.copy_(letter_W[:num_inputs].view(3, -1))
+    places, values = letter_W[num_inputs:].view(2, num_changes)
     cells.flat[places] = values
 
 
 def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
     if step.ids_R[0] >= 0:
         line_W = slots_QW[int(cells.clock_2[0]) % len(slots_QW)]
-        line_W[0] = 0
-        line_W[1 : 1 + step.result_RC.numel()] = step.result_RC.flatten()
+        line_W[-1] = 0
+        line_W[: step.result_RC.numel()] = step.result_RC.flatten()
 
 
 def level_inputs(

@@ -1,7 +1,7 @@
 """Results reach the host in turn: whatever else runs on the device, each step reads its own."""
 
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -10,19 +10,20 @@ pytest.importorskip("triton")
 
 import plain_steps
 from hunch import LLM, SamplingParams
-from hunch.kernels import gpu_spec
+from hunch.kernels import gpu_mail, gpu_spec
 from hunch.kernels.attention import AttnInputs
 from hunch.runner.delivery import SLOTS, Delivery
 from tiny_models import write_llama
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_COLUMNS = gpu_spec.FIRST + 1
+Kernels = ModuleType | SimpleNamespace
 
 
 class Steps:
     """Steps of some rows, of which only the beginning and the end are run."""
 
-    def __init__(self, kernels: ModuleType, num_rows: int) -> None:
+    def __init__(self, kernels: Kernels, num_rows: int) -> None:
         self.kernels, self.num_rows = kernels, num_rows
         self.cells = gpu_spec.Cells.create(num_rows, 8, 2, 1, 2, 4, DEVICE)
         self.cells.known_X.fill_(1)
@@ -51,12 +52,13 @@ class Steps:
         return set(result_RC.flatten().tolist())
 
 
-KERNELS = pytest.mark.parametrize("kernels", [gpu_spec, plain_steps], ids=["triton", "plain"])
+TRITON = SimpleNamespace(pack=gpu_spec.pack, deliver=gpu_mail.deliver)
+KERNELS = pytest.mark.parametrize("kernels", [TRITON, plain_steps], ids=["triton", "plain"])
 
 
 @KERNELS
 @pytest.mark.parametrize("num_rows", [1, 300])  # the latter's result is written in pieces
-def test_steps_under_way_together_keep_their_results(kernels: ModuleType, num_rows: int) -> None:
+def test_steps_under_way_together_keep_their_results(kernels: Kernels, num_rows: int) -> None:
     steps = Steps(kernels, num_rows)
     waiting = steps.launch(100)
     for mark in range(101, 101 + 3 * SLOTS):
@@ -67,7 +69,7 @@ def test_steps_under_way_together_keep_their_results(kernels: ModuleType, num_ro
 
 
 @KERNELS
-def test_runs_without_rows_neither_count_nor_deliver(kernels: ModuleType) -> None:
+def test_runs_without_rows_neither_count_nor_deliver(kernels: Kernels) -> None:
     steps = Steps(kernels, 2)
     for mark in range(2 * SLOTS):
         waiting = steps.launch(mark)

@@ -6,8 +6,7 @@ checked, length of the match behind the next draft, its nodes, known length, tok
 
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
-blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C columns of a result, Q
-slots for results on the host, W room of a slot.
+blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C columns of a result.
 """
 
 from __future__ import annotations
@@ -79,12 +78,12 @@ class StepRows:
 
 
 @triton.jit
-def _now():
+def now():
     """Nanoseconds of a clock that all multiprocessors share; the interpreter has none."""
-    now = tl.zeros((), tl.int64)
+    time = tl.zeros((), tl.int64)
     if HAS_CLOCK:
-        now = globaltimer()
-    return now
+        time = globaltimer()
+    return time
 
 
 @triton.jit
@@ -102,7 +101,7 @@ def _pack_kernel(
     is_row = row >= 0
     if (r == 0) & is_row:
         tl.store(clock_ptr, tl.load(clock_ptr) + 1)
-        tl.store(clock_ptr + 1, _now())
+        tl.store(clock_ptr + 1, now())
     row = tl.maximum(row, 0)
     is_row &= tl.load(done_ptr + row) == 0
     known = tl.load(known_ptr + row)
@@ -335,39 +334,4 @@ def lookup(
         cells.tokens_XL.stride(0), cells.draft_XG.stride(0), step.result_RC.stride(0), num_nodes,
         step.result_RC.shape[1] - num_nodes, MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         BLOCK=2048, BLOCK_N=next_power_of_2(num_nodes), **options(8),
-    )  # fmt: skip
-
-
-# --- deliver --------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _deliver_kernel(
-    ids_ptr, clock_ptr, result_ptr, slots_ptr, size, num_slots, slot_stride, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A piece of the result, into the slot whose turn it is; the first piece tells the time."""
-    piece = tl.program_id(0).to(tl.int64)
-    let_next_start()
-    wait_for_inputs()
-    offs = piece * BLOCK + tl.arange(0, BLOCK)
-    is_in = (offs < size) & (tl.load(ids_ptr) >= 0)
-    slots_ptr += (tl.load(clock_ptr) % num_slots) * slot_stride
-    result = tl.load(result_ptr + offs, mask=is_in)
-    tl.store(slots_ptr + 1 + offs, result, mask=is_in)
-    if piece == 0:
-        taken = _now() - tl.load(clock_ptr + 1)
-        tl.store(slots_ptr, taken, mask=tl.load(ids_ptr) >= 0)
-
-
-def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
-    """The step's nanoseconds and result into the slots' line of its turn: steps so far, modulo Q.
-
-    The slots are the host's own memory, pinned where there is a GPU: no copy follows the step, so
-    the next one can start at once. A step without rows leaves them alone.
-    """
-    size = step.result_RC.numel()
-    block = min(1024, next_power_of_2(size))
-    _deliver_kernel[(triton.cdiv(size, block),)](
-        step.ids_R, cells.clock_2, step.result_RC, slots_QW, size, *slots_QW.shape, BLOCK=block,
-        **options(4),
     )  # fmt: skip

@@ -14,14 +14,16 @@ import numpy as np
 import torch
 
 SLOTS = 4  # more than the steps under way at a time: two, the one launched and the one waited for
+ALIGNED = 16  # numbers: slots that start so are written in wide pieces
 
 
 class Delivery:
-    """The host's side of `kernels.gpu_spec.deliver`."""
+    """The host's side of `kernels.gpu_mail.deliver`."""
 
     def __init__(self, room: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
-        self.slots_QW = torch.zeros(SLOTS, 1 + room, dtype=torch.int64, pin_memory=is_cuda)
+        width = -(-(room + 1) // ALIGNED) * ALIGNED
+        self.slots_QW = torch.zeros(SLOTS, width, dtype=torch.int64, pin_memory=is_cuda)
         self._lines_QW = self.slots_QW.numpy()
         # They only say that a step is over: what it took stands in its slot.
         self._done: list[Any] = [torch.cuda.Event() if is_cuda else None for _ in range(SLOTS)]  # type: ignore[no-untyped-call]
@@ -40,5 +42,5 @@ class Delivery:
         if self._done[slot] is not None:
             self._done[slot].synchronize()
         line_W = self._lines_QW[slot]
-        result_RC = line_W[1 : 1 + num_rows * num_columns].reshape(num_rows, num_columns)
-        return result_RC, int(line_W[0]) / 1e9
+        result_RC = line_W[: num_rows * num_columns].reshape(num_rows, num_columns)
+        return result_RC, int(line_W[-1]) / 1e9

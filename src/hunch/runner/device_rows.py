@@ -1,6 +1,7 @@
-"""The host's rows as cells on the device: what changed is scattered there before a step.
+"""The host's rows as cells on the device: what changed is written there before a step.
 
-Shape letters: X rows of the engine, L longest sequence, S stop ids.
+Shape letters: R rows of the step, X rows of the engine, L longest sequence, S stop ids, W room of
+a letter.
 """
 
 from __future__ import annotations
@@ -8,19 +9,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hunch.kernels.gpu_mail import update
 from hunch.kernels.gpu_spec import Cells
 from hunch.runner.rows import RowBuffers
 from hunch.types import Capacity
 
 MAX_STOPS = 8  # stop ids a row on the device can have
-PINNED = 4096  # changes that fit the buffers from which copies need not wait
-RING = 4  # buffers in turn: a step reads its own until the one after the next is written
+PINNED = 4096  # changes that fit the letters which the device reads where they lie
+RING = 4  # letters in turn: a step reads its own until the one after the next is written
 
 
 class DeviceRows:
     """Rows change on the host when requests come and go; while they decode, on the device alone."""
 
-    def __init__(self, capacity: Capacity, rows: RowBuffers, device: torch.device) -> None:
+    def __init__(
+        self, capacity: Capacity, rows: RowBuffers, width: int, device: torch.device
+    ) -> None:
         num_rows, room = rows.tokens.shape
         self.rows, self.device = rows, device
         max_nodes = max(capacity.max_nodes, 1)
@@ -41,18 +45,28 @@ class DeviceRows:
         self._tokens_at = cells.tokens_XL.storage_offset()
         self._is_stale = np.ones(num_rows, dtype=np.bool_)
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
-        is_pinned = device.type == "cuda"
-        self._pinned = [
-            torch.empty(2 * PINNED, dtype=torch.int64, pin_memory=is_pinned) for _ in range(RING)
+        # What a step's rows are and may do, for up to `width` of them.
+        self.inputs_3R = torch.empty(3, width, dtype=torch.int64, device=device)
+        self._sent: tuple[object, ...] = ()  # the inputs that the device holds
+        room = 3 * width + 2 * PINNED
+        self._letters = [
+            torch.empty(room, dtype=torch.int64, pin_memory=device.type == "cuda")
+            for _ in range(RING)
         ]
         self._turn = 0
+        self.update([], [], [], 0)  # so that the kernel is there when it is needed
 
     def touch(self, row: int) -> None:
         """The host changed more of the row than its blocks."""
         self._is_stale[row] = True
 
-    def update(self, rows: list[int]) -> list[int]:
-        """Bring these rows up to date on the device; returns those the host had changed."""
+    def update(
+        self, rows: list[int], allowed: list[int], room: list[int], num_rows: int
+    ) -> list[int]:
+        """Bring a step's rows up to date on the device; returns those the host had changed.
+
+        `allowed` nodes may be checked of each row and `room` drafted; padded to `num_rows`.
+        """
         stale = [row for row in rows if self._is_stale[row]]
         places: list[np.ndarray] = []
         values: list[np.ndarray] = []
@@ -62,8 +76,9 @@ class DeviceRows:
                 self._renew(row, places, values)
             if num_blocks[row] != on_device[row]:
                 self._add_blocks(row, places, values)
-        if places:
-            self._scatter(np.concatenate(places), np.concatenate(values))
+        inputs = num_rows, rows, allowed, room
+        if places or inputs != self._sent:
+            self._send(inputs, places, values)
         return stale
 
     def _renew(self, row: int, places: list[np.ndarray], values: list[np.ndarray]) -> None:
@@ -94,13 +109,27 @@ class DeviceRows:
         values.append(self.rows.table[row, first:last].copy())
         self._num_blocks[row] = last
 
-    def _scatter(self, places: np.ndarray, values: np.ndarray) -> None:
-        count = len(places)
-        if count > PINNED:
-            changes = torch.from_numpy(np.stack([places, values])).to(self.device)
+    def _send(
+        self,
+        inputs: tuple[int, list[int], list[int], list[int]],
+        places: list[np.ndarray],
+        values: list[np.ndarray],
+    ) -> None:
+        num_rows, *lines = inputs
+        num_inputs, num_changes = self.inputs_3R.numel(), sum(map(len, places))
+        size = num_inputs + 2 * num_changes
+        if num_changes > PINNED:
+            letter_W = torch.empty(size, dtype=torch.int64)
         else:
             self._turn = (self._turn + 1) % RING
-            held = self._pinned[self._turn][: 2 * count].view(2, count)  # in one piece: no waiting
-            np.stack([places, values], out=held.numpy())
-            changes = held.to(self.device, non_blocking=True)
-        self.cells.flat.index_copy_(0, changes[0], changes[1])
+            letter_W = self._letters[self._turn][:size]
+        held_W = letter_W.numpy()
+        inputs_3R = held_W[:num_inputs].reshape(self.inputs_3R.shape)
+        inputs_3R[:, : len(lines[0])] = lines
+        inputs_3R[:, len(lines[0]) : num_rows] = -1
+        if num_changes:
+            np.concatenate(places + values, out=held_W[num_inputs:])
+        if num_changes > PINNED:
+            letter_W = letter_W.to(self.device)
+        update(self.cells, self.inputs_3R, letter_W, num_changes)
+        self._sent = inputs

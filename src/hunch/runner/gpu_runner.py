@@ -55,7 +55,8 @@ class GraphRunner(LocalRunner):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         drafter, capacity = self.drafter, self.capacity
-        self.device_rows = DeviceRows(capacity, self.rows, self.device)
+        width = bucket(capacity.max_rows)
+        self.device_rows = DeviceRows(capacity, self.rows, width, self.device)
         found = drafter.on_device() if isinstance(drafter, WorksOnDevice) else None
         self.device_drafter: DeviceDrafter | None = found
         self.can_fly = self.verify is exact and (found is not None or not capacity.max_nodes)
@@ -74,8 +75,8 @@ class GraphRunner(LocalRunner):
             self.sampling,
             found,
             self.device_rows.cells,
+            self.device_rows.inputs_3R,
             capacity.block_size,
-            capacity.max_rows,
             pool,
         )
         self.gaits = Gaits(found, self.rows)
@@ -85,13 +86,6 @@ class GraphRunner(LocalRunner):
         self._is_simple = np.zeros(capacity.max_rows, dtype=np.bool_)
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
         self._queue: deque[StepResult | Flight] = deque()
-        is_cuda = self.device.type == "cuda"
-        self._inputs = [
-            torch.empty(self.steps.inputs_3R.shape, dtype=torch.int64, pin_memory=is_cuda)
-            for _ in range(4)
-        ]
-        self._turn = 0
-        self._sent_3R = np.empty((3, 0), dtype=np.int64)  # the inputs that the device holds
 
     def preparations(self) -> list[Callable[[], None]]:
         """Capture passes, and steps of every power of two; rare sizes are captured as they come."""
@@ -212,20 +206,12 @@ class GraphRunner(LocalRunner):
         gait = self.gaits.launch(gait if max(allowed) else Gait(0, gait.way), ids)
         graph = self.steps.step(len(work), gait.num_nodes, asks, gait.way)
         self.gaits.captured(graph)
-        renewed = self.device_rows.update(ids)
+        room = [item.max_draft for item in work]
+        renewed = self.device_rows.update(ids, allowed, room, graph.num_rows)
         if renewed:  # from here on the device drafts; what the host held is stale
             self.drafter.forget(renewed)
             for row in renewed:
                 self.rows.drafts[row] = None
-        self._turn = (self._turn + 1) % len(self._inputs)
-        lines_3R = np.full((3, graph.num_rows), -1)
-        room = [item.max_draft for item in work]
-        lines_3R[:, : len(work)] = (ids, allowed, room)
-        if not np.array_equal(lines_3R, self._sent_3R):  # the rows decode on: it is there
-            inputs_3R = self._inputs[self._turn]
-            inputs_3R.numpy()[:, : graph.num_rows] = lines_3R
-            self.steps.inputs_3R.copy_(inputs_3R, non_blocking=True)
-            self._sent_3R = lines_3R
         graph.replay()
         slot = self.steps.delivery.expect()
         requests = [self.rows.requests[row] for row in ids]

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_attention import Tiling, programs_for, tiles_of
+from hunch.kernels.gpu_mail import deliver
 from hunch.kernels.gpu_sampling import choose
-from hunch.kernels.gpu_spec import FIRST, Cells, StepRows, commit, compact, deliver, pack
+from hunch.kernels.gpu_spec import FIRST, Cells, StepRows, commit, compact, pack
 from hunch.runner.batch import Batch
 from hunch.runner.delivery import Delivery
 from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
@@ -190,18 +191,17 @@ class StepGraphs:
         sampling: SamplingState,
         drafter: DeviceDrafter | None,
         cells: Cells,
+        inputs_3R: Tensor,
         block_size: int,
-        max_rows: int,
         pool: Any,
     ) -> None:
         self.target, self.kv, self.sampling, self.drafter = target, kv, sampling, drafter
-        self.cells, self.block_size, self.pool = cells, block_size, pool
+        self.cells, self.inputs_3R = cells, inputs_3R
+        self.block_size, self.pool = block_size, pool
         self.device: torch.device = target.device
         self.num_guesses = 0 if drafter is None else drafter.num_nodes
-        # What the host writes before a step, and what it reads after: lines of all sizes share.
-        width = bucket(max_rows)
-        self.inputs_3R = torch.zeros(3, width, dtype=torch.int64, device=self.device)
-        room = width * (FIRST + 1 + 2 * self.num_guesses)
+        # What the host reads after a step: those of all sizes share.
+        room = inputs_3R.shape[1] * (FIRST + 1 + 2 * self.num_guesses)
         self.results = torch.zeros(room, dtype=torch.int64, device=self.device)
         self.delivery = Delivery(room, self.device)
         self._buffers: dict[tuple[int, int, int], tuple[Tensor, StepRows, AttnInputs]] = {}

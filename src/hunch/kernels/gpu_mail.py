@@ -1,0 +1,76 @@
+"""What passes between host and device around a step, straight through the host's pinned memory.
+
+A copy before or after a captured step keeps the device idle for longer than these kernels take.
+
+Shape letters: R rows of the step, W room of a letter or a slot, Q slots for results on the host.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_spec import Cells, StepRows, now
+
+# --- to the device --------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["num_changes"])
+def _update_kernel(
+    flat_ptr, inputs_ptr, letter_ptr, num_changes, NUM_INPUTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A piece of the inputs and a piece of the changes."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    let_next_start()
+    wait_for_inputs()
+    is_input, is_change = offs < NUM_INPUTS, offs < num_changes
+    inputs = tl.load(letter_ptr + offs, mask=is_input)
+    letter_ptr += NUM_INPUTS
+    place = tl.load(letter_ptr + offs, mask=is_change, other=0)
+    value = tl.load(letter_ptr + num_changes + offs, mask=is_change)
+    tl.store(inputs_ptr + offs, inputs, mask=is_input)
+    tl.store(flat_ptr + place, value, mask=is_change)
+
+
+def update(cells: Cells, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
+    """Take in a letter: the step's inputs, then the places of changed cells, then their values."""
+    size = inputs_3R.numel()
+    _update_kernel[(triton.cdiv(max(size, num_changes), 256),)](
+        cells.flat, inputs_3R, letter_W, num_changes, NUM_INPUTS=size, BLOCK=256, **options(4)
+    )
+
+
+# --- to the host ----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _deliver_kernel(
+    ids_ptr, clock_ptr, result_ptr, slots_ptr, size, num_slots, slot_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A piece of the result, into the slot whose turn it is; the first piece tells the time."""
+    piece = tl.program_id(0).to(tl.int64)
+    let_next_start()
+    wait_for_inputs()
+    is_step = tl.load(ids_ptr) >= 0
+    offs = piece * BLOCK + tl.arange(0, BLOCK)
+    is_in = (offs < size) & is_step
+    slots_ptr += (tl.load(clock_ptr) % num_slots) * slot_stride
+    result = tl.load(result_ptr + offs, mask=is_in)
+    tl.store(slots_ptr + offs, result, mask=is_in)
+    if piece == 0:
+        tl.store(slots_ptr + slot_stride - 1, now() - tl.load(clock_ptr + 1), mask=is_step)
+
+
+def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
+    """The step's result into the slot of its turn: steps so far, modulo Q; its time at the end.
+
+    A step without rows leaves the slots alone.
+    """
+    size = step.result_RC.numel()
+    block = min(1024, next_power_of_2(size))
+    _deliver_kernel[(triton.cdiv(size, block),)](
+        step.ids_R, cells.clock_2, step.result_RC, slots_QW, size, *slots_QW.shape, BLOCK=block,
+        **options(4),
+    )  # fmt: skip
