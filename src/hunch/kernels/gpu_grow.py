@@ -42,6 +42,13 @@ class Asked(Protocol):
 # --- children -------------------------------------------------------------------------------------
 
 
+@triton.jit
+def _score_of(rank, ID_BITS: tl.constexpr):
+    """The score that `rank_of` was given."""
+    key = (rank >> ID_BITS).to(tl.int32)
+    return tl.where(key < 0, key & 2147483647, ~key).to(tl.float32, bitcast=True)
+
+
 @triton.jit(do_not_specialize=["num_parents", "depth"])
 def _children_kernel(
     logits_ptr, rows_ptr, known_ptr, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
@@ -64,25 +71,20 @@ def _children_kernel(
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     rank = tl.where(columns < num_columns, rank_of(z, columns, ID_BITS), -1)
     at = m * tl.num_programs(1) + chunk
-    for i in tl.static_range(WIDTH):
+    best = tl.max(rank, axis=0)
+    tl.store(rank_ptr + at * WIDTH, best)
+    top = _score_of(best, ID_BITS)
+    for i in tl.static_range(1, WIDTH):
+        rank = tl.where(rank == best, -1, rank)
         best = tl.max(rank, axis=0)
         tl.store(rank_ptr + at * WIDTH + i, best)
-        rank = tl.where(rank == best, -1, rank)
     if WIDTH > 1:
-        top = tl.max(z, axis=0)
         tl.store(top_ptr + at, top)
-        # A chunk of which nothing is kept has no mass, rather than none of a number.
+        # A chunk of which the filters keep nothing has mass 0, not NaN.
         tl.store(mass_ptr + at, tl.sum(tl.exp(z - tl.where(top > float("-inf"), top, 0.0)), axis=0))
 
 
 # --- paths ----------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _score_of(rank, ID_BITS: tl.constexpr):
-    """The score that `rank_of` was given."""
-    key = (rank >> ID_BITS).to(tl.int32)
-    return tl.where(key < 0, key & 2147483647, ~key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
