@@ -139,7 +139,7 @@ def lookup(
 
 
 def update(cells: Cells, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
-    num_inputs = inputs_3R.numel()
+    num_inputs, letter_W = inputs_3R.numel(), letter_W.to(inputs_3R.device)
     inputs_3R.copy_(letter_W[:num_inputs].view(3, -1))
     places, values = letter_W[num_inputs:].view(2, num_changes)
     cells.flat[places] = values
