@@ -28,7 +28,7 @@ def price(decoder: CudaDecoder) -> dict[int, tuple[float, float]]:
             Graph(_body(decoder, rows, is_exact), decoder.device, pool)
             for is_exact in (True, False)
         ]
-        exact, free = (seconds_of([graph], decoder.device) for graph in graphs)
+        exact, free = (seconds_of(graph, decoder.device) for graph in graphs)
         found[rows] = exact, free
     return found
 
