@@ -1,5 +1,6 @@
 """The front door: what users type, and what they hear when it is wrong."""
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,6 +84,15 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     message = [{"role": "user", "content": "hi"}]
     (output,) = llm.chat(message, SamplingParams(temperature=0, max_tokens=4))
     assert llm.tokenizer.decode(output.prompt_token_ids) == "<|user|>hi\n<|assistant|>"
+
+
+def test_requests_leave_no_circles_and_the_collector_comes_back(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4)
+    llm.generate(["warm"], params)
+    gc.collect()
+    llm.generate(["one", "two", "three"] * 4, params)
+    assert gc.collect() < 12  # the collector rests while answers are made
+    assert gc.isenabled()
 
 
 def test_stream_grows_and_leaving_it_aborts(llm: LLM) -> None:

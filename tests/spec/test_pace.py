@@ -55,6 +55,17 @@ def test_guesses_teach_though_they_were_not_checked() -> None:
     assert pace.choose(ROWS, CHEAP).num_nodes > 0
 
 
+def test_one_row_that_gains_nothing_counts_for_many() -> None:
+    """It would wait for what the others check: they must gain more to make up for it."""
+    pace, cost = Pace(4, GAITS[:2]), {Gait(0): 1.0, Gait(3): 2.2}
+    guess_RG = np.tile(np.arange(3), (2, 1))
+    said_RK = np.array([[0, 1, 2, 9], [100, 0, 0, 0]])
+    for _ in range(60):
+        pace.learn(ROWS, np.array([4, 1]), said_RK, guess_RG)
+    assert pace.choose(ROWS[:1], cost) == Gait(3)
+    assert pace.choose(ROWS, cost) == Gait(0)
+
+
 def test_a_new_request_starts_anew() -> None:
     pace = Pace(4, GAITS)
     before = pace.lookup.first_X[1]

@@ -292,6 +292,7 @@ class Scheduler:
         self._leaves.append(sequence.row)
         self._free_rows.append(sequence.row)
         sequence.row = -1
+        sequence.member = None  # it names the sequence: a circle that would outlive the request
         if sequence.num_flying:
             sequence.state = State.LEAVING
             self._leaving.append(sequence)

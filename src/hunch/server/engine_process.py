@@ -6,6 +6,7 @@ takes effect within one step and nothing competes with the step for the interpre
 
 from __future__ import annotations
 
+import gc
 import select
 import signal
 import socket
@@ -222,6 +223,8 @@ def main(fd: int) -> int:
         channel.send({"op": "fatal", "message": str(error)})
         channel.flush(5.0)
         return 1
+    gc.collect()
+    gc.freeze()  # what is there now stays: looking through it again would stop steps
     capacity = engine.capacity
     info: dict[str, Any] = {
         name: getattr(capacity, name) for name in ("num_blocks", "block_size", "max_rows")

@@ -82,7 +82,7 @@ class Pace:
         gains = self._gains(row_R, seconds)
         best, best_rate = Gait(0), 0.0
         for gait, cost in sorted(seconds.items()):
-            rate = (len(row_R) + gains.get(gait, 0.0)) / cost
+            rate = (1.0 + gains.get(gait, 0.0)) / cost
             if rate > best_rate:
                 best, best_rate = gait, rate
                 if not gait.num_nodes:
@@ -90,12 +90,17 @@ class Pace:
         return best
 
     def _gains(self, row_R: Array, gaits: Iterable[Gait]) -> dict[Gait, float]:
-        """Tokens beside the bonus that a step of each gait would bring."""
+        """Tokens beside the bonus that a step of each gait would bring a row.
+
+        Half of it is what the row gets that gains least: it waits for what the others check, and
+        requests that came together are done when the last of them is.
+        """
         gains: dict[Gait, float] = {}
         for way in {gait.way for gait in gaits}:
             sizes = sorted(gait.num_nodes for gait in gaits if gait.way == way and gait.num_nodes)
             if sizes:
                 record = self.network if way else self.lookup
-                gain_S = record.gains(row_R, np.array(sizes), way).sum(0).tolist()
+                gain_RS = record.gains(row_R, np.array(sizes), way)
+                gain_S = (0.5 * (gain_RS.mean(0) + gain_RS.min(0))).tolist()
                 gains |= {Gait(n, way): gain for n, gain in zip(sizes, gain_S, strict=True)}
         return gains
