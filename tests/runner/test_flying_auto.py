@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -17,6 +18,7 @@ from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
 from hunch.kernels.gpu_spec import CHECKED, REASON, TOKENS
 from hunch.runner.gpu_runner import GraphRunner
+from hunch.runner.graphs import Graph, StepGraph
 from hunch.spec.pace import Gait
 from hunch.types import StepPlan
 from plain_steps import stand_in
@@ -198,3 +200,13 @@ def test_rows_too_long_for_the_draft_model(
         with LLM(str(model), speculate=method, **SMALL) as llm:
             assert tokens(llm, PARAMS["greedy"]) == plain["greedy"]
             assert ("draft" in llm.stats()["drafters"]) == is_used
+
+
+def test_drafting_that_seemed_slower_than_a_whole_step(model: Path) -> None:
+    """Another process may sit on the device while one of the two is timed."""
+    with LLM(str(model), speculate="suffix", **SMALL) as llm:
+        gaits = graph_runner(llm).gaits
+        graph = StepGraph(Graph(lambda: None, torch.device("cpu"), None), 1, 3, 0, 1e-3, 9.0)
+        seconds = [gaits.landed(graph, 1e-3) for _ in range(20)]
+        assert all(0 < plain <= target <= 1e-3 for target, plain in seconds)
+        assert len(llm.generate(PROMPTS[0], PARAMS["greedy"])[0].outputs[0].token_ids) == 24

@@ -140,8 +140,9 @@ class Gaits:
     def landed(self, graph: StepGraph, seconds: float) -> tuple[float, float]:
         """What a step took: the target's seconds, and what a plain step would have taken."""
         num_tokens = graph.num_rows * (1 + graph.num_nodes)
-        target_seconds = max(seconds - graph.draft_seconds, 0.0)
-        if seconds:
+        # What drafting takes was timed at another moment: the target's part is never nothing.
+        target_seconds = max(seconds - graph.draft_seconds, 0.1 * seconds)
+        if seconds > 0.0:
             self.cost.record(num_tokens, target_seconds)
         share = self.cost.seconds(graph.num_rows) / self.cost.seconds(num_tokens)
         return target_seconds, target_seconds * share
