@@ -6,16 +6,26 @@ import json
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from train_setup import ENGINE, write_prompts, write_target
 
+from hunch import LLM
 from hunch.errors import RequestError
+from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
+from hunch.train.batches import Texts, collate
 from hunch.train.export import pack
 from hunch.train.loss import LOSSES, slope, teach
 from hunch.train.optimiser import Optimiser, orthogonal
+from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
+from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
+from hunch.train.states import Thoughts, think
+from hunch.train.vocab import columns_of
+from tiny_models import write_llama
 
 
 def lines(path: Path, good: int, bad: list[str]) -> Path:
@@ -45,21 +55,23 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_prompts(tmp_path / "none.jsonl")
 
 
-def plain_loss(z: torch.Tensor, p: torch.Tensor, kind: str) -> torch.Tensor:
+def plain_loss(z: torch.Tensor, p: torch.Tensor, kind: str, late: float = 1.0) -> torch.Tensor:
     log_q = z.log_softmax(-1)
     kl = (torch.xlogy(p, p) - p * log_q).sum(-1)
     tv = 0.5 * (log_q.exp() - p).abs().sum(-1)
-    return {"ce": -(p * log_q).sum(-1), "kl": kl, "tv": tv, "blend": kl + tv}[kind]
+    blend = (1 - 0.7 * late) * kl + 2 * late * tv
+    return {"ce": -(p * log_q).sum(-1), "kl": kl, "tv": tv, "blend": blend}[kind]
 
 
+@pytest.mark.parametrize("late", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("kind", LOSSES)
-def test_slopes_are_the_derivatives(kind: str) -> None:
+def test_slopes_are_the_derivatives(kind: str, late: float) -> None:
     torch.manual_seed(0)
     z = torch.randn(5, 11, requires_grad=True)
     p = torch.randn(5, 11).softmax(-1)
-    wanted = plain_loss(z, p, kind)
+    wanted = plain_loss(z, p, kind, late)
     (gradient,) = torch.autograd.grad(wanted.sum(), z)
-    loss, found = slope(z.detach(), p, kind)
+    loss, found = slope(z.detach(), p, kind, late)
     torch.testing.assert_close(loss, wanted.detach())
     torch.testing.assert_close(found, gradient)
 
@@ -107,3 +119,33 @@ def test_int8_rows_come_back(tmp_path: Path) -> None:
     assert sorted(weights.names()) == ["a.weight", "b", "ids"]
     error = (weights.tensor("a.weight") - matrix).abs().amax(1) / matrix.abs().amax(1)
     assert error.max() < 0.005
+
+
+def test_prompts_teach_in_a_share_of_the_texts(tmp_path: Path) -> None:
+    target = load_decoder(open_weights(write_llama(tmp_path / "t", layers=2, width=32)))
+    texts = Texts(np.arange(3, 43), np.array([0, 10, 20, 30, 40]), np.full(4, 6))
+    batch = collate(texts, np.arange(4), 8, 64)
+    columns = columns_of(torch.arange(target.spec.vocab_size), target.spec.vocab_size)
+
+    def thoughts(whole: float) -> Thoughts:
+        return think(target, batch, columns, greedy_share=1.0, whole=whole, seed=1)
+
+    answers, some, whole = thoughts(0.0), thoughts(0.5), thoughts(1.0)
+    assert len(answers.row_M) == 4 * 4
+    assert len(answers.row_M) < len(some.row_M) < len(whole.row_M) == 4 * 9
+    # Only what the target wrote is taught as its choice: a prompt's next token is nobody's.
+    is_sure = whole.p_MC.gather(1, whole.label_M[:, None]).squeeze(1) > 0.99
+    assert whole.row_M[is_sure].tolist() == answers.row_M.tolist()
+
+
+def test_answers_that_go_on_past_the_end(tmp_path: Path) -> None:
+    target, prompts = write_target(tmp_path / "t"), write_prompts(tmp_path / "p.jsonl", 8)
+    with LLM(str(target), speculate="off", **ENGINE) as llm:
+        ids = read_prompts(prompts).encode(llm, 60)
+        for name, ignore_eos in (("to the end", False), ("past it", True)):
+            (tmp_path / name).mkdir()
+            options = AnswerOptions(max_tokens=30, temperatures="1", ignore_eos=ignore_eos)
+            regenerate(llm, ids, tmp_path / name, options, Progress(is_quiet=True))
+    past = read_answers(tmp_path / "past it")
+    assert (past.lengths - past.prompt_len).tolist() == [30] * len(ids)
+    assert (read_answers(tmp_path / "to the end").lengths <= past.lengths).all()

@@ -26,6 +26,7 @@ CANDIDATE = "candidate-{}.pt"
 _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
 _WARM_UP = 0.02
 _PLAIN_SHARE = 0.28  # Adam's rate over Muon's
+_LATE = (0.15, 0.65)  # shares of the time between which loss=blend goes over to what it ends with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,7 @@ class LoopOptions:
     batch: int = 32768  # tokens a step looks at
     context: int = 1024  # longest text it learns from
     greedy_share: float = 0.3  # of the loss that goes to the answer's own token
+    whole: float = 0.0  # share of the texts that teach by their prompts too
     save_every: float = 60.0  # seconds between checkpoints
     depth: int = 5  # of the drafts whose accepted length is shown
     seed: int = 0
@@ -46,8 +48,9 @@ class LoopOptions:
         for name in ("minutes", "batch", "context", "depth"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
-        if not 0 <= self.greedy_share <= 1:
-            raise ConfigError(f"greedy_share={self.greedy_share} must be from 0 to 1")
+        for name in ("greedy_share", "whole"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be from 0 to 1")
 
 
 @dataclass(slots=True)
@@ -147,6 +150,8 @@ class Loop:
             self.student.columns,
             self.student.feature_layers,
             greedy_share=self.options.greedy_share,
+            whole=self.options.whole,
+            late=min(max((self.share - _LATE[0]) / (_LATE[1] - _LATE[0]), 0.0), 1.0),
             seed=self.options.seed + self.place.step,
         )
 

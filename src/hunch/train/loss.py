@@ -26,27 +26,35 @@ def check_loss(kind: str) -> str:
     return kind
 
 
-def slope(z_MC: Tensor, p_MC: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+def shares_of(kind: str, late: float) -> tuple[float, float]:
+    """How much of cross-entropy and of total variation a loss has; `late` goes from 0 to 1."""
+    if kind == "blend":
+        return 1.0 - 0.7 * late, 2.0 * late
+    return float(kind != "tv"), float(kind == "tv")
+
+
+def slope(z_MC: Tensor, p_MC: Tensor, kind: str, late: float = 1.0) -> tuple[Tensor, Tensor]:
     """The loss of each row, and its gradient by the logits, float32.
 
     ce: cross-entropy to the whole distribution. kl: the same less the target's entropy, so that 0
     is perfect. tv: half the difference, which is the chance that a draw is rejected; it says
-    little to a student that is far off, so blend adds it to kl.
+    little to a student that is far off, so blend begins with kl and goes over to tv.
     """
+    entropy, variation = shares_of(kind, late)
     log_q_MC = functional.log_softmax(z_MC, dim=-1, dtype=torch.float32)
     q_MC = log_q_MC.exp()
     p_MC = p_MC.float()
     loss_M = torch.zeros(len(z_MC), device=z_MC.device)
     slope_MC = torch.zeros_like(q_MC)
-    if kind in ("ce", "kl", "blend"):
-        loss_M -= (p_MC * log_q_MC).sum(-1)
-        slope_MC += q_MC - p_MC
+    gap_MC = q_MC - p_MC
+    if entropy:
+        loss_M -= entropy * (p_MC * log_q_MC).sum(-1)
+        slope_MC += entropy * gap_MC
         if kind != "ce":
-            loss_M += torch.xlogy(p_MC, p_MC).sum(-1)
-    if kind in ("tv", "blend"):
-        gap_MC = q_MC - p_MC
-        loss_M += 0.5 * gap_MC.abs().sum(-1)
-        sign_MC = 0.5 * gap_MC.sign()
+            loss_M += entropy * torch.xlogy(p_MC, p_MC).sum(-1)
+    if variation:
+        loss_M += variation * 0.5 * gap_MC.abs().sum(-1)
+        sign_MC = variation * 0.5 * gap_MC.sign()
         slope_MC += q_MC * (sign_MC - (q_MC * sign_MC).sum(-1, keepdim=True))
     return loss_M, slope_MC
 
@@ -54,7 +62,7 @@ def slope(z_MC: Tensor, p_MC: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 class _Taught(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h_MD: Tensor, w_CD: Tensor, p_MC: Tensor, weight_M: Tensor, kind: str
+        ctx: Any, h_MD: Tensor, w_CD: Tensor, p_MC: Tensor, weight_M: Tensor, kind: str, late: float
     ) -> tuple[Tensor, Tensor]:
         has_w = w_CD.requires_grad
         total = torch.zeros((), device=h_MD.device)
@@ -66,7 +74,7 @@ class _Taught(torch.autograd.Function):
             h, p = h_MD[part], p_MC[part]
             z_MC = functional.linear(h, w_CD)
             best_M[part] = z_MC.argmax(-1)
-            loss_M, slope_MC = slope(z_MC, p, kind)
+            loss_M, slope_MC = slope(z_MC, p, kind, late)
             total += (loss_M * weight_M[part]).sum()
             slope_MC = (slope_MC * weight_M[part, None]).to(h.dtype)
             dh_MD[part] = slope_MC @ w_CD
@@ -79,12 +87,12 @@ class _Taught(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         dh_MD, *rest = ctx.saved_tensors
-        return dh_MD * grad, rest[0] * grad if rest else None, None, None, None
+        return dh_MD * grad, rest[0] * grad if rest else None, None, None, None, None
 
 
 def teach(
-    h_MD: Tensor, head_CD: Tensor, p_MC: Tensor, weight_M: Tensor, kind: str
+    h_MD: Tensor, head_CD: Tensor, p_MC: Tensor, weight_M: Tensor, kind: str, late: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """The weighted loss of states before an output matrix, and the column each row likes best."""
-    loss, best_M = _Taught.apply(h_MD, head_CD, p_MC, weight_M, kind)  # type: ignore[no-untyped-call]
+    loss, best_M = _Taught.apply(h_MD, head_CD, p_MC, weight_M, kind, late)  # type: ignore[no-untyped-call]
     return loss, best_M

@@ -68,6 +68,7 @@ class Thoughts:
     p_MC: Tensor  # the target's distribution there, over the columns alone
     label_M: Tensor  # the column of the token that follows in the text
     seed: int = 0  # of what a lesson chooses by chance
+    late: float = 1.0  # how far a loss that changes has gone: from 0 to 1
 
     @property
     def ids_BL(self) -> Tensor:
@@ -87,14 +88,16 @@ def think(
     *,
     is_complete: bool = False,
     greedy_share: float = 0.0,
+    whole: float = 0.0,
     split: Split = split_heads,
     seed: int = 0,
+    late: float = 1.0,
 ) -> Thoughts:
     """One pass of the target over the texts.
 
     Positions whose next token has no column teach nothing and are left out, unless `is_complete`
     asks for all (to measure): their label is -1. `greedy_share` moves so much of the distribution
-    to the text's own token.
+    to an answer's own token. Of a share `whole` of the texts the prompt teaches too.
     """
     ids_BL = batch.ids_BL
     attend = Dense(ids_BL, target.rope, split)
@@ -102,7 +105,8 @@ def think(
     pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
     hidden = target.run(target.start(ids_T, pos_T), attend, feature_layers)
     label_T = columns.column_V[ids_BL.roll(-1, dims=1).flatten()]
-    is_taught_T = batch.is_taught_BL().flatten()
+    is_answer_T = batch.is_taught_BL().flatten()
+    is_taught_T = is_answer_T | _prompts_of(batch, whole, seed).flatten()
     if not is_complete:
         is_taught_T = is_taught_T & (label_T >= 0)
     row_M = is_taught_T.nonzero().squeeze(1)
@@ -110,10 +114,22 @@ def think(
     head_CD = target.head.weight_NK[columns.ids_C]
     p_MC = softmax_of(hidden.last_TD[row_M], head_CD)
     if greedy_share and not is_complete:
-        p_MC *= 1 - greedy_share
-        share_M1 = torch.full_like(label_M[:, None], greedy_share, dtype=p_MC.dtype)
+        share_M1 = greedy_share * is_answer_T[row_M, None].to(p_MC.dtype)
+        p_MC *= 1 - share_M1
         p_MC.scatter_add_(1, label_M[:, None], share_M1)
-    return Thoughts(batch, split, hidden.last_TD, hidden.features, row_M, p_MC, label_M, seed)
+    states = hidden.last_TD, hidden.features
+    return Thoughts(batch, split, *states, row_M, p_MC, label_M, seed, late)
+
+
+def _prompts_of(batch: Batch, share: float, seed: int) -> Tensor:
+    """Positions of prompts in a share of the texts, drawn by the seed."""
+    num_texts, length = batch.ids_BL.shape
+    device = batch.ids_BL.device
+    if not share:
+        return torch.zeros(num_texts, length, dtype=torch.bool, device=device)
+    drawn_B = torch.rand(num_texts, generator=torch.Generator().manual_seed(seed)) < share
+    pos_L = torch.arange(length, device=device)
+    return drawn_B.to(device)[:, None] & (pos_L < batch.prompt_len_B[:, None] - 1)
 
 
 def softmax_of(hidden_MD: Tensor, head_CD: Tensor, num_rows: int = 8192) -> Tensor:

@@ -1,6 +1,7 @@
 """What every recipe offers the loop: tensors that learn, a loss, guesses to count, files to write.
 
-Shape letters: T = B * L tokens in a row, M positions that teach, D width, C columns.
+Shape letters: T = B * L tokens in a row, M positions that teach, R and S some of them, D width, C
+columns.
 """
 
 from __future__ import annotations
@@ -152,7 +153,9 @@ class Walk:
         weight_R = torch.full(
             (len(index_R),), self.decay**self.depth / max(len(index_R), 1), device=keep_M.device
         )
-        loss, best_R = teach(state_TD[row_R - shift], head_CD, t.p_MC[index_R], weight_R, self.kind)
+        loss, best_R = teach(
+            state_TD[row_R - shift], head_CD, t.p_MC[index_R], weight_R, self.kind, t.late
+        )
         self.loss = self.loss + loss
         agreed_T = torch.zeros_like(self.reached_T)
         agreed_T[row_R] = best_R == label_R
@@ -207,7 +210,9 @@ class Fan:
         weight_S = torch.full(
             (len(place_S),), self.decay**self.depth / max(len(place_S), 1), device=row_R.device
         )
-        loss, best_S = teach(state_RD[taught], head_CD, t.p_MC[place_S], weight_S, self.kind)
+        loss, best_S = teach(
+            state_RD[taught], head_CD, t.p_MC[place_S], weight_S, self.kind, t.late
+        )
         self.loss = self.loss + loss
         agreed_T = torch.zeros(t.ids_BL.numel(), dtype=torch.bool, device=row_R.device)
         agreed_T[row_R[taught]] = (best_S == label_R[taught]) & self.is_right_R[taught]
