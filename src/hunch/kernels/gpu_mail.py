@@ -23,8 +23,6 @@ def _update_kernel(
 ):  # fmt: skip
     """A piece of the inputs and a piece of the changes."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    let_next_start()
-    wait_for_inputs()
     is_input, is_change = offs < NUM_INPUTS, offs < num_changes
     inputs = tl.load(letter_ptr + offs, mask=is_input)
     letter_ptr += NUM_INPUTS
@@ -37,8 +35,9 @@ def _update_kernel(
 def update(cells: Cells, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
     """Take in a letter: the step's inputs, then the places of changed cells, then their values."""
     size = inputs_3R.numel()
+    # It stands between two captured steps, and starts when all of the first is over.
     _update_kernel[(triton.cdiv(max(size, num_changes), 256),)](
-        cells.flat, inputs_3R, letter_W, num_changes, NUM_INPUTS=size, BLOCK=256, **options(4)
+        cells.flat, inputs_3R, letter_W, num_changes, NUM_INPUTS=size, BLOCK=256, num_warps=4
     )
 
 
