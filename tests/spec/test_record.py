@@ -93,3 +93,14 @@ def test_one_row_alone_promises_what_it_does_among_others() -> None:
     together = record.gains(np.arange(4), sizes, 2)
     for row in range(4):
         assert record.gains(np.array([row]), sizes, 2)[0] == pytest.approx(together[row])
+
+
+def test_a_new_row_is_doubted_the_more_the_more_rows_a_step_has() -> None:
+    record, sizes = Record(8, 7, {0: (0.3, 0.7)}, rate=0.06, doubt=0.6), np.array([7])
+    by_rows = [float(record.gains(np.arange(n), sizes)[0, 0]) for n in (1, 2, 4, 8)]
+    assert by_rows == sorted(by_rows, reverse=True)
+    assert by_rows[-1] < 0.2 * by_rows[0]
+    for _ in range(200):
+        record.learn(np.arange(8), np.full(8, 2), np.full(8, True))
+    alone = record.gains(np.arange(1), sizes)[0]
+    assert record.gains(np.arange(8), sizes)[0] == pytest.approx(alone, rel=0.02)

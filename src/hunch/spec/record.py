@@ -5,6 +5,10 @@ have a term of the row, learned while its request runs, and one shared by all re
 ways to make guesses differ by what was hoped of them: what is learned of one holds for the others.
 Past a network's last level only what all rows had there is known.
 
+Rows of one step wait for one another, and of several whose texts are not known yet some will gain
+little. So there may be a doubt about a new row: the more rows a step has, the more it counts, and
+it passes as the row's guesses teach.
+
 Shape letters: X rows of the engine, R rows of the step, G guesses past the last level, S sizes.
 """
 
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
-from math import exp
+from math import exp, log2
 from operator import mul
 
 import numpy as np
@@ -21,6 +25,7 @@ COMMON_RATE = 0.05  # of the shared term, for one of a row's
 PAST_RATE = 0.01
 LIMIT = 4.0  # of a row's term, in log-odds
 FADE, COMMON_FADE = 0.003, 0.0003  # by which both mean less with each step without guesses
+DOUBT_FADE = 0.03  # by which a row is doubted less with each step that teaches of it
 LOW, HIGH, FLOOR = 0.02, 0.98, 0.05
 
 Array = np.ndarray
@@ -38,10 +43,12 @@ class Record:
         rate: float,  # of a row's terms: what comes and goes within a text is followed quickly
         num_levels: int | None = None,  # guesses of a network; None: all of them
         past: float = 0.4,  # chance of a guess after its last
+        doubt: float = 0.0,  # of a new row, in log-odds for each doubling of a step's rows
     ) -> None:
         self.hopes = {way: _log_odds(np.array(chances)) for way, chances in hopes.items()}
         self.common, self.rate = np.zeros(2), rate
         self.first_X, self.next_X = np.zeros(num_rows), np.zeros(num_rows)
+        self.doubt, self.doubt_X = doubt, np.full(num_rows, doubt)
         self.num_guesses = num_guesses
         self.num_levels = min(num_levels or num_guesses, num_guesses)
         self.past_G = np.full(num_guesses - self.num_levels, past)
@@ -49,6 +56,7 @@ class Record:
     def start(self, row: int) -> None:
         """A request came into the row."""
         self.first_X[row] = self.next_X[row] = 0.0
+        self.doubt_X[row] = self.doubt
 
     def learn(self, row_R: Array, run_R: Array, missed_R: Array, way: int = 0) -> None:
         """So many of each row's guesses were right in a row, and whether the next was wrong."""
@@ -71,6 +79,7 @@ class Record:
             error_R /= np.maximum(chance_R * (1.0 - chance_R), FLOOR)
             own_X[row_R] = np.minimum(np.maximum(own_R + self.rate * error_R, -LIMIT), LIMIT)
             self.common[place] += COMMON_RATE * self.rate * float(error_R.sum()) / num_rows
+        self.doubt_X[row_R] *= 1.0 - DOUBT_FADE
         if self.num_levels < self.num_guesses and (run_R > most).any():
             self._learn_past(run_R[run_R > most], missed_R[run_R > most])
 
@@ -93,8 +102,9 @@ class Record:
         if len(row_R) == 1:
             return np.array([self._gains_of_one(int(row_R[0]), sizes_S.tolist(), way)])
         term, most = self.hopes[way] + self.common, self.num_levels
-        first_R1 = _chance(term[0] + self.first_X[row_R])[:, None]
-        next_R1 = _chance(term[1] + self.next_X[row_R])[:, None]
+        doubt_R = log2(len(row_R)) * self.doubt_X[row_R]
+        first_R1 = _chance(term[0] + self.first_X[row_R] - doubt_R)[:, None]
+        next_R1 = _chance(term[1] + self.next_X[row_R] - doubt_R)[:, None]
         gain_RS = (1.0 - next_R1 ** np.minimum(sizes_S, most)) / (1.0 - next_R1)
         if sizes_S[-1] > most:
             past_G = np.concatenate([[0.0], self.past_G.cumprod().cumsum()])
@@ -102,7 +112,10 @@ class Record:
         return np.asarray(first_R1 * gain_RS)
 
     def _gains_of_one(self, row: int, sizes: list[int], way: int) -> list[float]:
-        """The same for a step of one row, where what numpy takes per call would be felt."""
+        """The same for a step of one row, where what numpy takes per call would be felt.
+
+        It waits for no other: there is no doubt.
+        """
         (first, further), most = (self.hopes[way] + self.common).tolist(), self.num_levels
         chance = _chance_of(first + float(self.first_X[row]))
         further = _chance_of(further + float(self.next_X[row]))
