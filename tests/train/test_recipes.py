@@ -17,7 +17,7 @@ from hunch.registry import RECIPES
 from hunch.train.batches import batches
 from hunch.train.job import build_student, read_settings
 from hunch.train.loop import Loop
-from hunch.train.recipes.draft import choose_layers
+from hunch.train.recipes.draft import choose_layers, read_layers
 from hunch.train.regenerate import read_answers
 from hunch.train.student import check_target
 
@@ -86,7 +86,11 @@ def test_training_helps(trained: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("method", ["draft", "eagle3"])
 def test_a_target_that_does_not_fit(method: str) -> None:
     with pytest.raises(UnsupportedModelError, match="learned positions"):
-        check_target(tiny_model("OPTForCausalLM"), method)
+        check_target(tiny_model("OPTForCausalLM").spec, method)
+
+
+def test_a_small_target_gives_half_of_its_layers() -> None:
+    assert [len(read_layers("", num_layers)) for num_layers in (2, 5, 8, 30)] == [1, 2, 4, 4]
 
 
 def test_layers_are_chosen_from_both_ends() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,24 @@ def test_options_that_cannot_work(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         run_job(new_job(target, prompts, tmp_path / "out", **options), QUIET)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("draft", {"layers": 4}, "0 .. 3 in ascending order"),
+        ("draft", {"layers": "0,9"}, "0 .. 3 in ascending order"),
+        ("eagle3", {"features": "2,3,9"}, "the target's 4 layers"),
+        ("medusa", {"token": "true"}, "need features="),
+        ("mlp", {"features": "7"}, "the target's 4 layers"),
+    ],
+)
+def test_what_does_not_fit_the_target_is_said_before_anything_is_made(
+    method: str, options: dict[str, Any], words: str, target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        run_job(new_job(target, prompts, tmp_path / "out", method, **options))
+    assert not (tmp_path / "out").exists()
 
 
 def test_fine_tuning_refuses_a_worse_drafter(

@@ -13,6 +13,7 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.layers.linear import Linear
 from hunch.models.heads.parts import Fuse, Trunk
+from hunch.models.spec import ModelSpec
 from hunch.train.states import Thoughts
 from hunch.train.student import Student
 
@@ -31,12 +32,10 @@ class FusedStudent(Student):
     ) -> dict[str, Tensor]:
         """Read the option `features`; the tensors it adds, which at first add nothing, or, of a
         trunk, say something that nobody reads yet."""
-        spec = self.target.spec
         if text == NONE:
-            if has_token or trunk_size:
-                raise ConfigError("token= and trunk= need features=, say features=2,15,29")
             return {}
-        self.feature_layers, self.has_token = read_features(text, spec.num_layers), has_token
+        num_layers = self.target.spec.num_layers
+        self.feature_layers, self.has_token = read_features(text, num_layers), has_token
         self.trunk_size = trunk_size
         fc = torch.zeros(self._fc_shape())
         if trunk_size:
@@ -69,6 +68,14 @@ class FusedStudent(Student):
         if self.trunk_size:
             config["trunk_size"] = self.trunk_size
         return config
+
+
+def check_features(options: Any, spec: ModelSpec) -> None:
+    """Raise for layers the target does not have, and for parts that need some."""
+    if options.features != NONE:
+        read_features(options.features, spec.num_layers)
+    elif getattr(options, "token", False) or getattr(options, "trunk", 0):
+        raise ConfigError("token= and trunk= need features=, say features=2,15,29")
 
 
 def read_features(text: str, num_layers: int) -> tuple[int, ...]:

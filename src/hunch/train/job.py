@@ -18,6 +18,7 @@ from hunch.hub import resolve as find_files
 from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder
 from hunch.models.native import ID_MAP
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
 from hunch.train.batches import Texts
@@ -102,12 +103,16 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     `before` is a drafter to go on from; the new one is written only if it is no worse than that.
     """
     settings, show = read_settings(job.method, job.options), show or Progress()
+    recipe: Recipe | CountRecipe = resolve(RECIPES, job.method)
+    if isinstance(recipe, Recipe):
+        weights = open_weights(find_files(job.target))
+        recipe.check(settings.recipe, ModelSpec.from_config(weights.config))
     work = job.out / "work"
     _keep(work, job)
     train_ids, test_ids = _prompts(job, settings, work, show)
     give_back()
     texts = read_answers(work / "answers")
-    if isinstance(recipe := resolve(RECIPES, job.method), CountRecipe):
+    if isinstance(recipe, CountRecipe):
         if before is not None:
             raise ConfigError(
                 f"{job.method} is counted anew each time: give all prompts, no --resume"
@@ -282,6 +287,7 @@ def _publish(
         recipe={
             **{f.name: getattr(settings.recipe, f.name) for f in fields(settings.recipe)},
             **{f.name: getattr(settings.loop, f.name) for f in fields(settings.loop)},
+            **student.settled(),
             "draft_vocab": len(student.columns),
         },
         data=_data(job, settings, num_prompts),

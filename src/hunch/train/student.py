@@ -16,6 +16,7 @@ from torch import Tensor
 from hunch.errors import UnsupportedModelError
 from hunch.models.decoder import Decoder
 from hunch.models.source import Shape, Source
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.loss import teach
 from hunch.train.states import Thoughts
@@ -30,6 +31,8 @@ class Recipe:
     student: Callable[[Any, Decoder, Columns, Weights], Student]
     draft_vocab: int | None = None  # tokens it may guess unless told; None: all
     lr: float = 3.6e-3
+    # Raises for options that do not fit the target, before anything is made.
+    check: Callable[[Any, ModelSpec], None] = lambda options, spec: None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +77,10 @@ class Student:
     def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
         """The loss on a batch; a test looks at what a draft would reach, and at nothing else."""
         raise NotImplementedError
+
+    def settled(self) -> dict[str, Any]:
+        """Options that were left to the recipe, as it chose them; for the card."""
+        return {}
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """config.json and the tensors of the published form."""
@@ -229,9 +236,8 @@ class Fan:
         return Lesson(self.loss, self.agreed)
 
 
-def check_target(target: Decoder, method: str) -> None:
+def check_target(spec: ModelSpec, method: str) -> None:
     """Raise for a target whose drafters of this kind could not be built from its parts."""
-    spec = target.spec
     problems = {
         "learned positions": spec.rope is None,
         "norms after the residual sums": spec.is_post_norm,

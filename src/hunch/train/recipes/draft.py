@@ -17,6 +17,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.cut import CUT_FROM
 from hunch.models.load import tensor_shapes
 from hunch.models.native import ID_MAP
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.states import Dense, Thoughts
 from hunch.train.student import Lesson, Recipe, Student, Walk, check_target
@@ -27,7 +28,7 @@ from hunch.train.vocab import Columns
 class DraftOptions:
     """train draft KEY=VALUE..."""
 
-    layers: str = "4"  # how many of the target's layers, or which: "0,1,15,29"
+    layers: str = ""  # how many of the target's, or which: "0,1,15,29"; empty: 4, at most half
     loss: str = "ce"
     from_scratch: bool = False  # random layers instead of the target's; reads text=FILE first
     share_tables: bool = False  # leave out the embedding; needs the target beside it
@@ -40,7 +41,6 @@ class DraftStudent(Student):
         self, options: DraftOptions, target: Decoder, columns: Columns, weights: Weights
     ) -> None:
         super().__init__(target, columns)
-        check_target(target, "draft")
         self.kind, self.share_tables = options.loss, options.share_tables
         self.layers = read_layers(options.layers, target.spec.num_layers)
         windows = tuple(target.spec.windows[layer] for layer in self.layers)
@@ -82,6 +82,9 @@ class DraftStudent(Student):
         # Fed with the target's tokens, it says the same at any depth of a draft.
         return Lesson(walk.loss, walk.agreed)
 
+    def settled(self) -> dict[str, Any]:
+        return {"layers": ",".join(map(str, self.layers))}
+
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """A whole model in Hugging Face form; a reduced vocabulary has no such form, and is
         written as layers alone."""
@@ -107,6 +110,7 @@ def _read(weights: Weights, name: str) -> Tensor:
 
 def read_layers(text: str, num_layers: int) -> list[int]:
     """A count, or a list of the target's layers in ascending order."""
+    text = text or str(max(min(4, num_layers // 2), 1))
     try:
         given = [int(part) for part in text.split(",")]
     except ValueError:
@@ -116,7 +120,7 @@ def read_layers(text: str, num_layers: int) -> list[int]:
     if not is_good or (len(given) == 1 and not 1 <= given[0] < num_layers):
         raise ConfigError(
             f"layers={text!r}: the target has {num_layers} layers; give a count below that, or "
-            "some of 0 .. {num_layers - 1} in ascending order"
+            f"some of 0 .. {num_layers - 1} in ascending order, say layers={num_layers // 2}"
         )
     return layers
 
@@ -129,4 +133,9 @@ def choose_layers(count: int, num_layers: int) -> list[int]:
     return [0, *(1 + round(i * span / max(count - 2, 1)) for i in range(count - 1))]
 
 
-RECIPE = Recipe(options=DraftOptions, student=DraftStudent)
+def _check(options: DraftOptions, spec: ModelSpec) -> None:
+    check_target(spec, "draft")
+    read_layers(options.layers, spec.num_layers)
+
+
+RECIPE = Recipe(options=DraftOptions, student=DraftStudent, check=_check)

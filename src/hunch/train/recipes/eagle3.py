@@ -18,6 +18,7 @@ from hunch.layers.rope import Rope
 from hunch.models.build import build_block
 from hunch.models.decoder import Decoder
 from hunch.models.source import Source
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.fused import read_features
 from hunch.train.states import Dense, Split, Thoughts
@@ -82,7 +83,6 @@ class Eagle3Student(Student):
         self, options: Eagle3Options, target: Decoder, columns: Columns, weights: Weights
     ) -> None:
         super().__init__(target, columns)
-        check_target(target, "eagle3")
         if options.layers < 1 or options.unroll < 1 or not 0 < options.share <= 1:
             raise ConfigError("eagle3: layers and unroll must be 1 or more, share from 0 to 1")
         self.options = options
@@ -209,4 +209,9 @@ def _fuse(source: Source, features: tuple[Tensor, ...], width: int) -> Tensor:
     return fc(torch.cat(features, dim=-1))
 
 
-RECIPE = Recipe(options=Eagle3Options, student=Eagle3Student)
+def _check(options: Eagle3Options, spec: ModelSpec) -> None:
+    check_target(spec, "eagle3")
+    read_features(options.features, spec.num_layers)
+
+
+RECIPE = Recipe(options=Eagle3Options, student=Eagle3Student, check=_check)

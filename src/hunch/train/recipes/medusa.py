@@ -17,7 +17,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.medusa import MedusaHead
 from hunch.models.source import Source
 from hunch.models.weights import Weights
-from hunch.train.fused import NONE, FusedStudent
+from hunch.train.fused import NONE, FusedStudent, check_features
 from hunch.train.states import Thoughts
 from hunch.train.student import Fan, Lesson, Recipe, narrow
 from hunch.train.vocab import Columns
@@ -110,4 +110,6 @@ class MedusaStudent(FusedStudent):
         return config, {**tensors, "token_map": self.columns.ids_C.cpu()}
 
 
-RECIPE = Recipe(options=MedusaOptions, student=MedusaStudent, draft_vocab=16384)
+RECIPE = Recipe(
+    options=MedusaOptions, student=MedusaStudent, draft_vocab=16384, check=check_features
+)

@@ -20,7 +20,7 @@ from hunch.models.heads.mlp import EPS, MlpNet, TargetTable
 from hunch.models.heads.parts import BiasedNorm, Table
 from hunch.models.source import Source
 from hunch.models.weights import Weights
-from hunch.train.fused import NONE, FusedStudent
+from hunch.train.fused import NONE, FusedStudent, check_features
 from hunch.train.states import Thoughts
 from hunch.train.student import Fan, Lesson, Recipe, narrow
 from hunch.train.vocab import Columns
@@ -161,4 +161,4 @@ def _squeeze(matrix_VD: Tensor, inner: int) -> Tensor:
     return out_VI * scale
 
 
-RECIPE = Recipe(options=MlpOptions, student=MlpStudent)
+RECIPE = Recipe(options=MlpOptions, student=MlpStudent, check=check_features)
