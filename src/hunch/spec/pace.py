@@ -21,7 +21,8 @@ from hunch.spec.record import Array, Record
 LOOKUP = (0.3, 0.7)
 NETWORK = {1: (0.5, 0.6), 2: (0.65, 0.65)}  # by way: a chain, and any of a tree's
 # Of a new row's lookups: texts differ in what is found. They teach unchecked, so caution is cheap.
-DOUBT = 0.6
+DOUBT = 0.7
+SLOW = 24  # power of a row's time per token: 1 would give the mean time, a large one the longest
 
 
 class Gait(NamedTuple):
@@ -95,8 +96,8 @@ class Pace:
         """Tokens beside the bonus that a step of each gait would bring a row.
 
         Every row waits for what the others check, and requests that came together are done when the
-        last of them is. So of lookups the quarter of the rows counts that gains least. With a
-        network rows differ less, and it learns only while in use: there the mean counts as well.
+        last of them is: of lookups those count that gain least. With a network rows differ less,
+        and it learns only while in use: there the mean counts as much as the least.
         """
         gains: dict[Gait, float] = {}
         for way in {gait.way for gait in gaits}:
@@ -106,8 +107,8 @@ class Pace:
                     gain_RS = self.network.gains(row_R, np.array(sizes), way)
                     gain_S = 0.5 * (gain_RS.mean(0) + gain_RS.min(0))
                 else:
-                    gain_RS = np.sort(self.lookup.gains(row_R, np.array(sizes)), axis=0)
-                    gain_S = gain_RS[: max(1, len(row_R) // 4)].mean(0)
+                    time_RS = 1.0 / (1.0 + self.lookup.gains(row_R, np.array(sizes)))
+                    gain_S = (time_RS**SLOW).mean(0) ** (-1.0 / SLOW) - 1.0
                 some = zip(sizes, gain_S.tolist(), strict=True)
                 gains |= {Gait(n, way): gain for n, gain in some}
         return gains
