@@ -128,3 +128,16 @@ def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
         assert tokens(llm, [PARAMS[kind] for kind in kinds]) == want
         assert max(by_host[1:]) <= 2
         assert sum(by_host) < 30
+
+
+@pytest.mark.usefixtures("flying")
+def test_the_runner_knows_whether_requests_keep_coming(model: Path) -> None:
+    long, short = (replace(PARAMS["greedy"], max_tokens=count) for count in (60, 12))
+    with LLM(str(model), speculate="suffix:adaptive=true", max_num_seqs=2, **SMALL) as llm:
+        runner = llm.engine.runner
+        assert isinstance(runner, GraphRunner)
+        for _ in range(2):  # two that come together, and two again when both are done
+            llm.generate(PROMPTS[:2], long)
+            assert runner.gaits.pace.flow == 0.0
+        llm.generate(PROMPTS[:3], [long, short, short])  # the third takes the second's place
+        assert runner.gaits.pace.flow > 0.0

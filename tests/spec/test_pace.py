@@ -76,6 +76,17 @@ def test_one_row_that_gains_nothing_counts_for_many() -> None:
     assert pace.choose(rows, cost) == Gait(0)
 
 
+def test_while_requests_keep_coming_fast_rows_count_too() -> None:
+    """What they gain is the next request's; when nobody has come for long, the slowest decides."""
+    pace, cost = Pace(9, GAITS), {Gait(0): 1.0, Gait(3): 1.2, Gait(7): 1.3}
+    rows = teach_many(pace, 7)
+    assert pace.settled() == rows.tolist()
+    pace.start(8, is_beside=True)
+    assert pace.choose(rows, cost) == Gait(7)
+    teach_many(pace, 7)
+    assert pace.choose(rows, cost) == Gait(0)
+
+
 def test_where_checking_costs_little_others_may_gain_before_it() -> None:
     pace = Pace(8, GAITS)
     assert pace.choose(teach_many(pace, 7), CHEAP).num_nodes > 0

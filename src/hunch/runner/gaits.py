@@ -66,7 +66,9 @@ class Gaits:
 
     def start(self, row: int) -> None:
         """A request came into the row."""
-        self.pace.start(row)
+        held = self.rows.requests
+        others = (other for other in self.pace.settled() if other != row)
+        self.pace.start(row, is_beside=any(held[other] is not None for other in others))
         self._is_fresh[row] = self._is_tree[row] = False
         self._way[row] = 0
 

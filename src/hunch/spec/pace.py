@@ -23,6 +23,9 @@ NETWORK = {1: (0.5, 0.6), 2: (0.65, 0.65)}  # by way: a chain, and any of a tree
 # Of a new row's lookups: texts differ in what is found. They teach unchecked, so caution is cheap.
 DOUBT = 0.7
 SLOW = 24  # power of a row's time per token: 1 would give the mean time, a large one the longest
+# Requests keep coming if one came beside others that had gone so many steps, of late: of an
+# arrival so much is left after each step, and it counts down to the least.
+SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
 
 
 class Gait(NamedTuple):
@@ -50,9 +53,20 @@ class Pace:
         self.network = Record(num_rows, num_guesses, hopes, rate=0.06, num_levels=num_levels)
         self.guess_XG = np.full((num_rows, num_guesses), -1, dtype=np.int64)
         self.is_learning = len(self.gaits) > 1
+        self.num_steps, self.flow = 0, 0.0
+        self.age_X = np.zeros(num_rows, dtype=np.int64)  # steps of the row's request
+        self.seen_X = np.full(num_rows, -2, dtype=np.int64)  # the row's last step
 
-    def start(self, row: int) -> None:
-        """A request came into the row."""
+    def settled(self) -> list[int]:
+        """Rows of the last step that had gone some steps; their requests may have ended with it."""
+        is_settled_X = (self.age_X >= SETTLED) & (self.seen_X == self.num_steps)
+        return np.flatnonzero(is_settled_X).tolist()
+
+    def start(self, row: int, *, is_beside: bool = False) -> None:
+        """A request came into the row, beside others that had gone some steps or alone."""
+        self.age_X[row] = 0
+        if is_beside:
+            self.flow = 1.0
         self.lookup.start(row)
         self.network.start(row)
         self.guess_XG[row] = -1
@@ -61,6 +75,10 @@ class Pace:
         """Tokens the rows committed, num_R each, and new guesses by lookup (-1: none)."""
         if not self.is_learning:
             return
+        self.num_steps += 1
+        self.flow *= FLOW
+        self.age_X[row_R] += 1
+        self.seen_X[row_R] = self.num_steps
         most = min(tokens_RK.shape[1], self.guess_XG.shape[1])
         is_right_RK = tokens_RK[:, :most] == self.guess_XG[row_R, :most]
         run_R = np.logical_and.accumulate(is_right_RK, axis=1).sum(1)
@@ -96,18 +114,21 @@ class Pace:
         """Tokens beside the bonus that a step of each gait would bring a row.
 
         Every row waits for what the others check, and requests that came together are done when the
-        last of them is: of lookups those count that gain least. With a network rows differ less,
-        and it learns only while in use: there the mean counts as much as the least.
+        last of them is: of lookups those count that gain least. While requests keep coming, the
+        next one has the use of what a fast row gains, and the mean counts as much as the least. So
+        it does with a network: there rows differ less, and it learns only while in use.
         """
+        is_flowing = self.flow > LEAST_FLOW
         gains: dict[Gait, float] = {}
         for way in {gait.way for gait in gaits}:
             sizes = sorted(gait.num_nodes for gait in gaits if gait.way == way and gait.num_nodes)
             if sizes:
-                if way:
-                    gain_RS = self.network.gains(row_R, np.array(sizes), way)
+                record = self.network if way else self.lookup
+                gain_RS = record.gains(row_R, np.array(sizes), way, is_doubtful=not is_flowing)
+                if way or is_flowing:
                     gain_S = 0.5 * (gain_RS.mean(0) + gain_RS.min(0))
                 else:
-                    time_RS = 1.0 / (1.0 + self.lookup.gains(row_R, np.array(sizes)))
+                    time_RS = 1.0 / (1.0 + gain_RS)
                     gain_S = (time_RS**SLOW).mean(0) ** (-1.0 / SLOW) - 1.0
                 some = zip(sizes, gain_S.tolist(), strict=True)
                 gains |= {Gait(n, way): gain for n, gain in some}

@@ -97,12 +97,14 @@ class Record:
             own_X[row_R] *= 1.0 - FADE
         self.common *= 1.0 - COMMON_FADE
 
-    def gains(self, row_R: Array, sizes_S: Array, way: int = 0) -> Array:
+    def gains(
+        self, row_R: Array, sizes_S: Array, way: int = 0, *, is_doubtful: bool = True
+    ) -> Array:
         """Tokens that so many guesses would bring each row, by row and size; sizes rise."""
         if len(row_R) == 1:
             return np.array([self._gains_of_one(int(row_R[0]), sizes_S.tolist(), way)])
         term, most = self.hopes[way] + self.common, self.num_levels
-        doubt_R = log2(len(row_R)) * self.doubt_X[row_R]
+        doubt_R = is_doubtful * log2(len(row_R)) * self.doubt_X[row_R]
         first_R1 = _chance(term[0] + self.first_X[row_R] - doubt_R)[:, None]
         next_R1 = _chance(term[1] + self.next_X[row_R] - doubt_R)[:, None]
         gain_RS = (1.0 - next_R1 ** np.minimum(sizes_S, most)) / (1.0 - next_R1)
