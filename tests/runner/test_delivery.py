@@ -23,17 +23,17 @@ Kernels = ModuleType | SimpleNamespace
 class Steps:
     """Steps of some rows, of which only the beginning and the end are run."""
 
-    def __init__(self, kernels: Kernels, num_rows: int) -> None:
-        self.kernels, self.num_rows = kernels, num_rows
+    def __init__(self, kernels: Kernels, num_rows: int, num_columns: int = NUM_COLUMNS) -> None:
+        self.kernels, self.num_rows, self.num_columns = kernels, num_rows, num_columns
         self.cells = gpu_spec.Cells.create(num_rows, 8, 2, 1, 2, 4, DEVICE)
         self.cells.known_X.fill_(1)
-        self.delivery = Delivery(num_rows * NUM_COLUMNS, DEVICE)
+        self.delivery = Delivery(num_rows * num_columns, DEVICE)
 
     def run(self, ids: list[int], mark: int) -> None:
         """Its result is `mark` all over."""
         ids_R = torch.tensor(ids, device=DEVICE)
         none_R = torch.zeros_like(ids_R)
-        result_RC = torch.full((len(ids), NUM_COLUMNS), mark, device=DEVICE)
+        result_RC = torch.full((len(ids), self.num_columns), mark, device=DEVICE)
         rows = gpu_spec.StepRows(
             ids_R, none_R, none_R, none_R.clone(), none_R[:, None].clone(), result_RC
         )
@@ -47,8 +47,8 @@ class Steps:
         return self.delivery.expect()
 
     def land(self, slot: int) -> set[int]:
-        result_RC, _ = self.delivery.receive(slot, self.num_rows, NUM_COLUMNS)
-        assert result_RC.shape == (self.num_rows, NUM_COLUMNS)
+        result_RC, _ = self.delivery.receive(slot, self.num_rows, self.num_columns)
+        assert result_RC.shape == (self.num_rows, self.num_columns)
         return set(result_RC.flatten().tolist())
 
 
@@ -57,9 +57,11 @@ KERNELS = pytest.mark.parametrize("kernels", [TRITON, plain_steps], ids=["triton
 
 
 @KERNELS
-@pytest.mark.parametrize("num_rows", [1, 300])  # the latter's result is written in pieces
-def test_steps_under_way_together_keep_their_results(kernels: Kernels, num_rows: int) -> None:
-    steps = Steps(kernels, num_rows)
+@pytest.mark.parametrize("size", [(1, NUM_COLUMNS), (6, 400)])  # the latter is written in pieces
+def test_steps_under_way_together_keep_their_results(
+    kernels: Kernels, size: tuple[int, int]
+) -> None:
+    steps = Steps(kernels, *size)
     waiting = steps.launch(100)
     for mark in range(101, 101 + 3 * SLOTS):
         launched = steps.launch(mark)
