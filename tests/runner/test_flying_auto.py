@@ -173,7 +173,7 @@ def test_load_takes_the_draft_model_out_and_lets_it_in_again(
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         runner = graph_runner(llm)
         for size, seconds in ((1, 1.0), (2, 1.0), (8, 1.05), (16, 1.1), (32, 9.0), (128, 40.0)):
-            runner.gaits.cost.record(size, seconds)
+            runner.gaits.costs.curve.record(size, seconds)
         monkeypatch.setattr(runner.gaits, "landed", lambda *_: (0.0, 0.0))
         monkeypatch.setattr(runner.gaits, "at", lambda rows: [Gait(0), Gait(7), Gait(7, 1)])
         gaits = watch(runner, monkeypatch)

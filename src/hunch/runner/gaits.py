@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from hunch.kernels.gpu_spec import CHECKED, FIRST, MATCHED, REASON, TOKENS
+from hunch.runner.costs import StepCosts
 from hunch.runner.graphs import StepGraph, bucket
 from hunch.runner.reading import Reader
 from hunch.runner.rows import RowBuffers
 from hunch.spec.base import DeviceDrafter
-from hunch.spec.cost import CostCurve
 from hunch.spec.pace import Gait, Pace
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
@@ -39,7 +39,7 @@ class Gaits:
         else:
             self.pace = Pace(num_rows, drafter.gaits, drafter.margin, drafter.num_levels)
         self.has_ways = any(gait.way for gait in self.pace.gaits)
-        self.cost = CostCurve()  # of steps that fly, by packed tokens, drafting left out
+        self.costs = StepCosts()
         self._draft_seconds: dict[tuple[int, Gait], float] = {}  # by rows
         self._is_fresh = np.zeros(num_rows, dtype=np.bool_)
         # In which way each row's waiting draft was made, and how long a match was behind it.
@@ -113,7 +113,7 @@ class Gaits:
         while drafting is None and rows:  # a size that was not captured drafts as the one below it
             drafting = self._draft_seconds.get((rows, gait))
             rows //= 2
-        return self.cost.seconds(num_rows * (1 + gait.num_nodes)) + (drafting or 0.0)
+        return self.costs.seconds(num_rows, gait) + (drafting or 0.0)
 
     def _is_worth_reading(self, ids: list[int]) -> bool:
         assert self.drafter is not None
@@ -138,16 +138,16 @@ class Gaits:
     def captured(self, graph: StepGraph) -> None:
         gait = Gait(graph.num_nodes, graph.way)
         self._draft_seconds.setdefault((graph.num_rows, gait), graph.draft_seconds)
+        self.costs.capture(graph.num_rows, gait, _targets_part(graph, graph.seconds))
 
     def landed(self, graph: StepGraph, seconds: float) -> tuple[float, float]:
         """What a step took: the target's seconds, and what a plain step would have taken."""
-        num_tokens = graph.num_rows * (1 + graph.num_nodes)
-        # What drafting takes was timed at another moment: the target's part is never nothing.
-        target_seconds = max(seconds - graph.draft_seconds, 0.1 * seconds)
+        num_rows, gait = graph.num_rows, Gait(graph.num_nodes, graph.way)
+        target_seconds = _targets_part(graph, seconds)
         if seconds > 0.0:
-            self.cost.record(num_tokens, target_seconds)
-        share = self.cost.seconds(graph.num_rows) / self.cost.seconds(num_tokens)
-        return target_seconds, target_seconds * share
+            self.costs.record(num_rows, gait, target_seconds)
+        share = self.costs.seconds(num_rows, Gait(0)) / self.costs.seconds(num_rows, gait)
+        return target_seconds, target_seconds * min(share, 1.0)
 
     def learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: StepGraph) -> list[str]:
         """Take in a step's result; returns who had drafted what it checked."""
@@ -185,3 +185,8 @@ class Gaits:
         if self.drafter.writes_kv(self.choose(ids, is_host=True).way):
             reader.read(ids)
         self._is_fresh[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
+
+
+def _targets_part(graph: StepGraph, seconds: float) -> float:
+    """Of a step's seconds; what drafting takes was timed at another moment, so never nothing."""
+    return max(seconds - graph.draft_seconds, 0.1 * seconds)

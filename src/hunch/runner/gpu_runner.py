@@ -101,7 +101,6 @@ class GraphRunner(LocalRunner):
     def _prepare(self, num_rows: int, gait: Gait) -> None:
         graph = self.steps.step(num_rows, gait.num_nodes, 0, gait.way)
         self.gaits.captured(graph)
-        self.gaits.landed(graph, graph.seconds)
 
     # --- the engine's side ------------------------------------------------------------------------
 
