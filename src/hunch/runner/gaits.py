@@ -64,13 +64,14 @@ class Gaits:
 
     # --- before a step ----------------------------------------------------------------------------
 
-    def start(self, row: int) -> None:
-        """A request came into the row."""
-        held = self.rows.requests
-        others = (other for other in self.pace.settled() if other != row)
-        self.pace.start(row, is_beside=any(held[other] is not None for other in others))
-        self._is_fresh[row] = self._is_tree[row] = False
-        self._way[row] = 0
+    def start(self, ids: list[int]) -> None:
+        """Requests came into these rows, together."""
+        others = set(self.pace.settled()).difference(ids)
+        is_beside = any(self.rows.requests[other] is not None for other in others)
+        for row in ids:
+            self.pace.start(row, is_beside=is_beside)
+        self._is_fresh[ids] = self._is_tree[ids] = False
+        self._way[ids] = 0
 
     def choose(self, ids: list[int], *, is_host: bool = False) -> Gait:
         """How a step of these rows had best go, whatever they wait with.

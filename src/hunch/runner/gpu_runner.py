@@ -158,10 +158,11 @@ class GraphRunner(LocalRunner):
 
     def _enter(self, plan: StepPlan) -> None:
         super()._enter(plan)
+        if plan.starts:
+            self.gaits.start([start.row for start in plan.starts])
         for start in plan.starts:
             params = start.request.params
             self._is_decoding[start.row] = False
-            self.gaits.start(start.row)
             self._is_simple[start.row] = not (
                 needs_history(start.request)
                 or start.request.grammar is not None
