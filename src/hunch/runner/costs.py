@@ -7,8 +7,8 @@ from math import exp, log
 from hunch.spec.cost import CostCurve
 from hunch.spec.pace import Gait
 
-COMMON, OWN = 0.1, 0.05  # shares of a surprise that all sizes take in, and the size itself
-FADE = 0.01  # by which a size that does not fly is thought less different with each step
+COMMON, OWN = 0.1, 0.1  # shares of a surprise that all sizes take in, and the size itself
+FADE = 0.001  # by which a size that does not fly is thought less different with each step
 MOST = 0.3  # of a surprise, as a logarithm: a pause is no cost
 
 
@@ -17,8 +17,10 @@ class StepCosts:
 
     A capture is timed over short texts, flights see longer ones. What the sizes in use take more
     than when they were captured, the others are taken to take more too: only so can they be
-    compared. What a size takes apart from that is learned while it flies. Sizes that were not
-    captured are read off a curve by packed tokens.
+    compared. What a size takes apart from that is learned while it flies. A size whose capture was
+    disturbed would never fly, and so never be corrected: none is thought dearer than the line
+    between the next smaller and the next larger one. Sizes that were not captured are read off a
+    curve by packed tokens.
     """
 
     def __init__(self) -> None:
@@ -31,6 +33,16 @@ class StepCosts:
         if seconds > 0.0 and (num_rows, gait) not in self._captured:
             self._captured[num_rows, gait] = seconds
             self.curve.record(num_rows * (1 + gait.num_nodes), seconds)
+            self._straighten(num_rows, gait.way)
+
+    def _straighten(self, num_rows: int, way: int) -> None:
+        captured = self._captured
+        gaits = sorted(gait for rows, gait in captured if rows == num_rows and gait.way == way)
+        for low, gait, high in zip(gaits, gaits[1:], gaits[2:], strict=False):
+            least, most = captured[num_rows, low], captured[num_rows, high]
+            share = (gait.num_nodes - low.num_nodes) / (high.num_nodes - low.num_nodes)
+            line = least + share * (most - least)
+            captured[num_rows, gait] = min(captured[num_rows, gait], line)
 
     def record(self, num_rows: int, gait: Gait, seconds: float) -> None:
         """A step flew."""
