@@ -21,8 +21,7 @@ from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, w
 
 TILE = 64  # positions per step of the walk
 SPLIT = 128  # positions per partial result
-MIN_PROGRAMS, MAX_PROGRAMS = 2, 32  # that share one row's splits
-FULL, HALF_FULL = 8, 2  # splits a program takes at least where rows alone fill the chip, or nearly
+MAX_PROGRAMS = 32  # that share one row's splits
 NUM_SMS = 132
 LOG2E = 1.4426950408889634
 
@@ -174,7 +173,6 @@ def _attention_kernel(
 ):  # fmt: skip
     """Program (tile of tokens of one sequence, KV head, share of the splits)."""
     tile, kv_head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    let_next_start()
     wait_for_inputs()
     token0, num_tokens = tile, 1
     if HAS_TILES:
@@ -216,6 +214,7 @@ def _attention_kernel(
         num_tokens, tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, offs_h,
         NUM_KV * HEAD, tree_stride, ROWS, HEAD, HEAD_PAD, TILE, SPLIT, IS_SHARED, BLOCK_SIZE,
         HAS_TREE)  # fmt: skip
+    let_next_start()
     if num_shares > 1:  # whoever comes last merges all
         tl.debug_barrier()
         done = tl.atomic_add(count_ptr + tile * NUM_KV + kv_head, 1, sem="acq_rel")
@@ -284,7 +283,9 @@ def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> 
 def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
     """Into how many programs a row's splits are shared out: enough to fill the chip, and some
     for a long row among short ones, which all would wait for."""
-    wanted = max(triton.cdiv(2 * NUM_SMS, max(num_tiles * num_kv_heads, 1)), MIN_PROGRAMS)
+    num_rows = max(num_tiles * num_kv_heads, 1)
+    least = 8 if num_rows < 3 * NUM_SMS else 4
+    wanted = max(triton.cdiv(2 * NUM_SMS, num_rows), least)
     return max(1, min(wanted, triton.cdiv(max_len, SPLIT), MAX_PROGRAMS))
 
 
@@ -327,14 +328,12 @@ def attention(
 
 def _least_share(num_rows: int) -> int:
     """Splits below which sharing a row out costs more than it saves, for rows x KV heads."""
-    if num_rows >= 2 * NUM_SMS:
-        return FULL
-    return HALF_FULL if num_rows >= NUM_SMS // 2 else 1
+    return 1 if num_rows < 1.25 * NUM_SMS else 2 if num_rows < 2.5 * NUM_SMS else 3
 
 
 def _options(tiling: Tiling, rows: int, num_rows: int) -> dict[str, object]:
     """Few programs want many warps, to be done soon; many want few, so that more of them fit."""
-    num_warps = 8 if num_rows < 32 else 4 if num_rows < 2 * NUM_SMS else 2
+    num_warps = 8 if num_rows < NUM_SMS // 2 else 4 if num_rows < 1.25 * NUM_SMS else 2
     if rows >= 64:
         num_warps = 8 if rows >= 128 else 4
     return options(tiling.num_warps or num_warps, 2)

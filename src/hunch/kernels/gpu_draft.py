@@ -29,8 +29,8 @@ def _known_kernel(
 ):  # fmt: skip
     """One row: its last `width` known tokens."""
     r = tl.program_id(0).to(tl.int64)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     row = tl.maximum(tl.load(ids_ptr + r), 0)
     is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
     place = tl.arange(0, BLOCK).to(tl.int64)

@@ -42,8 +42,8 @@ def _max_kernel(logits_ptr, row_ptr, temperature_ptr, part_ptr, num_columns,
                 CHUNK: tl.constexpr):  # fmt: skip
     """The best scaled logit of one chunk of a row."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     temperature = tl.load(temperature_ptr + tl.load(row_ptr + m))
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + m * num_columns + ids, mask=ids < num_columns, other=float("-inf"))
@@ -59,8 +59,8 @@ def _bins_kernel(
 ):  # fmt: skip
     """Sort a chunk's tokens into bins by their distance from the best; count and weigh the bins."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     row = tl.load(row_ptr + m)
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
@@ -187,8 +187,8 @@ def _edge_kernel(
 ):  # fmt: skip
     """One row: top-k's edge, then top-p's over what top-k left."""
     m = tl.program_id(0).to(tl.int64)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     row = tl.load(row_ptr + m)
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)

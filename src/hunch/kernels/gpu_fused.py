@@ -56,13 +56,13 @@ def _add_norm_kernel(
     NUM_SPLITS: tl.constexpr, IS_INDEXED: tl.constexpr, HAS_SUM: tl.constexpr,
     HAS_NORM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    let_next_start()
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_D)
     is_in = offs < D
     if HAS_NORM:
         weight = tl.load(weight_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
     wait_for_inputs()
+    let_next_start()
     source = tl.load(index_ptr + row).to(tl.int64) if IS_INDEXED else row
     x = tl.load(x_ptr + source * D + offs, mask=is_in, other=0.0)
     dtype = x.dtype
@@ -86,12 +86,12 @@ def _rope_kv_kernel(
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads."""
-    let_next_start()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD // 2
     offs = tl.arange(0, HALF_PAD)
     is_in = offs < HALF
     wait_for_inputs()
+    let_next_start()
     row_ptr = qkv_ptr + (token * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD
     lo = tl.load(row_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
     hi = tl.load(row_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
@@ -124,7 +124,6 @@ def _rope_rows_kernel(
     BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """The same without norms, one head of many tokens: nothing is summed, so any tile will do."""
-    let_next_start()
     head = tl.program_id(1)
     token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     HALF: tl.constexpr = HEAD // 2
@@ -132,6 +131,7 @@ def _rope_rows_kernel(
     is_token = token < num_tokens
     is_in = is_token[:, None] & (offs < HALF)
     wait_for_inputs()
+    let_next_start()
     row_ptrs = qkv_ptr + (token[:, None] * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD + offs
     lo = tl.load(row_ptrs, mask=is_in, other=0.0).to(tl.float32)
     hi = tl.load(row_ptrs + HALF, mask=is_in, other=0.0).to(tl.float32)

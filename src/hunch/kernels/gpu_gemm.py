@@ -248,8 +248,8 @@ def _deep_tile(m: int, num_tiles: float, is_dual: bool) -> Tile:
         return Tile(128, 64 if is_dual else 128 if num_tiles > 2 * NUM_SMS else 64, 128, 8, 3, 8)
     if m > 16:
         if is_dual:
-            return Tile(64, 64, 64, 4, 3, 8)
-        return Tile(64, 128, 64, 4, 3, 8) if is_huge else Tile(64, 64, 128, 8, 5, 8)
+            return Tile(64, 64, 64, 4, 4, 4)
+        return Tile(64, 128, 64, 4, 3, 8) if is_huge else Tile(64, 64, 128, 8, 5, 4)
     if is_dual:
         return Tile(16, 32, 256, 4, 3)
     if num_tiles < NUM_SMS:

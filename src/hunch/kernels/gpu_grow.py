@@ -58,8 +58,8 @@ def _children_kernel(
 ):  # fmt: skip
     """The best children of one node in one chunk, and the chunk's share of all chances."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     row, pos = m, m
     if IS_SAMPLED:
         row = tl.maximum(tl.load(rows_ptr + tl.program_id(0) // num_parents), 0)
@@ -175,8 +175,8 @@ def _grow_kernel(
 ):  # fmt: skip
     """One row: the likeliest paths become the level's nodes, the first path's first child first."""
     r = tl.program_id(0).to(tl.int64)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     row = tl.maximum(tl.load(rows_ptr + r), 0)
     is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
     known = tl.load(known_ptr + row)

@@ -50,8 +50,8 @@ def _deliver_kernel(
 ):  # fmt: skip
     """A piece of the result, into the slot whose turn it is; the first piece tells the time."""
     piece = tl.program_id(0).to(tl.int64)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     is_step = tl.load(ids_ptr) >= 0
     offs = piece * BLOCK + tl.arange(0, BLOCK)
     is_in = (offs < size) & is_step

@@ -99,8 +99,8 @@ def _best_kernel(
 ):  # fmt: skip
     """The best score of one chunk of a row, the lowest column among equals."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     row, pos = m, m
     if IS_SAMPLED:
         row, pos = tl.load(row_ptr + m), tl.load(pos_ptr + m)
@@ -121,8 +121,8 @@ def _reduce_kernel(
     HAS_IDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0).to(tl.int64)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     offs = tl.arange(0, BLOCK)
     is_in = offs < num_chunks
     value = tl.load(value_ptr + m * num_chunks + offs, mask=is_in, other=float("-inf"))

@@ -95,8 +95,8 @@ def _pack_kernel(
 ):  # fmt: skip
     """One row: its last known token, then its nodes, and where each finds its keys."""
     r = tl.program_id(0).to(tl.int64)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     row = tl.load(ids_ptr + r)
     is_row = row >= 0
     if (r == 0) & is_row:
@@ -173,8 +173,8 @@ def _commit_kernel(
 ):  # fmt: skip
     """One row: walk the draft while it says what the target chose; append; look for the end."""
     r = tl.program_id(0).to(tl.int64)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     num_checked = tl.load(count_in_ptr + r)
     is_row = num_checked >= 0
     row = tl.maximum(tl.load(ids_ptr + r), 0)
@@ -238,8 +238,8 @@ def _compact_kernel(
     """Row r, layer l: node path[i] moves to the slot after the root's by i. In order of i, as a
     node never stands before its place."""
     r, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     offs = tl.arange(0, BLOCK)
     is_in = offs < WIDTH
     path_ptr += r * (num_nodes + 1)
@@ -279,8 +279,8 @@ def _lookup_kernel(
 ):  # fmt: skip
     """One row: the longest earlier match of its end, the most recent among equals."""
     r = tl.program_id(0).to(tl.int64)
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     row = tl.maximum(tl.load(ids_ptr + r), 0)
     is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
     history_ptr += row * history_stride

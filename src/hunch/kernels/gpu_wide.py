@@ -82,8 +82,8 @@ def _gated_kernel(x_ptr, y_ptr, F, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = offs < F
-    let_next_start()
     wait_for_inputs()
+    let_next_start()
     a = tl.load(x_ptr + row * 2 * F + offs, mask=is_in, other=0.0).to(tl.float32)
     b = tl.load(x_ptr + row * 2 * F + F + offs, mask=is_in, other=0.0).to(tl.float32)
     gated = a / (1.0 + tl.exp(-a)) * b

@@ -27,7 +27,7 @@ from hunch.layers.norm import RMSNorm
 from hunch.models.decoder import Decoder, Hidden
 
 SHARED_TOKENS = 256  # up to so many packed tokens, programs share a row's positions
-SHARED_BYTES = 256 * 2**20  # and while their partial results fit
+SHARED_BYTES = 320 * 2**20  # and while their partial results fit
 
 MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
 MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
