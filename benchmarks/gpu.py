@@ -1,14 +1,16 @@
 """hunch on a GPU: two targets, every method, one to hundreds of requests, checked and timed.
 
 python benchmarks/gpu.py --prompts spec_mix_48.jsonl [--targets small,7b] [--methods off,ngram,auto]
-                         [--concurrency 1,8,64,256] [--drafter draft] [--json FILE]
+                         [--concurrency 1,8,64,256] [--drafter draft] [--in-turn] [--json FILE]
 
 The targets are the default model, and the same model enlarged to a 7B model's cost (its text is the
 same up to rounding). The price of exact products is printed first. Greedy, 128 new tokens, end of
 text ignored, prefix cache and stores shared by requests off. One request: prompts one by one. N
 requests: the first N of the prompts, repeated, submitted at once, reading the prompts included.
 Each figure is the best of the rounds (one by one: of one round), after a short one that is not
-counted; token ids are compared with plain decoding of one request at a time.
+counted; token ids are compared with those of the first method and the fewest requests at a time. "x" is the first
+method's median time over this one's; with --in-turn the methods take turns in every round, so that
+a machine that changes its pace changes it for all (they must fit the memory together).
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import statistics
 import time
 from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,52 +99,73 @@ def sweep(
             flush=True,
         )
     rows: list[dict[str, Any]] = []
-    plain: list[list[int]] | None = None
-    plain_each: dict[str, float] = {}
-    for method in args.methods:
+    plain = Plain()
+    groups = [args.methods] if args.in_turn else [[method] for method in args.methods]
+    for group in groups + [[method] for method in args.drafter]:
         torch.cuda.synchronize()
-        llm = load(decoder, target, method, max(args.concurrency))
-        is_further = method in args.drafter
+        llms = {method: load(decoder, target, method, max(args.concurrency)) for method in group}
+        is_further = group[0] in args.drafter
         for concurrency in args.drafter_concurrency if is_further else args.concurrency:
             few = prompts if concurrency > 1 else prompts[:: len(prompts) // 2]
-            run(llm, few, concurrency, WARM_TOKENS)
+            for llm in llms.values():
+                run(llm, few, concurrency, WARM_TOKENS)
+            runs: dict[str, list[dict[str, Any]]] = {method: [] for method in group}
             rounds = args.rounds if concurrency > 1 else 1  # one by one, they are rounds themselves
-            runs = [run(llm, prompts, concurrency, args.tokens) for _ in range(rounds)]
-            best = min(runs, key=lambda r: r["seconds"])
-            if plain is None:
-                plain = best["answers"]
-            want = [plain[i % len(plain)] for i in range(len(best["answers"]))]
-            is_equal = all(r["answers"] == want for r in runs)
-            num_tokens = sum(map(len, best["answers"]))
-            row = {
-                "target": target,
-                "method": method,
-                "concurrency": concurrency,
-                "tok_s": num_tokens / best["seconds"],
-                "tokens_per_pass": num_tokens / max(best["steps"], 1),
-                "equal": is_equal,
-                "num_prompts": len(best["answers"]),
-            }
-            # Bytes of weights per pass of all rows, at the speed the passes came.
-            passes = num_tokens / row["tokens_per_pass"] / concurrency
-            row["tb_s"] = passes * decoder.weight_bytes / best["seconds"] / 1e12
-            row["wall_share"] = row["tb_s"] * 1e12 / WALL
-            if concurrency == 1:
-                by_kind: dict[str, list[float]] = defaultdict(list)
-                for kind, seconds in zip(kinds, best["each"], strict=True):
-                    by_kind[kind].append(seconds)
-                sums = {kind: sum(values) for kind, values in by_kind.items()}
-                if method == "off":
-                    plain_each = sums
-                if plain_each:
-                    row["by_category"] = {k: plain_each[k] / v for k, v in sums.items()}
-            rows.append(row)
-            show(row)
-        llm.close()
-        del llm
+            for _ in range(rounds):
+                for method, llm in llms.items():
+                    runs[method].append(run(llm, prompts, concurrency, args.tokens))
+            for method in group:
+                row = {"target": target, "method": method, "concurrency": concurrency}
+                row |= figures(runs[method], plain, concurrency, kinds, decoder.weight_bytes)
+                rows.append(row)
+                show(row)
+        for llm in llms.values():
+            llm.close()
+        del llm, llms
         gc.collect()
         torch.cuda.empty_cache()
     return rows
+
+
+@dataclass(slots=True)
+class Plain:
+    """What others are compared with: the first answer to each prompt, the first method's times."""
+
+    answers: dict[int, list[int]] = field(default_factory=dict)
+    by_kind: dict[str, float] | None = None
+    median: dict[int, float] = field(default_factory=dict)  # by concurrency
+
+
+def figures(
+    runs: list[dict[str, Any]], plain: Plain, concurrency: int, kinds: list[str], weight_bytes: int
+) -> dict[str, Any]:
+    best = min(runs, key=lambda r: r["seconds"])
+    is_equal = all(
+        answer == plain.answers.setdefault(i % len(kinds), answer)
+        for each in runs
+        for i, answer in enumerate(each["answers"])
+    )
+    num_tokens = sum(map(len, best["answers"]))
+    tokens_per_pass = num_tokens / max(best["steps"], 1)
+    median = statistics.median(r["seconds"] for r in runs)
+    row = {
+        "tok_s": num_tokens / best["seconds"],
+        "tokens_per_pass": tokens_per_pass,
+        "equal": is_equal,
+        "num_prompts": len(best["answers"]),
+        "ratio": plain.median.setdefault(concurrency, median) / median,
+    }
+    # Bytes of weights per pass of all rows, at the speed the passes came.
+    passes = num_tokens / tokens_per_pass / concurrency
+    row["tb_s"] = passes * weight_bytes / best["seconds"] / 1e12
+    row["wall_share"] = row["tb_s"] * 1e12 / WALL
+    if concurrency == 1:
+        by_kind: dict[str, float] = defaultdict(float)
+        for kind, seconds in zip(kinds, best["each"], strict=True):
+            by_kind[kind] += seconds
+        plain.by_kind = plain.by_kind or by_kind
+        row["by_category"] = {k: plain.by_kind[k] / v for k, v in by_kind.items()}
+    return row
 
 
 def show(row: dict[str, Any]) -> None:
@@ -148,8 +173,8 @@ def show(row: dict[str, Any]) -> None:
     more = " ".join(f"{kind} {ratio:.2f}" for kind, ratio in kinds.items())
     print(
         f"{row['target']:6} {row['method']:28} c{row['concurrency']:<5} {row['tok_s']:9.0f} tok/s  "
-        f"{row['tokens_per_pass']:.2f} per pass  wall {row['wall_share']:.0%}  "
-        f"equal {'yes' if row['equal'] else 'NO'}  {more}",
+        f"x {row['ratio']:.3f}  {row['tokens_per_pass']:.2f} per pass  "
+        f"wall {row['wall_share']:.0%}  equal {'yes' if row['equal'] else 'NO'}  {more}",
         flush=True,
     )
 
@@ -165,12 +190,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--limit", type=int, help="only so many prompts")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--in-turn", action="store_true", help="methods take turns in a round")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     of_drafters = args.drafter_concurrency or args.concurrency
     args.drafter_concurrency = [int(c) for c in of_drafters.split(",")]
     args.concurrency = [int(c) for c in args.concurrency.split(",")]
-    args.methods = args.methods.split(",") + args.drafter
+    args.methods = args.methods.split(",")
     tokenizer = front.load_text(front.config_from_vllm(model="smollm2-135m"))
     lines = [json.loads(line) for line in args.prompts.read_text().splitlines()][: args.limit]
     prompts = [
