@@ -8,9 +8,10 @@ same up to rounding). The price of exact products is printed first. Greedy, 128 
 text ignored, prefix cache and stores shared by requests off. One request: prompts one by one. N
 requests: the first N of the prompts, repeated, submitted at once, reading the prompts included.
 Each figure is the best of the rounds (one by one: of one round), after a short one that is not
-counted; token ids are compared with those of the first method and the fewest requests at a time. "x" is the first
-method's median time over this one's; with --in-turn the methods take turns in every round, so that
-a machine that changes its pace changes it for all (they must fit the memory together).
+counted; token ids are compared with the first seen of each prompt, plain decoding's of one request
+at a time. "x" is the first method's median time over this one's; with --in-turn the methods take
+turns in every round, so that a machine that changes its pace changes it for all (they must fit the
+memory together).
 """
 
 from __future__ import annotations
