@@ -1,7 +1,8 @@
 """hunch on a GPU: two targets, every method, one to hundreds of requests, checked and timed.
 
 python benchmarks/gpu.py --prompts spec_mix_48.jsonl [--targets small,7b] [--methods off,ngram,auto]
-                         [--concurrency 1,8,64,256] [--drafter draft] [--in-turn] [--json FILE]
+                         [--concurrency 1,8,64,256] [--drafter draft] [--in-turn] [--vllm]
+                         [--json FILE]
 
 The targets are the default model, and the same model enlarged to a 7B model's cost (its text is the
 same up to rounding). The price of exact products is printed first. Greedy, 128 new tokens, end of
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 from enlarged import SEVEN_BILLION, EnlargedWeights
 from exactness import price
+from gpu_vllm import METHODS, beside, is_installed
 
 import hunch.llm as front
 from hunch import LLM, SamplingParams
@@ -42,11 +44,13 @@ WARM_TOKENS = 24  # of the round that is not counted
 KV_BYTES = {"small": 8 * 2**30, "7b": 24 * 2**30}
 
 
-def build(target: str) -> CudaDecoder:
+def weights_of(target: str) -> Any:
     weights = open_weights(resolve("smollm2-135m"))
-    if target == "7b":
-        weights = EnlargedWeights(weights, SEVEN_BILLION, "cuda")
-    return CudaDecoder(load_decoder(weights, dtype="bfloat16", device="cuda"))
+    return EnlargedWeights(weights, SEVEN_BILLION, "cuda") if target == "7b" else weights
+
+
+def build(target: str) -> CudaDecoder:
+    return CudaDecoder(load_decoder(weights_of(target), dtype="bfloat16", device="cuda"))
 
 
 def load(decoder: CudaDecoder, target: str, method: str, max_rows: int) -> LLM:
@@ -125,6 +129,13 @@ def sweep(
         del llm, llms
         gc.collect()
         torch.cuda.empty_cache()
+    for method in METHODS if args.vllm else ():
+        job = {"tokens": args.tokens, "rounds": args.rounds, "warm_tokens": WARM_TOKENS}
+        found = beside(weights_of(target), method, prompts, args.concurrency, **job)
+        for concurrency, some in found.items():
+            row = {"target": target, "method": method, "concurrency": concurrency}
+            rows.append(row | figures(some, plain, concurrency, kinds, decoder.weight_bytes))
+            show(rows[-1])
     return rows
 
 
@@ -147,19 +158,21 @@ def figures(
         for i, answer in enumerate(each["answers"])
     )
     num_tokens = sum(map(len, best["answers"]))
-    tokens_per_pass = num_tokens / max(best["steps"], 1)
     median = statistics.median(r["seconds"] for r in runs)
     row = {
         "tok_s": num_tokens / best["seconds"],
-        "tokens_per_pass": tokens_per_pass,
+        "tokens_per_pass": None,
         "equal": is_equal,
         "num_prompts": len(best["answers"]),
         "ratio": plain.median.setdefault(concurrency, median) / median,
+        "tb_s": None,
+        "wall_share": None,
     }
-    # Bytes of weights per pass of all rows, at the speed the passes came.
-    passes = num_tokens / tokens_per_pass / concurrency
-    row["tb_s"] = passes * weight_bytes / best["seconds"] / 1e12
-    row["wall_share"] = row["tb_s"] * 1e12 / WALL
+    if best["steps"] is not None:  # another engine does not tell
+        row["tokens_per_pass"] = num_tokens / max(best["steps"], 1)
+        # Bytes of weights per pass of all rows, at the speed the passes came.
+        row["tb_s"] = best["steps"] / concurrency * weight_bytes / best["seconds"] / 1e12
+        row["wall_share"] = row["tb_s"] * 1e12 / WALL
     if concurrency == 1:
         by_kind: dict[str, float] = defaultdict(float)
         for kind, seconds in zip(kinds, best["each"], strict=True):
@@ -172,10 +185,12 @@ def figures(
 def show(row: dict[str, Any]) -> None:
     kinds = row.get("by_category", {})
     more = " ".join(f"{kind} {ratio:.2f}" for kind, ratio in kinds.items())
+    passes = ""
+    if row["tokens_per_pass"] is not None:
+        passes = f"{row['tokens_per_pass']:.2f} per pass  wall {row['wall_share']:.0%}  "
     print(
         f"{row['target']:6} {row['method']:28} c{row['concurrency']:<5} {row['tok_s']:9.0f} tok/s  "
-        f"x {row['ratio']:.3f}  {row['tokens_per_pass']:.2f} per pass  "
-        f"wall {row['wall_share']:.0%}  equal {'yes' if row['equal'] else 'NO'}  {more}",
+        f"x {row['ratio']:.3f}  {passes}equal {'yes' if row['equal'] else 'NO'}  {more}",
         flush=True,
     )
 
@@ -192,8 +207,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="only so many prompts")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--in-turn", action="store_true", help="methods take turns in a round")
+    parser.add_argument(
+        "--vllm", action="store_true", help="vLLM beside it, plain and with n-grams"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.vllm and not is_installed():
+        parser.error("vLLM is not installed here: pip install vllm, or leave out --vllm")
     of_drafters = args.drafter_concurrency or args.concurrency
     args.drafter_concurrency = [int(c) for c in of_drafters.split(",")]
     args.concurrency = [int(c) for c in args.concurrency.split(",")]
