@@ -81,7 +81,7 @@ def test_the_network_is_chosen_where_it_brings_more_than_it_costs() -> None:
     assert not pace.choose(ROWS, dear).way
     for _ in range(60):
         pace.learn_network(2, ROWS, np.array([0]), 15, np.array([False]))
-        pace.learn(ROWS, np.array([1]), np.array([[9]]), np.full((1, 15), -1))
+        pace.learn(ROWS, np.array([1]), np.array([[9]]), np.full((1, 15), -1), np.array([0]))
     assert pace.choose(ROWS, cost) == Gait(0)
 
 
@@ -104,3 +104,21 @@ def test_a_new_row_is_doubted_the_more_the_more_rows_a_step_has() -> None:
         record.learn(np.arange(8), np.full(8, 2), np.full(8, True))
     alone = record.gains(np.arange(1), sizes)[0]
     assert record.gains(np.arange(8), sizes)[0] == pytest.approx(alone, rel=0.02)
+
+
+def test_what_a_hint_foretold_says_nothing_of_the_row() -> None:
+    """Rows whose guesses are right as often as hinted are not thought better than others."""
+    hints = np.array([[1.0, 3.0], [0.5, 0.5]])
+    record, sizes = Record(2, 7, {0: (0.1, 0.6)}, rate=0.06), np.array([7])
+    both, chances = np.arange(2), 1.0 / (1.0 + 9.0 * np.exp(-hints[0]))
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        run_R = (rng.random(2) < chances).astype(np.int64)
+        record.learn(both, run_R, run_R == 0, hint_2R=hints)
+    plain_R = record.gains(both, sizes, is_doubtful=False)[:, 0]
+    assert plain_R.max() < 2 * plain_R.min()
+    hinted_R = record.gains(both, sizes, 0, hints, is_doubtful=False)[:, 0]
+    assert hinted_R[1] > 2 * hinted_R[0]
+    for row in range(2):
+        alone = record.gains(both[row : row + 1], sizes, 0, hints[:, row : row + 1])[0, 0]
+        assert alone == pytest.approx(hinted_R[row])

@@ -85,7 +85,11 @@ class Gaits:
         seconds = {gait: self._seconds(num_rows, gait) for gait in gaits}
         if self.has_ways:
             seconds = self._with_changes(ids, seconds, is_host)
-        return self.pace.choose(np.array(ids), seconds)
+        rows = self.rows
+        left_R = (
+            rows.end[ids] - rows.known[ids] - 1
+        )  # a step flies: of it at least one will be said
+        return self.pace.choose(np.array(ids), seconds, np.maximum(left_R, 1))
 
     def _with_changes(
         self, ids: list[int], seconds: dict[Gait, float], is_host: bool
@@ -157,7 +161,7 @@ class Gaits:
         matched_R = result_RC[:, MATCHED]
         guess_RG = np.where(matched_R[:, None] > 0, result_RC[:, FIRST + num_nodes + 1 :], -1)
         tokens_RK = result_RC[:, FIRST : FIRST + num_nodes + 1]
-        pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG)
+        pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG, matched_R)
         sources = self._sources(row_R) if num_nodes else [""] * len(row_R)
         if self.has_ways:
             is_drafted_R = (self._way[row_R] > 0) & (result_RC[:, CHECKED] > 0)

@@ -3,9 +3,12 @@
 A step checks the same number of nodes for all its rows, and drafts for the next one in one of a few
 ways: by lookup, or by a network as well, as a chain or a tree. Of lookups, every guess that can be
 compared with what the target said teaches, whether it was checked or not; of the network's drafts
-those that were checked. Every gait's tokens per second are then known well enough to choose by.
+those that were checked. How long the match was that the host last heard of tells most of what the
+next guess by lookup is worth: nothing matched, it is right one time in ten; 16 tokens, nine times.
+Every gait's tokens per second are then known well enough to choose by.
 
-Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step.
+Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step; 2 is the
+first guess and a further one.
 """
 
 from __future__ import annotations
@@ -15,14 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hunch.spec.record import Array, Record
+from hunch.spec.record import NO_HINT, Array, Record
 
-# Chances to start from: of the first guess, and of a further one.
-LOOKUP = (0.3, 0.7)
-NETWORK = {1: (0.5, 0.6), 2: (0.65, 0.65)}  # by way: a chain, and any of a tree's
-# Of a new row's lookups: texts differ in what is found. They teach unchecked, so caution is cheap.
-DOUBT = 0.7
-SLOW = 24  # power of a row's time per token: 1 would give the mean time, a large one the longest
+# Of lookups: chances to start from, of the first guess and of a further one; how quickly a row's
+# are learned; how much a new row's are doubted (they teach unchecked, so caution is cheap).
+LOOKUP = ((0.1, 0.6), 0.04, 0.3)  # where nothing was matched
+MATCH_21 = np.array([[1.0], [0.5]])  # log-odds that both gain with each doubling of the match
+NEW = 1.0  # doublings taken for a row of which nothing was heard
+BESIDE = ((0.3, 0.7), 0.06, 0.7)  # beside a network, whatever was matched
+NETWORK = {1: (0.5, 0.6), 2: (0.65, 0.65)}  # chances by way: a chain, and any of a tree's
+SLOW = 16  # power of a row's time to its end: 1 would give the mean time, a large one the longest
 # Requests keep coming if one came beside others that had gone so many steps, of late: of an
 # arrival so much is left after each step, and it counts down to the least.
 SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
@@ -47,8 +52,14 @@ class Pace:
     ) -> None:
         self.gaits, self.margin = tuple(sorted(gaits)), margin
         num_guesses = max(gait.num_nodes for gait in self.gaits)
-        self.lookup = Record(num_rows, num_guesses, {0: LOOKUP}, rate=0.06, doubt=DOUBT)
         ways = sorted({gait.way for gait in self.gaits} - {0})
+        hope, rate, doubt = BESIDE if ways else LOOKUP
+        self.lookup = Record(num_rows, num_guesses, {0: hope}, rate=rate, doubt=doubt)
+        # A network's step takes long matches too: they are no reason to go on without it.
+        self.is_by_match = not ways
+        # Doublings of the match last heard of (0 tokens: none, 1: one, 3: two), and before it.
+        self.match_X = np.full(num_rows, NEW * self.is_by_match)
+        self.before_X = self.match_X.copy()
         hopes = {way: NETWORK[way] for way in ways}
         self.network = Record(num_rows, num_guesses, hopes, rate=0.06, num_levels=num_levels)
         self.guess_XG = np.full((num_rows, num_guesses), -1, dtype=np.int64)
@@ -70,8 +81,11 @@ class Pace:
         self.lookup.start(row)
         self.network.start(row)
         self.guess_XG[row] = -1
+        self.match_X[row] = self.before_X[row] = NEW * self.is_by_match
 
-    def learn(self, row_R: Array, num_R: Array, tokens_RK: Array, guess_RG: Array) -> None:
+    def learn(
+        self, row_R: Array, num_R: Array, tokens_RK: Array, guess_RG: Array, matched_R: Array
+    ) -> None:
         """Tokens the rows committed, num_R each, and new guesses by lookup (-1: none)."""
         if not self.is_learning:
             return
@@ -84,7 +98,10 @@ class Pace:
         run_R = np.logical_and.accumulate(is_right_RK, axis=1).sum(1)
         said_R = np.minimum(num_R, most)
         run_R = np.minimum(run_R, said_R)
-        self.lookup.learn(row_R, run_R, run_R < said_R)
+        self.lookup.learn(row_R, run_R, run_R < said_R, hint_2R=MATCH_21 * self.before_X[row_R])
+        if self.is_by_match:
+            self.before_X[row_R] = self.match_X[row_R]
+            self.match_X[row_R] = np.log2(1.0 + matched_R)
         self.guess_XG[row_R] = guess_RG[:, : self.guess_XG.shape[1]]
 
     def learn_network(
@@ -98,9 +115,15 @@ class Pace:
         """No network guessed for these rows."""
         self.network.fade(row_R)
 
-    def choose(self, row_R: Array, seconds: Mapping[Gait, float]) -> Gait:
-        """The gait with the most tokens per second; `seconds` is what a step of each costs."""
-        gains = self._gains(row_R, seconds)
+    def choose(
+        self,
+        row_R: Array,
+        seconds: Mapping[Gait, float],  # what a step of each gait costs
+        left_R: Array | None = None,  # tokens each row may still say; None: as many each
+    ) -> Gait:
+        """The gait with the most tokens per second."""
+        left_R = np.ones(len(row_R)) if left_R is None else left_R
+        gains = self._gains(row_R, seconds, left_R)
         best, best_rate = Gait(0), 0.0
         for gait, cost in sorted(seconds.items()):
             rate = (1.0 + gains.get(gait, 0.0)) / cost
@@ -110,13 +133,14 @@ class Pace:
                     best_rate *= 1.0 + self.margin
         return best
 
-    def _gains(self, row_R: Array, gaits: Iterable[Gait]) -> dict[Gait, float]:
+    def _gains(self, row_R: Array, gaits: Iterable[Gait], left_R: Array) -> dict[Gait, float]:
         """Tokens beside the bonus that a step of each gait would bring a row.
 
         Every row waits for what the others check, and requests that came together are done when the
-        last of them is: of lookups those count that gain least. While requests keep coming, the
-        next one has the use of what a fast row gains, and the mean counts as much as the least. So
-        it does with a network: there rows differ less, and it learns only while in use.
+        last of them is: of lookups those count that gain least and have most left to say. While
+        requests keep coming, the next one has the use of what a fast row gains, and the mean counts
+        as much as the least. So it does with a network: there rows differ less, and it learns only
+        while in use.
         """
         is_flowing = self.flow > LEAST_FLOW
         gains: dict[Gait, float] = {}
@@ -124,12 +148,16 @@ class Pace:
             sizes = sorted(gait.num_nodes for gait in gaits if gait.way == way and gait.num_nodes)
             if sizes:
                 record = self.network if way else self.lookup
-                gain_RS = record.gains(row_R, np.array(sizes), way, is_doubtful=not is_flowing)
+                hint_2R = NO_HINT if way else MATCH_21 * self.match_X[row_R]
+                gain_RS = record.gains(
+                    row_R, np.array(sizes), way, hint_2R, is_doubtful=not is_flowing
+                )
                 if way or is_flowing:
                     gain_S = 0.5 * (gain_RS.mean(0) + gain_RS.min(0))
                 else:
-                    time_RS = 1.0 / (1.0 + gain_RS)
-                    gain_S = (time_RS**SLOW).mean(0) ** (-1.0 / SLOW) - 1.0
+                    share_R = (left_R / left_R.max()) ** SLOW
+                    time_S = share_R @ (1.0 + gain_RS) ** -SLOW / share_R.sum()
+                    gain_S = time_S ** (-1.0 / SLOW) - 1.0
                 some = zip(sizes, gain_S.tolist(), strict=True)
                 gains |= {Gait(n, way): gain for n, gain in some}
         return gains

@@ -3,13 +3,15 @@
 Texts differ: where first guesses are often right, further ones are too. So the log-odds of both
 have a term of the row, learned while its request runs, and one shared by all requests. Different
 ways to make guesses differ by what was hoped of them: what is learned of one holds for the others.
-Past a network's last level only what all rows had there is known.
+Past a network's last level only what all rows had there is known. Whoever asks may have a hint of
+what a row's next guesses are worth: then the terms are what is learned beside it.
 
 Rows of one step wait for one another, and of several whose texts are not known yet some will gain
 little. So there may be a doubt about a new row: the more rows a step has, the more it counts, and
 it passes as the row's guesses teach.
 
-Shape letters: X rows of the engine, R rows of the step, G guesses past the last level, S sizes.
+Shape letters: X rows of the engine, R rows of the step, G guesses past the last level, S sizes; 2
+is the first guess and a further one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ DOUBT_FADE = 0.03  # by which a row is doubted less with each step that teaches 
 LOW, HIGH, FLOOR = 0.02, 0.98, 0.05
 
 Array = np.ndarray
+
+NO_HINT = np.zeros((2, 1))
 
 
 class Record:
@@ -58,7 +62,14 @@ class Record:
         self.first_X[row] = self.next_X[row] = 0.0
         self.doubt_X[row] = self.doubt
 
-    def learn(self, row_R: Array, run_R: Array, missed_R: Array, way: int = 0) -> None:
+    def learn(
+        self,
+        row_R: Array,
+        run_R: Array,
+        missed_R: Array,
+        way: int = 0,
+        hint_2R: Array = NO_HINT,  # log-odds the guesses were thought to have more
+    ) -> None:
         """So many of each row's guesses were right in a row, and whether the next was wrong."""
         term, most = self.hopes[way] + self.common, self.num_levels - 1
         is_first_R = run_R > 0
@@ -73,7 +84,7 @@ class Record:
             if not num_rows:
                 continue
             own_R = own_X[row_R]
-            chance_R = _chance(term[place] + own_R)
+            chance_R = _chance(term[place] + hint_2R[place] + own_R)
             # So that chances, not their log-odds, move by the rate.
             error_R = num_right_R - num_asked_R * chance_R
             error_R /= np.maximum(chance_R * (1.0 - chance_R), FLOOR)
@@ -98,29 +109,38 @@ class Record:
         self.common *= 1.0 - COMMON_FADE
 
     def gains(
-        self, row_R: Array, sizes_S: Array, way: int = 0, *, is_doubtful: bool = True
+        self,
+        row_R: Array,
+        sizes_S: Array,
+        way: int = 0,
+        hint_2R: Array = NO_HINT,
+        *,
+        is_doubtful: bool = True,
     ) -> Array:
         """Tokens that so many guesses would bring each row, by row and size; sizes rise."""
         if len(row_R) == 1:
-            return np.array([self._gains_of_one(int(row_R[0]), sizes_S.tolist(), way)])
+            hints = hint_2R[:, 0].tolist()
+            return np.array([self._gains_of_one(int(row_R[0]), sizes_S.tolist(), way, hints)])
         term, most = self.hopes[way] + self.common, self.num_levels
         doubt_R = is_doubtful * log2(len(row_R)) * self.doubt_X[row_R]
-        first_R1 = _chance(term[0] + self.first_X[row_R] - doubt_R)[:, None]
-        next_R1 = _chance(term[1] + self.next_X[row_R] - doubt_R)[:, None]
+        first_R1 = _chance(term[0] + hint_2R[0] + self.first_X[row_R] - doubt_R)[:, None]
+        next_R1 = _chance(term[1] + hint_2R[1] + self.next_X[row_R] - doubt_R)[:, None]
         gain_RS = (1.0 - next_R1 ** np.minimum(sizes_S, most)) / (1.0 - next_R1)
         if sizes_S[-1] > most:
             past_G = np.concatenate([[0.0], self.past_G.cumprod().cumsum()])
             gain_RS += next_R1 ** (most - 1) * past_G[np.maximum(sizes_S - most, 0)]
         return np.asarray(first_R1 * gain_RS)
 
-    def _gains_of_one(self, row: int, sizes: list[int], way: int) -> list[float]:
+    def _gains_of_one(
+        self, row: int, sizes: list[int], way: int, hints: list[float]
+    ) -> list[float]:
         """The same for a step of one row, where what numpy takes per call would be felt.
 
         It waits for no other: there is no doubt.
         """
         (first, further), most = (self.hopes[way] + self.common).tolist(), self.num_levels
-        chance = _chance_of(first + float(self.first_X[row]))
-        further = _chance_of(further + float(self.next_X[row]))
+        chance = _chance_of(first + hints[0] + float(self.first_X[row]))
+        further = _chance_of(further + hints[1] + float(self.next_X[row]))
         further_ones = [further] * (most - 1) + self.past_G.tolist()
         gains = list(accumulate(accumulate([chance, *further_ones[: sizes[-1] - 1]], mul)))
         return [gains[size - 1] for size in sizes]
