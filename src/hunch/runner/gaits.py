@@ -85,11 +85,10 @@ class Gaits:
         seconds = {gait: self._seconds(num_rows, gait) for gait in gaits}
         if self.has_ways:
             seconds = self._with_changes(ids, seconds, is_host)
-        rows = self.rows
-        left_R = (
-            rows.end[ids] - rows.known[ids] - 1
-        )  # a step flies: of it at least one will be said
-        return self.pace.choose(np.array(ids), seconds, np.maximum(left_R, 1))
+        row_R = np.array(ids)
+        # Of the step that flies at least one will be said.
+        left_R = np.maximum(self.rows.end[row_R] - self.rows.known[row_R] - 1, 1)
+        return self.pace.choose(row_R, seconds, left_R)
 
     def _with_changes(
         self, ids: list[int], seconds: dict[Gait, float], is_host: bool

@@ -7,13 +7,13 @@ those that were checked. How long the match was that the host last heard of tell
 next guess by lookup is worth: nothing matched, it is right one time in ten; 16 tokens, nine times.
 Every gait's tokens per second are then known well enough to choose by.
 
-Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step; 2 is the
-first guess and a further one.
+Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step, S sizes; 2
+is the first guess and a further one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -122,19 +122,19 @@ class Pace:
         left_R: Array | None = None,  # tokens each row may still say; None: as many each
     ) -> Gait:
         """The gait with the most tokens per second."""
-        left_R = np.ones(len(row_R)) if left_R is None else left_R
-        gains = self._gains(row_R, seconds, left_R)
+        gaits = sorted(seconds)
+        gains = self._gains(row_R, gaits, left_R)
         best, best_rate = Gait(0), 0.0
-        for gait, cost in sorted(seconds.items()):
-            rate = (1.0 + gains.get(gait, 0.0)) / cost
+        for gait in gaits:
+            rate = (1.0 + gains.get(gait, 0.0)) / seconds[gait]
             if rate > best_rate:
                 best, best_rate = gait, rate
                 if not gait.num_nodes:
                     best_rate *= 1.0 + self.margin
         return best
 
-    def _gains(self, row_R: Array, gaits: Iterable[Gait], left_R: Array) -> dict[Gait, float]:
-        """Tokens beside the bonus that a step of each gait would bring a row.
+    def _gains(self, row_R: Array, gaits: list[Gait], left_R: Array | None) -> dict[Gait, float]:
+        """Tokens beside the bonus that a step of each gait would bring a row; sizes rise.
 
         Every row waits for what the others check, and requests that came together are done when the
         last of them is: of lookups those count that gain least and have most left to say. While
@@ -143,21 +143,28 @@ class Pace:
         while in use.
         """
         is_flowing = self.flow > LEAST_FLOW
+        by_way: dict[int, list[Gait]] = {}
+        for gait in gaits:
+            if gait.num_nodes:
+                by_way.setdefault(gait.way, []).append(gait)
         gains: dict[Gait, float] = {}
-        for way in {gait.way for gait in gaits}:
-            sizes = sorted(gait.num_nodes for gait in gaits if gait.way == way and gait.num_nodes)
-            if sizes:
-                record = self.network if way else self.lookup
-                hint_2R = NO_HINT if way else MATCH_21 * self.match_X[row_R]
-                gain_RS = record.gains(
-                    row_R, np.array(sizes), way, hint_2R, is_doubtful=not is_flowing
-                )
-                if way or is_flowing:
-                    gain_S = 0.5 * (gain_RS.mean(0) + gain_RS.min(0))
-                else:
-                    share_R = (left_R / left_R.max()) ** SLOW
-                    time_S = share_R @ (1.0 + gain_RS) ** -SLOW / share_R.sum()
-                    gain_S = time_S ** (-1.0 / SLOW) - 1.0
-                some = zip(sizes, gain_S.tolist(), strict=True)
-                gains |= {Gait(n, way): gain for n, gain in some}
+        for way, some in by_way.items():
+            sizes_S = np.array([gait.num_nodes for gait in some])
+            record = self.network if way else self.lookup
+            hint_2R = NO_HINT if way else MATCH_21 * self.match_X[row_R]
+            gain_RS = record.gains(row_R, sizes_S, way, hint_2R, is_doubtful=not is_flowing)
+            if len(row_R) == 1:
+                gain_S = gain_RS[0]
+            elif way or is_flowing:
+                gain_S = 0.5 * (gain_RS.mean(0) + gain_RS.min(0))
+            else:
+                gain_S = _slow_gain(gain_RS, np.ones(len(row_R)) if left_R is None else left_R)
+            gains.update(zip(some, gain_S.tolist(), strict=True))
         return gains
+
+
+def _slow_gain(gain_RS: Array, left_R: Array) -> Array:
+    """By what the rows' times to their ends shrink: a power mean, near to that of the longest."""
+    share_R = (left_R / left_R.max()) ** SLOW
+    time_S = share_R @ (1.0 / (1.0 + gain_RS)) ** SLOW / share_R.sum()
+    return np.asarray(time_S ** (-1.0 / SLOW) - 1.0)

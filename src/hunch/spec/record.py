@@ -51,7 +51,8 @@ class Record:
     ) -> None:
         self.hopes = {way: _log_odds(np.array(chances)) for way, chances in hopes.items()}
         self.common, self.rate = np.zeros(2), rate
-        self.first_X, self.next_X = np.zeros(num_rows), np.zeros(num_rows)
+        self.own_2X = np.zeros((2, num_rows))
+        self.first_X, self.next_X = self.own_2X
         self.doubt, self.doubt_X = doubt, np.full(num_rows, doubt)
         self.num_guesses = num_guesses
         self.num_levels = min(num_levels or num_guesses, num_guesses)
@@ -122,9 +123,10 @@ class Record:
             hints = hint_2R[:, 0].tolist()
             return np.array([self._gains_of_one(int(row_R[0]), sizes_S.tolist(), way, hints)])
         term, most = self.hopes[way] + self.common, self.num_levels
-        doubt_R = is_doubtful * log2(len(row_R)) * self.doubt_X[row_R]
-        first_R1 = _chance(term[0] + hint_2R[0] + self.first_X[row_R] - doubt_R)[:, None]
-        next_R1 = _chance(term[1] + hint_2R[1] + self.next_X[row_R] - doubt_R)[:, None]
+        log_odds_2R = term[:, None] + hint_2R + self.own_2X.take(row_R, axis=1)
+        if is_doubtful and self.doubt:
+            log_odds_2R -= log2(len(row_R)) * self.doubt_X[row_R]
+        first_R1, next_R1 = _chance(log_odds_2R)[:, :, None]
         gain_RS = (1.0 - next_R1 ** np.minimum(sizes_S, most)) / (1.0 - next_R1)
         if sizes_S[-1] > most:
             past_G = np.concatenate([[0.0], self.past_G.cumprod().cumsum()])
