@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from hunch import LLM, SamplingParams
 from hunch.errors import CapacityError
 from hunch.runner.gpu_runner import GraphRunner
+from hunch.spec.on_device import DeviceLookup
 from hunch.spec.pace import Gait, Pace
 from plain_steps import stand_in
 from tiny_models import write_llama
@@ -145,3 +146,28 @@ def test_the_runner_knows_whether_requests_keep_coming(
             assert runner.gaits.pace.flow == 0.0
         llm.generate(PROMPTS[:3], [long, short, short])  # the third takes the second's place
         assert runner.gaits.pace.flow > 0.0
+
+
+@pytest.mark.usefixtures("flying")
+def test_steps_too_large_to_check_anything_do_not_draft(
+    model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hunch.runner.gaits.MAX_CHECKED", 4)  # one row may check 3 nodes
+    drafted: list[int] = []
+    draft = DeviceLookup.draft
+    monkeypatch.setattr(
+        DeviceLookup,
+        "draft",
+        lambda self, cells, step, *rest: (
+            drafted.append(len(step.ids_R)),
+            draft(self, cells, step, *rest),
+        ),
+    )
+    # The first row says more than the others: at the end it is alone, and drafts.
+    params = [replace(PARAMS["greedy"], max_tokens=24 if i == 0 else 8) for i in range(5)]
+    with LLM(str(model), speculate="suffix", max_num_seqs=5, **SMALL) as llm:
+        assert not llm.engine.runner.gaits.drafts_at(8)
+        got = tokens(llm, params)
+    assert set(drafted) == {1}
+    want = plain["greedy"]
+    assert got == [want[0]] + [answer[:8] for answer in want[1:]]

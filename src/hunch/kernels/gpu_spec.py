@@ -290,12 +290,13 @@ def _lookup_kernel(
     for start in range(1, known, BLOCK):
         place = start + offs  # the token here follows the match
         matched = tl.zeros((BLOCK,), tl.int32)
-        is_equal = place < known
+        is_place = place < known
+        is_equal = is_place
         for i in tl.static_range(MAX_MATCH):
-            is_equal &= place - 1 - i >= 0
-            token = tl.load(history_ptr + place - 1 - i, mask=is_equal, other=-1)
-            wanted = tl.load(history_ptr + tl.maximum(known - 1 - i, 0))
-            is_equal &= token == wanted
+            # Whether or not the tokens after it were equal: no load waits for another.
+            at = place - 1 - i
+            token = tl.load(history_ptr + at, mask=is_place & (at >= 0), other=-1)
+            is_equal &= token == tl.load(history_ptr + tl.maximum(known - 1 - i, 0))
             matched += is_equal.to(tl.int32)
         score = (matched.to(tl.int64) << 32) + place
         best = tl.maximum(best, tl.where(matched >= MIN_MATCH, score, 0))

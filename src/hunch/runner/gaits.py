@@ -57,6 +57,10 @@ class Gaits:
             self._at[num_rows] = [gait for gait in few if gait not in dropped] or [gaits[0]]
         return self._at[num_rows]
 
+    def drafts_at(self, num_rows: int) -> bool:
+        """Whether a step of so many rows drafts: where none checks nodes, nobody asks for them."""
+        return any(gait.num_nodes for gait in self.at(num_rows))
+
     def to_prepare(self, num_rows: int) -> list[Gait]:
         """The same, and where a network may draft, the steps that begin with it."""
         gaits = self.at(num_rows)
@@ -158,6 +162,10 @@ class Gaits:
         assert self.drafter is not None
         num_nodes, pace = graph.num_nodes, self.pace
         matched_R = result_RC[:, MATCHED]
+        if not num_nodes and not self.drafts_at(graph.num_rows):
+            pace.pass_by(row_R)
+            self._way[row_R] = self._matched[row_R] = 0
+            return [""] * len(row_R)
         guess_RG = np.where(matched_R[:, None] > 0, result_RC[:, FIRST + num_nodes + 1 :], -1)
         tokens_RK = result_RC[:, FIRST : FIRST + num_nodes + 1]
         pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG, matched_R)

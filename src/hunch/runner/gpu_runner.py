@@ -69,6 +69,7 @@ class GraphRunner(LocalRunner):
             capacity.block_size,
             pool,
         )
+        self.gaits = Gaits(found, self.rows)
         self.steps = StepGraphs(
             self.target,
             self.kv[0],
@@ -77,9 +78,9 @@ class GraphRunner(LocalRunner):
             self.device_rows.cells,
             self.device_rows.inputs_3R,
             capacity.block_size,
+            self.gaits.drafts_at,
             pool,
         )
-        self.gaits = Gaits(found, self.rows)
         self.reader: Reader | None = None
         if self.can_fly and found is not None and found.network is not None:
             self.reader = Reader(found.network.model, found.network.kv, self.rows, pool)

@@ -194,9 +194,11 @@ class StepGraphs:
         cells: Cells,
         inputs_3R: Tensor,
         block_size: int,
+        drafts_at: Callable[[int], bool],  # whether steps of so many rows draft
         pool: Any,
     ) -> None:
         self.target, self.kv, self.sampling, self.drafter = target, kv, sampling, drafter
+        self.drafts_at = drafts_at
         self.cells, self.inputs_3R = cells, inputs_3R
         self.block_size, self.pool = block_size, pool
         self.device: torch.device = target.device
@@ -224,6 +226,7 @@ class StepGraphs:
     def _capture(self, num_rows: int, num_nodes: int, kind: int, way: int) -> StepGraph:
         self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
         drafter, target = self.drafter, self.target
+        is_drafting = drafter is not None and self.drafts_at(num_rows)
         depth = drafter.depth(way) if drafter is not None and num_nodes else 0
         size = num_rows, num_nodes, depth
         if size not in self._buffers:
@@ -231,7 +234,7 @@ class StepGraphs:
         ids_T, rows, attn = self._buffers[size]
 
         def draft() -> None:
-            if drafter is not None:
+            if drafter is not None and is_drafting:
                 drafter.draft(self.cells, rows, kind, way)
 
         def body() -> None:
@@ -246,7 +249,7 @@ class StepGraphs:
 
         graph = Graph(body, self.device, self.pool)
         seconds, draft_seconds = seconds_of(graph, self.device), 0.0
-        if drafter is not None:
+        if is_drafting:
             draft_seconds = seconds_of(Graph(draft, self.device, self.pool), self.device)
         return StepGraph(graph, num_rows, num_nodes, way, seconds, draft_seconds)
 

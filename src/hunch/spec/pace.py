@@ -89,10 +89,7 @@ class Pace:
         """Tokens the rows committed, num_R each, and new guesses by lookup (-1: none)."""
         if not self.is_learning:
             return
-        self.num_steps += 1
-        self.flow *= FLOW
-        self.age_X[row_R] += 1
-        self.seen_X[row_R] = self.num_steps
+        self._count(row_R)
         most = min(tokens_RK.shape[1], self.guess_XG.shape[1])
         is_right_RK = tokens_RK[:, :most] == self.guess_XG[row_R, :most]
         run_R = np.logical_and.accumulate(is_right_RK, axis=1).sum(1)
@@ -103,6 +100,19 @@ class Pace:
             self.before_X[row_R] = self.match_X[row_R]
             self.match_X[row_R] = np.log2(1.0 + matched_R)
         self.guess_XG[row_R] = guess_RG[:, : self.guess_XG.shape[1]]
+
+    def pass_by(self, row_R: Array) -> None:
+        """The rows went a step in which nobody guessed."""
+        self._count(row_R)
+        self.guess_XG[row_R] = -1
+        self.match_X[row_R] = self.before_X[row_R] = NEW * self.is_by_match
+        self.network.fade(row_R)
+
+    def _count(self, row_R: Array) -> None:
+        self.num_steps += 1
+        self.flow *= FLOW
+        self.age_X[row_R] += 1
+        self.seen_X[row_R] = self.num_steps
 
     def learn_network(
         self, way: int, row_R: Array, num_right_R: Array, num_nodes: int, is_over_R: Array
