@@ -16,7 +16,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-SOURCES = Path(__file__).parent / "cpu"
+SOURCES = Path(__file__).parent / "cpu"  # a model's pass on a CPU
+HOST_SOURCES = Path(__file__).parent / "host"  # what a GPU's host does between its steps
 # Contraction would let the compiler fuse a product and a sum in one place and not in another.
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off")
 HOW_TO_GET_A_COMPILER = (
@@ -27,25 +28,31 @@ HOW_TO_GET_A_COMPILER = (
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """The kernels, built if needed; None, after one warning, where they cannot be built."""
+    """The CPU kernels, built if needed; None, after one warning, where they cannot be built."""
+    return _load(SOURCES, "hunch runs on torch alone, which is several times slower on a CPU")
+
+
+@cache
+def load_host_library() -> ctypes.CDLL | None:
+    """The same for what a GPU's host does."""
+    return _load(HOST_SOURCES, "steps are chosen by numpy, and a fast GPU may wait for it")
+
+
+def _load(sources: Path, otherwise: str) -> ctypes.CDLL | None:
     compiler = find_compiler()
     if compiler is None:
-        _warn(f"no C++ compiler found; {HOW_TO_GET_A_COMPILER}")
+        _warn(otherwise, f"no C++ compiler found; {HOW_TO_GET_A_COMPILER}")
         return None
     try:
-        return ctypes.CDLL(str(build(compiler)))
+        return ctypes.CDLL(str(build(compiler, sources)))
     except (subprocess.CalledProcessError, OSError) as error:
         detail = getattr(error, "stderr", "") or str(error)
-        _warn(f"building with {compiler} failed: {detail.strip()[-400:]}")
+        _warn(otherwise, f"building with {compiler} failed: {detail.strip()[-400:]}")
         return None
 
 
-def _warn(reason: str) -> None:
-    warnings.warn(
-        f"hunch runs on torch alone, which is several times slower on a CPU: {reason}",
-        RuntimeWarning,
-        stacklevel=3,
-    )
+def _warn(otherwise: str, reason: str) -> None:
+    warnings.warn(f"{otherwise}: {reason}", RuntimeWarning, stacklevel=4)
 
 
 def find_compiler() -> str | None:
@@ -70,9 +77,9 @@ def cache_dir() -> Path:
     return Path(home) / "hunch" / "kernels"
 
 
-def build(compiler: str) -> Path:
+def build(compiler: str, sources: Path = SOURCES) -> Path:
     """The shared library for these sources, this compiler and this CPU."""
-    files = sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp"))
+    files = sorted(sources.glob("*.h")) + sorted(sources.glob("*.cpp"))
     digest = hashlib.sha256()
     for part in (*FLAGS, *cpu_flags(), compiler, _version(compiler), _cpu()):
         digest.update(part.encode() + b"\0")
@@ -87,7 +94,8 @@ def build(compiler: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building the same
         if not library.exists():
             started = time.perf_counter()
-            print("hunch: building CPU kernels (once for this machine) ...", file=sys.stderr)
+            kind = "CPU" if sources == SOURCES else "host"
+            print(f"hunch: building {kind} kernels (once for this machine) ...", file=sys.stderr)
             _compile(compiler, [file for file in files if file.suffix == ".cpp"], library)
             took = time.perf_counter() - started
             print(f"hunch: built in {took:.0f} s, kept in {folder}", file=sys.stderr)

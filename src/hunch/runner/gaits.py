@@ -17,6 +17,7 @@ from hunch.runner.graphs import StepGraph, bucket
 from hunch.runner.reading import Reader
 from hunch.runner.rows import RowBuffers
 from hunch.spec.base import DeviceDrafter
+from hunch.spec.fast_pace import new_pace
 from hunch.spec.pace import Gait, Pace
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
@@ -35,9 +36,9 @@ class Gaits:
         num_rows = len(rows.known)
         self.drafter, self.rows = drafter, rows
         if drafter is None:
-            self.pace = Pace(num_rows, (Gait(0),))
+            self.pace: Pace = Pace(num_rows, (Gait(0),))
         else:
-            self.pace = Pace(num_rows, drafter.gaits, drafter.margin, drafter.num_levels)
+            self.pace = new_pace(num_rows, drafter.gaits, drafter.margin, drafter.num_levels)
         self.has_ways = any(gait.way for gait in self.pace.gaits)
         self.costs = StepCosts()
         self._draft_seconds: dict[tuple[int, Gait], float] = {}  # by rows
@@ -47,6 +48,7 @@ class Gaits:
         self._matched = np.zeros(num_rows, dtype=np.int64)
         self._is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
         self._at: dict[int, list[Gait]] = {}
+        self._drafts_at: dict[int, bool] = {}
 
     def at(self, num_rows: int) -> list[Gait]:
         """Gaits of a step of so many rows."""
@@ -59,7 +61,9 @@ class Gaits:
 
     def drafts_at(self, num_rows: int) -> bool:
         """Whether a step of so many rows drafts: where none checks nodes, nobody asks for them."""
-        return any(gait.num_nodes for gait in self.at(num_rows))
+        if num_rows not in self._drafts_at:
+            self._drafts_at[num_rows] = any(gait.num_nodes for gait in self.at(num_rows))
+        return self._drafts_at[num_rows]
 
     def to_prepare(self, num_rows: int) -> list[Gait]:
         """The same, and where a network may draft, the steps that begin with it."""
@@ -166,8 +170,8 @@ class Gaits:
             pace.pass_by(row_R)
             self._way[row_R] = self._matched[row_R] = 0
             return [""] * len(row_R)
-        guess_RG = np.where(matched_R[:, None] > 0, result_RC[:, FIRST + num_nodes + 1 :], -1)
         tokens_RK = result_RC[:, FIRST : FIRST + num_nodes + 1]
+        guess_RG = result_RC[:, FIRST + num_nodes + 1 :]
         pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG, matched_R)
         sources = self._sources(row_R) if num_nodes else [""] * len(row_R)
         if self.has_ways:
@@ -179,7 +183,7 @@ class Gaits:
                 pace.learn_network(way, row_R[here_R], num_right_R, num_nodes, is_over_R)
             if not graph.way:
                 pace.fade(row_R)
-        self._way[row_R], self._matched[row_R] = graph.way, matched_R
+            self._way[row_R], self._matched[row_R] = graph.way, matched_R
         return sources
 
     def _sources(self, row_R: np.ndarray) -> list[str]:

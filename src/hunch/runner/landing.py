@@ -63,23 +63,25 @@ def _commit(
     writes_kv: bool,
 ) -> np.ndarray:
     """Write the tokens behind those known; returns how many tokens of each row have KV."""
-    num_R, known_R = result_RC[:, TOKENS], result_RC[:, KNOWN]
     computed_GR = np.zeros((len(rows.computed), len(ids_R)), dtype=np.int64)
-    computed_GR[: None if writes_kv else 1] = known_R - 1
+    computed_GR[: None if writes_kv else 1] = result_RC[:, KNOWN] - 1
     held = rows.requests
-    is_there_R = np.array(
-        [
-            request is not None and held[row] is request
-            for row, request in zip(ids_R.tolist(), requests, strict=True)
-        ]
-    )
-    is_there_R &= num_R > 0
-    there, first_R = ids_R[is_there_R], (known_R - num_R)[is_there_R]
-    counts, tokens = num_R[is_there_R], result_RC[is_there_R, FIRST:]
+    is_there = [
+        request is not None and held[row] is request and num_tokens > 0
+        for row, request, num_tokens in zip(
+            ids_R.tolist(), requests, result_RC[:, TOKENS].tolist(), strict=True
+        )
+    ]
+    here: np.ndarray | slice = slice(None) if all(is_there) else np.array(is_there)
+    there, landed_RC = ids_R[here], result_RC[here]
+    known_R, counts = landed_RC[:, KNOWN], landed_RC[:, TOKENS]
+    first_R = known_R - counts
     for place in range(counts.max(initial=0)):
-        some = counts > place
-        rows.tokens[there[some], first_R[some] + place] = tokens[some, place]
-    rows.known[there] = first_R + counts
-    computed_GR[1:, is_there_R] = np.maximum(computed_GR[1:, is_there_R], rows.computed[1:, there])
-    rows.computed[:, there] = computed_GR[:, is_there_R]
+        some = counts > place if place else slice(None)
+        rows.tokens[there[some], first_R[some] + place] = landed_RC[some, FIRST + place]
+    rows.known[there] = known_R
+    if len(computed_GR) > 1:
+        others_GR = np.maximum(computed_GR[1:, here], rows.computed[1:, there])
+        computed_GR[1:, here] = others_GR
+    rows.computed[:, there] = computed_GR[:, here]
     return computed_GR.T

@@ -86,7 +86,7 @@ class Pace:
     def learn(
         self, row_R: Array, num_R: Array, tokens_RK: Array, guess_RG: Array, matched_R: Array
     ) -> None:
-        """Tokens the rows committed, num_R each, and new guesses by lookup (-1: none)."""
+        """Tokens the rows committed, num_R each, and new guesses by lookup, where any matched."""
         if not self.is_learning:
             return
         self._count(row_R)
@@ -99,7 +99,8 @@ class Pace:
         if self.is_by_match:
             self.before_X[row_R] = self.match_X[row_R]
             self.match_X[row_R] = np.log2(1.0 + matched_R)
-        self.guess_XG[row_R] = guess_RG[:, : self.guess_XG.shape[1]]
+        most = self.guess_XG.shape[1]
+        self.guess_XG[row_R] = np.where(matched_R[:, None] > 0, guess_RG[:, :most], -1)
 
     def pass_by(self, row_R: Array) -> None:
         """The rows went a step in which nobody guessed."""
