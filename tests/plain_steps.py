@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
 from hunch.kernels.gpu_attention import Tiling, Workspace
 from hunch.kernels.gpu_spec import (
     CHECKED,
@@ -24,6 +24,9 @@ from hunch.kernels.gpu_spec import (
     Cells,
     StepRows,
 )
+from hunch.kernels.kv_store import kv_store_ref
+from hunch.kernels.rope import rotation
+from hunch.layers.attention import Heads, split_heads
 from hunch.models.decoder import Decoder, Hidden
 from hunch.sampling.state import SamplingState
 from hunch.spec.ngram import NgramText
@@ -152,9 +155,26 @@ def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
         line_W[: step.result_RC.numel()] = step.result_RC.flatten()
 
 
+def committed_inputs(
+    cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs, last_R: Tensor
+) -> None:
+    width = len(ids_T) // len(step.ids_R)
+    for r, row in enumerate(step.ids_R.tolist()):
+        here = slice(r * width, (r + 1) * width)
+        ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
+        attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
+        count = int(step.result_RC[r, TOKENS]) if int(step.count_R[r]) >= 0 else 0
+        last_R[r] = r * width + max(count - 1, 0)
+        for place in range(count):
+            at, where = r * width + place, int(cells.known_X[row]) - count + place
+            ids_T[at] = cells.tokens_XL[row, where]
+            attn.pos_T[at], attn.base_T[at] = where - 1, where
+            attn.slot_T[at] = slot_of(cells, row, where - 1)
+
+
 def level_inputs(
     cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs, *, first_node: int = 0,
-    depth: int = 0,
+    depth: int = 0, is_ahead: bool = False,
 ) -> None:  # fmt: skip
     width = len(ids_T) // len(step.ids_R)
     for r, row in enumerate(step.ids_R.tolist()):
@@ -167,17 +187,17 @@ def level_inputs(
         room = min(int(step.room_R[r]), int(cells.end_X[row]) - known)
         for place in range(width):
             at, node = r * width + place, first_node + place
-            where = known + node if depth else known - width + place
+            where = known - is_ahead + node if depth else known - width + place
             if where < 0 or (depth and node >= room):
                 continue
             ids_T[at] = cells.draft_XG[row, node] if depth else cells.tokens_XL[row, where]
-            attn.pos_T[at] = known + depth - 1 if depth else where
+            attn.pos_T[at] = known - is_ahead + depth - 1 if depth else where
             attn.base_T[at] = int(attn.pos_T[at]) + 1
             attn.slot_T[at] = slot_of(cells, row, where)
             if depth and attn.tree_TP is not None:
-                attn.base_T[at] = known
+                attn.base_T[at] = known - is_ahead
                 for i, above in enumerate(path_of(cells, row, node)):
-                    attn.tree_TP[at, i] = slot_of(cells, row, known + above)
+                    attn.tree_TP[at, i] = slot_of(cells, row, known - is_ahead + above)
 
 
 def add_nodes(
@@ -201,7 +221,7 @@ def add_nodes(
 def grow_level(
     cells: Cells, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Any, *,
     depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
-    following: tuple[Tensor, AttnInputs] | None,
+    following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
 ) -> None:  # fmt: skip
     num_rows, width = chances_RW.shape
     first = depth * width
@@ -221,7 +241,8 @@ def grow_level(
     parent_RW = first - width + best_RW // width if depth else torch.full_like(best_RW, -1)
     add_nodes(cells, step, token_RW.flatten(), parent_RW.flatten(), first, num_nodes)
     if following is not None:
-        level_inputs(cells, step, *following, first_node=first, depth=depth + 1)
+        where = {"first_node": first, "depth": depth + 1, "is_ahead": is_ahead}
+        level_inputs(cells, step, *following, **where)
 
 
 class Chooser:
@@ -238,6 +259,19 @@ class Chooser:
             return best_M if how.get("ids_V") is None else how["ids_V"][best_M]
         assert self.state is not None
         return self.state.draw(logits_MV, row_M, pos_M, how.get("ids_V"))
+
+
+class PlainCaptured:
+    """`layers.captured.Captured` by torch, as its specification has it."""
+
+    def __init__(self, attn: AttnInputs, kv: KVCache, table_LH: Tensor, tiling: Tiling) -> None:
+        self.attn, self.kv, self.table_LH = attn, kv, table_LH
+
+    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+        attn, k_CMH, v_CMH = self.attn, self.kv.k_LCMH[layer], self.kv.v_LCMH[layer]
+        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, rotation(self.table_LH, attn.pos_T))
+        kv_store_ref(k_TMH, v_TMH, k_CMH, v_CMH, attn.slot_T)
+        return attention_ref(q_TNH, k_CMH, v_CMH, attn, heads.scale, heads.window)
 
 
 class PlainTarget:
@@ -300,6 +334,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.runner.graphs
     import hunch.spec.device_auto
     import hunch.spec.device_draft
+    import hunch.spec.device_feature
     import hunch.spec.on_device
     from hunch.models.load import load_decoder
     from hunch.models.weights import open_weights
@@ -330,3 +365,6 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.spec.device_auto, "lookup", lookup)
     patch.setattr(hunch.spec.device_draft, "known_inputs", level_inputs)
     patch.setattr(hunch.spec.device_draft, "grow_level", grow_level)
+    patch.setattr(hunch.spec.device_feature, "committed_inputs", committed_inputs)
+    patch.setattr(hunch.spec.device_feature, "grow_level", grow_level)
+    patch.setattr(hunch.spec.device_feature, "Captured", PlainCaptured)

@@ -25,6 +25,7 @@ from hunch.types import Request, SamplingParams
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB, LEVELS = 90, 3
+NO_STATES = None  # of the target: a draft model has its own
 MAKES_NO_KERNEL = {"empty", "new_empty", "slice", "select", "unbind", "view", "alias", "detach"}
 
 
@@ -100,11 +101,11 @@ def rows(width: int) -> tuple[Cells, StepRows]:
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_whole_drafts(width: int, kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cells, step = rows(width)
-    drafter(Model(), width, kind).draft(cells, step, kind)
+    drafter(Model(), width, kind).draft(cells, step, NO_STATES, kind)
     monkeypatch.setattr(device_draft, "known_inputs", plain_steps.level_inputs)
     monkeypatch.setattr(device_draft, "grow_level", plain_steps.grow_level)
     other, plain = rows(width)
-    drafter(Model(), width, kind).draft(other, plain, kind)
+    drafter(Model(), width, kind).draft(other, plain, NO_STATES, kind)
     assert cells.count_X.tolist() == [LEVELS * width, 2, 0]
     assert torch.equal(cells.count_X, other.count_X)
     for row, count in enumerate(cells.count_X.tolist()):
@@ -148,5 +149,5 @@ def test_two_launches_between_passes(
     cells, step = rows(width)
     model = drafter(Silent(), width, kind)
     with Launches(monkeypatch) as seen:
-        model.draft(cells, step, kind)
+        model.draft(cells, step, NO_STATES, kind)
     assert seen.names == ["_known_kernel", *["_children_kernel", "_grow_kernel"] * LEVELS]

@@ -1,6 +1,6 @@
-"""What a draft model needs before its first pass on a device: the inputs of known tokens.
+"""What a drafter's network needs before its first pass on a device: the inputs of known tokens.
 
-Shape letters: W tokens of a row in one pass, T packed tokens (rows of the step times W).
+Shape letters: R rows of the step, W tokens of a row in one pass, T packed tokens (R times W).
 """
 
 from __future__ import annotations
@@ -47,6 +47,49 @@ def _known_kernel(
     tl.store(base_ptr + at, where + 1, mask=is_in)
 
 
+@triton.jit
+def _committed_kernel(
+    ids_ptr, count_in_ptr, result_ptr, history_ptr, known_ptr, table_ptr, packed_ptr, pos_ptr,
+    slot_ptr, seq_ptr, base_ptr, last_ptr, result_stride, history_stride, table_stride, width,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: the tokens it just committed, each one position early; ended rows too."""
+    r = tl.program_id(0).to(tl.int64)
+    wait_for_inputs()
+    let_next_start()
+    row = tl.maximum(tl.load(ids_ptr + r), 0)
+    is_row = tl.load(count_in_ptr + r) >= 0
+    count = tl.where(is_row, tl.load(result_ptr + r * result_stride), 0)
+    place = tl.arange(0, BLOCK).to(tl.int64)
+    is_in = place < width
+    is_live = is_in & (place < count)
+    at = r * width + place
+    where = tl.load(known_ptr + row) - count + place
+    token = tl.load(history_ptr + row * history_stride + where, mask=is_live, other=0)
+    slot = slots_of(table_ptr + row * table_stride, where - 1, is_live, BLOCK_SIZE)
+    tl.store(packed_ptr + at, token, mask=is_in)
+    tl.store(pos_ptr + at, tl.where(is_live, where - 1, 0), mask=is_in)
+    tl.store(slot_ptr + at, slot, mask=is_in)
+    tl.store(seq_ptr + at, row + place * 0, mask=is_in)
+    tl.store(base_ptr + at, tl.where(is_live, where, 1), mask=is_in)
+    tl.store(last_ptr + r, r * width + tl.maximum(count - 1, 0))
+
+
+def new_inputs(cells: Cells, num_tokens: int, depth: int = 0) -> tuple[Tensor, AttnInputs]:
+    """Room for the inputs of a pass: token ids, and what attention needs."""
+    packed_5T = cells.flat.new_empty(5, num_tokens)
+    attn = AttnInputs(
+        pos_T=packed_5T[1],
+        slot_T=packed_5T[2],
+        seq_T=packed_5T[3],
+        table_SB=cells.table_XB,
+        base_T=packed_5T[4],
+        tree_TP=packed_5T.new_empty(num_tokens, depth) if depth else None,
+        block_size=cells.block_size,
+    )
+    return packed_5T[0], attn
+
+
 def known_inputs(cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs) -> None:
     """Inputs of a pass over the last W known tokens of each row; places before them are padding."""
     width = len(ids_T) // len(step.ids_R)
@@ -54,5 +97,24 @@ def known_inputs(cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs) 
         step.ids_R, step.count_R, cells.tokens_XL, cells.known_X, cells.is_done_X, cells.table_XB,
         ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, cells.tokens_XL.stride(0),
         cells.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
+        BLOCK=next_power_of_2(width), **options(1),
+    )  # fmt: skip
+
+
+def committed_inputs(
+    cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs, last_R: Tensor
+) -> None:
+    """Inputs of a pass over the tokens each row just committed, for a network that sees at
+    position t the target's state of t and token t + 1.
+
+    Place j of a row stands beside place j of the target's pass over a chain; places past what was
+    committed are padding. last_R becomes each row's last place that is not. A row that ended has
+    its KV completed: others may begin as it did.
+    """
+    width = len(ids_T) // len(step.ids_R)
+    _committed_kernel[(len(step.ids_R),)](
+        step.ids_R, step.count_R, step.result_RC, cells.tokens_XL, cells.known_X, cells.table_XB,
+        ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, last_R, step.result_RC.stride(0),
+        cells.tokens_XL.stride(0), cells.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
         BLOCK=next_power_of_2(width), **options(1),
     )  # fmt: skip

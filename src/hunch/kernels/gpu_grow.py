@@ -141,9 +141,11 @@ def _place_nodes(
 def _next_inputs(
     token, place, parent, is_in, is_live, r, row, known, table_ptr, parents_ptr, packed_ptr,
     pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, first_node, depth, max_depth,
-    WIDTH: tl.constexpr, IS_TREE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr, IS_TREE: tl.constexpr, IS_AHEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The pass over the level's nodes: their keys stand after the known tokens, in order."""
+    """The pass over the level's nodes: their keys stand after the known tokens', in order."""
+    if IS_AHEAD:  # of which the last has none
+        known -= 1
     at = r * WIDTH + place
     pos = known + depth + place * 0
     slot = slots_of(table_ptr, known + first_node + place, is_live, BLOCK_SIZE)
@@ -170,8 +172,8 @@ def _grow_kernel(
     pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, num_chunks, first_node, first_parent, depth,
     max_depth, draft_stride, table_stride, result_stride, guesses_at, NUM_PARENTS: tl.constexpr,
     WIDTH: tl.constexpr, HAS_IDS: tl.constexpr, HAS_NEXT: tl.constexpr, IS_TREE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, ID_BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    IS_AHEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, ID_BITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row: the likeliest paths become the level's nodes, the first path's first child first."""
     r = tl.program_id(0).to(tl.int64)
@@ -216,7 +218,7 @@ def _grow_kernel(
         _next_inputs(
             token, place, parent, is_in, is_live, r, row, known, table_ptr + row * table_stride,
             parents_ptr + row * draft_stride, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr,
-            tree_ptr, first_node, depth, max_depth, WIDTH, IS_TREE, BLOCK_SIZE,
+            tree_ptr, first_node, depth, max_depth, WIDTH, IS_TREE, IS_AHEAD, BLOCK_SIZE,
         )  # fmt: skip
 
 
@@ -226,13 +228,14 @@ def _grow_kernel(
 def grow_level(
     cells: Cells, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
     depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
-    following: tuple[Tensor, AttnInputs] | None,
+    following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
 ) -> None:  # fmt: skip
     """The level under the nodes whose logits these are: W nodes per row, and the next inputs.
 
     The first level has depth 0 and one row of logits per row of the step. chances_RW keeps the
     log of each path's chance between levels. kind: 0 greedy, 1 sampled, 2 filtered; row_T names
     the engine's row of each line of logits. A node past a row's room is padding to the next pass.
+    is_ahead: a network that keeps a token's key one position early, beside the state before it.
     """
     num_rows, width = chances_RW.shape
     num_parents, num_columns = len(logits_TC) // num_rows, logits_TC.shape[1]
@@ -269,6 +272,7 @@ def grow_level(
         cells.draft_XG.stride(0), cells.table_XB.stride(0), step.result_RC.stride(0),
         step.result_RC.shape[1] - num_nodes, NUM_PARENTS=num_parents, WIDTH=width,
         HAS_IDS=ids_C is not None, HAS_NEXT=attn is not None, IS_TREE=tree_TP is not None,
-        BLOCK_SIZE=cells.block_size, ID_BITS=ID_BITS, BLOCK_N=block_n, BLOCK_W=block_w,
-        BLOCK_K=block_k, **options(1 if block_n * block_w * block_k <= 1024 else 4),
+        IS_AHEAD=is_ahead, BLOCK_SIZE=cells.block_size, ID_BITS=ID_BITS, BLOCK_N=block_n,
+        BLOCK_W=block_w, BLOCK_K=block_k,
+        **options(1 if block_n * block_w * block_k <= 1024 else 4),
     )  # fmt: skip

@@ -95,17 +95,8 @@ class CudaDecoder:
 
         A captured step keeps its tiling: same spans, other contents.
         """
-        num_kv_heads, max_len = self.decoder.heads.num_kv_heads, self.spec.max_len
-        longest = max((span.last - span.first for span in spans), default=1)
-        is_shared = num_tokens <= self.workspace.max_tokens
-        if longest == 1:
-            programs = programs_for(num_tokens, num_kv_heads, max_len) if is_shared else 1
-            return Tiling(None, 1, programs, self.workspace)
-        group = next_power_of_2(self.decoder.heads.num_heads // num_kv_heads)
-        block = 4 if num_tokens <= 64 or longest <= 16 else max(4, 64 // group)
-        tiles = tiles_of(spans, block).to(self.device)
-        programs = programs_for(len(tiles), num_kv_heads, max_len) if is_shared else 1
-        return Tiling(tiles, block, programs, self.workspace)
+        heads, max_len = self.decoder.heads, self.spec.max_len
+        return tiling_of(spans, num_tokens, heads, max_len, self.workspace, self.device)
 
     def forward(
         self,
@@ -201,6 +192,28 @@ class CudaDecoder:
         else:
             gemm_parts(x_PK, linear.weight_NK, parts_SPD, linear.bias_N)
         return parts_SPD
+
+
+def tiling_of(
+    spans: tuple[Span, ...],
+    num_tokens: int,
+    heads: Heads,
+    max_len: int,
+    workspace: Workspace,
+    device: torch.device,
+) -> Tiling:
+    """How attention of these heads shares out a step of these spans."""
+    num_kv_heads = heads.num_kv_heads
+    longest = max((span.last - span.first for span in spans), default=1)
+    is_shared = num_tokens <= workspace.max_tokens
+    if longest == 1:
+        programs = programs_for(num_tokens, num_kv_heads, max_len) if is_shared else 1
+        return Tiling(None, 1, programs, workspace)
+    group = next_power_of_2(heads.num_heads // num_kv_heads)
+    block = 4 if num_tokens <= 64 or longest <= 16 else max(4, 64 // group)
+    tiles = tiles_of(spans, block).to(device)
+    programs = programs_for(len(tiles), num_kv_heads, max_len) if is_shared else 1
+    return Tiling(tiles, block, programs, workspace)
 
 
 def check_supported(decoder: Decoder) -> None:

@@ -60,6 +60,10 @@ class DeviceRows:
         """The host changed more of the row than its blocks."""
         self._is_stale[row] = True
 
+    def is_stale(self, row: int) -> bool:
+        """Whether the host has changed it since it flew, or it never did."""
+        return bool(self._is_stale[row])
+
     def update(
         self, rows: list[int], allowed: list[int], room: list[int], num_rows: int
     ) -> list[int]:

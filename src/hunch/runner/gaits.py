@@ -66,9 +66,10 @@ class Gaits:
         return self._drafts_at[num_rows]
 
     def to_prepare(self, num_rows: int) -> list[Gait]:
-        """The same, and where a network may draft, the steps that begin with it."""
+        """The same, and the steps that begin drafting."""
         gaits = self.at(num_rows)
-        return gaits + [Gait(0, way) for way in sorted({gait.way for gait in gaits} - {0})]
+        first = [Gait(0, way) for way in sorted({gait.way for gait in gaits})]
+        return gaits + [gait for gait in first if gait not in gaits]
 
     # --- before a step ----------------------------------------------------------------------------
 
@@ -174,6 +175,10 @@ class Gaits:
         guess_RG = result_RC[:, FIRST + num_nodes + 1 :]
         pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG, matched_R)
         sources = self._sources(row_R) if num_nodes else [""] * len(row_R)
+        if num_nodes and self.drafter.watch is not None:
+            line_RC = result_RC[result_RC[:, CHECKED] > 0]
+            guessed_R = np.minimum(line_RC[:, CHECKED], self.drafter.num_levels)
+            self.drafter.watch.count(int(guessed_R.sum()), int((line_RC[:, TOKENS] - 1).sum()))
         if self.has_ways:
             is_drafted_R = (self._way[row_R] > 0) & (result_RC[:, CHECKED] > 0)
             for way in set(self._way[row_R[is_drafted_R]].tolist()):

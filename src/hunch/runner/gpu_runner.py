@@ -119,6 +119,8 @@ class GraphRunner(LocalRunner):
         rows = [work.row for work in plan.work]
         can_fly_R = (self.can_fly & self._is_decoding[rows] & self._is_simple[rows]).tolist()
         flying = [work for work, can_fly in zip(plan.work, can_fly_R, strict=True) if can_fly]
+        if flying and self.device_drafter is not None:
+            flying = self._ready(flying, self.device_drafter)
         gait = self._gait(flying) if flying else None
         if gait is None:  # rows that flew until now go on by the host, which must know all
             self._land_all()
@@ -127,7 +129,8 @@ class GraphRunner(LocalRunner):
         flight = self._launch(plan, flying, gait)
         self._queue.append(flight)
         if len(flying) < len(plan.work):
-            grounded = [work for work, can in zip(plan.work, can_fly_R, strict=True) if not can]
+            aloft = {work.row for work in flying}
+            grounded = [work for work in plan.work if work.row not in aloft]
             flight.others = self._run(replace(plan, work=grounded))
 
     def _run(self, plan: StepPlan) -> StepResult:
@@ -188,14 +191,30 @@ class GraphRunner(LocalRunner):
             return True
         return drafter.needs_host(self.rows.view(rows))
 
+    def _propose(self, running: list[Outcome]) -> None:
+        """Rows that will fly get their drafts there."""
+        drafter, rows = self.device_drafter, [outcome.part.row for outcome in running]
+        if drafter is not None and self.can_fly and rows:
+            will_fly_R = self._is_simple[rows] & drafter.is_ready(self.rows.view(rows))
+            pairs = zip(running, will_fly_R.tolist(), strict=True)
+            running = [outcome for outcome, will_fly in pairs if not will_fly]
+        super()._propose(running)
+
     # --- steps that fly ---------------------------------------------------------------------------
 
-    def _gait(self, flying: list[RowWork]) -> Gait | None:
-        """How the step goes, if the rows' drafter is ready for it."""
+    def _ready(self, flying: list[RowWork], drafter: DeviceDrafter) -> list[RowWork]:
+        """Those whom the drafter is ready for; nobody, where one that flies would have to land."""
         ids = [work.row for work in flying]
-        drafter = self.device_drafter
-        if drafter is not None and not drafter.is_ready(self.rows.view(ids)):
-            return None
+        is_ready_R = drafter.is_ready(self.rows.view(ids))
+        if is_ready_R.all():
+            return flying
+        if not all(map(self.device_rows.is_stale, np.array(ids)[~is_ready_R].tolist())):
+            return []
+        return [work for work, is_ready in zip(flying, is_ready_R, strict=True) if is_ready]
+
+    def _gait(self, flying: list[RowWork]) -> Gait | None:
+        """How the step goes, if the rows' network has seen enough for it."""
+        ids = [work.row for work in flying]
         is_drafting = any(work.num_nodes or work.max_draft for work in flying)
         gait = self.gaits.choose(ids) if is_drafting else Gait(0)
         return gait if self.gaits.is_ready(gait, ids) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from hunch.kernels.gpu_attention import Tiling, programs_for, tiles_of
 from hunch.kernels.gpu_mail import deliver
 from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_spec import FIRST, Cells, StepRows, commit, compact, pack
+from hunch.models.decoder import Hidden
 from hunch.runner.batch import Batch
 from hunch.runner.delivery import Delivery
 from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
@@ -203,6 +205,7 @@ class StepGraphs:
         self.block_size, self.pool = block_size, pool
         self.device: torch.device = target.device
         self.num_guesses = 0 if drafter is None else drafter.num_nodes
+        self.layers = () if drafter is None else drafter.feature_layers
         # What the host reads after a step: those of all sizes share.
         room = inputs_3R.shape[1] * (FIRST + 1 + 2 * self.num_guesses)
         self.results = torch.zeros(room, dtype=torch.int64, device=self.device)
@@ -233,25 +236,32 @@ class StepGraphs:
             self._buffers[size] = self._new_buffers(*size)
         ids_T, rows, attn = self._buffers[size]
 
-        def draft() -> None:
+        def draft(hidden: Hidden) -> None:
             if drafter is not None and is_drafting:
-                drafter.draft(self.cells, rows, kind, way)
+                drafter.draft(self.cells, rows, hidden, kind, way)
 
         def body() -> None:
             pack(self.cells, rows, num_nodes, ids_T, attn)
-            hidden = target.forward(ids_T, attn, self.kv)
+            hidden = target.forward(ids_T, attn, self.kv, self.layers)
             choice_M = self._choose(target.logits(hidden.last_TD), attn, kind)
             commit(self.cells, rows, choice_M, num_nodes)
             if attn.tree_TP is not None:
                 compact(self.kv, rows, attn.slot_T)
-            draft()
+            draft(hidden)
             deliver(self.cells, rows, self.delivery.slots_QW)
 
         graph = Graph(body, self.device, self.pool)
         seconds, draft_seconds = seconds_of(graph, self.device), 0.0
         if is_drafting:
-            draft_seconds = seconds_of(Graph(draft, self.device, self.pool), self.device)
+            alone = Graph(partial(draft, self._states(len(ids_T))), self.device, self.pool)
+            draft_seconds = seconds_of(alone, self.device)
         return StepGraph(graph, num_rows, num_nodes, way, seconds, draft_seconds)
+
+    def _states(self, num_tokens: int) -> Hidden:
+        """Any will do to time what is made of them."""
+        size = num_tokens, self.target.spec.width
+        state_TD = torch.zeros(size, dtype=self.target.dtype, device=self.device)
+        return Hidden(state_TD, (state_TD,) * len(self.layers))
 
     def _choose(self, logits_MV: Tensor, attn: AttnInputs, kind: int) -> Tensor:
         state = self.sampling

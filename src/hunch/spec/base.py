@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
@@ -12,6 +13,7 @@ from hunch.kernels.attention import KVCache
 from hunch.sampling.state import SamplingState
 from hunch.spec.cost import CostCurve
 from hunch.spec.pace import Gait
+from hunch.spec.watch import AcceptanceWatch
 
 
 class Drafter(Protocol):
@@ -73,9 +75,18 @@ class DeviceDrafter(Protocol):
     def margin(self) -> float:
         """Share by which checking nodes must promise to beat plain decoding."""
 
-    def draft(self, cells: Any, step: Any, kind: int, way: int = 0) -> None:
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Of the target, whose states it drafts from."""
+
+    @property
+    def watch(self) -> AcceptanceWatch | None:
+        """Is told what became of its drafts."""
+
+    def draft(self, cells: Any, step: Any, hidden: Any, kind: int, way: int = 0) -> None:
         """Put a draft for each row of the step into its cells: kernels only, no host.
 
+        hidden: the target's states of the step's packed tokens.
         kind: all rows are greedy (0), some are sampled (1), some with filters (2).
         way: one of those its gaits name.
         """
@@ -89,8 +100,8 @@ class DeviceDrafter(Protocol):
     def needs_host(self, rows: Rows) -> bool:
         """Whether only the host's drafter can draft for these rows."""
 
-    def is_ready(self, rows: Rows) -> bool:
-        """Whether what every way needs of these rows is on the device."""
+    def is_ready(self, rows: Rows) -> np.ndarray:
+        """Of which rows everything that drafting needs is on the device."""
 
     def drafted_by(self, way: int, matched: int) -> str:
         """The method behind a row's draft, by the way and the length of the lookup's match."""

@@ -9,6 +9,9 @@ many tokens as it could have committed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from hunch.draft import Rows
 from hunch.kernels.gpu_spec import Cells, StepRows, lookup
@@ -30,6 +33,8 @@ class DeviceAuto:
     network: DeviceDraft
     tree: DeviceDraft  # the same model
     name: str = "auto"
+    watch: None = None
+    feature_layers: tuple[int, ...] = ()
 
     @property
     def margin(self) -> float:
@@ -53,7 +58,7 @@ class DeviceAuto:
         """A lookup's chain may be checked as a tree, as deep as it has nodes."""
         return self.tree.num_nodes if way == TREE else 0
 
-    def draft(self, cells: Cells, step: StepRows, kind: int, way: int = 0) -> None:
+    def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
         at = self.matches
         if not way:
             lookup(cells, step, self.num_nodes, at.min_match, at.max_match)
@@ -76,8 +81,8 @@ class DeviceAuto:
     def needs_host(self, rows: Rows) -> bool:
         return False
 
-    def is_ready(self, rows: Rows) -> bool:
-        return True
+    def is_ready(self, rows: Rows) -> np.ndarray:
+        return self.matches.is_ready(rows)
 
     def drafted_by(self, way: int, matched: int) -> str:
         is_looked_up = not way or matched >= SURE

@@ -13,16 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.kernels.attention import AttnInputs, KVCache, Span
-from hunch.kernels.gpu_draft import known_inputs
+from hunch.kernels.gpu_draft import known_inputs, new_inputs
 from hunch.kernels.gpu_grow import grow_level
 from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.sampling.state import SamplingState
 from hunch.spec.pace import Gait
+from hunch.spec.watch import AcceptanceWatch
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class DeviceDraft:
     width: int
     max_len: int  # the longest text it can follow
     margin: float = 0.0
+    watch: AcceptanceWatch | None = None
+    feature_layers: tuple[int, ...] = ()
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     @property
@@ -70,15 +74,16 @@ class DeviceDraft:
     def needs_host(self, rows: Rows) -> bool:
         return not self.can_follow(rows)
 
-    def is_ready(self, rows: Rows) -> bool:
+    def is_ready(self, rows: Rows) -> np.ndarray:
         ids_R = rows.ids_R
         known_R, have_R = rows.known_X[ids_R], rows.computed_GX[self.group, ids_R]
-        return bool((have_R >= known_R - 1).all()) and self.can_follow(rows)
+        is_short_R = rows.end_X[ids_R] <= self.max_len
+        return ((have_R >= known_R - 1) & is_short_R).numpy()
 
     def drafted_by(self, way: int, matched: int) -> str:
         return self.name
 
-    def draft(self, cells: Cells, step: StepRows, kind: int, way: int = 0) -> None:
+    def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
         self.grow(cells, step, kind, self.num_levels, self.num_again)
 
     def grow(
@@ -111,19 +116,10 @@ class DeviceDraft:
         self, cells: Cells, num_rows: int, width: int, depth: int
     ) -> tuple[Tensor, AttnInputs]:
         num_tokens = num_rows * width
-        packed_5T = torch.empty(5, num_tokens, dtype=torch.int64, device=cells.flat.device)
-        attn = AttnInputs(
-            pos_T=packed_5T[1],
-            slot_T=packed_5T[2],
-            seq_T=packed_5T[3],
-            table_SB=cells.table_XB,
-            base_T=packed_5T[4],
-            tree_TP=packed_5T.new_empty(num_tokens, depth) if depth else None,
-            block_size=cells.block_size,
-        )
+        ids_T, attn = new_inputs(cells, num_tokens, depth)
         key = num_rows, width
         if key not in self._tilings:  # made before a capture, as it comes from the host
             spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
             self._tilings[key] = self.model.tiling(spans, num_tokens)
         attn.memo["tiling"] = self._tilings[key]
-        return packed_5T[0], attn
+        return ids_T, attn

@@ -130,6 +130,7 @@ class DraftModelDrafter:
             num_levels=shape.depth,
             width=max(shape.num_nodes // shape.depth, 1),
             max_len=self.window.limit,
+            watch=self.watch,
         )
 
     def observe(self, step: TargetStep) -> None:

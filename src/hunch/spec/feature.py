@@ -16,7 +16,7 @@ from torch import Tensor
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.errors import ConfigError
 from hunch.models.heads.step import MARGIN, StepNet
-from hunch.spec.base import DrafterContext
+from hunch.spec.base import DeviceDrafter, DrafterContext
 from hunch.spec.grow import grow
 from hunch.spec.judge import Array, Judge, Level
 from hunch.spec.native_chain import ChainDrafts, HostRows
@@ -32,7 +32,7 @@ class FeatureDrafter:
     def __init__(
         self, name: str, net: StepNet, options: GrowOptions, context: DrafterContext
     ) -> None:
-        self.net, self.context = net, context
+        self.name, self.net, self.context = name, net, context
         self.draft_temperature = options.draft_temperature
         self.shape = options.shape(context, default=net.num_tokens or 5)
         if self.shape.depth > MARGIN:
@@ -50,6 +50,7 @@ class FeatureDrafter:
             self.chains = ChainDrafts(
                 net.network, context, self.window, temperature=temperature, ids_C=net.ids_C
             )
+        self.is_on_device = False  # drafts are made there, but for rows whose KV has a hole
         self.covered_X = np.full(context.max_rows, -1)  # known length that state belongs to
         self.guessed: dict[int, tuple[int, int]] = {}  # row -> (known length, nodes) of its draft
         self.watch = AcceptanceWatch(
@@ -69,6 +70,29 @@ class FeatureDrafter:
             ),
             group=GroupInfo(name=name, is_ahead=True),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
+        )
+
+    def on_device(self) -> DeviceDrafter | None:
+        """Chains of networks that a graph can hold."""
+        context, shape, net = self.context, self.shape, self.net
+        if not (shape.is_chain and net.is_capturable) or shape.min_confidence > 0:
+            return None
+        if context.wants_q or self.draft_temperature is not None or context.kv is None:
+            return None
+        if getattr(context.target, "kernels", "") != "triton":
+            return None
+        from hunch.spec.device_feature import DeviceFeature
+
+        self.is_on_device = True
+        return DeviceFeature(
+            name=self.name,
+            net=net,
+            kv=context.kv,
+            group=context.group,
+            sampling=context.sampling,
+            num_levels=shape.depth,
+            max_len=self.window.limit,
+            watch=self.watch,
         )
 
     def observe(self, step: TargetStep) -> None:
@@ -94,7 +118,7 @@ class FeatureDrafter:
             stop = min(stop, known - 1)
             is_caught_up = is_caught_up_R is None or bool(is_caught_up_R[place])
             is_idle = (is_caught_up and max_draft_X[row] == 0) or _is_off(rows, row)
-            if stop <= start or is_idle:
+            if stop <= start or (is_idle and not self.is_on_device):
                 continue  # nobody will draft from here: a hole is cheaper than the work
             total = max(known, int(prompt_X[row]))
             begin = self.window.resume_from(rows, row, start, stop, total)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from hunch.draft import Rows
 from hunch.kernels.gpu_spec import Cells, StepRows, lookup
@@ -20,7 +23,8 @@ class DeviceLookup:
     margin: float = 0.0
     is_adaptive: bool = True
     network: None = None
-
+    watch: None = None
+    feature_layers: tuple[int, ...] = ()
     num_levels: int = 0
 
     @property
@@ -34,7 +38,7 @@ class DeviceLookup:
     def depth(self, way: int) -> int:
         return 0
 
-    def draft(self, cells: Cells, step: StepRows, kind: int, way: int = 0) -> None:
+    def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
         lookup(cells, step, self.num_nodes, self.min_match, self.max_match)
 
     def writes_kv(self, way: int) -> bool:
@@ -46,8 +50,8 @@ class DeviceLookup:
     def needs_host(self, rows: Rows) -> bool:
         return False
 
-    def is_ready(self, rows: Rows) -> bool:
-        return True
+    def is_ready(self, rows: Rows) -> np.ndarray:
+        return np.ones(len(rows.ids_R), dtype=np.bool_)
 
     def drafted_by(self, way: int, matched: int) -> str:
         return self.name

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.layers.attention import Paged
 from hunch.layers.block import Block
 from hunch.layers.linear import Linear
 from hunch.models.build import build_block
@@ -47,7 +46,7 @@ class EagleNet(StepNet):
 
     def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         x_TD = self.fc(torch.cat((self.embed(token_T), hidden_TD), dim=-1))
-        return self.block(x_TD, Paged(attn, kv, self.rope(attn.pos_T)))
+        return self.block(x_TD, self.attend(attn, kv))
 
     def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         logits_TV: Tensor = self.target_logits(hidden_TD)

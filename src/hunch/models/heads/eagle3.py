@@ -19,7 +19,6 @@ from torch import Tensor
 from hunch.errors import ModelFormatError
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.native import NativeNetwork
-from hunch.layers.attention import Paged
 from hunch.layers.block import Block
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
@@ -68,7 +67,7 @@ class Eagle3Net(StepNet):
         return self.fc(x_TE if self.input_norm is None else self.input_norm(x_TE))
 
     def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
-        attend = Paged(attn, kv, self.rope(attn.pos_T))
+        attend = self.attend(attn, kv)
         normed_TD = self.hidden_norm(hidden_TD)
         input_TE = torch.cat((self.embed_norm(self.embed(token_T)), normed_TD), dim=-1)
         residual_TD = normed_TD if self.is_residual_normed else hidden_TD

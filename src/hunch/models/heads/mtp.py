@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, KVCache, spans_of
-from hunch.layers.attention import Paged
+from hunch.layers.attention import Attend
 from hunch.layers.block import Block
 from hunch.layers.latent import LatentBlock, TailPaged
 from hunch.layers.linear import Linear
@@ -65,7 +65,9 @@ class Stage(Part):
         self.token_norm, self.state_norm, self.project = token_norm, state_norm, project
         self.block, self.norm, self.lm_head = block, norm, lm_head
 
-    def __call__(self, token_TD: Tensor, hidden_TD: Tensor, pos_T: Tensor, attend: Paged) -> Tensor:
+    def __call__(
+        self, token_TD: Tensor, hidden_TD: Tensor, pos_T: Tensor, attend: Attend
+    ) -> Tensor:
         if self.form.is_first_masked:
             # The layer's first position: see delay.py for where it is.
             token_TD = token_TD.masked_fill((pos_T == self.number)[:, None], 0.0)
@@ -93,6 +95,7 @@ class MtpNet(StepNet):
         super().__init__(spec, target, embed, num_kv_layers=len(stages), rope_dim=rope_dim)
         self.stages = stages
         self.is_staged = len(stages) > 1
+        self.is_capturable = len(stages) == 1 and isinstance(stages[0].block, Block)
         self.state_width = spec.width * len(stages)
 
     def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
@@ -138,8 +141,12 @@ class MtpNet(StepNet):
         block, dtype = stage.block, token_TD.dtype
         window = block.attn.heads.window
         seen = without_first(attn, stage.number, window, dtype, token_TD.device)
-        kind = TailPaged if isinstance(block, LatentBlock) else Paged
-        return stage(token_TD, hidden_TD, attn.pos_T, kind(seen, kv, self.rope(attn.pos_T)))
+        attend: Attend
+        if isinstance(block, LatentBlock):
+            attend = TailPaged(seen, kv, self.rope(attn.pos_T))
+        else:
+            attend = self.attend(seen, kv)
+        return stage(token_TD, hidden_TD, attn.pos_T, attend)
 
     def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         parts = self._parts(hidden_TD)

@@ -14,6 +14,7 @@ from torch import Tensor
 from hunch.errors import ModelFormatError
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.native import NativeNetwork
+from hunch.layers.attention import Attend, Paged
 from hunch.layers.part import Part
 from hunch.layers.rope import Rope
 from hunch.models.heads.parts import Table
@@ -30,6 +31,7 @@ class StepNet(Part):
     matrix_bytes = 0  # of weights held outside of tensors
     num_tokens: int | None = None  # drafted per step, where the files say it
     is_staged = False  # a layer per drafted token: known positions go through `cover`
+    is_capturable = True  # a step asks nothing of the host, so a graph can hold it
     network: NativeNetwork | None = None  # the same on the CPU's own kernels, where they can
 
     def __init__(
@@ -79,6 +81,11 @@ class StepNet(Part):
     ) -> Tensor:
         """`step` over known positions; `before` is what each span's row kept at the one before."""
         raise NotImplementedError
+
+    def attend(self, attn: AttnInputs, kv: KVCache) -> Attend:
+        """How tokens see each other, unless the inputs bring their own way along."""
+        given: Attend | None = attn.memo.get("attend")
+        return Paged(attn, kv, self.rope(attn.pos_T)) if given is None else given
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores of what follows the token just fed."""

@@ -1,0 +1,142 @@
+"""A head that continues the target's states, on a device: chains, drafted within the step.
+
+Every draft begins with the tokens that the step committed, beside the target's states of the same
+pass: so all that is known has the head's KV, and the state behind the last of them is drafted from.
+Then one pass of the head per level, each with its own state before it.
+
+Shape letters: R rows of the step, W tokens of a row in the target's pass, T packed tokens (R times
+W), D width, C columns of the head's logits, L positions of the rotary table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Rows
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.gpu_attention import Tiling, Workspace
+from hunch.kernels.gpu_draft import committed_inputs, new_inputs
+from hunch.kernels.gpu_grow import grow_level
+from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.layers.attention import Heads
+from hunch.layers.captured import Captured
+from hunch.models.cuda import SHARED_TOKENS, tiling_of
+from hunch.models.decoder import Hidden
+from hunch.models.heads.step import StepNet
+from hunch.sampling.state import SamplingState
+from hunch.spec.pace import Gait
+from hunch.spec.watch import AcceptanceWatch
+
+SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions programs share
+
+
+@dataclass(slots=True)
+class DeviceFeature:
+    """Drafts chains of `num_levels` tokens.
+
+    Of what it has not seen, tokens alone tell it nothing: prompts are covered by the host's
+    drafter, which has the target's states, and a row with a hole in its KV stays with the host.
+    """
+
+    name: str
+    net: StepNet
+    kv: KVCache
+    group: int  # of its KV, in computed_GX
+    sampling: SamplingState
+    num_levels: int
+    max_len: int  # the longest text it can follow
+    watch: AcceptanceWatch
+    margin: float = 0.0
+    network: None = None  # nobody can read rows to it
+    _ids_C: Tensor | None = None  # the target's id of each column of logits
+    _workspace: Workspace | None = None
+    _tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ids_C, device = self.net.ids_C, self.kv.k_LCMH.device
+        self._ids_C = None if ids_C is None else ids_C.to(device)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_levels
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.net.feature_layers
+
+    @property
+    def gaits(self) -> tuple[Gait, ...]:
+        return (Gait(self.num_nodes),)
+
+    def depth(self, way: int) -> int:
+        return 0
+
+    def writes_kv(self, way: int) -> bool:
+        return True
+
+    def can_follow(self, rows: Rows) -> bool:
+        return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
+
+    def needs_host(self, rows: Rows) -> bool:
+        return True
+
+    def is_ready(self, rows: Rows) -> np.ndarray:
+        ids_R = rows.ids_R
+        known_R, have_R = rows.known_X[ids_R], rows.computed_GX[self.group, ids_R]
+        is_short_R = rows.end_X[ids_R] <= self.max_len
+        return ((have_R >= known_R - 1) & is_short_R).numpy()
+
+    def drafted_by(self, way: int, matched: int) -> str:
+        return self.name
+
+    def draft(self, cells: Cells, step: StepRows, hidden: Hidden, kind: int, way: int = 0) -> None:
+        num_rows, net = len(step.ids_R), self.net
+        width = len(hidden.last_TD) // num_rows
+        ids_T, attn = self._inputs(cells, num_rows, width)
+        last_R = ids_T.new_empty(num_rows)
+        committed_inputs(cells, step, ids_T, attn, last_R)
+        fused_TD = net.fuse(hidden.last_TD, hidden.features)
+        state_RD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)
+        row_R = attn.seq_T[::width]
+        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
+        for level in range(self.num_levels):
+            is_last = level + 1 == self.num_levels
+            following = None if is_last else self._inputs(cells, num_rows, 1)
+            grow_level(
+                cells, step, net.logits(state_RD), chances_R1, self.sampling, depth=level,
+                num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self._ids_C,
+                following=following, is_ahead=True,
+            )  # fmt: skip
+            if following is None:
+                return
+            ids_R, attn = following
+            state_RD = net.step(ids_R, state_RD, attn, self.kv)
+
+    def _inputs(self, cells: Cells, num_rows: int, width: int) -> tuple[Tensor, AttnInputs]:
+        ids_T, attn = new_inputs(cells, num_rows * width)
+        key = num_rows, width
+        if key not in self._tilings:  # made before a capture, as it comes from the host
+            longest = min(self.max_len, cells.table_XB.shape[1] * cells.block_size)
+            self._tilings[key] = self._tiling(num_rows, width, longest)
+        table_LH = self.net.rope.table_LH
+        attn.memo["attend"] = Captured(attn, self.kv, table_LH, self._tilings[key])
+        return ids_T, attn
+
+    def _tiling(self, num_rows: int, width: int, max_len: int) -> Tiling:
+        spec, device = self.net.spec, self.kv.k_LCMH.device
+        heads = Heads(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=1.0,
+        )
+        if self._workspace is None:
+            self._workspace = Workspace.create(
+                SHARED_TOKENS, spec.num_heads, spec.head_dim, max_len, device, SHARED_BYTES
+            )
+        spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
+        return tiling_of(spans, num_rows * width, heads, max_len, self._workspace, device)
