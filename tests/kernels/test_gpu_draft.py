@@ -1,4 +1,4 @@
-"""What a draft model needs before its first pass, in Triton, against the plain form of it."""
+"""What a network needs before its first pass, in Triton, against the plain form of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import plain_steps
 from hunch.kernels import gpu_draft, gpu_wide
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_spec import FIRST, Cells, StepRows
+from hunch.kernels.gpu_spec import FIRST, TOKENS, Cells, StepRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,8 +36,9 @@ def cells() -> Cells:
     return made
 
 
-def step_of() -> StepRows:
-    return StepRows(
+def step_of(committed: tuple[int, ...] = ()) -> StepRows:
+    """Two that go on, padding, one whose nodes were checked, one that just ended."""
+    step = StepRows(
         ids_R=numbers(3, 1, -1, 0, 2),
         allowed_R=numbers(9, 9, 9, 9, 9),
         room_R=numbers(6, 6, 6, 4, 6),
@@ -45,14 +46,19 @@ def step_of() -> StepRows:
         path_RK=torch.zeros(5, 1, dtype=torch.int64, device=DEVICE),
         result_RC=torch.zeros(5, FIRST + 1 + NODES, dtype=torch.int64, device=DEVICE),
     )
+    for r, count in enumerate(committed):
+        step.result_RC[r, TOKENS] = count
+    return step
 
 
-def inputs(fill: Callable[..., None], cells: Cells, width: int) -> list:
+def inputs(
+    fill: Callable[..., None], cells: Cells, width: int, step: StepRows, *more: torch.Tensor
+) -> list:
     packed = torch.full((5, 5 * width), -7, device=DEVICE)
     attn = AttnInputs(
         packed[1], packed[2], packed[3], cells.table_XB, packed[4], None, cells.block_size
     )
-    fill(cells, step_of(), packed[0], attn)
+    fill(cells, step, packed[0], attn, *more)
     is_live = packed[2] >= 0
     found = [packed[2], packed[3], *(line[is_live] for line in packed)]
     return [tensor.tolist() for tensor in found]
@@ -60,10 +66,25 @@ def inputs(fill: Callable[..., None], cells: Cells, width: int) -> list:
 
 @pytest.mark.parametrize("width", [1, 2, 4, 7])
 def test_inputs_of_known_tokens(width: int, cells: Cells) -> None:
-    got = inputs(gpu_draft.known_inputs, cells, width)
-    assert got == inputs(plain_steps.level_inputs, cells, width)
+    got = inputs(gpu_draft.known_inputs, cells, width, step_of())
+    assert got == inputs(plain_steps.level_inputs, cells, width, step_of())
     assert any(slot >= 0 for slot in got[0])
     assert any(slot < 0 for slot in got[0])
+
+
+@pytest.mark.parametrize("width", [1, 2, 6, 7])
+def test_inputs_of_committed_tokens(width: int, cells: Cells) -> None:
+    """Each beside the state before it; those of a row that ended too, as others may share them."""
+    cells.known_X[3] = 2
+    committed = (1, min(2, width), 99, width, min(3, width))
+    last, other = numbers(*[-7] * 5), numbers(*[-7] * 5)
+    got = inputs(gpu_draft.committed_inputs, cells, width, step_of(committed), last)
+    assert got == inputs(plain_steps.committed_inputs, cells, width, step_of(committed), other)
+    num_live = [1, committed[1], 0, width, committed[4]]
+    places = [[slot >= 0 for slot in got[0][r * width : (r + 1) * width]] for r in range(5)]
+    assert places == [[place < count for place in range(width)] for count in num_live]
+    expected = [r * width + max(count - 1, 0) for r, count in enumerate(num_live)]
+    assert last.tolist() == other.tolist() == expected
 
 
 def test_gated_rows() -> None:

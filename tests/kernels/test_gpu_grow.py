@@ -166,6 +166,17 @@ def test_sampled_rows_draft_by_their_noise_and_filters(
         compare(level, kind=kind, ids_C=ids, asked=states(vocab))
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("width", [1, 3])
+def test_keys_one_position_early(width: int, depth: int) -> None:
+    rows = [3, 1, -1, 0, 2]
+    level = compare(Level(rows, width, depth, 1000), is_ahead=True)
+    usual = compare(Level(rows, width, depth, 1000))
+    is_live_T = level.packed[2] >= 0
+    assert torch.equal(level.cells.draft_XG, usual.cells.draft_XG)
+    assert torch.equal(level.packed[1, is_live_T], usual.packed[1, is_live_T] - 1)
+
+
 def test_a_last_level_has_no_next_inputs() -> None:
     level = compare(Level([0, 1], 2, 3, 100), is_last=True)
     assert (level.packed == -7).all()

@@ -1,0 +1,54 @@
+"""Heads that continue the target's states draft in flight on a GPU as well as by the host."""
+
+from pathlib import Path
+
+import pytest
+
+import head_files
+from hunch import LLM, SamplingParams
+from hunch.runner.gpu_runner import GraphRunner
+from tiny_models import write_llama
+
+pytestmark = pytest.mark.gpu
+GPU = {"device": "cuda", "dtype": "bfloat16", "kv_bytes": 50_000_000, "max_num_seqs": 8}
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+    "sampled": SamplingParams(temperature=0.8, max_tokens=40, ignore_eos=True, seed=3),
+    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=40, seed=5),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("heads") / "model", width=64, layers=4)
+
+
+@pytest.fixture(scope="module")
+def study(model: Path) -> head_files.Study:
+    return head_files.study(model, num_texts=8, length=48)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_files.Study) -> None:
+    path = model.parent / name
+    if not path.exists():
+        getattr(head_files, f"make_{name}")(study, path)
+    prompts = [text[:12] for text in study.tokens.tolist()][:batch]
+    answers, per_pass = [], []
+    for can_fly in (False, True):
+        with LLM(str(model), speculate=f"{name}:{path}", **GPU) as llm:
+            runner = llm.engine.runner
+            assert isinstance(runner, GraphRunner)
+            assert runner.can_fly
+            runner.can_fly = can_fly
+            answers.append(
+                {
+                    kind: [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
+                    for kind, params in PARAMS.items()
+                }
+            )
+            per_pass.append(llm.stats()["tokens_per_pass"])
+    assert answers[0] == answers[1]
+    assert per_pass[0] > 1.5
+    assert per_pass[1] > 0.85 * per_pass[0]  # the first step of a row in flight has no draft

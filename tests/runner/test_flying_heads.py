@@ -1,0 +1,304 @@
+"""Heads that continue the target's states, in steps that fly: plain decoding's tokens, and at
+every step the draft that an offline replay of the same head makes.
+
+The device's kernels are replaced by plain Python here; tests/kernels compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+import head_files
+from head_files import Study
+from hunch import LLM, SamplingParams, Speculation
+from hunch.kernels.gpu_spec import DRAFTED, KNOWN, TOKENS
+from hunch.runner.gpu_runner import GraphRunner
+from hunch.spec.device_feature import DeviceFeature
+from plain_steps import stand_in
+from spec.test_heads_replay import Chain, step_chain
+from tiny_models import write_llama
+
+NAMES = ("eagle", "eagle3", "mtp")
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+PARAMS = {
+    "greedy": GREEDY,
+    "stops": SamplingParams(temperature=1.2, max_tokens=12, seed=3, stop_token_ids=[9, 21, 40]),
+    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=12, seed=5),
+    "penalties": SamplingParams(temperature=0.8, presence_penalty=0.7, max_tokens=10, seed=8),
+}
+SMALL: dict[str, Any] = {
+    "device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_size": 4,
+}  # fmt: skip
+FEW_BLOCKS = {"kv_bytes": None, "num_blocks": 28, "max_num_seqs": 4}
+ENGINES: dict[str, dict[str, Any]] = {
+    "one": {"max_num_seqs": 1},
+    "all": {},
+    "chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
+    "few blocks": FEW_BLOCKS,
+    "no prefix cache": {"enable_prefix_caching": False},
+}
+DAILY = {("eagle", "one"), ("eagle3", "all"), ("eagle3", "few blocks"), ("mtp", "chunks")}
+CASES = [
+    pytest.param(*case, marks=[] if case in DAILY else [pytest.mark.slow])
+    for case in ((name, engine) for name in NAMES for engine in ENGINES)
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("flying") / "model", width=32, layers=4)
+
+
+@pytest.fixture(scope="module")
+def study(model: Path) -> Study:
+    return head_files.study(model, num_texts=5, length=40)
+
+
+@pytest.fixture(scope="module")
+def heads(model: Path, study: Study) -> dict[str, Chain]:
+    """How each head drafts; its files stand beside the model's."""
+    eagle3, _ = head_files.make_eagle3(study, model.parent / "eagle3", draft_vocab=150)
+    return {
+        "eagle": step_chain(head_files.make_eagle(study, model.parent / "eagle")),
+        "eagle3": step_chain(eagle3, (2, 2, 1)),
+        "mtp": step_chain(head_files.make_mtp(study, model.parent / "mtp", "deepseek")),
+    }
+
+
+@pytest.fixture(scope="module")
+def prompts(study: Study) -> list[list[int]]:
+    return [text[: 5 + 3 * i] for i, text in enumerate(study.tokens.tolist())]
+
+
+@pytest.fixture(autouse=True)
+def flying() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
+    """One request at a time, every step by the host, on the same products."""
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+            llm.engine.runner.can_fly = False
+            return {name: tokens(llm, prompts, params) for name, params in PARAMS.items()}
+
+
+def tokens(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
+) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
+
+
+def load(model: Path, name: str, options: str = "", **given: Any) -> LLM:
+    speculate = f"{name}:{model.parent / name}{options}"
+    llm = LLM(str(model), speculate=speculate, **{**SMALL, **given})
+    assert isinstance(llm.engine.runner, GraphRunner)
+    return llm
+
+
+class Drafts:
+    """What was drafted in flight, by text so far."""
+
+    def __init__(self, llm: LLM, patch: pytest.MonkeyPatch) -> None:
+        self.runner = llm.engine.runner
+        self.found: list[tuple[list[int], list[int]]] = []
+        self.by_host: list[list[int]] = []  # rows of each step of the host's
+        self.learn, self.run = self.runner.gaits.learn, self.runner._run
+        patch.setattr(self.runner.gaits, "learn", self.note)
+        patch.setattr(self.runner, "_run", self.note_host)
+
+    def note(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> list[str]:
+        rows, cells = self.runner.rows, self.runner.device_rows.cells
+        for row, line in zip(row_R.tolist(), result_RC.tolist(), strict=True):
+            if rows.requests[row] is not None and line[TOKENS]:
+                guesses = line[len(line) - self.runner.steps.num_guesses :]
+                text = cells.tokens_XL[row, : line[KNOWN]].tolist()
+                self.found.append((text, guesses[: line[DRAFTED]]))
+        return self.learn(row_R, result_RC, graph)
+
+    def note_host(self, plan: Any) -> Any:
+        self.by_host.append([work.row for work in plan.work])
+        return self.run(plan)
+
+    def check(self, chain: Chain, study: Study, least: int = 10) -> None:
+        """Nearly all as replayed, as the last bits of two computations differ."""
+        num_drafts = num_same = 0
+        for text, guesses in self.found:
+            if guesses:
+                hidden, features = head_files.states_of(study.target, text)
+                expected = chain(text, hidden, features, len(text), len(guesses))
+                num_drafts, num_same = num_drafts + 1, num_same + (expected == guesses)
+        assert num_drafts >= least
+        assert num_same >= 0.99 * num_drafts
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES)
+def test_text_and_drafts(
+    name: str,
+    engine: str,
+    model: Path,
+    heads: dict[str, Chain],
+    study: Study,
+    prompts: list[list[int]],
+    plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with load(model, name, **ENGINES[engine]) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, prompts, GREEDY) == plain["greedy"]
+        drafts.check(heads[name], study, 30)
+        assert llm.stats()["tokens_per_pass"] > 1.5
+        if engine == "few blocks":
+            assert llm.stats()["num_preemptions"] > 0
+        for kind in ("stops", "filters"):
+            assert tokens(llm, prompts, PARAMS[kind]) == plain[kind], kind
+        mixed = [*PARAMS.values(), GREEDY]
+        want = [plain[kind][i] for i, kind in enumerate([*PARAMS, "greedy"])]
+        assert tokens(llm, prompts, mixed) == want
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_host_reads_prompts_and_no_more(
+    name: str,
+    model: Path,
+    heads: dict[str, Chain],
+    study: Study,
+    prompts: list[list[int]],
+    plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows come and go, one says one token, one two."""
+    lengths = [24, 1, 17, 2, 20]
+    params = [replace(GREEDY, max_tokens=length) for length in lengths]
+    with load(model, name, max_num_seqs=2) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        want = [answer[:n] for answer, n in zip(plain["greedy"], lengths, strict=True)]
+        assert tokens(llm, prompts, params) == want
+        assert sum(map(len, drafts.by_host)) == len(prompts)
+        drafts.check(heads[name], study)
+        watch = llm.engine.runner.device_drafter.watch
+        assert watch.num_guessed == llm.stats()["drafted"] > 0
+        assert watch.num_accepted == llm.stats()["accepted"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_that_go_on_from_earlier_ones(
+    name: str, model: Path, heads: dict[str, Chain], study: Study, prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What flew, to the last token that was said, is taken from the blocks it left."""
+    with load(model, name) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        for length in (18, 7, 9):
+            params = replace(GREEDY, max_tokens=length)
+            answers = tokens(llm, prompts, params)
+            prompts = [[*p, *answer, 3] for p, answer in zip(prompts, answers, strict=True)]
+        drafts.check(heads[name], study, 30)
+        assert sum(map(len, drafts.by_host)) == 3 * len(prompts)
+        assert llm.stats()["prefix_hits"] > 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_that_land_and_fly_again(
+    name: str,
+    model: Path,
+    heads: dict[str, Chain],
+    study: Study,
+    prompts: list[list[int]],
+    plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = iter(([True] * 5 + [False] * 3) * 100)
+    is_ready = DeviceFeature.is_ready
+    monkeypatch.setattr(
+        DeviceFeature, "is_ready", lambda self, rows: is_ready(self, rows) & next(turns)
+    )
+    with load(model, name) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, prompts, GREEDY) == plain["greedy"]
+        assert len(drafts.by_host) > 3
+        drafts.check(heads[name], study)
+
+
+def test_a_row_with_a_hole_stays_with_the_host_and_the_others_fly(
+    model: Path,
+    heads: dict[str, Chain],
+    study: Study,
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last block that two texts share holds the head's view of the first one's next token."""
+    shared = prompts[2][:8]
+    others = [[*shared, 5, 6, 7], prompts[0], prompts[4]]
+    with load(model, "eagle3") as llm:
+        llm.generate([[*shared, 11, 12]], GREEDY)
+        drafts = Drafts(llm, monkeypatch)
+        got = tokens(llm, others, GREEDY)
+        assert {len(rows) for rows in drafts.by_host[1:]} == {1}
+        assert len(drafts.by_host) > 5
+        drafts.check(heads["eagle3"], study)
+    with LLM(str(model), speculate="off", **SMALL) as llm:
+        assert got == tokens(llm, others, GREEDY)
+
+
+def test_rows_that_want_no_drafts_fly_too(
+    model: Path,
+    heads: dict[str, Chain],
+    study: Study,
+    prompts: list[list[int]],
+    plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    off = replace(GREEDY, speculation=Speculation(mode="off"))
+    with load(model, "eagle3") as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, prompts, [off, GREEDY, off, off, off]) == plain["greedy"]
+        assert len(drafts.by_host) == 1
+        assert tokens(llm, prompts, off) == plain["greedy"]
+        drafted = llm.stats()["drafted"]
+        longer = [[*p, *a, 3] for p, a in zip(prompts, plain["greedy"], strict=True)]
+        llm.generate(longer, replace(GREEDY, max_tokens=9))  # from blocks that nobody drafted for
+        drafts.check(heads["eagle3"], study)
+        assert llm.stats()["drafted"] > drafted
+
+
+@pytest.mark.parametrize("options", [":window=16", ":tree=dynamic", ":min_confidence=0.3"])
+def test_what_only_the_host_can_draft(
+    options: str, model: Path, heads: dict[str, Chain], prompts: list[list[int]],
+    plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    with load(model, "eagle3", options) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, prompts, GREEDY) == plain["greedy"]
+        assert not drafts.found
+        assert llm.stats()["accepted"] > 0
+
+
+def test_a_short_row_flies_beside_one_past_the_window(
+    model: Path,
+    heads: dict[str, Chain],
+    study: Study,
+    prompts: list[list[int]],
+    plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = [24, 10]
+    params = [replace(GREEDY, max_tokens=length) for length in lengths]
+    with load(model, "eagle", ":window=20") as llm:
+        drafts = Drafts(llm, monkeypatch)
+        got = tokens(llm, prompts[:2], params)
+        assert got == [plain["greedy"][i][:length] for i, length in enumerate(lengths)]
+        assert {len(text) <= 20 for text, _ in drafts.found} == {True}
+        drafts.check(heads["eagle"], study, 2)
