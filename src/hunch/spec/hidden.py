@@ -12,9 +12,16 @@ from torch import Tensor
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.models.heads.parts import Fuse
 from hunch.spec.base import DrafterContext
-from hunch.spec.judge import Array
+from hunch.spec.judge import Array, Shape
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import host
+
+
+def can_fly(context: DrafterContext, shape: Shape, draft_temperature: float | None) -> bool:
+    """Whether a captured step can hold such drafts: plain chains, beside a target that flies."""
+    is_plain = shape.is_chain and not shape.is_fixed and shape.min_confidence <= 0
+    is_drawn = context.wants_q or draft_temperature is not None
+    return is_plain and not is_drawn and getattr(context.target, "kernels", "") == "triton"
 
 
 class LastHidden:

@@ -16,9 +16,9 @@ from hunch.config import read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.errors import ConfigError
 from hunch.models.heads.mlp import load_mlp
-from hunch.spec.base import DrafterContext
+from hunch.spec.base import DeviceDrafter, DrafterContext
 from hunch.spec.grow import grow
-from hunch.spec.hidden import LastHidden
+from hunch.spec.hidden import LastHidden, can_fly
 from hunch.spec.judge import Judge, Level
 from hunch.spec.options import GrowOptions
 from hunch.spec.watch import AcceptanceWatch
@@ -48,6 +48,29 @@ class MlpDrafter:
             hidden=True,
             feature_layers=() if self.net.fuse is None else self.net.fuse.layers,
             weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
+        )
+
+    def on_device(self) -> DeviceDrafter | None:
+        """Chains; trees are grown by the host."""
+        if not can_fly(self.context, self.shape, self.draft_temperature):
+            return None
+        from hunch.spec.device_heads import DeviceHeads, Guesses
+
+        def guesses(state_RE: Tensor, token_R: Tensor) -> Guesses:
+            state_RI = self.net.start(state_RE)
+            for stage in range(self.shape.depth):
+                state_RI, logits_RC = self.net.step(stage, state_RI, token_R)
+                token_R = yield logits_RC
+
+        ids_C = None if self.ids_C is None else self.ids_C.to(self.context.device)
+        return DeviceHeads(
+            name="mlp",
+            guesses=guesses,
+            fuse=self.net.fuse,
+            sampling=self.context.sampling,
+            ids_C=ids_C,
+            num_levels=self.shape.depth,
+            watch=self.last.watch,
         )
 
     def observe(self, step: TargetStep) -> None:
