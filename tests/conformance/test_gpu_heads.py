@@ -50,5 +50,5 @@ def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_fil
             )
             per_pass.append(llm.stats()["tokens_per_pass"])
     assert answers[0] == answers[1]
-    assert per_pass[0] > 1.5
+    assert per_pass[0] > 1.2
     assert per_pass[1] > 0.85 * per_pass[0]  # the first step of a row in flight has no draft

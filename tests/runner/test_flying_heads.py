@@ -7,7 +7,7 @@ The device's kernels are replaced by plain Python here; tests/kernels compares t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,30 +52,34 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("flying") / "model", width=32, layers=4)
+@dataclass
+class World:
+    """A target, its heads beside it on disk, and what each is to say."""
+
+    model: Path
+    study: Study
+    heads: dict[str, Chain]  # how each drafts
+    prompts: list[list[int]]
+    plain: dict[str, list[list[int]]]  # the answers
 
 
 @pytest.fixture(scope="module")
-def study(model: Path) -> Study:
-    return head_files.study(model, num_texts=5, length=40)
-
-
-@pytest.fixture(scope="module")
-def heads(model: Path, study: Study) -> dict[str, Chain]:
-    """How each head drafts; its files stand beside the model's."""
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    model = write_llama(tmp_path_factory.mktemp("flying") / "model", width=32, layers=4)
+    study = head_files.study(model, num_texts=5, length=40)
     eagle3, _ = head_files.make_eagle3(study, model.parent / "eagle3", draft_vocab=150)
-    return {
+    heads = {
         "eagle": step_chain(head_files.make_eagle(study, model.parent / "eagle")),
         "eagle3": step_chain(eagle3, (2, 2, 1)),
         "mtp": step_chain(head_files.make_mtp(study, model.parent / "mtp", "deepseek")),
     }
-
-
-@pytest.fixture(scope="module")
-def prompts(study: Study) -> list[list[int]]:
-    return [text[: 5 + 3 * i] for i, text in enumerate(study.tokens.tolist())]
+    prompts = [text[: 5 + 3 * i] for i, text in enumerate(study.tokens.tolist())]
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)  # one request at a time, every step by the host, on the same products
+        with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+            llm.engine.runner.can_fly = False
+            plain = {name: tokens(llm, prompts, params) for name, params in PARAMS.items()}
+    return World(model, study, heads, prompts, plain)
 
 
 @pytest.fixture(autouse=True)
@@ -83,16 +87,6 @@ def flying() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
         yield
-
-
-@pytest.fixture(scope="module")
-def plain(model: Path, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
-    """One request at a time, every step by the host, on the same products."""
-    with pytest.MonkeyPatch.context() as patch:
-        stand_in(patch)
-        with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
-            llm.engine.runner.can_fly = False
-            return {name: tokens(llm, prompts, params) for name, params in PARAMS.items()}
 
 
 def tokens(
@@ -148,46 +142,38 @@ class Drafts:
 def test_text_and_drafts(
     name: str,
     engine: str,
-    model: Path,
-    heads: dict[str, Chain],
-    study: Study,
-    prompts: list[list[int]],
-    plain: dict[str, list[list[int]]],
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with load(model, name, **ENGINES[engine]) as llm:
+    with load(world.model, name, **ENGINES[engine]) as llm:
         drafts = Drafts(llm, monkeypatch)
-        assert tokens(llm, prompts, GREEDY) == plain["greedy"]
-        drafts.check(heads[name], study, 30)
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        drafts.check(world.heads[name], world.study, 30)
         assert llm.stats()["tokens_per_pass"] > 1.5
         if engine == "few blocks":
             assert llm.stats()["num_preemptions"] > 0
         for kind in ("stops", "filters"):
-            assert tokens(llm, prompts, PARAMS[kind]) == plain[kind], kind
+            assert tokens(llm, world.prompts, PARAMS[kind]) == world.plain[kind], kind
         mixed = [*PARAMS.values(), GREEDY]
-        want = [plain[kind][i] for i, kind in enumerate([*PARAMS, "greedy"])]
-        assert tokens(llm, prompts, mixed) == want
+        want = [world.plain[kind][i] for i, kind in enumerate([*PARAMS, "greedy"])]
+        assert tokens(llm, world.prompts, mixed) == want
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_host_reads_prompts_and_no_more(
     name: str,
-    model: Path,
-    heads: dict[str, Chain],
-    study: Study,
-    prompts: list[list[int]],
-    plain: dict[str, list[list[int]]],
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows come and go, one says one token, one two."""
     lengths = [24, 1, 17, 2, 20]
     params = [replace(GREEDY, max_tokens=length) for length in lengths]
-    with load(model, name, max_num_seqs=2) as llm:
+    with load(world.model, name, max_num_seqs=2) as llm:
         drafts = Drafts(llm, monkeypatch)
-        want = [answer[:n] for answer, n in zip(plain["greedy"], lengths, strict=True)]
-        assert tokens(llm, prompts, params) == want
-        assert sum(map(len, drafts.by_host)) == len(prompts)
-        drafts.check(heads[name], study)
+        want = [answer[:n] for answer, n in zip(world.plain["greedy"], lengths, strict=True)]
+        assert tokens(llm, world.prompts, params) == want
+        assert sum(map(len, drafts.by_host)) == len(world.prompts)
+        drafts.check(world.heads[name], world.study)
         watch = llm.engine.runner.device_drafter.watch
         assert watch.num_guessed == llm.stats()["drafted"] > 0
         assert watch.num_accepted == llm.stats()["accepted"]
@@ -195,110 +181,96 @@ def test_the_host_reads_prompts_and_no_more(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_that_go_on_from_earlier_ones(
-    name: str, model: Path, heads: dict[str, Chain], study: Study, prompts: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    name: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What flew, to the last token that was said, is taken from the blocks it left."""
-    with load(model, name) as llm:
+    prompts = world.prompts
+    with load(world.model, name) as llm:
         drafts = Drafts(llm, monkeypatch)
         for length in (18, 7, 9):
             params = replace(GREEDY, max_tokens=length)
             answers = tokens(llm, prompts, params)
             prompts = [[*p, *answer, 3] for p, answer in zip(prompts, answers, strict=True)]
-        drafts.check(heads[name], study, 30)
-        assert sum(map(len, drafts.by_host)) == 3 * len(prompts)
+        drafts.check(world.heads[name], world.study, 30)
+        assert sum(map(len, drafts.by_host)) == 3 * len(world.prompts)
         assert llm.stats()["prefix_hits"] > 100
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_that_land_and_fly_again(
     name: str,
-    model: Path,
-    heads: dict[str, Chain],
-    study: Study,
-    prompts: list[list[int]],
-    plain: dict[str, list[list[int]]],
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    turns = iter(([True] * 5 + [False] * 3) * 100)
-    is_ready = DeviceFeature.is_ready
+    """Those in every other row, or all but one."""
+    turns, is_ready = iter([1, 1, 1, 2, 2, 1, 1, 1, 99] * 100), DeviceFeature.is_ready
     monkeypatch.setattr(
-        DeviceFeature, "is_ready", lambda self, rows: is_ready(self, rows) & next(turns)
+        DeviceFeature,
+        "is_ready",
+        lambda self, rows: is_ready(self, rows) & (rows.ids_R.numpy() % next(turns) == 0),
     )
-    with load(model, name) as llm:
+    with load(world.model, name) as llm:
         drafts = Drafts(llm, monkeypatch)
-        assert tokens(llm, prompts, GREEDY) == plain["greedy"]
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert len(drafts.by_host) > 3
-        drafts.check(heads[name], study)
+        drafts.check(world.heads[name], world.study)
 
 
 def test_a_row_with_a_hole_stays_with_the_host_and_the_others_fly(
-    model: Path,
-    heads: dict[str, Chain],
-    study: Study,
-    prompts: list[list[int]],
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last block that two texts share holds the head's view of the first one's next token."""
-    shared = prompts[2][:8]
-    others = [[*shared, 5, 6, 7], prompts[0], prompts[4]]
-    with load(model, "eagle3") as llm:
+    shared = world.prompts[2][:8]
+    others = [[*shared, 5, 6, 7], world.prompts[0], world.prompts[4]]
+    with load(world.model, "eagle3") as llm:
         llm.generate([[*shared, 11, 12]], GREEDY)
         drafts = Drafts(llm, monkeypatch)
         got = tokens(llm, others, GREEDY)
         assert {len(rows) for rows in drafts.by_host[1:]} == {1}
         assert len(drafts.by_host) > 5
-        drafts.check(heads["eagle3"], study)
-    with LLM(str(model), speculate="off", **SMALL) as llm:
+        drafts.check(world.heads["eagle3"], world.study)
+    with LLM(str(world.model), speculate="off", **SMALL) as llm:
         assert got == tokens(llm, others, GREEDY)
 
 
 def test_rows_that_want_no_drafts_fly_too(
-    model: Path,
-    heads: dict[str, Chain],
-    study: Study,
-    prompts: list[list[int]],
-    plain: dict[str, list[list[int]]],
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     off = replace(GREEDY, speculation=Speculation(mode="off"))
-    with load(model, "eagle3") as llm:
+    with load(world.model, "eagle3") as llm:
         drafts = Drafts(llm, monkeypatch)
-        assert tokens(llm, prompts, [off, GREEDY, off, off, off]) == plain["greedy"]
+        assert tokens(llm, world.prompts, [off, GREEDY, off, off, off]) == world.plain["greedy"]
         assert len(drafts.by_host) == 1
-        assert tokens(llm, prompts, off) == plain["greedy"]
+        assert tokens(llm, world.prompts, off) == world.plain["greedy"]
         drafted = llm.stats()["drafted"]
-        longer = [[*p, *a, 3] for p, a in zip(prompts, plain["greedy"], strict=True)]
+        longer = [[*p, *a, 3] for p, a in zip(world.prompts, world.plain["greedy"], strict=True)]
         llm.generate(longer, replace(GREEDY, max_tokens=9))  # from blocks that nobody drafted for
-        drafts.check(heads["eagle3"], study)
+        drafts.check(world.heads["eagle3"], world.study)
         assert llm.stats()["drafted"] > drafted
 
 
 @pytest.mark.parametrize("options", [":window=16", ":tree=dynamic", ":min_confidence=0.3"])
 def test_what_only_the_host_can_draft(
-    options: str, model: Path, heads: dict[str, Chain], prompts: list[list[int]],
-    plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    with load(model, "eagle3", options) as llm:
+    options: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(world.model, "eagle3", options) as llm:
         drafts = Drafts(llm, monkeypatch)
-        assert tokens(llm, prompts, GREEDY) == plain["greedy"]
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert not drafts.found
         assert llm.stats()["accepted"] > 0
 
 
 def test_a_short_row_flies_beside_one_past_the_window(
-    model: Path,
-    heads: dict[str, Chain],
-    study: Study,
-    prompts: list[list[int]],
-    plain: dict[str, list[list[int]]],
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lengths = [24, 10]
     params = [replace(GREEDY, max_tokens=length) for length in lengths]
-    with load(model, "eagle", ":window=20") as llm:
+    with load(world.model, "eagle", ":window=20") as llm:
         drafts = Drafts(llm, monkeypatch)
-        got = tokens(llm, prompts[:2], params)
-        assert got == [plain["greedy"][i][:length] for i, length in enumerate(lengths)]
+        got = tokens(llm, world.prompts[:2], params)
+        assert got == [world.plain["greedy"][i][:length] for i, length in enumerate(lengths)]
         assert {len(text) <= 20 for text, _ in drafts.found} == {True}
-        drafts.check(heads["eagle"], study, 2)
+        drafts.check(world.heads["eagle"], world.study, 2)
