@@ -335,6 +335,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.spec.device_auto
     import hunch.spec.device_draft
     import hunch.spec.device_feature
+    import hunch.spec.device_heads
     import hunch.spec.on_device
     from hunch.models.load import load_decoder
     from hunch.models.weights import open_weights
@@ -365,6 +366,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.spec.device_auto, "lookup", lookup)
     patch.setattr(hunch.spec.device_draft, "known_inputs", level_inputs)
     patch.setattr(hunch.spec.device_draft, "grow_level", grow_level)
-    patch.setattr(hunch.spec.device_feature, "committed_inputs", committed_inputs)
-    patch.setattr(hunch.spec.device_feature, "grow_level", grow_level)
+    for module in (hunch.spec.device_feature, hunch.spec.device_heads):
+        patch.setattr(module, "committed_inputs", committed_inputs)
+        patch.setattr(module, "grow_level", grow_level)
     patch.setattr(hunch.spec.device_feature, "Captured", PlainCaptured)

@@ -10,12 +10,12 @@ from hunch.runner.gpu_runner import GraphRunner
 from tiny_models import write_llama
 
 pytestmark = pytest.mark.gpu
-GPU = {"device": "cuda", "dtype": "bfloat16", "kv_bytes": 50_000_000, "max_num_seqs": 8}
-PARAMS = {
-    "greedy": SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
-    "sampled": SamplingParams(temperature=0.8, max_tokens=40, ignore_eos=True, seed=3),
-    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=40, seed=5),
-}
+GPU = {"device": "cuda", "dtype": "bfloat16", "kv_bytes": 50_000_000}
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+OTHERS = [
+    SamplingParams(temperature=0.8, max_tokens=40, ignore_eos=True, seed=3),
+    SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=40, seed=5),
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def study(model: Path) -> head_files.Study:
-    return head_files.study(model, num_texts=8, length=48)
+    return head_files.study(model, num_texts=8, length=24)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -34,21 +34,18 @@ def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_fil
     path = model.parent / name
     if not path.exists():
         getattr(head_files, f"make_{name}")(study, path)
-    prompts = [text[:12] for text in study.tokens.tolist()][:batch]
+    prompts = [text[:12] for text in study.tokens.tolist()]
     answers, per_pass = [], []
     for can_fly in (False, True):
-        with LLM(str(model), speculate=f"{name}:{path}", **GPU) as llm:
+        with LLM(str(model), speculate=f"{name}:{path}", max_num_seqs=batch, **GPU) as llm:
             runner = llm.engine.runner
             assert isinstance(runner, GraphRunner)
             assert runner.can_fly
             runner.can_fly = can_fly
-            answers.append(
-                {
-                    kind: [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
-                    for kind, params in PARAMS.items()
-                }
-            )
+            outputs = llm.generate(prompts, GREEDY)
             per_pass.append(llm.stats()["tokens_per_pass"])
+            outputs += [out for params in OTHERS for out in llm.generate(prompts, params)]
+            answers.append([out.outputs[0].token_ids for out in outputs])
     assert answers[0] == answers[1]
-    assert per_pass[0] > 1.2
-    assert per_pass[1] > 0.85 * per_pass[0]  # the first step of a row in flight has no draft
+    assert per_pass[0] > 1.4
+    assert per_pass[1] > 0.8 * per_pass[0]  # the first step of a row in flight has no draft

@@ -6,37 +6,19 @@ The device's kernels are replaced by plain Python here; tests/kernels compares t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("triton")
 
-import head_files
-from head_files import Study
-from hunch import LLM, SamplingParams, Speculation
-from hunch.kernels.gpu_spec import DRAFTED, KNOWN, TOKENS
-from hunch.runner.gpu_runner import GraphRunner
+from flying_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
+from hunch import LLM, Speculation
 from hunch.spec.device_feature import DeviceFeature
 from plain_steps import stand_in
-from spec.test_heads_replay import Chain, step_chain
-from tiny_models import write_llama
 
 NAMES = ("eagle", "eagle3", "mtp")
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-PARAMS = {
-    "greedy": GREEDY,
-    "stops": SamplingParams(temperature=1.2, max_tokens=12, seed=3, stop_token_ids=[9, 21, 40]),
-    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=12, seed=5),
-    "penalties": SamplingParams(temperature=0.8, presence_penalty=0.7, max_tokens=10, seed=8),
-}
-SMALL: dict[str, Any] = {
-    "device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_size": 4,
-}  # fmt: skip
 FEW_BLOCKS = {"kv_bytes": None, "num_blocks": 28, "max_num_seqs": 4}
 ENGINES: dict[str, dict[str, Any]] = {
     "one": {"max_num_seqs": 1},
@@ -52,90 +34,9 @@ CASES = [
 ]
 
 
-@dataclass
-class World:
-    """A target, its heads beside it on disk, and what each is to say."""
-
-    model: Path
-    study: Study
-    heads: dict[str, Chain]  # how each drafts
-    prompts: list[list[int]]
-    plain: dict[str, list[list[int]]]  # the answers
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    model = write_llama(tmp_path_factory.mktemp("flying") / "model", width=32, layers=4)
-    study = head_files.study(model, num_texts=5, length=40)
-    eagle3, _ = head_files.make_eagle3(study, model.parent / "eagle3", draft_vocab=150)
-    heads = {
-        "eagle": step_chain(head_files.make_eagle(study, model.parent / "eagle")),
-        "eagle3": step_chain(eagle3, (2, 2, 1)),
-        "mtp": step_chain(head_files.make_mtp(study, model.parent / "mtp", "deepseek")),
-    }
-    prompts = [text[: 5 + 3 * i] for i, text in enumerate(study.tokens.tolist())]
-    with pytest.MonkeyPatch.context() as patch:
-        stand_in(patch)  # one request at a time, every step by the host, on the same products
-        with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
-            llm.engine.runner.can_fly = False
-            plain = {name: tokens(llm, prompts, params) for name, params in PARAMS.items()}
-    return World(model, study, heads, prompts, plain)
-
-
 @pytest.fixture(autouse=True)
-def flying() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        stand_in(patch)
-        yield
-
-
-def tokens(
-    llm: LLM, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
-) -> list[list[int]]:
-    return [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
-
-
-def load(model: Path, name: str, options: str = "", **given: Any) -> LLM:
-    speculate = f"{name}:{model.parent / name}{options}"
-    llm = LLM(str(model), speculate=speculate, **{**SMALL, **given})
-    assert isinstance(llm.engine.runner, GraphRunner)
-    return llm
-
-
-class Drafts:
-    """What was drafted in flight, by text so far."""
-
-    def __init__(self, llm: LLM, patch: pytest.MonkeyPatch) -> None:
-        self.runner = llm.engine.runner
-        self.found: list[tuple[list[int], list[int]]] = []
-        self.by_host: list[list[int]] = []  # rows of each step of the host's
-        self.learn, self.run = self.runner.gaits.learn, self.runner._run
-        patch.setattr(self.runner.gaits, "learn", self.note)
-        patch.setattr(self.runner, "_run", self.note_host)
-
-    def note(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> list[str]:
-        rows, cells = self.runner.rows, self.runner.device_rows.cells
-        for row, line in zip(row_R.tolist(), result_RC.tolist(), strict=True):
-            if rows.requests[row] is not None and line[TOKENS]:
-                guesses = line[len(line) - self.runner.steps.num_guesses :]
-                text = cells.tokens_XL[row, : line[KNOWN]].tolist()
-                self.found.append((text, guesses[: line[DRAFTED]]))
-        return self.learn(row_R, result_RC, graph)
-
-    def note_host(self, plan: Any) -> Any:
-        self.by_host.append([work.row for work in plan.work])
-        return self.run(plan)
-
-    def check(self, chain: Chain, study: Study, least: int = 10) -> None:
-        """Nearly all as replayed, as the last bits of two computations differ."""
-        num_drafts = num_same = 0
-        for text, guesses in self.found:
-            if guesses:
-                hidden, features = head_files.states_of(study.target, text)
-                expected = chain(text, hidden, features, len(text), len(guesses))
-                num_drafts, num_same = num_drafts + 1, num_same + (expected == guesses)
-        assert num_drafts >= least
-        assert num_same >= 0.99 * num_drafts
+def flying(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "engine"), CASES)

@@ -25,6 +25,7 @@ from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.sampling.state import SamplingState
 from hunch.spec.pace import Gait
 from hunch.spec.watch import AcceptanceWatch
+from hunch.spec.window import covered
 
 
 @dataclass(slots=True)
@@ -75,10 +76,7 @@ class DeviceDraft:
         return not self.can_follow(rows)
 
     def is_ready(self, rows: Rows) -> np.ndarray:
-        ids_R = rows.ids_R
-        known_R, have_R = rows.known_X[ids_R], rows.computed_GX[self.group, ids_R]
-        is_short_R = rows.end_X[ids_R] <= self.max_len
-        return ((have_R >= known_R - 1) & is_short_R).numpy()
+        return covered(rows, self.group, self.max_len)
 
     def drafted_by(self, way: int, matched: int) -> str:
         return self.name

@@ -30,6 +30,7 @@ from hunch.models.heads.step import StepNet
 from hunch.sampling.state import SamplingState
 from hunch.spec.pace import Gait
 from hunch.spec.watch import AcceptanceWatch
+from hunch.spec.window import covered
 
 SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions programs share
 
@@ -85,10 +86,7 @@ class DeviceFeature:
         return True
 
     def is_ready(self, rows: Rows) -> np.ndarray:
-        ids_R = rows.ids_R
-        known_R, have_R = rows.known_X[ids_R], rows.computed_GX[self.group, ids_R]
-        is_short_R = rows.end_X[ids_R] <= self.max_len
-        return ((have_R >= known_R - 1) & is_short_R).numpy()
+        return covered(rows, self.group, self.max_len)
 
     def drafted_by(self, way: int, matched: int) -> str:
         return self.name

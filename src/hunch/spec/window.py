@@ -33,6 +33,14 @@ def host(tensor: Tensor) -> Array:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
+def covered(rows: Rows, group: int, max_len: int) -> Array:
+    """Which of the rows end within `max_len` and lack no KV but that of their last token."""
+    ids_R = rows.ids_R.numpy()
+    have_R = rows.computed_GX.numpy()[group, ids_R]
+    is_whole_R = have_R >= rows.known_X.numpy()[ids_R] - 1
+    return np.asarray(is_whole_R & (rows.end_X.numpy()[ids_R] <= max_len))
+
+
 class KvWindow:
     """Per row: KV of positions [first, valid) belongs to the tokens now decided."""
 
