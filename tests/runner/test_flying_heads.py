@@ -7,15 +7,18 @@ The device's kernels are replaced by plain Python here; tests/kernels compares t
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
+from deepseek_files import make_deepseek
 from flying_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from hunch import LLM, Speculation
 from hunch.spec.device_feature import DeviceFeature
+from mtp_files import make_stages
 from plain_steps import stand_in
 
 NAMES = ("eagle", "eagle3", "mtp")
@@ -161,6 +164,21 @@ def test_what_only_the_host_can_draft(
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert not drafts.found
         assert llm.stats()["accepted"] > 0
+
+
+@pytest.mark.parametrize("kind", ["latent", "stages"])
+def test_networks_that_need_the_host(
+    kind: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "latent":
+        make_deepseek(world.study, tmp_path)
+    else:
+        make_stages(world.study, tmp_path, "mimo", 2, num_steps=0)
+    with LLM(str(world.model), speculate=f"mtp:{tmp_path}", **SMALL) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        assert not drafts.found
+        assert llm.stats()["drafted"] > 0
 
 
 def test_a_short_row_flies_beside_one_past_the_window(
