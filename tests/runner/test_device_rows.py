@@ -77,3 +77,18 @@ def test_rows_that_only_decode_send_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     device.update([1], [0], [0], 2)  # a larger step pads further
     device.update([1], [0], [3], 2)
     assert sent[1:] == [0, 0]
+
+
+@UPDATES
+def test_a_row_that_somebody_else_takes(update: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_rows, "update", update)
+    rows = RowBuffers(CAPACITY)
+    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    sit_down(rows, 0, list(range(30)))
+    device.update([0], [0], [0], 1)
+    rows.leave(0)
+    sit_down(rows, 0, [3, 4])  # fewer blocks than the one before
+    device.touch(0)
+    assert device.update([0], [0], [0], 1) == [0]
+    assert_same(device.cells, rows, 0)
+    assert device.update([0], [0], [0], 1) == []

@@ -117,5 +117,6 @@ class NativePace:
 
 def _address(array: np.ndarray) -> int:
     """Of int64 numbers; `array.ctypes` would take three times as long."""
+    assert array.dtype == np.int64
     address: int = array.__array_interface__["data"][0]
     return address

@@ -43,7 +43,7 @@ class DeviceRows:
             for name in ("known_X", "end_X", "is_done_X", "count_X", "stop_XS", "table_XB")
         }
         self._tokens_at = cells.tokens_XL.storage_offset()
-        self._is_stale = np.ones(num_rows, dtype=np.bool_)
+        self._stale = set(range(num_rows))
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
         # What a step's rows are and may do, for up to `width` of them.
         self.inputs_3R = torch.empty(3, width, dtype=torch.int64, device=device)
@@ -58,7 +58,7 @@ class DeviceRows:
 
     def touch(self, row: int) -> None:
         """The host changed more of the row than its blocks."""
-        self._is_stale[row] = True
+        self._stale.add(row)
 
     def is_stale(self, row: int) -> bool:
         """Whether the host has changed it since it flew, or it never did."""
@@ -71,15 +71,15 @@ class DeviceRows:
 
         `allowed` nodes may be checked of each row and `room` drafted; padded to `num_rows`.
         """
-        stale = [row for row in rows if self._is_stale[row]]
+        stale = [row for row in rows if row in self._stale]
         places: list[np.ndarray] = []
         values: list[np.ndarray] = []
+        for row in stale:
+            self._renew(row, places, values)
         num_blocks, on_device = self.rows.num_blocks, self._num_blocks
-        for row in rows:
-            if self._is_stale[row]:
-                self._renew(row, places, values)
-            if num_blocks[row] != on_device[row]:
-                self._add_blocks(row, places, values)
+        grown = [row for row in rows if num_blocks[row] != on_device[row]]
+        if grown:
+            self._add_blocks(grown, places, values)
         inputs = num_rows, rows, allowed, room
         if places or inputs != self._sent:
             self._send(inputs, places, values)
@@ -102,16 +102,19 @@ class DeviceRows:
         values.append(stops)
         places.append(self._tokens_at + row * rows.tokens.shape[1] + np.arange(known))
         values.append(rows.tokens[row, :known].copy())
-        self._is_stale[row] = False
+        self._stale.discard(row)
         self._num_blocks[row] = 0
 
-    def _add_blocks(self, row: int, places: list[np.ndarray], values: list[np.ndarray]) -> None:
-        first, last = self._num_blocks[row], self.rows.num_blocks[row]
-        places.append(
-            self._at["table_XB"] + row * self.rows.table.shape[1] + np.arange(first, last)
-        )
-        values.append(self.rows.table[row, first:last].copy())
-        self._num_blocks[row] = last
+    def _add_blocks(
+        self, grown: list[int], places: list[np.ndarray], values: list[np.ndarray]
+    ) -> None:
+        have, want = self._num_blocks, self.rows.num_blocks
+        at = [(row, place) for row in grown for place in range(have[row], want[row])]
+        row_N, place_N = np.array(at, dtype=np.int64).reshape(-1, 2).T
+        places.append(self._at["table_XB"] + row_N * self.rows.table.shape[1] + place_N)
+        values.append(self.rows.table[row_N, place_N])
+        for row in grown:
+            have[row] = want[row]
 
     def _send(
         self,

@@ -138,7 +138,9 @@ class Gaits:
 
     def launch(self, gait: Gait, ids: list[int]) -> Gait:
         """The step is launched so; a tree that waits can only be checked as a tree."""
-        is_tree = self.drafter is not None and self.drafter.depth(gait.way) > 0
+        if self.drafter is None:
+            return gait
+        is_tree = self.drafter.depth(gait.way) > 0
         if not is_tree and self._is_tree[ids].any():
             gait = Gait(0, gait.way)
         self._is_tree[ids] = is_tree
