@@ -62,7 +62,7 @@ class DeviceRows:
 
     def is_stale(self, row: int) -> bool:
         """Whether the host has changed it since it flew, or it never did."""
-        return bool(self._is_stale[row])
+        return row in self._stale
 
     def update(
         self, rows: list[int], allowed: list[int], room: list[int], num_rows: int
