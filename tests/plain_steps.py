@@ -161,7 +161,7 @@ def level_inputs(
         here = slice(r * width, (r + 1) * width)
         ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
         attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
-        if int(step.count_R[r]) < 0 or cells.is_done_X[row]:
+        if int(step.count_R[r]) < 0 or (depth and cells.is_done_X[row]):
             continue
         known = int(cells.known_X[row])
         room = min(int(step.room_R[r]), int(cells.end_X[row]) - known)

@@ -5,6 +5,7 @@ The device's kernels are replaced by plain Python here; tests/kernels compares t
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,15 @@ def test_drafting_that_seemed_slower_than_a_whole_step(model: Path) -> None:
         seconds = [gaits.landed(graph, 1e-3) for _ in range(20)]
         assert all(0 < plain <= target <= 1e-3 for target, plain in seconds)
         assert len(llm.generate(PROMPTS[0], PARAMS["greedy"])[0].outputs[0].token_ids) == 24
+
+
+def test_texts_that_go_on_from_ended_ones(model: Path, exact: Path) -> None:
+    """A draft model that is always right stays so on the blocks that ended rows left."""
+    for length in (11, 12, 13):
+        with LLM(str(model), speculate=f"draft:{exact}:num_nodes=4", **SMALL) as llm:
+            params = replace(PARAMS["greedy"], max_tokens=length)
+            said = tokens(llm, params)
+            llm.generate([[*p, *s, 3] for p, s in zip(PROMPTS, said, strict=True)], params)
+            stats = llm.stats()
+            assert stats["prefix_hits"] > 0
+            assert stats["accepted"] == stats["drafted"] > 0

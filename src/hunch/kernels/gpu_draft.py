@@ -23,16 +23,16 @@ def slots_of(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _known_kernel(
-    ids_ptr, count_in_ptr, history_ptr, known_ptr, done_ptr, table_ptr, packed_ptr, pos_ptr,
-    slot_ptr, seq_ptr, base_ptr, history_stride, table_stride, width,
+    ids_ptr, count_in_ptr, history_ptr, known_ptr, table_ptr, packed_ptr, pos_ptr, slot_ptr,
+    seq_ptr, base_ptr, history_stride, table_stride, width,
     BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: its last `width` known tokens."""
+    """One row: its last `width` known tokens; ended rows too."""
     r = tl.program_id(0).to(tl.int64)
     wait_for_inputs()
     let_next_start()
     row = tl.maximum(tl.load(ids_ptr + r), 0)
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    is_row = tl.load(count_in_ptr + r) >= 0
     place = tl.arange(0, BLOCK).to(tl.int64)
     is_in = place < width
     at = r * width + place
@@ -48,11 +48,14 @@ def _known_kernel(
 
 
 def known_inputs(cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs) -> None:
-    """Inputs of a pass over the last W known tokens of each row; places before them are padding."""
+    """Inputs of a pass over the last W known tokens of each row; places before them are padding.
+
+    A row that ended has its KV completed: others may begin as it did.
+    """
     width = len(ids_T) // len(step.ids_R)
     _known_kernel[(len(step.ids_R),)](
-        step.ids_R, step.count_R, cells.tokens_XL, cells.known_X, cells.is_done_X, cells.table_XB,
-        ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, cells.tokens_XL.stride(0),
+        step.ids_R, step.count_R, cells.tokens_XL, cells.known_X, cells.table_XB, ids_T,
+        attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, cells.tokens_XL.stride(0),
         cells.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
         BLOCK=next_power_of_2(width), **options(1),
     )  # fmt: skip
