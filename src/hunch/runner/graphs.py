@@ -225,8 +225,7 @@ class StepGraphs:
 
     def _capture(self, num_rows: int, num_nodes: int, kind: int, way: int) -> StepGraph:
         self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
-        drafter, target = self.drafter, self.target
-        is_drafting = drafter is not None and self.drafts_at(num_rows)
+        drafter, target = self.drafter if self.drafts_at(num_rows) else None, self.target
         depth = drafter.depth(way) if drafter is not None and num_nodes else 0
         size = num_rows, num_nodes, depth
         if size not in self._buffers:
@@ -234,7 +233,7 @@ class StepGraphs:
         ids_T, rows, attn = self._buffers[size]
 
         def draft() -> None:
-            if drafter is not None and is_drafting:
+            if drafter is not None:
                 drafter.draft(self.cells, rows, kind, way)
 
         def body() -> None:
@@ -249,7 +248,7 @@ class StepGraphs:
 
         graph = Graph(body, self.device, self.pool)
         seconds, draft_seconds = seconds_of(graph, self.device), 0.0
-        if is_drafting:
+        if drafter is not None:
             draft_seconds = seconds_of(Graph(draft, self.device, self.pool), self.device)
         return StepGraph(graph, num_rows, num_nodes, way, seconds, draft_seconds)
 
