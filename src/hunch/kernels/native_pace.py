@@ -1,4 +1,4 @@
-"""A lookup's record by C++: what spec/pace.py says, at a tenth of its cost per step.
+"""A lookup's record by C++: what spec/pace.py says, at a quarter of its cost per step.
 
 Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step, S sizes.
 """
@@ -15,7 +15,7 @@ from hunch.kernels.native_structs import _I64, _POINTER
 
 _DOUBLE = ctypes.c_double
 MAX_SIZES = 8  # as in pace.cpp
-ARRAYS = ("first", "next", "doubt", "match", "before", "common", "guess", "age", "seen")
+ARRAYS = ("first", "next", "doubt", "match", "before", "common", "guess")
 NUMBERS = ("rate", "common_rate", "limit", "low", "high", "floor", "doubt_fade", "slow")
 
 
@@ -45,8 +45,7 @@ class NativePace:
         library = load_host_library()
         assert library is not None, "ask is_available() first"
         for name, array in arrays.items():
-            is_whole = name in ("guess", "age", "seen")
-            assert array.dtype == (np.int64 if is_whole else np.float64), name
+            assert array.dtype == (np.int64 if name == "guess" else np.float64), name
             assert array.flags.c_contiguous, name
         self._kept = dict(arrays)  # the kernels write them for as long as this lives
         self._spec = _Pace(
@@ -60,7 +59,7 @@ class NativePace:
         self._learn, self._gains = library.hunch_pace_learn, library.hunch_pace_gains
         # fmt: off
         self._learn.argtypes = (_POINTER, _I64, _POINTER, _I64, _POINTER, _POINTER, _I64,
-                                _POINTER, _POINTER, _I64)
+                                _POINTER, _POINTER)
         self._gains.argtypes = (_POINTER, _I64, _POINTER, _POINTER, _I64, _I64, _POINTER, _POINTER)
         # fmt: on
         self._learn.restype = self._gains.restype = None
@@ -75,7 +74,6 @@ class NativePace:
         tokens_RK: np.ndarray,
         guess_RG: np.ndarray,
         matched_R: np.ndarray,
-        num_steps: int,
     ) -> None:
         """All but row_R are columns of one matrix."""
         stride = tokens_RK.strides[0]
@@ -91,7 +89,6 @@ class NativePace:
             tokens_RK.shape[1],
             _address(guess_RG),
             _address(matched_R),
-            num_steps,
         )
 
     def gains(

@@ -48,7 +48,6 @@ class Gaits:
         self._matched = np.zeros(num_rows, dtype=np.int64)
         self._is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
         self._at: dict[int, list[Gait]] = {}
-        self._drafts_at: dict[int, bool] = {}
 
     def at(self, num_rows: int) -> list[Gait]:
         """Gaits of a step of so many rows."""
@@ -61,9 +60,7 @@ class Gaits:
 
     def drafts_at(self, num_rows: int) -> bool:
         """Whether a step of so many rows drafts: where none checks nodes, nobody asks for them."""
-        if num_rows not in self._drafts_at:
-            self._drafts_at[num_rows] = any(gait.num_nodes for gait in self.at(num_rows))
-        return self._drafts_at[num_rows]
+        return any(gait.num_nodes for gait in self.at(num_rows))
 
     def to_prepare(self, num_rows: int) -> list[Gait]:
         """The same, and the steps that begin drafting."""

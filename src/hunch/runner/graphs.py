@@ -228,8 +228,7 @@ class StepGraphs:
 
     def _capture(self, num_rows: int, num_nodes: int, kind: int, way: int) -> StepGraph:
         self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
-        drafter, target = self.drafter, self.target
-        is_drafting = drafter is not None and self.drafts_at(num_rows)
+        drafter, target = self.drafter if self.drafts_at(num_rows) else None, self.target
         depth = drafter.depth(way) if drafter is not None and num_nodes else 0
         size = num_rows, num_nodes, depth
         if size not in self._buffers:
@@ -237,7 +236,7 @@ class StepGraphs:
         ids_T, rows, attn = self._buffers[size]
 
         def draft(hidden: Hidden) -> None:
-            if drafter is not None and is_drafting:
+            if drafter is not None:
                 drafter.draft(self.cells, rows, hidden, kind, way)
 
         def body() -> None:
@@ -252,7 +251,7 @@ class StepGraphs:
 
         graph = Graph(body, self.device, self.pool)
         seconds, draft_seconds = seconds_of(graph, self.device), 0.0
-        if is_drafting:
+        if drafter is not None:
             alone = Graph(partial(draft, self._states(len(ids_T))), self.device, self.pool)
             draft_seconds = seconds_of(alone, self.device)
         return StepGraph(graph, num_rows, num_nodes, way, seconds, draft_seconds)

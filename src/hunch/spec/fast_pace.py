@@ -38,8 +38,6 @@ class FastPace(Pace):
                 "before": self.before_X,
                 "common": lookup.common,
                 "guess": self.guess_XG,
-                "age": self.age_X,
-                "seen": self.seen_X,
             },
             hope=tuple(lookup.hopes[0].tolist()),
             match_odds=tuple(pace.MATCH_21[:, 0].tolist()),
@@ -58,9 +56,8 @@ class FastPace(Pace):
     def learn(
         self, row_R: Array, num_R: Array, tokens_RK: Array, guess_RG: Array, matched_R: Array
     ) -> None:
-        self.num_steps += 1
-        self.flow *= pace.FLOW
-        self._native.learn(row_R, num_R, tokens_RK, guess_RG, matched_R, self.num_steps)
+        self._count(row_R)
+        self._native.learn(row_R, num_R, tokens_RK, guess_RG, matched_R)
 
     def _gains(self, row_R: Array, gaits: list[Gait], left_R: Array | None) -> dict[Gait, float]:
         some = [gait for gait in gaits if gait.num_nodes]

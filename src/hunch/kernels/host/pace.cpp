@@ -11,8 +11,7 @@ constexpr int MAX_SIZES = 8;
 // Arrays by row of the engine, held by Python; the rest are spec/pace.py's and record.py's numbers.
 struct Pace {
     double *own[2], *doubt, *match, *before, *common;
-    int64_t *guess, *age, *seen;
-    int64_t num_guesses;
+    int64_t *guess, num_guesses;
     double hope[2], match_odds[2];
     double rate, common_rate, limit, low, high, floor, doubt_fade, slow;
 };
@@ -65,7 +64,7 @@ extern "C" {
 // rows of what is given stand `stride` numbers apart.
 void hunch_pace_learn(const Pace* held, int64_t num_rows, const int64_t* rows, int64_t stride,
                       const int64_t* num, const int64_t* tokens, int64_t num_tokens,
-                      const int64_t* guess, const int64_t* matched, int64_t num_steps) {
+                      const int64_t* guess, const int64_t* matched) {
     const Pace& pace = *held;
     const int64_t most = std::min(num_tokens, pace.num_guesses), last = pace.num_guesses - 1;
     const double term[2] = {pace.hope[0] + pace.common[0], pace.hope[1] + pace.common[1]};
@@ -91,8 +90,6 @@ void hunch_pace_learn(const Pace* held, int64_t num_rows, const int64_t* rows, i
         pace.match[row] = std::log2(1.0 + double(match));
         for (int64_t g = 0; g < pace.num_guesses; g++)
             held_guess[g] = match > 0 ? guess[at + g] : -1;
-        pace.age[row]++;
-        pace.seen[row] = num_steps;
     }
     for (int place : {FIRST, NEXT})
         if (taught[place])
