@@ -85,7 +85,7 @@ class Drafts:
         patch.setattr(self.runner.gaits, "learn", self.note)
         patch.setattr(self.runner, "_run", self.note_host)
 
-    def note(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> list[str]:
+    def note(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> list[str] | None:
         rows, cells = self.runner.rows, self.runner.device_rows.cells
         for row, line in zip(row_R.tolist(), result_RC.tolist(), strict=True):
             if rows.requests[row] is not None and line[TOKENS]:

@@ -211,6 +211,7 @@ class Capacity:
     max_rows: int
     max_len: int  # longest sequence, prompt and output
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
+    max_draft_rows: int | None = None  # with more rows nobody drafts: it would not pay
     drafter_bytes: int = 0  # memory of the drafter's weights
     kernels: str = "torch"  # what computes a pass, for reports
     methods: Mapping[str, int] = field(
@@ -238,16 +239,16 @@ class RowWork:
     num_tokens: int  # at most this many known tokens are processed
     num_nodes: int  # verify the first so many nodes of the waiting draft; the rest is dropped
     max_draft: int  # at most this many nodes are drafted for the next step
-    new_blocks: tuple[int, ...] = ()  # appended to the row's block table before the step
 
 
 @dataclass(kw_only=True, slots=True)
 class StepPlan:
-    """What the device does next. `leaves` come first, then `starts`, then `work`."""
+    """What the device does next: `leaves` first, then `starts`, `blocks` and `work`."""
 
     id: int
     leaves: list[int] = field(default_factory=list)  # rows whose request is gone
     starts: list[RowStart] = field(default_factory=list)
+    blocks: dict[int, tuple[int, ...]] = field(default_factory=dict)  # to append to rows' tables
     work: list[RowWork] = field(default_factory=list)
 
     @property
@@ -296,10 +297,16 @@ class RowResult:
 
 @dataclass(kw_only=True, slots=True)
 class StepResult:
-    """The outcome of one submitted plan, in the order of its work."""
+    """The outcome of one submitted plan, in the order of its work.
+
+    Most rows of most steps do nothing but say a token: that token in `said` is all of their result.
+    It stands for `RowResult(tokens=[token], num_processed=1)`, the target's KV written for all but
+    this token, other KV as before. Where -1 stands, the row's result is the next of `rows`.
+    """
 
     id: int
     rows: list[RowResult]
+    said: list[int] | None = None  # None: every row's result is in `rows`
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
     plain_seconds: float = 0.0  # what a pass over the same rows without drafts would have cost

@@ -86,6 +86,8 @@ class FakeRunner:
         max_nodes: int = 0,
         depth: int = 0,
         width: int = 1,
+        is_brief: bool = False,
+        max_draft_rows: int | None = None,
     ) -> None:
         self.capacity = Capacity(
             num_blocks=num_blocks,
@@ -93,9 +95,10 @@ class FakeRunner:
             max_rows=max_rows,
             max_len=max_len,
             max_nodes=max_nodes,
+            max_draft_rows=max_draft_rows,
             groups=GROUPS,
         )
-        self.depth, self.width = depth, width
+        self.depth, self.width, self.is_brief = depth, width, is_brief
         self.rows: dict[int, Row] = {}
         self.memory: list[dict[int, int]] = [{} for _ in GROUPS]  # slot to content
         self.num_shared = 0  # tokens taken from the prefix cache
@@ -111,13 +114,29 @@ class FakeRunner:
             del self.rows[row]
         for start in plan.starts:
             self._start(start)
+        for row, blocks in plan.blocks.items():
+            self._check_new(blocks)
+            self.rows[row].blocks += blocks
         assert len({work.row for work in plan.work}) == len(plan.work)
         results = [self._work(work) for work in plan.work]
         named = {block for work in plan.work for block in self.rows[work.row].blocks}
         result = StepResult(
             id=plan.id, rows=results, target_seconds=2.0, draft_seconds=0.5, plain_seconds=1.0
         )
+        if self.is_brief:
+            result.said = [self._said(result) for result in results]
+            pairs = zip(results, result.said, strict=True)
+            result.rows = [row for row, token in pairs if token < 0]
         self._results.append((result, named))
+
+    def _said(self, result: RowResult) -> int:
+        """The token of a row that had one before and did nothing but say it; -1: it did more."""
+        row = self.rows[result.row]
+        is_first = len(row.tokens) - len(row.request.prompt_ids) == 1
+        is_more = result.finish or result.num_drafted or result.logprobs or result.trace
+        if is_first or is_more or result.num_processed != 1 or len(result.tokens) != 1:
+            return -1
+        return result.tokens[0]
 
     def collect(self) -> StepResult:
         return self._results.popleft()[0]
@@ -167,8 +186,6 @@ class FakeRunner:
 
     def _work(self, work: RowWork) -> RowResult:
         row = self.rows[work.row]
-        self._check_new(work.new_blocks)
-        row.blocks += work.new_blocks
         result = RowResult(row=work.row)
         if row.finish is not None:
             return result

@@ -37,6 +37,8 @@ class Setting:
     max_nodes: int = 0
     width: int = 1
     is_caching: bool = True
+    is_brief: bool = False
+    max_draft_rows: int | None = None
 
 
 @dataclass
@@ -58,6 +60,8 @@ def run(asks: list[Ask], setting: Setting) -> Run:
         max_nodes=setting.max_nodes,
         depth=setting.depth,
         width=setting.width,
+        is_brief=setting.is_brief,
+        max_draft_rows=setting.max_draft_rows,
     )
     config = Config(
         schedule=ScheduleConfig(max_num_batched_tokens=setting.budget),
@@ -175,6 +179,8 @@ settings_of_a_run = st.builds(
     max_nodes=st.sampled_from([0, 1, 4, 9]),
     width=st.integers(1, 3),
     is_caching=st.booleans(),
+    is_brief=st.booleans(),
+    max_draft_rows=st.sampled_from([None, 1, 3]),
 )
 
 
@@ -207,7 +213,10 @@ def story() -> list[Ask]:
         {"block_size": 1, "spare_blocks": 50},
         {"block_size": 16},
         {"is_caching": False},
+        {"is_brief": True, "num_blocks": 40, "max_rows": 8},
+        {"is_brief": True, "max_nodes": 5, "num_blocks": 40},
         {"max_nodes": 5},
+        {"max_nodes": 5, "max_draft_rows": 2, "num_blocks": 40},
         {"max_nodes": 9, "width": 3, "spare_blocks": 30},
         {"max_nodes": 5, "num_blocks": 10, "max_rows": 8},
     ],

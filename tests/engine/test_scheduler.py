@@ -7,6 +7,7 @@ import pytest
 from engine.fake_runner import FakeCodec, FakeRunner
 from hunch.config import Config, ScheduleConfig, SpecConfig
 from hunch.engine.engine import Engine
+from hunch.engine.scheduler import Scheduler
 from hunch.types import SamplingParams, Speculation, StepPlan
 
 
@@ -144,6 +145,35 @@ def test_nobody_drafts_in_a_large_batch():
         if len(plan.work) > 2 and not plan.starts:
             assert all(work.max_draft == 0 for work in plan.work)
     assert any(work.max_draft for plan in engine.runner.plans for work in plan.work)
+
+
+@pytest.mark.parametrize("is_brief", [False, True])
+@pytest.mark.parametrize("max_nodes", [0, 3])
+@pytest.mark.parametrize("budget", [4, 9, 100])
+def test_a_calm_row_gets_what_a_full_look_would_give_it(budget, max_nodes, is_brief, monkeypatch):
+    launch, num_looks = Scheduler._launch, 0
+
+    def plans(is_restless: bool) -> list[StepPlan]:
+        def look(self, sequence, *args, **options):
+            nonlocal num_looks
+            num_looks += 1
+            member = launch(self, sequence, *args, **options)
+            sequence.calm_until *= not is_restless
+            return member
+
+        monkeypatch.setattr(Scheduler, "_launch", look)
+        options = {"max_nodes": max_nodes, "is_brief": is_brief, "max_draft_rows": 2}
+        engine = make(budget=budget, depth=1, num_blocks=60, **options)
+        for place, name in enumerate("abcd"):
+            ask(engine, name, 3 + place, 12 + 9 * place)
+            engine.step()
+        finish(engine)
+        return engine.runner.plans
+
+    with_calm, few_looks, num_looks = plans(False), num_looks, 0
+    assert plans(True) == with_calm
+    assert num_looks == sum(len(plan.work) for plan in with_calm)
+    assert few_looks < num_looks
 
 
 def test_drafts_give_way_before_anyone_is_preempted():

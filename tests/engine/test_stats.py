@@ -54,6 +54,15 @@ def test_a_sequence_adds_up():
     assert stats["latency_ms"]["p50"] == pytest.approx(200)
 
 
+def test_a_token_alone_counts_as_a_row_that_says_it():
+    one, other, share = Tally(), Tally(), Share(target=0.1, draft=0.05, plain=0.1)
+    for tally in (one, other):
+        tally.add(row(1, processed=9), share, 13.0)
+    one.add(row(1), share, 13.5)
+    assert other.add_token(share, 13.5) == 0.5
+    assert one.stats() == other.stats()
+
+
 def test_positions_of_a_tree_are_its_levels():
     tally = Tally()
     tally.add(row(3, drafted=9, levels=3), Share(0, 0, 0), 1.0)
@@ -82,12 +91,22 @@ def test_a_histogram_counts_by_bucket():
     assert (shown["count"], shown["sum"]) == (7, 16.0)
 
 
+def test_values_together_count_as_one_by_one():
+    one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
+    values = [0.5, 1.5, 0.5, 7.0]
+    for value in values:
+        one.add(value)
+    other.add_all(values)
+    assert one.snapshot() == other.snapshot()
+
+
+@pytest.mark.parametrize("is_brief", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_totals_are_the_sum_of_the_requests(depth):
+def test_totals_are_the_sum_of_the_requests(depth, is_brief):
     ticks = iter(range(10**6))
     engine = Engine(
         Config(schedule=ScheduleConfig(max_num_batched_tokens=12)),
-        FakeRunner(max_nodes=4, depth=depth),
+        FakeRunner(max_nodes=4, depth=depth, is_brief=is_brief),
         FakeCodec(),
         clock=lambda: float(next(ticks)),
     )

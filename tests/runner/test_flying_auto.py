@@ -138,10 +138,10 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         runner, turns = graph_runner(llm), iter(WALKS[walk] * 100)
         waiting: list[Gait] = []
 
-        def choose(ids: list[int], *, is_host: bool = False) -> Gait:
+        def choose(row_R: Any, *, is_host: bool = False) -> Gait:
             """A gait that must wait for the host is asked for until it comes."""
             gait = waiting.pop() if waiting else next(turns)
-            if not runner.gaits.is_ready(gait, ids):
+            if not runner.gaits.is_ready(gait, row_R):
                 waiting.append(gait)
             return gait
 
@@ -149,7 +149,7 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         landed: list[tuple[int, list[int]]] = []
         learn = runner.gaits.learn
 
-        def note(row_R: Any, result_RC: Any, graph: Any) -> list[str]:
+        def note(row_R: Any, result_RC: Any, graph: Any) -> list[str] | None:
             landed.extend(zip(runner.gaits._way[row_R].tolist(), result_RC.tolist(), strict=True))
             return learn(row_R, result_RC, graph)
 

@@ -13,7 +13,7 @@ from hunch.spec.pace import Gait
 from hunch.types import Capacity
 
 NUM_ROWS, NUM_GUESSES = 4, 7
-ROWS = list(range(NUM_ROWS))
+ROWS = np.arange(NUM_ROWS)
 SECONDS = {Gait(0): 1.0, Gait(3): 1.3, Gait(7): 1.4}
 NO_GRAPH: Any = None
 PLAIN = StepGraph(NO_GRAPH, NUM_ROWS, 0, 0, SECONDS[Gait(0)], 0.0)
@@ -37,7 +37,7 @@ def land(gaits: Gaits, matched: list[int], is_right: list[bool]) -> None:
     result_RC[:, TOKENS], result_RC[:, MATCHED] = 1, matched
     result_RC[:, FIRST] = np.where(is_right, 5, 9)
     result_RC[:, FIRST + 1 :] = 5
-    gaits.learn(np.array(ROWS), result_RC, PLAIN)
+    gaits.learn(ROWS, result_RC, PLAIN)
 
 
 def test_steps_check_where_the_last_match_was_long() -> None:

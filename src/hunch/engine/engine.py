@@ -13,12 +13,13 @@ from hunch.config import Config
 from hunch.engine import scheduler as scheduling
 from hunch.engine.intake import Asked, Intake
 from hunch.engine.output import SequenceOutput
-from hunch.engine.stats import EngineStats, Tally, together
+from hunch.engine.stats import EngineStats, Share, Tally, together
 from hunch.errors import QueueFullError, RequestError
 from hunch.types import (
     Capacity,
     Request,
     RequestOutput,
+    RowResult,
     Runner,
     SamplingParams,
     StepResult,
@@ -174,22 +175,43 @@ class Engine:
     def _apply(self, result: StepResult, members: list[scheduling.Member]) -> None:
         """Take in a collected step: tokens to their sequences, then whoever is over lets go."""
         now, share = self._clock(), self._stats.share(result)
-        land, add, jobs = self._scheduler.land, self._stats.add, self._jobs
-        leaving = scheduling.State.LEAVING
-        for member, row in zip(members, result.rows, strict=True):
+        if result.said is None:
+            for member, row in zip(members, result.rows, strict=True):
+                self._take(member, row, share, now)
+            return
+        rows, scheduler, gaps = iter(result.rows), self._scheduler, []
+        for member, token in zip(members, result.said, strict=True):
+            if token < 0:
+                self._take(member, next(rows), share, now)
+                continue
             sequence = member.sequence
-            assert row.row == member.work.row
-            first_processed = sequence.num_computed
-            land(member, row)
+            scheduler.land_token(member, token)
             if not sequence.is_over:
                 output = sequence.output
-                add(output.tally, row, share, now)
-                if output.push(row, first_processed):
-                    self._end(jobs[sequence.job_id], sequence, now)
-                elif sequence.is_streaming and row.tokens:
-                    self._changed[sequence.job_id] = jobs[sequence.job_id]
-            if sequence.state is leaving:
-                self._scheduler.settle(sequence)
+                gaps.append(output.tally.add_token(share, now))
+                if output.push_token(token):
+                    self._end(self._jobs[sequence.job_id], sequence, now)
+                elif sequence.is_streaming:
+                    self._changed[sequence.job_id] = self._jobs[sequence.job_id]
+            if sequence.state is scheduling.State.LEAVING:
+                scheduler.settle(sequence)
+        self._stats.add_gaps(gaps)
+
+    def _take(self, member: scheduling.Member, row: RowResult, share: Share, now: float) -> None:
+        """Of a collected step, what it did for one sequence."""
+        sequence = member.sequence
+        assert row.row == member.work.row
+        first_processed = sequence.num_computed
+        self._scheduler.land(member, row)
+        if not sequence.is_over:
+            output = sequence.output
+            self._stats.add(output.tally, row, share, now)
+            if output.push(row, first_processed):
+                self._end(self._jobs[sequence.job_id], sequence, now)
+            elif sequence.is_streaming and row.tokens:
+                self._changed[sequence.job_id] = self._jobs[sequence.job_id]
+        if sequence.state is scheduling.State.LEAVING:
+            self._scheduler.settle(sequence)
 
     def _end(self, job: Job, sequence: scheduling.Sequence, now: float) -> None:
         output = sequence.output

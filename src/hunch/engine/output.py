@@ -86,6 +86,14 @@ class SequenceOutput:
             return True
         return False
 
+    def push_token(self, token: int) -> bool:
+        """The same for a row that did nothing but say a token."""
+        if not self._is_simple:
+            return self.push(RowResult(row=-1, tokens=[token], num_processed=1), 0)
+        self.token_ids.append(token)
+        self._snapshot = None
+        return False
+
     def _read(self) -> None:
         """Text of the tokens that came since it was last asked for, where nothing else ends it."""
         if self._is_simple and self._num_read < len(self.token_ids):

@@ -50,10 +50,21 @@ class Sequence:
     num_computed: int = 0  # tokens whose target KV is written, by all collected steps
     num_nodes: int = 0  # most nodes that may wait to be checked in the next planned step
     num_flying: int = 0  # steps that name it and are not collected
-    flying_tokens: int = 0  # known tokens they process
-    flying_least: int = 0  # tokens they commit at least
-    flying_most: int = 0  # and at most
+    num_partial: int = 0  # those of them that do not catch up, so that they decide no token
+    flying_more: int = 0  # known tokens they process, beyond one each
+    flying_nodes: int = 0  # nodes they check
     member: Member | None = None  # of the step before; mostly the next is the same
+    calm_until: int = 0  # known tokens, with all that may fly, up to which it is the same
+
+    @property
+    def flying_least(self) -> int:
+        """Tokens that flying steps commit at least."""
+        return self.num_flying - self.num_partial
+
+    @property
+    def reach(self) -> int:
+        """Known tokens, once flying steps have committed as many as they can."""
+        return min(len(self.tokens) + self.flying_least + self.flying_nodes, self.end)
 
 
 @dataclass(slots=True, eq=False)
@@ -84,10 +95,12 @@ class Scheduler:
             capacity.num_blocks, capacity.block_size, capacity.groups, is_caching=is_caching
         )
         self._max_tokens = config.num_tokens
-        self._max_draft_batch = max_draft_batch
+        limits = (max_draft_batch, capacity.max_draft_rows)
+        self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
         self._is_drafting = True
         self._free_rows = list(range(self.max_rows))[::-1]
         self._leaves: list[int] = []  # rows to report in the next plan that has work
+        self._taken: dict[int, tuple[int, ...]] = {}  # blocks that rows take in it
         self._leaving: list[Sequence] = []  # their blocks come free once flying steps are collected
         self._next_id = 0
 
@@ -98,8 +111,7 @@ class Scheduler:
         """The next step. Without work there is nothing to submit."""
         plan = StepPlan(id=self._next_id)
         members: list[Member] = []
-        limit = self._max_draft_batch
-        self._is_drafting = limit is None or len(self.running) <= limit
+        self._see_load()
         budget = self._plan_running(members, self._max_tokens)
         is_returning = any(not sequence.is_over for sequence in self._leaving)
         if self.waiting and not is_returning:  # else: a preempted one is first in the queue
@@ -107,8 +119,17 @@ class Scheduler:
         if members:
             plan.work = [member.work for member in members]
             plan.leaves, self._leaves = self._leaves, []
+            plan.blocks, self._taken = self._taken, {}
             self._next_id += 1
         return plan, members
+
+    def _see_load(self) -> None:
+        limit = self._max_draft_rows
+        is_drafting = limit is None or len(self.running) <= limit
+        if is_drafting is not self._is_drafting:
+            self._is_drafting = is_drafting
+            for sequence in self.running:
+                sequence.calm_until = 0
 
     def _plan_running(self, members: list[Member], budget: int) -> int:
         num_later = len(self.running)
@@ -116,6 +137,17 @@ class Scheduler:
             num_later -= 1
             if budget <= 0:
                 break
+            flying = sequence.num_flying + sequence.flying_nodes
+            if len(sequence.tokens) + flying <= sequence.calm_until:
+                member = sequence.member
+                assert member is not None
+                num_nodes = member.work.num_nodes
+                if budget - num_later > num_nodes:
+                    sequence.num_flying += 1
+                    sequence.flying_nodes += num_nodes
+                    members.append(member)
+                    budget -= 1 + num_nodes
+                    continue
             if sequence.state is not State.RUNNING:
                 continue  # preempted by a row before it
             if len(sequence.tokens) + sequence.flying_least >= sequence.end:
@@ -181,9 +213,10 @@ class Scheduler:
         KV while it drafts, for the bonus token and the next draft.
         """
         num_known = len(sequence.tokens)
-        num_lacking = num_known - sequence.num_computed - sequence.flying_tokens
+        num_flying = sequence.num_flying + sequence.flying_more
+        num_lacking = num_known - sequence.num_computed - num_flying
         if num_lacking > budget:
-            return self._launch(sequence, budget, 0, 0, (), is_deciding=False)
+            return self._launch(sequence, budget, 0, 0, is_deciding=False)
         num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, what flies decides the token
         num_wanted = sequence.end - num_known - sequence.flying_least
         num_nodes, max_draft = sequence.num_nodes, sequence.max_nodes
@@ -193,10 +226,10 @@ class Scheduler:
             max_draft = max(min(max_draft, num_wanted - 2), 0) if self._is_drafting else 0
 
         pool, table = self.pool, sequence.table
-        reach = min(num_known + sequence.flying_most, sequence.end)
+        reach = sequence.reach
         slots = min(reach + num_nodes + 1 + max_draft, sequence.end)
         if slots <= len(table.blocks) * pool.block_size:
-            return self._launch(sequence, num_tokens, num_nodes, max_draft, (), is_deciding=True)
+            return self._launch(sequence, num_tokens, num_nodes, max_draft)
         num_new, num_needed = pool.num_missing(table, slots), pool.num_missing(table, reach)
         if num_needed > pool.num_free:
             return None
@@ -206,8 +239,9 @@ class Scheduler:
         if slots - reach > spare:
             num_nodes = min(num_nodes, spare)
             max_draft = max(min(max_draft, spare - num_nodes - 1), 0)
-        blocks = pool.take(table, num_new)
-        return self._launch(sequence, num_tokens, num_nodes, max_draft, blocks, is_deciding=True)
+        if num_new:
+            self._taken[sequence.row] = pool.take(table, num_new)
+        return self._launch(sequence, num_tokens, num_nodes, max_draft)
 
     def _launch(
         self,
@@ -215,38 +249,29 @@ class Scheduler:
         num_tokens: int,
         num_nodes: int,
         max_draft: int,
-        new_blocks: tuple[int, ...],
         *,
-        is_deciding: bool,
+        is_deciding: bool = True,
     ) -> Member:
         sequence.num_flying += 1
-        sequence.flying_tokens += num_tokens
+        sequence.num_partial += not is_deciding
+        sequence.flying_more += num_tokens - 1
+        sequence.flying_nodes += num_nodes
         sequence.num_nodes = max_draft
-        if is_deciding:
-            sequence.flying_least += 1
-            sequence.flying_most += 1 + num_nodes
         row, member = sequence.row, sequence.member
-        if member is not None and not new_blocks and member.is_deciding is is_deciding:
-            work = member.work
-            if (work.row, work.num_tokens, work.num_nodes, work.max_draft, work.new_blocks) == (
-                (row, num_tokens, num_nodes, max_draft, ())
-            ):
-                return member
-        work = RowWork(
-            row=row,
-            num_tokens=num_tokens,
-            num_nodes=num_nodes,
-            max_draft=max_draft,
-            new_blocks=new_blocks,
-        )
-        sequence.member = Member(sequence, work, is_deciding)
-        return sequence.member
+        work = RowWork(row=row, num_tokens=num_tokens, num_nodes=num_nodes, max_draft=max_draft)
+        if member is None or member.work != work or member.is_deciding is not is_deciding:
+            member = sequence.member = Member(sequence, work, is_deciding)
+        sequence.calm_until = 0
+        if num_nodes == max_draft and not sequence.num_partial and not sequence.flying_more:
+            # It goes on so while its blocks, and the tokens it may still say, last.
+            last = min(len(sequence.table.blocks) * self.pool.block_size, sequence.end)
+            sequence.calm_until = last - num_nodes - max_draft - 2
+        return member
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempt the last arrived until `sequence` can have its blocks; True if it can now."""
         pool = self.pool
-        reach = min(len(sequence.tokens) + sequence.flying_most, sequence.end)
-        num_needed = pool.num_missing(sequence.table, reach)
+        num_needed = pool.num_missing(sequence.table, sequence.reach)
         while pool.num_free + sum(pool.num_owned(s.table) for s in self._leaving) < num_needed:
             victim = self.running[-1]
             self.num_preemptions += 1
@@ -259,18 +284,30 @@ class Scheduler:
         """A flying step was collected: what it did for one sequence."""
         sequence, work = member.sequence, member.work
         sequence.num_flying -= 1
-        sequence.flying_tokens -= work.num_tokens
-        if member.is_deciding:
-            sequence.flying_least -= 1
-            sequence.flying_most -= 1 + work.num_nodes
+        sequence.num_partial -= not member.is_deciding
+        sequence.flying_more -= work.num_tokens - 1
+        sequence.flying_nodes -= work.num_nodes
         if not result.computed:
             return  # it had ended on the device before this step
         sequence.tokens += result.tokens
         sequence.num_computed = result.computed[0]
         if not sequence.num_flying:
-            sequence.num_nodes = result.num_nodes
+            sequence.num_nodes, sequence.calm_until = result.num_nodes, 0
         if self.pool.is_caching:
             self.pool.publish(sequence.table, sequence.tokens, result.computed)
+
+    def land_token(self, member: Member, token: int) -> None:
+        """The same for a row that did nothing but say a token."""
+        sequence = member.sequence
+        sequence.num_flying -= 1
+        sequence.flying_nodes -= member.work.num_nodes
+        tokens, pool = sequence.tokens, self.pool
+        sequence.num_computed = num_computed = len(tokens)
+        tokens.append(token)
+        if not sequence.num_flying:
+            sequence.calm_until = 0
+        if pool.is_caching and not num_computed % pool.block_size:
+            pool.publish(sequence.table, tokens, (num_computed,))
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended, or was aborted."""
@@ -293,6 +330,7 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         sequence.row = -1
         sequence.member = None  # it names the sequence: a circle that would outlive the request
+        sequence.calm_until = 0
         if sequence.num_flying:
             sequence.state = State.LEAVING
             self._leaving.append(sequence)

@@ -28,9 +28,9 @@ class Tally:
     """What one sequence, or many together, cost and gained."""
 
     __slots__ = (
-        "accepted", "arrived", "decode_draft", "decode_plain", "decode_target", "draft_seconds",
-        "drafted", "drafter_bytes", "drafters", "drafts_by_accepted", "drafts_by_levels",
-        "first_token", "gaps", "last_token", "started", "steps", "target_seconds", "tokens",
+        "accepted", "arrived", "decode_draft", "decode_plain", "decode_target", "drafted",
+        "drafter_bytes", "drafters", "drafts_by_accepted", "drafts_by_levels", "first_token",
+        "gaps", "last_token", "reading_draft", "reading_target", "started", "steps", "tokens",
     )  # fmt: skip
 
     def __init__(self, arrived: float = 0.0, drafter_bytes: int = 0) -> None:
@@ -41,13 +41,13 @@ class Tally:
         self.drafters: dict[str, tuple[int, int]] = {}  # drafted and accepted, by method
         self.drafts_by_levels: Counter[int] = Counter()  # drafts of so many levels
         self.drafts_by_accepted: Counter[int] = Counter()  # drafts with so many levels accepted
-        self.target_seconds = 0.0
-        self.draft_seconds = 0.0
-        # The share of passes that processed nothing but the last token and a draft, and what plain
+        # Its share of passes that processed nothing but the last token and a draft, and what plain
         # passes would have cost for the same tokens:
         self.decode_target = 0.0
         self.decode_draft = 0.0
         self.decode_plain = 0.0
+        self.reading_target = 0.0  # its share of all other passes
+        self.reading_draft = 0.0
         self.drafter_bytes = drafter_bytes
         self.arrived = arrived
         self.started: float | None = None  # first given a row
@@ -64,10 +64,9 @@ class Tally:
         """A step's result for this sequence, with its share of the step's seconds."""
         num_tokens = len(row.tokens)
         target = share.target * (row.num_processed + row.num_drafted)
-        self.target_seconds += target
         if not num_tokens:
+            self.reading_target += target
             return
-        self.draft_seconds += share.draft
         self.steps += 1
         self.tokens += num_tokens
         if row.num_drafted:
@@ -83,6 +82,9 @@ class Tally:
             self.decode_target += target
             self.decode_draft += share.draft
             self.decode_plain += share.plain * num_tokens
+        else:
+            self.reading_target += target
+            self.reading_draft += share.draft
         if self.first_token is None:
             self.first_token = now
         else:
@@ -90,10 +92,22 @@ class Tally:
             self.gaps += (gap,) * num_tokens
         self.last_token = now
 
+    def add_token(self, share: Share, now: float) -> float:
+        """The same for one that had a token before and did nothing but say another; its gap."""
+        self.steps += 1
+        self.tokens += 1
+        self.decode_target += share.target
+        self.decode_draft += share.draft
+        self.decode_plain += share.plain
+        gap = now - self.last_token
+        self.gaps.append(gap)
+        self.last_token = now
+        return gap
+
     def merge(self, other: Tally) -> None:
         """Add another's counts; times of arrival and such stay its own."""
         for name in (
-            "tokens", "steps", "drafted", "accepted", "target_seconds", "draft_seconds",
+            "tokens", "steps", "drafted", "accepted", "reading_target", "reading_draft",
             "decode_target", "decode_draft", "decode_plain",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -120,8 +134,8 @@ class Tally:
             "acceptance_rate": _ratio(self.accepted, self.drafted),
             "tokens_per_pass": per_pass,
             "per_position": self.per_position(),
-            "draft_seconds": self.draft_seconds,
-            "target_seconds": self.target_seconds,
+            "draft_seconds": self.reading_draft + self.decode_draft,
+            "target_seconds": self.reading_target + self.decode_target,
             "draft_overhead": overhead,
             "memory_bound_speedup": per_pass / (1 + overhead),
             "speedup": _ratio(self.decode_plain, spent) or None,
@@ -198,6 +212,13 @@ class Histogram:
         self.total += value * times
         self.recent.append(value)
 
+    def add_all(self, values: list[float]) -> None:
+        """Many at once, most of them alike."""
+        for value, times in Counter(values).items():
+            self.counts[bisect_left(self.bounds, value)] += times
+            self.total += value * times
+        self.recent.extend(values)
+
     def snapshot(self) -> dict[str, Any]:
         return {
             "bounds": list(self.bounds),
@@ -226,7 +247,8 @@ class EngineStats:
     def share(self, result: StepResult) -> Share:
         """A step's seconds, shared among its rows: the target's by tokens, the draft's by rows."""
         self.num_steps += 1
-        num_known = num_packed = num_drafting = 0
+        num_said = 0 if result.said is None else len(result.said) - len(result.rows)
+        num_known = num_packed = num_drafting = num_said
         for row in result.rows:
             num_known += row.num_processed
             num_packed += row.num_processed + row.num_drafted
@@ -248,6 +270,10 @@ class EngineStats:
             self._inter_token.add(tally.gaps[-1], len(row.tokens))
         else:
             self._ttft.add(now - tally.arrived)
+
+    def add_gaps(self, gaps: list[float]) -> None:
+        """Of sequences that said one more token each."""
+        self._inter_token.add_all(gaps)
 
     def end(self, tally: Tally, reason: str, now: float) -> None:
         """A sequence is over."""

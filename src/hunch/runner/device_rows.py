@@ -71,7 +71,9 @@ class DeviceRows:
 
         `allowed` nodes may be checked of each row and `room` drafted; padded to `num_rows`.
         """
-        stale = [row for row in rows if row in self._stale]
+        stale: list[int] = []
+        if not self._stale.isdisjoint(rows):
+            stale = [row for row in rows if row in self._stale]
         places: list[np.ndarray] = []
         values: list[np.ndarray] = []
         for row in stale:

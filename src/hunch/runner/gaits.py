@@ -79,32 +79,31 @@ class Gaits:
         self._is_fresh[ids] = self._is_tree[ids] = False
         self._way[ids] = 0
 
-    def choose(self, ids: list[int], *, is_host: bool = False) -> Gait:
+    def choose(self, row_R: np.ndarray, *, is_host: bool = False) -> Gait:
         """How a step of these rows had best go, whatever they wait with.
 
         While the host is at it, reading rows to a network is no change.
         """
-        num_rows = bucket(len(ids))
+        num_rows = bucket(len(row_R))
         gaits = self.at(num_rows)
         if len(gaits) == 1:
             return gaits[0]
         seconds = {gait: self._seconds(num_rows, gait) for gait in gaits}
         if self.has_ways:
-            seconds = self._with_changes(ids, seconds, is_host)
-        row_R = np.array(ids)
+            seconds = self._with_changes(row_R, seconds, is_host)
         # Of the step that flies at least one will be said.
         left_R = np.maximum(self.rows.end[row_R] - self.rows.known[row_R] - 1, 1)
         return self.pace.choose(row_R, seconds, left_R)
 
     def _with_changes(
-        self, ids: list[int], seconds: dict[Gait, float], is_host: bool
+        self, row_R: np.ndarray, seconds: dict[Gait, float], is_host: bool
     ) -> dict[Gait, float]:
         """Going on in another way costs: a hole to be read, a tree to be dropped."""
-        if not self._is_fresh[ids].all():
-            if not self._is_worth_reading(ids):
+        if not self._is_fresh[row_R].all():
+            if not self._is_worth_reading(row_R):
                 return {g: s for g, s in seconds.items() if not g.way}
             return {g: s * (1.0 + SWITCH * (g.way > 0 and not is_host)) for g, s in seconds.items()}
-        is_tree = bool(self._is_tree[ids].any())
+        is_tree = bool(self._is_tree[row_R].any())
         return {g: s * (1.0 + self._price(g, is_tree)) for g, s in seconds.items()}
 
     def _price(self, gait: Gait, is_tree: bool) -> float:
@@ -114,9 +113,9 @@ class Gaits:
             return SWITCH if is_tree and not self.drafter.depth(gait.way) else 0.0
         return LEAVE if gait.num_nodes else 0.0
 
-    def is_ready(self, gait: Gait, ids: list[int]) -> bool:
+    def is_ready(self, gait: Gait, row_R: np.ndarray) -> bool:
         """Whether a step of these rows can go so without the host."""
-        return not (self.has_ways and gait.way) or bool(self._is_fresh[ids].all())
+        return not (self.has_ways and gait.way) or bool(self._is_fresh[row_R].all())
 
     def _seconds(self, num_rows: int, gait: Gait) -> float:
         drafting, rows = None, num_rows
@@ -125,24 +124,24 @@ class Gaits:
             rows //= 2
         return self.costs.seconds(num_rows, gait) + (drafting or 0.0)
 
-    def _is_worth_reading(self, ids: list[int]) -> bool:
+    def _is_worth_reading(self, row_R: np.ndarray) -> bool:
         assert self.drafter is not None
         rows = self.rows
-        missing = (rows.known[ids] - rows.computed[-1, ids]).sum()
-        to_come = (rows.end[ids] - rows.known[ids]).sum()
-        is_short = self.drafter.can_follow(rows.view(ids))
+        missing = (rows.known[row_R] - rows.computed[-1, row_R]).sum()
+        to_come = (rows.end[row_R] - rows.known[row_R]).sum()
+        is_short = self.drafter.can_follow(rows.view(row_R.tolist()))
         return is_short and bool(missing <= READS * to_come)
 
-    def launch(self, gait: Gait, ids: list[int]) -> Gait:
+    def launch(self, gait: Gait, row_R: np.ndarray) -> Gait:
         """The step is launched so; a tree that waits can only be checked as a tree."""
         if self.drafter is None:
             return gait
         is_tree = self.drafter.depth(gait.way) > 0
-        if not is_tree and self._is_tree[ids].any():
+        if not is_tree and self._is_tree[row_R].any():
             gait = Gait(0, gait.way)
-        self._is_tree[ids] = is_tree
+        self._is_tree[row_R] = is_tree
         if not gait.way:
-            self._is_fresh[ids] = False
+            self._is_fresh[row_R] = False
         return gait
 
     # --- after a step -----------------------------------------------------------------------------
@@ -161,19 +160,19 @@ class Gaits:
         share = self.costs.seconds(num_rows, Gait(0)) / self.costs.seconds(num_rows, gait)
         return target_seconds, target_seconds * min(share, 1.0)
 
-    def learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: StepGraph) -> list[str]:
-        """Take in a step's result; returns who had drafted what it checked."""
+    def learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: StepGraph) -> list[str] | None:
+        """Take in a step's result; returns who had drafted what it checked, if it did."""
         assert self.drafter is not None
         num_nodes, pace = graph.num_nodes, self.pace
         matched_R = result_RC[:, MATCHED]
         if not num_nodes and not self.drafts_at(graph.num_rows):
             pace.pass_by(row_R)
             self._way[row_R] = self._matched[row_R] = 0
-            return [""] * len(row_R)
+            return None
         tokens_RK = result_RC[:, FIRST : FIRST + num_nodes + 1]
         guess_RG = result_RC[:, FIRST + num_nodes + 1 :]
         pace.learn(row_R, result_RC[:, TOKENS], tokens_RK, guess_RG, matched_R)
-        sources = self._sources(row_R) if num_nodes else [""] * len(row_R)
+        sources = self._sources(row_R) if num_nodes else None
         if num_nodes and self.drafter.watch is not None:
             line_RC = result_RC[result_RC[:, CHECKED] > 0]
             guessed_R = np.minimum(line_RC[:, CHECKED], self.drafter.num_levels)
@@ -202,7 +201,7 @@ class Gaits:
         assert self.drafter is not None
         if not ids or not self.drafter.can_follow(self.rows.view(ids)):
             return
-        if self.drafter.writes_kv(self.choose(ids, is_host=True).way):
+        if self.drafter.writes_kv(self.choose(np.array(ids), is_host=True).way):
             reader.read(ids)
         self._is_fresh[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
 

@@ -37,12 +37,25 @@ PASSES = (16, 32, 64, 128, 256, 512, 768, 1024)  # tokens of passes captured at 
 MAX_WARM = 256  # rows up to which steps are captured at the start
 
 
+class Crew:
+    """Who flies in a step."""
+
+    def __init__(self, work: list[RowWork]) -> None:
+        self.work = work
+        self.ids = [item.row for item in work]
+        self.row_R = np.array(self.ids)
+        self.allowed = [item.num_nodes for item in work]  # nodes that may be checked
+        self.room = [item.max_draft for item in work]  # and drafted
+        self.has_waiting = any(self.allowed)
+        self.is_drafting = self.has_waiting or any(self.room)
+
+
 @dataclass(slots=True)
 class Flight:
     """A step on the device whose result nobody has read."""
 
     plan: StepPlan
-    work: list[RowWork]  # of the plan: who flies
+    crew: Crew
     requests: list[Request | None]
     graph: StepGraph
     slot: int  # where its result will be
@@ -87,6 +100,17 @@ class GraphRunner(LocalRunner):
         self._is_simple = np.zeros(capacity.max_rows, dtype=np.bool_)
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
         self._queue: deque[StepResult | Flight] = deque()
+        self._last: tuple[list[RowWork], Crew] | None = None  # all work, and who of it flew
+        self.capacity = replace(capacity, max_draft_rows=self._max_draft_rows())
+
+    def _max_draft_rows(self) -> int | None:
+        """Rows with which a step still drafts; None: with any number."""
+        num_rows = bucket(self.capacity.max_rows)
+        if not self.can_fly or self.gaits.drafts_at(num_rows):
+            return None
+        while num_rows and not self.gaits.drafts_at(num_rows):
+            num_rows //= 2
+        return num_rows
 
     def preparations(self) -> list[Callable[[], None]]:
         """Capture passes, and steps of every power of two; rare sizes are captured as they come."""
@@ -116,26 +140,38 @@ class GraphRunner(LocalRunner):
 
     def _submit(self, plan: StepPlan) -> None:
         self._enter(plan)
-        rows = [work.row for work in plan.work]
-        can_fly_R = (self.can_fly & self._is_decoding[rows] & self._is_simple[rows]).tolist()
-        flying = [work for work, can_fly in zip(plan.work, can_fly_R, strict=True) if can_fly]
-        if flying and self.device_drafter is not None:
-            flying = self._ready(flying, self.device_drafter)
-        gait = self._gait(flying) if flying else None
-        if gait is None:  # rows that flew until now go on by the host, which must know all
+        crew = self._crew(plan.work)
+        if crew is not None and self.device_drafter is not None:
+            crew = self._ready(crew, self.device_drafter)
+        gait = None if crew is None else self._gait(crew)
+        if crew is None or gait is None:
+            # Rows that flew until now go on by the host, which must know all.
             self._land_all()
             self._queue.append(self._run(plan))
             return
-        flight = self._launch(plan, flying, gait)
+        flight = self._launch(plan, crew, gait)
         self._queue.append(flight)
-        if len(flying) < len(plan.work):
-            aloft = {work.row for work in flying}
+        if len(crew.work) < len(plan.work):
+            aloft = set(crew.ids)
             grounded = [work for work in plan.work if work.row not in aloft]
             flight.others = self._run(replace(plan, work=grounded))
+
+    def _crew(self, work: list[RowWork]) -> Crew | None:
+        """Those who may fly; mostly the same, with the same work, as in the step before."""
+        if self._last is not None and self._last[0] == work:
+            return self._last[1]
+        rows = [item.row for item in work]
+        can_fly_R = (self.can_fly & self._is_decoding[rows] & self._is_simple[rows]).tolist()
+        flying = [item for item, can_fly in zip(work, can_fly_R, strict=True) if can_fly]
+        if not flying:
+            return None
+        self._last = work, Crew(flying)
+        return self._last[1]
 
     def _run(self, plan: StepPlan) -> StepResult:
         """A step by the host."""
         result = self._step(plan)
+        self._last = None
         for row in result.rows:
             self.device_rows.touch(row.row)
             self._is_decoding[row.row] |= bool(row.tokens)
@@ -163,6 +199,7 @@ class GraphRunner(LocalRunner):
     def _enter(self, plan: StepPlan) -> None:
         super()._enter(plan)
         if plan.starts:
+            self._last = None
             self.gaits.start([start.row for start in plan.starts])
         for start in plan.starts:
             params = start.request.params
@@ -202,32 +239,29 @@ class GraphRunner(LocalRunner):
 
     # --- steps that fly ---------------------------------------------------------------------------
 
-    def _ready(self, flying: list[RowWork], drafter: DeviceDrafter) -> list[RowWork]:
+    def _ready(self, crew: Crew, drafter: DeviceDrafter) -> Crew | None:
         """Those whom the drafter is ready for; nobody, where one that flies would have to land."""
-        ids = [work.row for work in flying]
-        is_ready_R = drafter.is_ready(self.rows.view(ids))
+        is_ready_R = drafter.is_ready(self.rows.view(crew.ids))
         if is_ready_R.all():
-            return flying
-        if not all(map(self.device_rows.is_stale, np.array(ids)[~is_ready_R].tolist())):
-            return []
-        return [work for work, is_ready in zip(flying, is_ready_R, strict=True) if is_ready]
+            return crew
+        if not all(map(self.device_rows.is_stale, crew.row_R[~is_ready_R].tolist())):
+            return None
+        pairs = zip(crew.work, is_ready_R.tolist(), strict=True)
+        ready = [work for work, is_ready in pairs if is_ready]
+        return Crew(ready) if ready else None
 
-    def _gait(self, flying: list[RowWork]) -> Gait | None:
+    def _gait(self, crew: Crew) -> Gait | None:
         """How the step goes, if the rows' network has seen enough for it."""
-        ids = [work.row for work in flying]
-        is_drafting = any(work.num_nodes or work.max_draft for work in flying)
-        gait = self.gaits.choose(ids) if is_drafting else Gait(0)
-        return gait if self.gaits.is_ready(gait, ids) else None
+        gait = self.gaits.choose(crew.row_R) if crew.is_drafting else Gait(0)
+        return gait if self.gaits.is_ready(gait, crew.row_R) else None
 
-    def _launch(self, plan: StepPlan, work: list[RowWork], gait: Gait) -> Flight:
-        ids = [item.row for item in work]
-        allowed = [item.num_nodes for item in work]
-        asks = int(np.bitwise_or.reduce(self.sampling.asks_X[ids]))
-        gait = self.gaits.launch(gait if max(allowed) else Gait(0, gait.way), ids)
-        graph = self.steps.step(len(work), gait.num_nodes, asks, gait.way)
+    def _launch(self, plan: StepPlan, crew: Crew, gait: Gait) -> Flight:
+        ids = crew.ids
+        asks = int(np.bitwise_or.reduce(self.sampling.asks_X[crew.row_R]))
+        gait = self.gaits.launch(gait if crew.has_waiting else Gait(0, gait.way), crew.row_R)
+        graph = self.steps.step(len(ids), gait.num_nodes, asks, gait.way)
         self.gaits.captured(graph)
-        room = [item.max_draft for item in work]
-        renewed = self.device_rows.update(ids, allowed, room, graph.num_rows)
+        renewed = self.device_rows.update(ids, crew.allowed, crew.room, graph.num_rows)
         if renewed:  # from here on the device drafts; what the host held is stale
             self.drafter.forget(renewed)
             for row in renewed:
@@ -235,33 +269,30 @@ class GraphRunner(LocalRunner):
         graph.replay()
         slot = self.steps.delivery.expect()
         requests = [self.rows.requests[row] for row in ids]
-        return Flight(plan, work, requests, graph, slot)
+        return Flight(plan, crew, requests, graph, slot)
 
     def _land(self, flight: Flight) -> StepResult:
         """Wait for a step and tell the host's rows what it did."""
-        graph, work, others = flight.graph, flight.work, flight.others
+        graph, crew, drafter = flight.graph, flight.crew, self.device_drafter
         num_columns = self.steps.num_columns(graph.num_nodes)
-        result_RC, seconds = self.steps.delivery.receive(flight.slot, len(work), num_columns)
-        sources, drafter = [""] * len(work), self.device_drafter
+        result_RC, seconds = self.steps.delivery.receive(flight.slot, len(crew.ids), num_columns)
+        sources = None
         if drafter is not None:
-            sources = self.gaits.learn(np.array([item.row for item in work]), result_RC, graph)
-        results = land_rows(
-            self.rows,
-            [item.row for item in work],
-            result_RC,
-            flight.requests,
-            sources,
-            writes_kv=drafter is not None and drafter.writes_kv(graph.way),
+            sources = self.gaits.learn(crew.row_R, result_RC, graph)
+        writes_kv = drafter is not None and drafter.writes_kv(graph.way)
+        said, results = land_rows(
+            self.rows, crew.row_R, result_RC, flight.requests, sources, writes_kv=writes_kv
         )
         target_seconds, plain_seconds = self.gaits.landed(graph, seconds)
         result = StepResult(
             id=flight.plan.id,
             rows=results,
+            said=said,
             target_seconds=target_seconds,
             draft_seconds=min(graph.draft_seconds, seconds),
             plain_seconds=plain_seconds,
         )
-        return result if others is None else _together(flight.plan, result, others)
+        return result if flight.others is None else _together(flight, result, flight.others)
 
     def _land_all(self) -> None:
         """Read everything that flies; the results wait to be collected."""
@@ -270,12 +301,16 @@ class GraphRunner(LocalRunner):
         )
 
 
-def _together(plan: StepPlan, one: StepResult, other: StepResult) -> StepResult:
+def _together(flight: Flight, one: StepResult, other: StepResult) -> StepResult:
     """Two halves of a step, in the order of its plan."""
+    assert one.said is not None
+    said = dict(zip(flight.crew.ids, one.said, strict=True))
     by_row = {row.row: row for row in (*one.rows, *other.rows)}
+    order = [work.row for work in flight.plan.work]
     return StepResult(
-        id=plan.id,
-        rows=[by_row[work.row] for work in plan.work],
+        id=one.id,
+        rows=[by_row[row] for row in order if row in by_row],
+        said=[said.get(row, -1) for row in order],
         target_seconds=one.target_seconds + other.target_seconds,
         draft_seconds=one.draft_seconds + other.draft_seconds,
         plain_seconds=one.plain_seconds + other.plain_seconds,

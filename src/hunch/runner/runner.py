@@ -93,10 +93,8 @@ class LocalRunner:
             self.rows.start(start)
             self.sampling.start(start.row, start.request, start.tokens)
             self.grammars.start(start)
-        for work in plan.work:
-            if work.new_blocks:
-                self.rows.add_blocks(work.row, work.new_blocks)
-            self.rows.max_draft[work.row] = work.max_draft
+        for row, blocks in plan.blocks.items():
+            self.rows.add_blocks(row, blocks)
 
     def collect(self) -> StepResult:
         return self._results.popleft()
@@ -111,6 +109,8 @@ class LocalRunner:
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:
         started = perf_counter()
+        for work in plan.work:
+            self.rows.max_draft[work.row] = work.max_draft
         batch = gather(self.rows, plan.work)
         outcomes = [Outcome(part, RowResult(row=part.row)) for part in batch.parts]
         hidden = None
