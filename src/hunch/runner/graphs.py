@@ -8,7 +8,9 @@ T packed tokens, P tree depth, X rows of the engine, B blocks of a table, V voca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -43,7 +45,7 @@ class Graph:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool):
+            with _undisturbed(), torch.cuda.graph(self._graph, pool=pool):
                 self.outputs = body()
 
     def replay(self) -> Any:
@@ -52,6 +54,18 @@ class Graph:
         else:
             self._graph.replay()
         return self.outputs
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Garbage waits: with a graph of an engine that is gone, collecting it would end a capture."""
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_collecting:
+            gc.enable()
 
 
 def seconds_of(graph: Graph, device: torch.device) -> float:
