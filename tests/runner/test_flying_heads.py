@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -98,6 +99,23 @@ def test_texts_that_go_on_from_earlier_ones(
         drafts.check(world.heads[name], world.study, 30)
         assert sum(map(len, drafts.by_host)) == 3 * len(world.prompts)
         assert llm.stats()["prefix_hits"] > 100
+
+
+@pytest.mark.parametrize("name", [*NAMES, "medusa", "mlp"])
+def test_steps_of_every_size_and_steps_without_drafts(
+    name: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a head keeps of a text has no hole after steps in which it did not draft."""
+    with load(world.model, name) as llm:
+        runner, seen = llm.engine.runner, Drafts(llm, monkeypatch)
+        sizes = [gait.num_nodes for gait in runner.gaits.pace.gaits]
+        assert sizes == sorted({0, 1, 3, runner.device_drafter.num_levels})
+        walk = Random(0).choices(runner.gaits.pace.gaits, k=200)
+        monkeypatch.setattr(runner.gaits, "choose", lambda row_R: walk.pop())
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        assert {len(guesses) for _, guesses in seen.found} >= set(sizes)
+        seen.check(world.heads[name], world.study, 30)
+        assert sum(map(len, seen.by_host)) == len(world.prompts)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -67,7 +67,7 @@ ENGINES = {
 
 METHODS = (
     "off", "ngram", "ngram:adaptive=false", "suffix", "auto", "draft:num_nodes=3",
-    "draft:tree=dynamic:depth=3:num_nodes=6",
+    "draft:num_nodes=3:adaptive=false", "draft:tree=dynamic:depth=3:num_nodes=6:adaptive=false",
 )  # fmt: skip
 DAILY = {"all", "few blocks"}
 CASES = [

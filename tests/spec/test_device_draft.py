@@ -20,6 +20,7 @@ from hunch.models.decoder import Hidden
 from hunch.sampling.state import SamplingState
 from hunch.spec import device_draft
 from hunch.spec.device_draft import DeviceDraft
+from hunch.spec.pace import CHAIN, TREE
 from hunch.types import Request, SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -101,11 +102,11 @@ def rows(width: int) -> tuple[Cells, StepRows]:
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_whole_drafts(width: int, kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cells, step = rows(width)
-    drafter(Model(), width, kind).draft(cells, step, NO_STATES, kind)
+    drafter(Model(), width, kind).draft(cells, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
     monkeypatch.setattr(device_draft, "known_inputs", plain_steps.level_inputs)
     monkeypatch.setattr(device_draft, "grow_level", plain_steps.grow_level)
     other, plain = rows(width)
-    drafter(Model(), width, kind).draft(other, plain, NO_STATES, kind)
+    drafter(Model(), width, kind).draft(other, plain, NO_STATES, kind, TREE if width > 1 else CHAIN)
     assert cells.count_X.tolist() == [LEVELS * width, 2, 0]
     assert torch.equal(cells.count_X, other.count_X)
     for row, count in enumerate(cells.count_X.tolist()):
@@ -149,5 +150,5 @@ def test_two_launches_between_passes(
     cells, step = rows(width)
     model = drafter(Silent(), width, kind)
     with Launches(monkeypatch) as seen:
-        model.draft(cells, step, NO_STATES, kind)
+        model.draft(cells, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
     assert seen.names == ["_known_kernel", *["_children_kernel", "_grow_kernel"] * LEVELS]

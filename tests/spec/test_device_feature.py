@@ -18,6 +18,7 @@ from hunch.models.decoder import Hidden
 from hunch.sampling.state import SamplingState
 from hunch.spec import device_feature
 from hunch.spec.device_feature import DeviceFeature
+from hunch.spec.pace import CHAIN
 from hunch.spec.watch import AcceptanceWatch
 from hunch.types import Request, SamplingParams
 from spec.test_device_draft import Launches
@@ -102,11 +103,11 @@ def rows() -> tuple[Cells, StepRows, Hidden]:
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_whole_drafts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cells, step, hidden = rows()
-    drafter(Net(), kind).draft(cells, step, hidden, kind)
+    drafter(Net(), kind).draft(cells, step, hidden, kind, CHAIN)
     for name in ("committed_inputs", "grow_level"):
         monkeypatch.setattr(device_feature, name, getattr(plain_steps, name))
     other, plain, _ = rows()
-    drafter(Net(), kind).draft(other, plain, hidden, kind)
+    drafter(Net(), kind).draft(other, plain, hidden, kind, CHAIN)
     assert cells.count_X.tolist() == [LEVELS, 2, 0]
     assert torch.equal(cells.count_X, other.count_X)
     for row, count in enumerate(cells.count_X.tolist()):
@@ -121,8 +122,8 @@ def test_two_launches_between_passes(kind: int, monkeypatch: pytest.MonkeyPatch)
     cells, step, hidden = rows()
     head = drafter(Silent(), kind)
     monkeypatch.setattr(device_feature, "committed_inputs", lambda *inputs: inputs[-1].zero_())
-    head.draft(cells, step, hidden, kind)  # tilings come from the host, before a capture
+    head.draft(cells, step, hidden, kind, CHAIN)  # tilings come from the host, before a capture
     with Launches(monkeypatch) as seen:
-        head.draft(cells, step, hidden, kind)
+        head.draft(cells, step, hidden, kind, CHAIN)
     levels = ["_children_kernel", "_grow_kernel"] * LEVELS
     assert seen.names == ["zero_", "index_select", *levels]  # the first stands for its kernel

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hunch.spec.pace import Gait, Pace
+from hunch.spec.pace import CHAIN, Gait, Pace, chains_of, levels_after
 from hunch.spec.record import Array
 
 GAITS = (Gait(0), Gait(3), Gait(7))
@@ -194,3 +194,29 @@ def test_beside_a_network_a_long_match_is_no_reason_to_leave_it() -> None:
     cost = {Gait(0): 4.2, Gait(7): 4.3, Gait(7, 1): 4.6}
     assert pace.lookup.gains(rows, np.array([7])).max() < before.max()
     assert pace.choose(rows, cost) == Gait(7, 1)
+
+
+def test_a_network_alone_drafts_while_it_pays_and_is_tried_again_later() -> None:
+    gaits = chains_of(5, is_adaptive=True)
+    assert gaits == (Gait(0), Gait(1, CHAIN), Gait(3, CHAIN), Gait(5, CHAIN))
+    cost = dict(zip(gaits, (1.0, 1.15, 1.4, 1.7), strict=True))
+    pace, nobody = Pace(4, gaits, num_levels=5), np.zeros(2, dtype=np.bool_)
+    assert pace.choose(ROWS, cost).way == CHAIN
+    for _ in range(60):
+        pace.learn_network(CHAIN, ROWS, np.full(2, 5), 5, nobody)
+    assert pace.choose(ROWS, cost) == Gait(5, CHAIN)
+    for _ in range(60):
+        pace.learn_network(CHAIN, ROWS, np.zeros(2, dtype=np.int64), 1, nobody)
+    assert pace.choose(ROWS, cost) == Gait(0)
+    for _ in range(2000):
+        pace.fade(ROWS)
+    assert pace.choose(ROWS, cost).way == CHAIN
+
+
+def test_a_network_that_is_not_to_adapt_drafts_all_it_can() -> None:
+    assert chains_of(5, is_adaptive=False) == (Gait(5, CHAIN),)
+    assert chains_of(2, is_adaptive=True) == (Gait(0), Gait(1, CHAIN), Gait(2, CHAIN))
+
+
+def test_a_step_drafts_as_many_levels_as_it_checks() -> None:
+    assert [levels_after(num_tokens, 5) for num_tokens in (1, 2, 4, 6, 8)] == [5, 1, 3, 5, 5]

@@ -21,7 +21,9 @@ from hunch.spec.fast_pace import new_pace
 from hunch.spec.pace import Gait, Pace
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
-NUM_LARGEST = 2  # sizes of steps with a network, per number of rows: each takes time to capture
+# Sizes of steps with a network, per number of rows, alone and beside lookups: each takes time to
+# capture.
+NUM_ALONE, NUM_BESIDE = 3, 2
 # Shares by which another way must promise more than the one a step would go on in. A step without
 # the network saves what the network takes and no more, as long matches are taken with it too: a
 # lookup that promises much more than that was lucky, or the network fails.
@@ -40,6 +42,8 @@ class Gaits:
         else:
             self.pace = new_pace(num_rows, drafter.gaits, drafter.margin, drafter.num_levels)
         self.has_ways = any(gait.way for gait in self.pace.gaits)
+        # Steps without the network leave holes, and somebody can read it what it missed.
+        self.can_miss = self.has_ways and drafter is not None and drafter.network is not None
         self.costs = StepCosts()
         self._draft_seconds: dict[tuple[int, Gait], float] = {}  # by rows
         self._is_fresh = np.zeros(num_rows, dtype=np.bool_)
@@ -54,13 +58,18 @@ class Gaits:
         if num_rows not in self._at:
             gaits = self.pace.gaits
             few = [gait for gait in gaits if num_rows * (1 + gait.num_nodes) <= MAX_CHECKED]
-            dropped = [gait for gait in few if gait.way][:-NUM_LARGEST]
+            most = NUM_BESIDE if self.pace.has_lookup else NUM_ALONE
+            dropped = [gait for gait in few if gait.way][:-most]
             self._at[num_rows] = [gait for gait in few if gait not in dropped] or [gaits[0]]
         return self._at[num_rows]
 
-    def drafts_at(self, num_rows: int) -> bool:
-        """Whether a step of so many rows drafts: where none checks nodes, nobody asks for them."""
+    def checks_at(self, num_rows: int) -> bool:
+        """Whether a step of so many rows may check nodes."""
         return any(gait.num_nodes for gait in self.at(num_rows))
+
+    def drafts_at(self, num_rows: int) -> bool:
+        """Whether the drafter has a part in it: where none checks nodes, KV must be kept up."""
+        return self.checks_at(num_rows) or (self.drafter is not None and self.drafter.writes_kv(0))
 
     def to_prepare(self, num_rows: int) -> list[Gait]:
         """The same, and the steps that begin drafting."""
@@ -89,7 +98,7 @@ class Gaits:
         if len(gaits) == 1:
             return gaits[0]
         seconds = {gait: self._seconds(num_rows, gait) for gait in gaits}
-        if self.has_ways:
+        if self.can_miss:
             seconds = self._with_changes(row_R, seconds, is_host)
         # Of the step that flies at least one will be said.
         left_R = np.maximum(self.rows.end[row_R] - self.rows.known[row_R] - 1, 1)
@@ -115,7 +124,7 @@ class Gaits:
 
     def is_ready(self, gait: Gait, row_R: np.ndarray) -> bool:
         """Whether a step of these rows can go so without the host."""
-        return not (self.has_ways and gait.way) or bool(self._is_fresh[row_R].all())
+        return not (self.can_miss and gait.way) or bool(self._is_fresh[row_R].all())
 
     def _seconds(self, num_rows: int, gait: Gait) -> float:
         drafting, rows = None, num_rows
@@ -165,7 +174,7 @@ class Gaits:
         assert self.drafter is not None
         num_nodes, pace = graph.num_nodes, self.pace
         matched_R = result_RC[:, MATCHED]
-        if not num_nodes and not self.drafts_at(graph.num_rows):
+        if not num_nodes and not self.checks_at(graph.num_rows):
             pace.pass_by(row_R)
             self._way[row_R] = self._matched[row_R] = 0
             return None

@@ -106,9 +106,9 @@ class GraphRunner(LocalRunner):
     def _max_draft_rows(self) -> int | None:
         """Rows with which a step still drafts; None: with any number."""
         num_rows = bucket(self.capacity.max_rows)
-        if not self.can_fly or self.gaits.drafts_at(num_rows):
+        if not self.can_fly or self.gaits.checks_at(num_rows):
             return None
-        while num_rows and not self.gaits.drafts_at(num_rows):
+        while num_rows and not self.gaits.checks_at(num_rows):
             num_rows //= 2
         return num_rows
 

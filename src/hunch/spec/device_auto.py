@@ -17,10 +17,9 @@ from hunch.draft import Rows
 from hunch.kernels.gpu_spec import Cells, StepRows, lookup
 from hunch.spec.device_draft import DeviceDraft
 from hunch.spec.on_device import DeviceLookup
-from hunch.spec.pace import Gait
+from hunch.spec.pace import CHAIN, TREE, Gait, levels_after
 
 SURE = 4  # tokens a match must have to be asked before the draft model
-CHAIN, TREE = 1, 2  # ways with the draft model; 0 is the lookup alone
 CHAIN_NODES = (1, 3, 7)  # checked in steps of the one
 TREE_WIDTH = 3  # of the other
 
@@ -67,8 +66,7 @@ class DeviceAuto:
         if way == TREE:
             self.tree.grow(cells, step, kind, self.tree.num_levels, num_tokens)
         else:
-            # The next step will most likely check as many; one that checks none is a beginning.
-            num_levels = min(self.num_levels, num_tokens - 1) or self.num_levels
+            num_levels = levels_after(num_tokens, self.num_levels)
             self.network.grow(cells, step, kind, num_levels, num_tokens)
         lookup(cells, step, self.num_nodes, at.min_match, at.max_match, SURE)
 

@@ -23,9 +23,8 @@ from hunch.kernels.gpu_draft import known_inputs, new_inputs
 from hunch.kernels.gpu_grow import grow_level
 from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.sampling.state import SamplingState
-from hunch.spec.pace import Gait
+from hunch.spec.pace import TREE, Gait, chains_of, levels_after
 from hunch.spec.watch import AcceptanceWatch
-from hunch.spec.window import covered
 
 
 @dataclass(slots=True)
@@ -41,6 +40,7 @@ class DeviceDraft:
     num_levels: int
     width: int
     max_len: int  # the longest text it can follow
+    is_adaptive: bool = True
     margin: float = 0.0
     watch: AcceptanceWatch | None = None
     feature_layers: tuple[int, ...] = ()
@@ -55,11 +55,14 @@ class DeviceDraft:
         return self.num_levels * self.width
 
     def depth(self, way: int) -> int:
-        return 0 if self.width == 1 else self.num_levels
+        return self.num_levels if way == TREE else 0
 
     @property
     def gaits(self) -> tuple[Gait, ...]:
-        return (Gait(self.num_nodes),)
+        if self.width == 1:
+            return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
+        whole = Gait(self.num_nodes, TREE)
+        return (Gait(0), whole) if self.is_adaptive else (whole,)
 
     @property
     def num_again(self) -> int:
@@ -67,7 +70,7 @@ class DeviceDraft:
         return 2 if self.width == 1 else self.num_levels + 1
 
     def writes_kv(self, way: int) -> bool:
-        return True
+        return way > 0
 
     def can_follow(self, rows: Rows) -> bool:
         return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
@@ -76,13 +79,18 @@ class DeviceDraft:
         return not self.can_follow(rows)
 
     def is_ready(self, rows: Rows) -> np.ndarray:
-        return covered(rows, self.group, self.max_len)
+        return np.asarray(rows.end_X.numpy()[rows.ids_R.numpy()] <= self.max_len)
 
     def drafted_by(self, way: int, matched: int) -> str:
         return self.name
 
     def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
-        self.grow(cells, step, kind, self.num_levels, self.num_again)
+        if not way:
+            return
+        num_levels = self.num_levels
+        if self.width == 1:
+            num_levels = levels_after(step.path_RK.shape[1], num_levels)
+        self.grow(cells, step, kind, num_levels, self.num_again)
 
     def grow(
         self, cells: Cells, step: StepRows, kind: int, num_levels: int, again: int

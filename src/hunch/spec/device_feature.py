@@ -28,7 +28,7 @@ from hunch.models.cuda import SHARED_TOKENS, tiling_of
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
 from hunch.sampling.state import SamplingState
-from hunch.spec.pace import Gait
+from hunch.spec.pace import Gait, chains_of, levels_after
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import covered
 
@@ -51,6 +51,7 @@ class DeviceFeature:
     num_levels: int
     max_len: int  # the longest text it can follow
     watch: AcceptanceWatch
+    is_adaptive: bool = True
     margin: float = 0.0
     network: None = None  # nobody can read rows to it
     _ids_C: Tensor | None = None  # the target's id of each column of logits
@@ -71,7 +72,7 @@ class DeviceFeature:
 
     @property
     def gaits(self) -> tuple[Gait, ...]:
-        return (Gait(self.num_nodes),)
+        return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
 
     def depth(self, way: int) -> int:
         return 0
@@ -99,10 +100,12 @@ class DeviceFeature:
         committed_inputs(cells, step, ids_T, attn, last_R)
         fused_TD = net.fuse(hidden.last_TD, hidden.features)
         state_RD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)
-        row_R = attn.seq_T[::width]
+        if not way:
+            return
+        row_R, num_levels = attn.seq_T[::width], levels_after(width, self.num_levels)
         chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
-        for level in range(self.num_levels):
-            is_last = level + 1 == self.num_levels
+        for level in range(num_levels):
+            is_last = level + 1 == num_levels
             following = None if is_last else self._inputs(cells, num_rows, 1)
             grow_level(
                 cells, step, net.logits(state_RD), chances_R1, self.sampling, depth=level,

@@ -23,7 +23,7 @@ from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.parts import Fuse
 from hunch.sampling.state import SamplingState
-from hunch.spec.pace import Gait
+from hunch.spec.pace import Gait, chains_of, levels_after
 from hunch.spec.watch import AcceptanceWatch
 
 # Logits of one level after another, each after the token of the level before was sent.
@@ -41,6 +41,7 @@ class DeviceHeads:
     ids_C: Tensor | None  # the target's id of each column; None: the same
     num_levels: int
     watch: AcceptanceWatch
+    is_adaptive: bool = True
     margin: float = 0.0
     network: None = None
 
@@ -54,7 +55,7 @@ class DeviceHeads:
 
     @property
     def gaits(self) -> tuple[Gait, ...]:
-        return (Gait(self.num_nodes),)
+        return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
 
     def depth(self, way: int) -> int:
         return 0
@@ -75,6 +76,8 @@ class DeviceHeads:
         return self.name
 
     def draft(self, cells: Cells, step: StepRows, hidden: Hidden, kind: int, way: int = 0) -> None:
+        if not way:
+            return
         num_rows = len(step.ids_R)
         width = len(hidden.last_TD) // num_rows
         ids_T, attn = new_inputs(cells, num_rows * width)
@@ -87,9 +90,9 @@ class DeviceHeads:
             state_RE = self.fuse(state_RE, features, token_R)
         guesses = self.guesses(state_RE, token_R)
         chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
-        logits_RC = next(guesses)
-        for level in range(self.num_levels):
-            is_last = level + 1 == self.num_levels
+        logits_RC, num_levels = next(guesses), levels_after(width, self.num_levels)
+        for level in range(num_levels):
+            is_last = level + 1 == num_levels
             following = None if is_last else new_inputs(cells, num_rows)
             grow_level(
                 cells, step, logits_RC.float(), chances_R1, self.sampling, depth=level,

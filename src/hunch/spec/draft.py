@@ -131,6 +131,7 @@ class DraftModelDrafter:
             width=max(shape.num_nodes // shape.depth, 1),
             max_len=self.window.limit,
             watch=self.watch,
+            is_adaptive=self.options.adaptive,
         )
 
     def observe(self, step: TargetStep) -> None:

@@ -33,7 +33,7 @@ class FeatureDrafter:
         self, name: str, net: StepNet, options: GrowOptions, context: DrafterContext
     ) -> None:
         self.name, self.net, self.context = name, net, context
-        self.draft_temperature = options.draft_temperature
+        self.draft_temperature, self.is_adaptive = options.draft_temperature, options.adaptive
         self.shape = options.shape(context, default=net.num_tokens or 5)
         if self.shape.depth > MARGIN:
             raise ConfigError(f"{name}: drafts of depth {self.shape.depth}; at most {MARGIN}")
@@ -93,6 +93,7 @@ class FeatureDrafter:
             num_levels=shape.depth,
             max_len=self.window.limit,
             watch=self.watch,
+            is_adaptive=self.is_adaptive,
         )
 
     def observe(self, step: TargetStep) -> None:

@@ -52,7 +52,7 @@ class MedusaDrafter:
         self.context = context
         self.net, self.ids_C = load_medusa(path, context.target)
         given = read_options(MedusaOptions, options, "medusa")
-        self.draft_temperature = given.draft_temperature
+        self.draft_temperature, self.is_adaptive = given.draft_temperature, given.adaptive
         num_heads = len(self.net.heads)
         self.static: StaticTree | None = None
         if given.tree == "static":
@@ -96,6 +96,7 @@ class MedusaDrafter:
             ids_C=ids_C,
             num_levels=self.shape.depth,
             watch=self.last.watch,
+            is_adaptive=self.is_adaptive,
         )
 
     def observe(self, step: TargetStep) -> None:

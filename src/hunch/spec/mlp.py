@@ -37,7 +37,7 @@ class MlpDrafter:
         self.net, self.ids_C = load_mlp(path, context.target)
         num_stages = self.net.num_stages
         given = read_options(GrowOptions, options, "mlp")
-        self.draft_temperature = given.draft_temperature
+        self.draft_temperature, self.is_adaptive = given.draft_temperature, given.adaptive
         self.shape = given.shape(context, default=num_stages, max_depth=num_stages)
         self.last = LastHidden(
             context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth, self.net.fuse
@@ -71,6 +71,7 @@ class MlpDrafter:
             ids_C=ids_C,
             num_levels=self.shape.depth,
             watch=self.last.watch,
+            is_adaptive=self.is_adaptive,
         )
 
     def observe(self, step: TargetStep) -> None:

@@ -26,7 +26,8 @@ LOOKUP = ((0.1, 0.6), 0.04, 0.3)  # where nothing was matched
 MATCH_21 = np.array([[1.0], [0.5]])  # log-odds that both gain with each doubling of the match
 NEW = 1.0  # doublings taken for a row of which nothing was heard
 BESIDE = ((0.3, 0.7), 0.06, 0.7)  # beside a network, whatever was matched
-NETWORK = {1: (0.5, 0.6), 2: (0.65, 0.65)}  # chances by way: a chain, and any of a tree's
+CHAIN, TREE = 1, 2  # ways with a network
+NETWORK = {CHAIN: (0.5, 0.6), TREE: (0.65, 0.65)}  # chances by way; a tree's: any of a level
 SLOW = 16  # power of a row's time to its end: 1 would give the mean time, a large one the longest
 # Requests keep coming if one came beside others that had gone so many steps, of late: of an
 # arrival so much is left after each step, and it counts down to the least.
@@ -37,7 +38,23 @@ class Gait(NamedTuple):
     """How a step goes: nodes it checks, and in which way it drafts for the next one."""
 
     num_nodes: int
-    way: int = 0  # 0: the drafter's cheapest, or its only one; others: with its network
+    way: int = 0  # 0: without a network
+
+
+def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[Gait, ...]:
+    """Gaits of a drafter that is a network alone: some of its levels are checked, or none."""
+    if not is_adaptive:
+        return (Gait(num_levels, CHAIN),)
+    sizes = sorted({1, min(3, num_levels), num_levels})
+    return (Gait(0), *(Gait(size, CHAIN) for size in sizes))
+
+
+def levels_after(num_tokens: int, most: int) -> int:
+    """Levels worth drafting in a step that could commit so many tokens.
+
+    The next step will most likely check as many as this one; one that checks none is a beginning.
+    """
+    return min(most, num_tokens - 1) or most
 
 
 class Pace:
@@ -55,6 +72,7 @@ class Pace:
         ways = sorted({gait.way for gait in self.gaits} - {0})
         hope, rate, doubt = BESIDE if ways else LOOKUP
         self.lookup = Record(num_rows, num_guesses, {0: hope}, rate=rate, doubt=doubt)
+        self.has_lookup = any(gait.num_nodes for gait in self.gaits if not gait.way)
         # A network's step takes long matches too: they are no reason to go on without it.
         self.is_by_match = not ways
         # Doublings of the match last heard of (0 tokens: none, 1: one, 3: two), and before it.
@@ -90,6 +108,8 @@ class Pace:
         if not self.is_learning:
             return
         self._count(row_R)
+        if not self.has_lookup:
+            return
         most = min(tokens_RK.shape[1], self.guess_XG.shape[1])
         is_right_RK = tokens_RK[:, :most] == self.guess_XG[row_R, :most]
         run_R = np.logical_and.accumulate(is_right_RK, axis=1).sum(1)
