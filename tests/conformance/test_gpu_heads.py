@@ -1,4 +1,4 @@
-"""Heads that continue the target's states draft in flight on a GPU as well as by the host."""
+"""Heads draft in flight on a GPU as well as by the host."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def study(model: Path) -> head_files.Study:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "medusa", "mlp"])
 def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_files.Study) -> None:
     path = model.parent / name
     if not path.exists():
@@ -37,7 +37,9 @@ def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_fil
     prompts = [text[:12] for text in study.tokens.tolist()]
     answers, per_pass = [], []
     for can_fly in (False, True):
-        with LLM(str(model), speculate=f"{name}:{path}", max_num_seqs=batch, **GPU) as llm:
+        with LLM(
+            str(model), speculate=f"{name}:{path}:adaptive=false", max_num_seqs=batch, **GPU
+        ) as llm:
             runner = llm.engine.runner
             assert isinstance(runner, GraphRunner)
             assert runner.can_fly
