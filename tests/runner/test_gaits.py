@@ -47,6 +47,21 @@ def test_steps_check_where_the_last_match_was_long() -> None:
         assert (gaits.choose(ROWS).num_nodes > 0) == is_checking
 
 
+def test_a_host_that_is_slower_than_the_device_counts() -> None:
+    gaits = new()
+    land(gaits, [16] * NUM_ROWS, [True] * NUM_ROWS)
+    size = gaits.choose(ROWS).num_nodes
+    flown = StepGraph(NO_GRAPH, NUM_ROWS, size, 0, SECONDS[Gait(size)], 0.0)
+    gaits.landed(flown, flown.seconds, 500.0)
+    assert gaits.choose(ROWS) == Gait(size), "one pause"
+    for _ in range(100):
+        gaits.landed(flown, flown.seconds, 0.1)
+    assert gaits.choose(ROWS) == Gait(size), "the device leads"
+    for _ in range(300):
+        gaits.landed(flown, flown.seconds, 50.0)
+    assert gaits.choose(ROWS).num_nodes != size
+
+
 def test_the_row_furthest_behind_gets_what_is_best_for_it() -> None:
     gaits = new()
     for _ in range(60):

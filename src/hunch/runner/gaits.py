@@ -28,6 +28,7 @@ NUM_ALONE, NUM_BESIDE = 3, 2
 # the network saves what the network takes and no more, as long matches are taken with it too: a
 # lookup that promises much more than that was lucky, or the network fails.
 SWITCH, LEAVE = 0.1, 0.4
+HOST_RATE, MAX_PAUSE = 0.1, 0.5  # how quickly the host's time is learned; a pause is no cost
 READS = 32  # tokens worth reading to a network for one that a row may still say
 
 
@@ -46,6 +47,7 @@ class Gaits:
         self.can_miss = self.has_ways and drafter is not None and drafter.network is not None
         self.costs = StepCosts()
         self._draft_seconds: dict[tuple[int, Gait], float] = {}  # by rows
+        self._host_seconds: dict[tuple[int, Gait], float] = {}
         self._is_fresh = np.zeros(num_rows, dtype=np.bool_)
         # In which way each row's waiting draft was made, and how long a match was behind it.
         self._way = np.zeros(num_rows, dtype=np.int64)
@@ -127,11 +129,13 @@ class Gaits:
         return not (self.can_miss and gait.way) or bool(self._is_fresh[row_R].all())
 
     def _seconds(self, num_rows: int, gait: Gait) -> float:
+        """From one step to the next: the slower of device and host leads."""
         drafting, rows = None, num_rows
         while drafting is None and rows:  # a size that was not captured drafts as the one below it
             drafting = self._draft_seconds.get((rows, gait))
             rows //= 2
-        return self.costs.seconds(num_rows, gait) + (drafting or 0.0)
+        on_device = self.costs.seconds(num_rows, gait) + (drafting or 0.0)
+        return max(on_device, self._host_seconds.get((num_rows, gait), 0.0))
 
     def _is_worth_reading(self, row_R: np.ndarray) -> bool:
         assert self.drafter is not None
@@ -160,12 +164,21 @@ class Gaits:
         self._draft_seconds.setdefault((graph.num_rows, gait), graph.draft_seconds)
         self.costs.capture(graph.num_rows, gait, _targets_part(graph, graph.seconds))
 
-    def landed(self, graph: StepGraph, seconds: float) -> tuple[float, float]:
-        """What a step took: the target's seconds, and what a plain step would have taken."""
+    def landed(
+        self, graph: StepGraph, seconds: float, host_seconds: float | None = None
+    ) -> tuple[float, float]:
+        """What a step took: the target's seconds, and what a plain step would have taken.
+
+        host_seconds: what the host did since the landing before, if that was all for flights.
+        """
         num_rows, gait = graph.num_rows, Gait(graph.num_nodes, graph.way)
         target_seconds = _targets_part(graph, seconds)
         if seconds > 0.0:
             self.costs.record(num_rows, gait, target_seconds)
+            if host_seconds is not None:
+                before = self._host_seconds.get((num_rows, gait), seconds)
+                change = min(host_seconds - before, MAX_PAUSE * before)
+                self._host_seconds[num_rows, gait] = before + HOST_RATE * change
         share = self.costs.seconds(num_rows, Gait(0)) / self.costs.seconds(num_rows, gait)
         return target_seconds, target_seconds * min(share, 1.0)
 

@@ -101,6 +101,8 @@ class GraphRunner(LocalRunner):
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
         self._queue: deque[StepResult | Flight] = deque()
         self._last: tuple[list[RowWork], Crew] | None = None  # all work, and who of it flew
+        # When the last flight landed, if the host did nothing but flights since.
+        self._landed_at: float | None = None
         self.capacity = replace(capacity, max_draft_rows=self._max_draft_rows())
 
     def _max_draft_rows(self) -> int | None:
@@ -171,7 +173,7 @@ class GraphRunner(LocalRunner):
     def _run(self, plan: StepPlan) -> StepResult:
         """A step by the host."""
         result = self._step(plan)
-        self._last = None
+        self._last = self._landed_at = None
         for row in result.rows:
             self.device_rows.touch(row.row)
             self._is_decoding[row.row] |= bool(row.tokens)
@@ -275,7 +277,9 @@ class GraphRunner(LocalRunner):
         """Wait for a step and tell the host's rows what it did."""
         graph, crew, drafter = flight.graph, flight.crew, self.device_drafter
         num_columns = self.steps.num_columns(graph.num_nodes)
+        waiting = perf_counter()
         result_RC, seconds = self.steps.delivery.receive(flight.slot, len(crew.ids), num_columns)
+        before, self._landed_at = self._landed_at, perf_counter()
         sources = None
         if drafter is not None:
             sources = self.gaits.learn(crew.row_R, result_RC, graph)
@@ -283,7 +287,8 @@ class GraphRunner(LocalRunner):
         said, results = land_rows(
             self.rows, crew.row_R, result_RC, flight.requests, sources, writes_kv=writes_kv
         )
-        target_seconds, plain_seconds = self.gaits.landed(graph, seconds)
+        host_seconds = None if before is None else waiting - before
+        target_seconds, plain_seconds = self.gaits.landed(graph, seconds, host_seconds)
         result = StepResult(
             id=flight.plan.id,
             rows=results,

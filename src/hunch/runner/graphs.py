@@ -242,7 +242,9 @@ class StepGraphs:
 
     def _capture(self, num_rows: int, num_nodes: int, kind: int, way: int) -> StepGraph:
         self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
-        drafter, target = self.drafter if self.drafts_at(num_rows) else None, self.target
+        drafter, target = self.drafter, self.target
+        if drafter is None or not (self.drafts_at(num_rows) and drafter.works(way)):
+            drafter = None
         depth = drafter.depth(way) if drafter is not None and num_nodes else 0
         size = num_rows, num_nodes, depth
         if size not in self._buffers:

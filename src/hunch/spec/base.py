@@ -91,6 +91,9 @@ class DeviceDrafter(Protocol):
         way: one of those its gaits name.
         """
 
+    def works(self, way: int) -> bool:
+        """Whether it does anything in a step of this way."""
+
     def writes_kv(self, way: int) -> bool:
         """Whether drafting so leaves KV of its own for all that is known."""
 

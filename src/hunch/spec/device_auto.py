@@ -70,6 +70,9 @@ class DeviceAuto:
             self.network.grow(cells, step, kind, num_levels, num_tokens)
         lookup(cells, step, self.num_nodes, at.min_match, at.max_match, SURE)
 
+    def works(self, way: int) -> bool:
+        return True
+
     def writes_kv(self, way: int) -> bool:
         return way > 0
 

@@ -69,6 +69,9 @@ class DeviceDraft:
         """Tokens processed anew: of a chain only the last node lacks KV, a tree's moved."""
         return 2 if self.width == 1 else self.num_levels + 1
 
+    def works(self, way: int) -> bool:
+        return way > 0
+
     def writes_kv(self, way: int) -> bool:
         return way > 0
 
@@ -85,8 +88,6 @@ class DeviceDraft:
         return self.name
 
     def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
-        if not way:
-            return
         num_levels = self.num_levels
         if self.width == 1:
             num_levels = levels_after(step.path_RK.shape[1], num_levels)

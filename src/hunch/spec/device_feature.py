@@ -77,6 +77,9 @@ class DeviceFeature:
     def depth(self, way: int) -> int:
         return 0
 
+    def works(self, way: int) -> bool:
+        return True
+
     def writes_kv(self, way: int) -> bool:
         return True
 

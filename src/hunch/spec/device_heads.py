@@ -60,6 +60,9 @@ class DeviceHeads:
     def depth(self, way: int) -> int:
         return 0
 
+    def works(self, way: int) -> bool:
+        return way > 0
+
     def writes_kv(self, way: int) -> bool:
         return False
 
@@ -76,8 +79,6 @@ class DeviceHeads:
         return self.name
 
     def draft(self, cells: Cells, step: StepRows, hidden: Hidden, kind: int, way: int = 0) -> None:
-        if not way:
-            return
         num_rows = len(step.ids_R)
         width = len(hidden.last_TD) // num_rows
         ids_T, attn = new_inputs(cells, num_rows * width)

@@ -41,6 +41,9 @@ class DeviceLookup:
     def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
         lookup(cells, step, self.num_nodes, self.min_match, self.max_match)
 
+    def works(self, way: int) -> bool:
+        return True
+
     def writes_kv(self, way: int) -> bool:
         return False
 
