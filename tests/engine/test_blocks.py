@@ -52,6 +52,16 @@ def test_a_group_that_looks_ahead_needs_the_same_following_token(pool):
     assert found(pool, [*range(8), 8]) == (8, 8, 8)
 
 
+def test_a_group_that_must_be_whole_has_its_last_block_computed_again():
+    groups = (GROUPS[0], GroupInfo(name="eagle", is_ahead=True, is_whole=True))
+    pool = BlockPool(8, 4, groups)
+    fill(pool, list(range(11)), (10, 9))
+    assert found(pool, list(range(11))) == (8, 8)
+    assert found(pool, [*range(8), 99, 98]) == (4, 4)
+    fill(pool, [*range(50, 61)], (10, 3))
+    assert found(pool, [*range(50, 61)]) == (8, 0), "of two blocks none: not worth it"
+
+
 def test_the_last_writer_of_an_ahead_group_is_remembered(pool):
     fill(pool, list(range(9)), (9, 9, 8))
     fill(pool, [*range(8), 99], (9, 9, 8))

@@ -19,6 +19,7 @@ from deepseek_files import make_deepseek
 from flying_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from hunch import LLM, Speculation
 from hunch.spec.device_feature import DeviceFeature
+from hunch.types import GroupInfo
 from mtp_files import make_stages
 from plain_steps import stand_in
 
@@ -143,6 +144,10 @@ def test_a_row_with_a_hole_stays_with_the_host_and_the_others_fly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last block that two texts share holds the head's view of the first one's next token."""
+    monkeypatch.setattr(  # else the block would be computed again
+        "hunch.spec.feature.GroupInfo",
+        lambda *, is_whole, **given: GroupInfo(**given),
+    )
     shared = world.prompts[2][:8]
     others = [[*shared, 5, 6, 7], world.prompts[0], world.prompts[4]]
     with load(world.model, "eagle3") as llm:
@@ -154,6 +159,22 @@ def test_a_row_with_a_hole_stays_with_the_host_and_the_others_fly(
         drafts.check(world.heads["eagle3"], world.study)
     with LLM(str(world.model), speculate="off", **SMALL) as llm:
         assert got == tokens(llm, others, GREEDY)
+
+
+def test_a_row_that_goes_on_otherwise_after_a_shared_block_flies(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = world.prompts[2][:8]
+    with load(world.model, "eagle3") as llm:
+        llm.generate([[*shared, 11, 12]], GREEDY)
+        drafts = Drafts(llm, monkeypatch)
+        got = tokens(llm, [[*shared, 5, 6, 7]], GREEDY)
+        assert llm.stats()["prefix_hits"] == 4
+        assert len(drafts.by_host) == 1
+        drafts.check(world.heads["eagle3"], world.study, 5)
+    with LLM(str(world.model), speculate="off", **SMALL) as llm:
+        assert got == tokens(llm, [[*shared, 5, 6, 7]], GREEDY)
 
 
 def test_rows_that_want_no_drafts_fly_too(

@@ -80,9 +80,12 @@ class BlockPool:
             if block is None:
                 break
             blocks.append(block)
-        num_computed = tuple(
-            size * self._num_valid(group, blocks, tokens) for group in range(len(self._groups))
-        )
+        valid = [self._num_valid(group, blocks, tokens) for group in range(len(self._groups))]
+        pairs = zip(self._groups, valid, strict=True)
+        if any(group.is_whole and count == len(blocks) - 1 for group, count in pairs):
+            blocks.pop()  # it went on otherwise: the target reads it again, for the group's sake
+            valid = [min(count, len(blocks)) for count in valid]
+        num_computed = tuple(size * count for count in valid)
         num_idle = sum(self._num_refs[block] == 0 for block in blocks)
         return Hit(blocks, num_computed, num_idle)
 

@@ -68,7 +68,8 @@ class FeatureDrafter:
                 head_dim=net.spec.head_dim,
                 dtype=net.kv_dtype,
             ),
-            group=GroupInfo(name=name, is_ahead=True),
+            # Where steps fly, a row with a hole stays with the host to its end.
+            group=GroupInfo(name=name, is_ahead=True, is_whole=_is_fused(context)),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
 
@@ -79,7 +80,7 @@ class FeatureDrafter:
             return None
         if context.wants_q or self.draft_temperature is not None or context.kv is None:
             return None
-        if getattr(context.target, "kernels", "") != "triton":
+        if not _is_fused(context):
             return None
         from hunch.spec.device_feature import DeviceFeature
 
@@ -230,6 +231,10 @@ class FeatureDrafter:
 
 def _joined(arrays: list[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _is_fused(context: DrafterContext) -> bool:
+    return getattr(context.target, "kernels", "") == "triton"
 
 
 def _is_off(rows: Rows, row: int) -> bool:
