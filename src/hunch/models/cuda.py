@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
-from hunch.kernels.attention import AttnInputs, KVCache, Span
-from hunch.kernels.gpu_attention import Tiling, Workspace, attention, programs_for, tiles_of
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_fused import add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts, split_of
-from hunch.kernels.gpu_launch import next_power_of_2
+from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import MIN_ROWS, gated, is_exact, padded, product, product_parts
 from hunch.layers.attention import Heads
 from hunch.layers.block import Block, PostNormBlock
@@ -26,9 +26,7 @@ from hunch.layers.mlp import GatedMLP
 from hunch.layers.norm import RMSNorm
 from hunch.models.decoder import Decoder, Hidden
 
-SHARED_TOKENS = 256  # up to so many packed tokens, programs share a row's positions
-SHARED_BYTES = 320 * 2**20  # and while their partial results fit
-
+SHARED_BYTES = 320 * 2**20  # for partial results of rows whose positions programs share
 MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
 MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
 
@@ -66,14 +64,15 @@ class CudaDecoder:
         self.final_norm_D = _weight(decoder.final_norm)
         self.table_LH = decoder.rope.table_LH
         heads = decoder.heads
-        self.workspace = Workspace.create(
-            SHARED_TOKENS,
+        self.tiler = Tiler.create(
             heads.num_heads,
+            heads.num_kv_heads,
             heads.head_dim,
             decoder.spec.max_len,
             decoder.device,
             max_bytes=SHARED_BYTES,
         )
+        self.workspace, self.tiling = self.tiler.workspace, self.tiler.tiling
         self.is_wide = decoder.device.type == "cuda" and self._check_wide()
 
     def _check_wide(self) -> bool:
@@ -90,14 +89,6 @@ class CudaDecoder:
             log.warning("cuBLAS rounds in another order here: long prompts use slower kernels")
         return is_same
 
-    def tiling(self, spans: tuple[Span, ...], num_tokens: int) -> Tiling:
-        """How attention shares out a step of these spans, by their sizes alone.
-
-        A captured step keeps its tiling: same spans, other contents.
-        """
-        heads, max_len = self.decoder.heads, self.spec.max_len
-        return tiling_of(spans, num_tokens, heads, max_len, self.workspace, self.device)
-
     def forward(
         self,
         ids_T: Tensor,
@@ -106,8 +97,6 @@ class CudaDecoder:
         feature_layers: tuple[int, ...] = (),
     ) -> Hidden:
         """One pass: writes each token's KV and returns its hidden state."""
-        if "tiling" not in attn.memo:
-            attn.memo["tiling"] = self.tiling(attn.spans, len(ids_T))
         eps, num_tokens = self.spec.norm_eps, len(ids_T)
         is_wide = self._is_for_many(num_tokens)
         num_rows = padded(num_tokens) if is_wide else num_tokens  # rows past T are never read
@@ -160,7 +149,7 @@ class CudaDecoder:
         out_PN = h_PD.new_empty(len(h_PD), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
         out_TNH = out_PN[:num_tokens].view_as(q_TNH)
-        tiling = attn.memo["tiling"]
+        tiling = self.tiler.of(attn)
         attention(
             q_TNH, k_CMH, v_CMH, attn, heads.scale, out_TNH, window=heads.window, tiling=tiling
         )
@@ -192,28 +181,6 @@ class CudaDecoder:
         else:
             gemm_parts(x_PK, linear.weight_NK, parts_SPD, linear.bias_N)
         return parts_SPD
-
-
-def tiling_of(
-    spans: tuple[Span, ...],
-    num_tokens: int,
-    heads: Heads,
-    max_len: int,
-    workspace: Workspace,
-    device: torch.device,
-) -> Tiling:
-    """How attention of these heads shares out a step of these spans."""
-    num_kv_heads = heads.num_kv_heads
-    longest = max((span.last - span.first for span in spans), default=1)
-    is_shared = num_tokens <= workspace.max_tokens
-    if longest == 1:
-        programs = programs_for(num_tokens, num_kv_heads, max_len) if is_shared else 1
-        return Tiling(None, 1, programs, workspace)
-    group = next_power_of_2(heads.num_heads // num_kv_heads)
-    block = 4 if num_tokens <= 64 or longest <= 16 else max(4, 64 // group)
-    tiles = tiles_of(spans, block).to(device)
-    programs = programs_for(len(tiles), num_kv_heads, max_len) if is_shared else 1
-    return Tiling(tiles, block, programs, workspace)
 
 
 def check_supported(decoder: Decoder) -> None:

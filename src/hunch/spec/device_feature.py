@@ -18,21 +18,16 @@ from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.kernels.attention import AttnInputs, KVCache, Span
-from hunch.kernels.gpu_attention import Tiling, Workspace
+from hunch.kernels.gpu_attention import Tiling
 from hunch.kernels.gpu_draft import committed_inputs, new_inputs
 from hunch.kernels.gpu_grow import grow_level
 from hunch.kernels.gpu_spec import Cells, StepRows
-from hunch.layers.attention import Heads
-from hunch.layers.captured import Captured
-from hunch.models.cuda import SHARED_TOKENS, tiling_of
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
 from hunch.sampling.state import SamplingState
 from hunch.spec.pace import Gait
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import covered
-
-SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions programs share
 
 
 @dataclass(slots=True)
@@ -54,7 +49,6 @@ class DeviceFeature:
     margin: float = 0.0
     network: None = None  # nobody can read rows to it
     _ids_C: Tensor | None = None  # the target's id of each column of logits
-    _workspace: Workspace | None = None
     _tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,23 +112,7 @@ class DeviceFeature:
         ids_T, attn = new_inputs(cells, num_rows * width)
         key = num_rows, width
         if key not in self._tilings:  # made before a capture, as it comes from the host
-            longest = min(self.max_len, cells.table_XB.shape[1] * cells.block_size)
-            self._tilings[key] = self._tiling(num_rows, width, longest)
-        table_LH = self.net.rope.table_LH
-        attn.memo["attend"] = Captured(attn, self.kv, table_LH, self._tilings[key])
+            spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
+            self._tilings[key] = self.net.tiler(attn).tiling(spans, num_rows * width)
+        attn.memo["tiling"] = self._tilings[key]
         return ids_T, attn
-
-    def _tiling(self, num_rows: int, width: int, max_len: int) -> Tiling:
-        spec, device = self.net.spec, self.kv.k_LCMH.device
-        heads = Heads(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            scale=1.0,
-        )
-        if self._workspace is None:
-            self._workspace = Workspace.create(
-                SHARED_TOKENS, spec.num_heads, spec.head_dim, max_len, device, SHARED_BYTES
-            )
-        spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
-        return tiling_of(spans, num_rows * width, heads, max_len, self._workspace, device)
