@@ -36,9 +36,9 @@ from hunch.models.heads.files import (
     read_config,
     read_geometry,
 )
+from hunch.models.heads.kernels import use_kernels
 from hunch.models.heads.latent import LatentShape, build_latent_block, read_latent
 from hunch.models.heads.mtp_forms import Form, find_forms
-from hunch.models.heads.native import build_network
 from hunch.models.heads.parts import Table
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -187,7 +187,7 @@ def load_mtp(path: str | Path, target: Any) -> MtpNet:
     net.matrix_bytes = source.matrix_bytes
     stage = stages[0]
     if isinstance(stage.block, Block) and not net.is_staged:
-        net.network = build_network(
+        use_kernels(
             net,
             target,
             [stage.block],

@@ -21,7 +21,8 @@ from hunch.models.heads.parts import Table
 from hunch.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_tiling import Tiler  # needs Triton, which a CPU may not have
+    from hunch.kernels.gpu_tiling import Tiler  # these need Triton, which a CPU may not have
+    from hunch.models.heads.fused import FusedHead
 
 MARGIN = 64  # positions past the trained context that a draft may reach
 SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions a GPU's programs share
@@ -37,6 +38,7 @@ class StepNet(Part):
     is_staged = False  # a layer per drafted token: known positions go through `cover`
     is_capturable = True  # a step asks nothing of the host, so a graph can hold it
     network: NativeNetwork | None = None  # the same on the CPU's own kernels, where they can
+    fused: FusedHead | None = None  # and on the GPU's
 
     def __init__(
         self,
@@ -76,6 +78,8 @@ class StepNet(Part):
         """The next hidden state; its KV is written."""
         if self.network is not None:
             return self.network.forward(token_T.contiguous(), attn, kv, state_TD=hidden_TD)[0]
+        if self.fused is not None:
+            return self.fused.step(token_T, hidden_TD, attn, kv, self.tiler(attn).of(attn))
         return self.step_ref(token_T, hidden_TD, attn, kv)
 
     def cover(
@@ -113,6 +117,8 @@ class StepNet(Part):
         """Scores of what follows the token just fed."""
         if self.network is not None:
             return self.network.logits(hidden_TD)
+        if self.fused is not None:
+            return self.fused.logits(hidden_TD)
         return self.logits_ref(hidden_TD)
 
     def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
