@@ -33,8 +33,9 @@ class Net:
 
     feature_layers = (1, 3)
     tiler = StepNet.tiler
-    spec = SimpleNamespace(num_heads=2, num_kv_heads=1, head_dim=16)
+    spec = SimpleNamespace(num_heads=2, num_kv_heads=1, head_dim=16, width=SIZE)
     rope = SimpleNamespace(table_LH=torch.zeros(64, 16, device=DEVICE))
+    kv_dtype = torch.float32
     _tiler = None
 
     def __init__(self) -> None:

@@ -29,6 +29,8 @@ from hunch.spec.pace import Gait
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import covered
 
+PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for
+
 
 @dataclass(slots=True)
 class DeviceFeature:
@@ -88,6 +90,8 @@ class DeviceFeature:
     def draft(self, cells: Cells, step: StepRows, hidden: Hidden, kind: int, way: int = 0) -> None:
         num_rows, net = len(step.ids_R), self.net
         width = len(hidden.last_TD) // num_rows
+        if not self._tilings and cells.flat.is_cuda:
+            self._warm_up(cells)
         ids_T, attn = self._inputs(cells, num_rows, width)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(cells, step, ids_T, attn, last_R)
@@ -107,6 +111,24 @@ class DeviceFeature:
                 return
             ids_R, attn = following
             state_RD = net.step(ids_R, state_RD, attn, self.kv)
+
+    def _warm_up(self, cells: Cells) -> None:
+        """Kernels that cover prompts are compiled now: at their first use somebody would wait."""
+        for count in PROMPTS:
+            zero_T = cells.flat.new_zeros(count)
+            attn = AttnInputs(
+                pos_T=zero_T,
+                slot_T=zero_T - 1,  # nothing is written
+                seq_T=zero_T,
+                table_SB=cells.table_XB,
+                base_T=zero_T + 1,
+                tree_TP=None,
+                block_size=cells.block_size,
+                spans=(Span(0, count, 0, 0, count),),
+            )
+            size, dtype = (count, self.net.spec.width), self.net.kv_dtype
+            state_TD = torch.zeros(size, dtype=dtype, device=zero_T.device)
+            self.net.step(zero_T, state_TD, attn, self.kv)
 
     def _inputs(self, cells: Cells, num_rows: int, width: int) -> tuple[Tensor, AttnInputs]:
         ids_T, attn = new_inputs(cells, num_rows * width)

@@ -17,12 +17,14 @@ from builders import BLOCK_SIZE, Seq, pack, tables
 from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.models.cuda import CudaDecoder
+from hunch.models.decoder import Hidden
 from hunch.models.heads.eagle3 import load_eagle3
 from hunch.models.heads.step import StepNet
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
 from models.heads.test_native_steps import FORMS
 from spec.test_device_draft import Launches
+from spec.test_device_feature import drafter, rows
 from tiny_models import write_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -44,7 +46,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def study(model: Path) -> head_files.Study:
-    return head_files.study(model, num_texts=2)
+    """Nothing is trained here, so any text will do."""
+    target = load_decoder(open_weights(model), dtype="float32")
+    noise = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, target.spec.vocab_size, (1, 8), generator=noise)
+    hidden, features = head_files.states_of(target, tokens[0].tolist())
+    return head_files.Study(target, tokens, hidden[None], [x[None] for x in features])
 
 
 def fast_target(model: Path) -> CudaDecoder:
@@ -90,10 +97,32 @@ def test_fused_steps_are_the_steps_by_torch(
         got_TD = net.step(token_T, state_TD, attn, kv)
         want_TD = plain.step(token_T, state_TD.float(), inputs(seqs), kv_ref)
         close(got_TD, want_TD)
-        close(net.logits(got_TD), plain.logits(want_TD))
         assert torch.equal(state_TD, before_TD)  # it is the caller's
+    close(net.logits(got_TD), plain.logits(want_TD))
     close(kv.k_LCMH, kv_ref.k_LCMH)
     close(kv.v_LCMH, kv_ref.v_LCMH)
+
+
+def test_whole_drafts(model: Path, study: head_files.Study, tmp_path: Path) -> None:
+    """Committed tokens and then a chain, as a captured step drafts them."""
+    head_files.make_eagle3(study, tmp_path, num_steps=0, layers=(0, 1))
+    net = load_eagle3(tmp_path, fast_target(model))
+    fused, found = net.fused, []
+    for net.fused in (fused, None):
+        cells, step, hidden = rows()
+        noise = torch.Generator().manual_seed(3)
+        size = (len(hidden.last_TD), study.width)
+        states = [torch.randn(size, generator=noise).half().to(DEVICE) for _ in range(3)]
+        head = drafter(net, 0)
+        num_slots = cells.table_XB.numel() * cells.block_size
+        head.kv = KVCache(*torch.zeros(2, 1, num_slots, 2, 32, device=DEVICE).half())
+        head.draft(cells, step, Hidden(states[0], tuple(states[1:])), 0)
+        drafts = [cells.draft_XG[row, :count].tolist() for row, count in enumerate(cells.count_X)]
+        found.append((drafts, head.kv))
+    (drafts, kv), (want, kv_ref) = found
+    assert list(map(len, want)) == [3, 2, 0]
+    assert drafts == want
+    close(kv.k_LCMH, kv_ref.k_LCMH)
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
