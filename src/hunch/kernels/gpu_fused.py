@@ -110,10 +110,10 @@ def _join_kernel(
     let_next_start()
     token = tl.load(ids_ptr + row).to(tl.int64)
     from_ptr = table_ptr + token * D if part == 0 else state_ptr + row * D
-    x = tl.load(from_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
+    is_there = is_in
     if HAS_MASK:
-        is_blank = (tl.load(pos_ptr + row) == 0) & (part == 0)
-        x = tl.where(is_blank, 0.0, x)
+        is_there = is_in & ((tl.load(pos_ptr + row) != 0) | (part == 1))
+    x = tl.load(from_ptr + offs, mask=is_there, other=0.0).to(tl.float32)
     if HAS_NORMS:
         x = x * tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
     y = x.to(y_ptr.dtype.element_ty)
