@@ -39,7 +39,7 @@ def _body(decoder: CudaDecoder, rows: int, is_exact: bool) -> Callable[[], None]
         for layer in decoder.layers
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
     ] + [decoder.decoder.head]
-    is_wide = decoder.is_wide and rows >= MIN_ROWS
+    is_wide = decoder.fused.is_wide and rows >= MIN_ROWS
     height = padded(rows) if is_exact and is_wide else rows
     inputs = {
         width: torch.randn(height, width, device=decoder.device).to(decoder.dtype)

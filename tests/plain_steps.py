@@ -261,8 +261,8 @@ class Chooser:
         return self.state.draw(logits_MV, row_M, pos_M, how.get("ids_V"))
 
 
-class PlainCaptured:
-    """`layers.captured.Captured` by torch, as its specification has it."""
+class PlainTiled:
+    """`layers.tiled.Tiled` by torch, as its specification has it."""
 
     def __init__(self, attn: AttnInputs, kv: KVCache, table_LH: Tensor, tiling: Tiling) -> None:
         self.attn, self.kv, self.table_LH = attn, kv, table_LH
@@ -327,6 +327,7 @@ class PlainTarget:
 
 def stand_in(patch: pytest.MonkeyPatch) -> None:
     """From here on, a CPU's LLM runs captured steps with these kernels."""
+    import hunch.layers.tiled
     import hunch.llm
     import hunch.models.cuda
     import hunch.runner.device_rows
@@ -369,4 +370,4 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     for module in (hunch.spec.device_feature, hunch.spec.device_heads):
         patch.setattr(module, "committed_inputs", committed_inputs)
         patch.setattr(module, "grow_level", grow_level)
-    patch.setattr(hunch.spec.device_feature, "Captured", PlainCaptured)
+    patch.setattr(hunch.layers.tiled, "Tiled", PlainTiled)

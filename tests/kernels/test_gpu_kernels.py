@@ -105,6 +105,22 @@ def test_add_norm(num_parts: int, is_indexed: bool) -> None:
     close(y, want)
 
 
+@pytest.mark.parametrize("is_state_first", [False, True])
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_join(is_state_first: bool, has_norms: bool, is_masked: bool) -> None:
+    table, state = rand(9, 100), rand(4, 100)
+    ids = torch.tensor([8, 0, 8, 3], device=DEVICE)
+    norms = (rand(100, seed=1), rand(100, seed=2)) if has_norms else None
+    pos = torch.tensor([5, 0, 1, 0], device=DEVICE) if is_masked else None
+    y, normed = (torch.full((4, width), float("nan"), device=DEVICE) for width in (200, 100))
+    how = {"is_state_first": is_state_first, "pos_T": pos}
+    gpu_fused.join(table, ids, state, norms, 1e-5, y, normed_TD=normed, **how)
+    want = gpu_fused.join_ref(table, ids, state, norms, 1e-5, **how)
+    close(y, want)
+    close(normed, want[:, :100] if is_state_first else want[:, 100:])
+
+
 def packed(lengths: list[int], news: list[int], tree: list[int] | None = None) -> AttnInputs:
     """Sequences of `lengths` positions, the last `news` packed; tree: parents of extra nodes."""
     block = 16

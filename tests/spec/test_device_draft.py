@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB, LEVELS = 90, 3
 NO_STATES = None  # of the target: a draft model has its own
-MAKES_NO_KERNEL = {"empty", "new_empty", "slice", "select", "unbind", "view", "alias", "detach"}
+MAKES_NO_KERNEL = {"empty", "empty_like", "new_empty", "slice", "select", "unbind", "view"}
+MAKES_NO_KERNEL |= {"alias", "detach"}
 
 
 class Model:
@@ -128,10 +130,12 @@ class Kernel:
 class Launches(TorchDispatchMode):
     """Counts kernels of ours, and of torch's."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, modules: tuple[ModuleType, ...] = (gpu_draft, gpu_grow)
+    ) -> None:
         super().__init__()
         self.names: list[str] = []
-        for module in (gpu_draft, gpu_grow):
+        for module in modules:
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 patch.setattr(module, name, Kernel(name, self.names))
 

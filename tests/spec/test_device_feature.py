@@ -15,6 +15,7 @@ import plain_steps
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_spec import FIRST, TOKENS, Cells, StepRows
 from hunch.models.decoder import Hidden
+from hunch.models.heads.step import StepNet
 from hunch.sampling.state import SamplingState
 from hunch.spec import device_feature
 from hunch.spec.device_feature import DeviceFeature
@@ -32,8 +33,11 @@ class Net:
     """States that depend on the state before, the token, its place and its slot."""
 
     feature_layers = (1, 3)
-    spec = SimpleNamespace(num_heads=2, num_kv_heads=1, head_dim=16)
-    rope = SimpleNamespace(table_LH=torch.zeros(1, 16))
+    tiler = StepNet.tiler
+    spec = SimpleNamespace(num_heads=2, num_kv_heads=1, head_dim=16, width=SIZE)
+    rope = SimpleNamespace(table_LH=torch.zeros(64, 16, device=DEVICE))
+    kv_dtype = torch.float32
+    _tiler = None
 
     def __init__(self) -> None:
         noise = torch.Generator().manual_seed(0)

@@ -18,13 +18,10 @@ from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.kernels.attention import AttnInputs, KVCache, Span
-from hunch.kernels.gpu_attention import Tiling, Workspace
+from hunch.kernels.gpu_attention import Tiling
 from hunch.kernels.gpu_draft import committed_inputs, new_inputs
 from hunch.kernels.gpu_grow import grow_level
 from hunch.kernels.gpu_spec import Cells, StepRows
-from hunch.layers.attention import Heads
-from hunch.layers.captured import Captured
-from hunch.models.cuda import SHARED_TOKENS, tiling_of
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
 from hunch.sampling.state import SamplingState
@@ -32,7 +29,7 @@ from hunch.spec.pace import Gait, chains_of, levels_after
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import covered
 
-SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions programs share
+PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for
 
 
 @dataclass(slots=True)
@@ -55,7 +52,6 @@ class DeviceFeature:
     margin: float = 0.0
     network: None = None  # nobody can read rows to it
     _ids_C: Tensor | None = None  # the target's id of each column of logits
-    _workspace: Workspace | None = None
     _tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,6 +94,8 @@ class DeviceFeature:
     def draft(self, cells: Cells, step: StepRows, hidden: Hidden, kind: int, way: int = 0) -> None:
         num_rows, net = len(step.ids_R), self.net
         width = len(hidden.last_TD) // num_rows
+        if not self._tilings and cells.flat.is_cuda:
+            self._warm_up(cells)
         ids_T, attn = self._inputs(cells, num_rows, width)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(cells, step, ids_T, attn, last_R)
@@ -120,27 +118,29 @@ class DeviceFeature:
             ids_R, attn = following
             state_RD = net.step(ids_R, state_RD, attn, self.kv)
 
+    def _warm_up(self, cells: Cells) -> None:
+        """Kernels that cover prompts are compiled now: at their first use somebody would wait."""
+        for count in PROMPTS:
+            zero_T = cells.flat.new_zeros(count)
+            attn = AttnInputs(
+                pos_T=zero_T,
+                slot_T=zero_T - 1,  # nothing is written
+                seq_T=zero_T,
+                table_SB=cells.table_XB,
+                base_T=zero_T + 1,
+                tree_TP=None,
+                block_size=cells.block_size,
+                spans=(Span(0, count, 0, 0, count),),
+            )
+            size, dtype = (count, self.net.spec.width), self.net.kv_dtype
+            state_TD = torch.zeros(size, dtype=dtype, device=zero_T.device)
+            self.net.step(zero_T, state_TD, attn, self.kv)
+
     def _inputs(self, cells: Cells, num_rows: int, width: int) -> tuple[Tensor, AttnInputs]:
         ids_T, attn = new_inputs(cells, num_rows * width)
         key = num_rows, width
         if key not in self._tilings:  # made before a capture, as it comes from the host
-            longest = min(self.max_len, cells.table_XB.shape[1] * cells.block_size)
-            self._tilings[key] = self._tiling(num_rows, width, longest)
-        table_LH = self.net.rope.table_LH
-        attn.memo["attend"] = Captured(attn, self.kv, table_LH, self._tilings[key])
+            spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
+            self._tilings[key] = self.net.tiler(attn).tiling(spans, num_rows * width)
+        attn.memo["tiling"] = self._tilings[key]
         return ids_T, attn
-
-    def _tiling(self, num_rows: int, width: int, max_len: int) -> Tiling:
-        spec, device = self.net.spec, self.kv.k_LCMH.device
-        heads = Heads(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            scale=1.0,
-        )
-        if self._workspace is None:
-            self._workspace = Workspace.create(
-                SHARED_TOKENS, spec.num_heads, spec.head_dim, max_len, device, SHARED_BYTES
-            )
-        spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
-        return tiling_of(spans, num_rows * width, heads, max_len, self._workspace, device)

@@ -25,7 +25,7 @@ from hunch.models.heads.files import (
     read_config,
     read_geometry,
 )
-from hunch.models.heads.native import build_network
+from hunch.models.heads.kernels import use_kernels
 from hunch.models.heads.parts import Table
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -71,5 +71,5 @@ def load_eagle(path: str | Path, target: Any) -> EagleNet:
     fc = source.dense("fc", spec.width, 2 * spec.width)
     net = EagleNet(spec, target, embed, fc, block)
     net.matrix_bytes = source.matrix_bytes
-    net.network = build_network(net, target, [block], project=fc, lm_head=None)
+    use_kernels(net, target, [block], project=fc, lm_head=None)
     return net

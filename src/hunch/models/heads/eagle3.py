@@ -18,13 +18,12 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.native import NativeNetwork
 from hunch.layers.block import Block
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
 from hunch.models.build import build_block
 from hunch.models.heads.files import HeadSource, check_vocab, number, read_config, read_geometry
-from hunch.models.heads.native import build_network
+from hunch.models.heads.kernels import use_kernels
 from hunch.models.heads.parts import Table, check_map, column_ids
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -135,12 +134,12 @@ def load_eagle3(path: str | Path, target: Any) -> Eagle3Net:
     )
     net.num_tokens = _num_tokens(config)
     net.matrix_bytes = source.matrix_bytes
-    net.network = _on_kernels(net, target)
+    _use_kernels(net, target)
     return net
 
 
-def _on_kernels(net: Eagle3Net, target: Any) -> NativeNetwork | None:
-    return build_network(
+def _use_kernels(net: Eagle3Net, target: Any) -> None:
+    use_kernels(
         net,
         target,
         net.blocks,

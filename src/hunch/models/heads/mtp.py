@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, KVCache, spans_of
-from hunch.layers.attention import Attend
+from hunch.layers.attention import Attend, Paged
 from hunch.layers.block import Block
 from hunch.layers.latent import LatentBlock, TailPaged
 from hunch.layers.linear import Linear
@@ -36,9 +36,9 @@ from hunch.models.heads.files import (
     read_config,
     read_geometry,
 )
+from hunch.models.heads.kernels import use_kernels
 from hunch.models.heads.latent import LatentShape, build_latent_block, read_latent
 from hunch.models.heads.mtp_forms import Form, find_forms
-from hunch.models.heads.native import build_network
 from hunch.models.heads.parts import Table
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -138,15 +138,18 @@ class MtpNet(StepNet):
     def _run(
         self, stage: Stage, token_TD: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache
     ) -> Tensor:
-        block, dtype = stage.block, token_TD.dtype
-        window = block.attn.heads.window
-        seen = without_first(attn, stage.number, window, dtype, token_TD.device)
-        attend: Attend
-        if isinstance(block, LatentBlock):
-            attend = TailPaged(seen, kv, self.rope(attn.pos_T))
-        else:
-            attend = self.attend(seen, kv)
+        attend = self._attend_of(stage, attn, kv, token_TD.dtype)
         return stage(token_TD, hidden_TD, attn.pos_T, attend)
+
+    def _attend_of(self, stage: Stage, attn: AttnInputs, kv: KVCache, dtype: torch.dtype) -> Attend:
+        block = stage.block
+        if stage.number == 0 and isinstance(block, Block):
+            return self.attend(attn, kv)
+        window, rotation = block.attn.heads.window, self.rope(attn.pos_T)
+        seen = without_first(attn, stage.number, window, dtype, attn.pos_T.device)
+        if isinstance(block, LatentBlock):
+            return TailPaged(seen, kv, rotation)
+        return Paged(seen, kv, rotation)  # torch's alone can be told what not to see
 
     def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         parts = self._parts(hidden_TD)
@@ -184,7 +187,7 @@ def load_mtp(path: str | Path, target: Any) -> MtpNet:
     net.matrix_bytes = source.matrix_bytes
     stage = stages[0]
     if isinstance(stage.block, Block) and not net.is_staged:
-        net.network = build_network(
+        use_kernels(
             net,
             target,
             [stage.block],

@@ -6,7 +6,7 @@ Shape letters: T packed tokens, D width of the network, C columns of logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,12 @@ from hunch.layers.rope import Rope
 from hunch.models.heads.parts import Table
 from hunch.models.spec import ModelSpec
 
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_tiling import Tiler  # these need Triton, which a CPU may not have
+    from hunch.models.heads.fused import FusedHead
+
 MARGIN = 64  # positions past the trained context that a draft may reach
+SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions a GPU's programs share
 
 
 class StepNet(Part):
@@ -33,6 +38,7 @@ class StepNet(Part):
     is_staged = False  # a layer per drafted token: known positions go through `cover`
     is_capturable = True  # a step asks nothing of the host, so a graph can hold it
     network: NativeNetwork | None = None  # the same on the CPU's own kernels, where they can
+    fused: FusedHead | None = None  # and on the GPU's
 
     def __init__(
         self,
@@ -56,6 +62,9 @@ class StepNet(Part):
         self.num_kv_layers = num_kv_layers
         self.state_width = spec.width  # of what a row keeps between steps
         self.kv_dtype: torch.dtype = target.dtype
+        # Beside a target on a GPU's kernels the head attends by the same.
+        self.is_tiled = getattr(target, "kernels", "") == "triton"
+        self._tiler: Tiler | None = None
 
     @property
     def needs_hidden(self) -> bool:
@@ -69,6 +78,8 @@ class StepNet(Part):
         """The next hidden state; its KV is written."""
         if self.network is not None:
             return self.network.forward(token_T.contiguous(), attn, kv, state_TD=hidden_TD)[0]
+        if self.fused is not None:
+            return self.fused.step(token_T, hidden_TD, attn, kv, self.tiler(attn).of(attn))
         return self.step_ref(token_T, hidden_TD, attn, kv)
 
     def cover(
@@ -83,14 +94,31 @@ class StepNet(Part):
         raise NotImplementedError
 
     def attend(self, attn: AttnInputs, kv: KVCache) -> Attend:
-        """How tokens see each other, unless the inputs bring their own way along."""
-        given: Attend | None = attn.memo.get("attend")
-        return Paged(attn, kv, self.rope(attn.pos_T)) if given is None else given
+        """How tokens see each other over the paged cache."""
+        if not self.is_tiled:
+            return Paged(attn, kv, self.rope(attn.pos_T))
+        from hunch.layers.tiled import Tiled
+
+        return Tiled(attn, kv, self.rope.table_LH, self.tiler(attn).of(attn))
+
+    def tiler(self, attn: AttnInputs) -> Tiler:
+        """How a GPU shares out attention, for texts as long as the block tables can hold."""
+        from hunch.kernels.gpu_tiling import Tiler
+
+        max_len = min(len(self.rope.table_LH), attn.table_SB.shape[1] * attn.block_size)
+        if self._tiler is None or self._tiler.max_len < max_len:
+            spec, device = self.spec, self.rope.table_LH.device
+            self._tiler = Tiler.create(
+                spec.num_heads, spec.num_kv_heads, spec.head_dim, max_len, device, SHARED_BYTES
+            )
+        return self._tiler
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores of what follows the token just fed."""
         if self.network is not None:
             return self.network.logits(hidden_TD)
+        if self.fused is not None:
+            return self.fused.logits(hidden_TD)
         return self.logits_ref(hidden_TD)
 
     def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention of a step that a graph holds: a GPU's kernels alone, and nothing is read back.
+"""Attention by a GPU's kernels: prompts, trees and captured steps, and nothing is read back.
 
 Shape letters: T packed tokens, N heads, M KV heads, H head width, A = N + 2M heads of q, k and v
 side by side, C slots of the cache, L positions of the rotary table.
@@ -15,13 +15,14 @@ from hunch.kernels.gpu_fused import rope_kv
 from hunch.layers.attention import Heads
 
 
-class Captured:
+class Tiled:
     """Attend over the paged cache like `Paged`; padding is told by its slot, on the device."""
 
     def __init__(self, attn: AttnInputs, kv: KVCache, table_LH: Tensor, tiling: Tiling) -> None:
         self.attn, self.kv, self.table_LH, self.tiling = attn, kv, table_LH, tiling
 
     def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+        assert self.table_LH.shape[1] == heads.head_dim, "the kernels turn whole heads"
         attn, k_CMH, v_CMH = self.attn, self.kv.k_LCMH[layer], self.kv.v_LCMH[layer]
         q_TNH = qkv_TAH.new_empty(len(qkv_TAH), heads.num_heads, heads.head_dim)
         where = (k_CMH, v_CMH, attn.pos_T, attn.slot_T, self.table_LH)
