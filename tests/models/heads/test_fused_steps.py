@@ -22,6 +22,7 @@ from hunch.models.heads.eagle3 import load_eagle3
 from hunch.models.heads.step import StepNet
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
+from hunch.spec.pace import CHAIN
 from models.heads.test_native_steps import FORMS
 from spec.test_device_draft import Launches
 from spec.test_device_feature import drafter, rows
@@ -116,7 +117,7 @@ def test_whole_drafts(model: Path, study: head_files.Study, tmp_path: Path) -> N
         head = drafter(net, 0)
         num_slots = cells.table_XB.numel() * cells.block_size
         head.kv = KVCache(*torch.zeros(2, 1, num_slots, 2, 32, device=DEVICE).half())
-        head.draft(cells, step, Hidden(states[0], tuple(states[1:])), 0)
+        head.draft(cells, step, Hidden(states[0], tuple(states[1:])), 0, CHAIN)
         drafts = [cells.draft_XG[row, :count].tolist() for row, count in enumerate(cells.count_X)]
         found.append((drafts, head.kv))
     (drafts, kv), (want, kv_ref) = found
