@@ -11,8 +11,8 @@ from hunch.runner.batch import pack_known
 from hunch.runner.graphs import PassGraphs
 from hunch.runner.rows import RowBuffers
 
-MAX_PASS = 512  # tokens of one pass
-PASSES = (16, 32, 64, 128, 256, 512)  # captured at the start
+SMALL, LARGE = 512, 2048  # tokens of a pass; a large one only where there are as many
+PASSES = (16, 32, 64, 128, 256, SMALL, LARGE)  # captured at the start
 
 
 class Reader:
@@ -29,17 +29,19 @@ class Reader:
         """All that these rows know and the network has not seen."""
         rows = self.rows
         parts: list[tuple[int, int, int]] = []
-        room = MAX_PASS
+        left = int((rows.known[ids] - rows.computed[-1, ids]).sum())
+        room = LARGE if left >= LARGE else SMALL
         for row in ids:
             start, known = int(rows.computed[-1, row]), int(rows.known[row])
             while start < known:
                 stop = min(known, start + room)
                 parts.append((row, start, stop))
                 room -= stop - start
+                left -= stop - start
                 start = stop
                 if not room:
                     self.passes.forward(pack_known(rows, parts))
-                    parts, room = [], MAX_PASS
+                    parts, room = [], LARGE if left >= LARGE else SMALL
             rows.computed[-1, row] = known
         if parts:
             self.passes.forward(pack_known(rows, parts))

@@ -25,6 +25,8 @@ from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import MAX_PASS, KvWindow, host
 from hunch.types import GroupInfo
 
+FUSED_PASS = 4096  # tokens covered at once where launches are what takes time
+
 
 class FeatureDrafter:
     """Observes with the target's states, proposes with its own."""
@@ -129,7 +131,7 @@ class FeatureDrafter:
             parts.append((row, begin, stop))
             # A window that starts at a block's edge before `start` borrows the first state there.
             source.append(offset + np.maximum(np.arange(begin, stop) - start, 0))
-        for first in _cuts(parts):
+        for first in _cuts(parts, FUSED_PASS if _is_fused(self.context) else MAX_PASS):
             self._cover(step, parts[first], source[first])
 
     def _count(self, row: int, known: int) -> None:
@@ -242,12 +244,12 @@ def _is_off(rows: Rows, row: int) -> bool:
     return request is not None and request.params.speculation.mode == "off"
 
 
-def _cuts(parts: list[tuple[int, int, int]]) -> list[slice]:
+def _cuts(parts: list[tuple[int, int, int]], most: int) -> list[slice]:
     """Slices of the parts that make passes of a bounded size; a part stays whole."""
     cuts: list[slice] = []
     first = size = 0
     for at, (_, start, stop) in enumerate(parts):
-        if size and size + stop - start > MAX_PASS:
+        if size and size + stop - start > most:
             cuts.append(slice(first, at))
             first, size = at, 0
         size += stop - start
