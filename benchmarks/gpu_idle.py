@@ -35,10 +35,10 @@ def by_clock(llm: LLM, prompt: list[int]) -> dict[str, float]:
     gaits, seconds, moments = llm.engine.runner.gaits, [], []
     landed = gaits.landed
 
-    def listen(graph: Any, took: float) -> Any:
+    def listen(graph: Any, took: float, *others: Any) -> Any:
         seconds.append(took)
         moments.append(time.perf_counter())
-        return landed(graph, took)
+        return landed(graph, took, *others)
 
     gaits.landed = listen
     llm.generate(prompt, params(STEPS + WARM))

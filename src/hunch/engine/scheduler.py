@@ -20,6 +20,8 @@ from hunch.engine.blocks import BlockPool, BlockTable
 from hunch.engine.output import SequenceOutput
 from hunch.types import Capacity, Request, RowResult, RowStart, RowWork, StepPlan
 
+NO_LIMIT = 1 << 62
+
 
 class State(Enum):
     """Where a sequence is."""
@@ -54,7 +56,8 @@ class Sequence:
     flying_more: int = 0  # known tokens they process, beyond one each
     flying_nodes: int = 0  # nodes they check
     member: Member | None = None  # of the step before; mostly the next is the same
-    calm_until: int = 0  # known tokens, with all that may fly, up to which it is the same
+    calm_until: int = 0  # known tokens, with those that fly at least, up to which it is the same
+    calm_slots: int = 0  # and with all that may fly
 
     @property
     def flying_least(self) -> int:
@@ -137,8 +140,9 @@ class Scheduler:
             num_later -= 1
             if budget <= 0:
                 break
-            flying = sequence.num_flying + sequence.flying_nodes
-            if len(sequence.tokens) + flying <= sequence.calm_until:
+            known = len(sequence.tokens) + sequence.num_flying
+            is_calm = known <= sequence.calm_until
+            if is_calm and known + sequence.flying_nodes <= sequence.calm_slots:
                 member = sequence.member
                 assert member is not None
                 num_nodes = member.work.num_nodes
@@ -263,9 +267,10 @@ class Scheduler:
             member = sequence.member = Member(sequence, work, is_deciding)
         sequence.calm_until = 0
         if num_nodes == max_draft and not sequence.num_partial and not sequence.flying_more:
-            # It goes on so while its blocks, and the tokens it may still say, last.
-            last = min(len(sequence.table.blocks) * self.pool.block_size, sequence.end)
-            sequence.calm_until = last - num_nodes - max_draft - 2
+            # It goes on so while the tokens it may still say, and its blocks, last.
+            end, slots = sequence.end, len(sequence.table.blocks) * self.pool.block_size
+            sequence.calm_until = end - max_draft - 2
+            sequence.calm_slots = slots - num_nodes - 1 - max_draft if slots < end else NO_LIMIT
         return member
 
     def _make_room(self, sequence: Sequence) -> bool:
