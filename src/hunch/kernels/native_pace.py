@@ -66,6 +66,7 @@ class NativePace:
         self._gain_S = np.zeros(MAX_SIZES)
         self._gain_at = self._gain_S.ctypes.data
         self._sizes: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}  # and where they lie
+        self._rows: tuple[np.ndarray, int] = (self._gain_S, 0)  # the last asked for, the same
 
     def learn(
         self,
@@ -82,7 +83,7 @@ class NativePace:
         self._learn(
             self._at,
             len(row_R),
-            _address(row_R),
+            self._rows_at(row_R),
             stride // 8,
             _address(num_R),
             _address(tokens_RK),
@@ -102,7 +103,7 @@ class NativePace:
         self._gains(
             self._at,
             len(row_R),
-            _address(row_R),
+            self._rows_at(row_R),
             _address(left_R),
             is_flowing,
             len(sizes),
@@ -110,6 +111,12 @@ class NativePace:
             self._gain_at,
         )
         return self._gain_S[: len(sizes)].tolist()
+
+    def _rows_at(self, row_R: np.ndarray) -> int:
+        """Mostly they are those of the step before."""
+        if row_R is not self._rows[0]:
+            self._rows = row_R, _address(row_R)
+        return self._rows[1]
 
 
 def _address(array: np.ndarray) -> int:

@@ -1,6 +1,6 @@
 """What a step on the device did, told to the host's rows and to the engine.
 
-Shape letters: R rows of the step, C columns of a result, G KV groups.
+Shape letters: R rows of the step, C columns of a result, G KV groups but the target's.
 """
 
 from __future__ import annotations
@@ -30,21 +30,28 @@ def land_rows(
     another may sit there now. With `writes_kv` the drafter wrote its own KV beside the target's.
     `sources` are who drafted what was checked.
     """
-    computed_RG = _commit(rows, row_R, result_RC, requests, writes_kv)
-    num_R = result_RC[:, TOKENS]
-    is_more_R = (num_R != 1) | (result_RC[:, CHECKED] > 0) | (result_RC[:, REASON] > 0)
+    _commit(rows, row_R, result_RC, requests, writes_kv)
+    is_more_R = (result_RC[:, TOKENS] != 1) | (result_RC[:, CHECKED] > 0)
+    is_more_R |= result_RC[:, REASON] > 0
     if writes_kv:
         is_more_R[:] = True
+    elif not is_more_R.any():
+        return result_RC[:, FIRST].tolist(), []
     said = np.where(is_more_R, -1, result_RC[:, FIRST]).tolist()
     results: list[RowResult] = []
-    for place in np.flatnonzero(is_more_R).tolist():
-        row, line, request = int(row_R[place]), result_RC[place].tolist(), requests[place]
-        num_tokens, known, checked = line[TOKENS], line[KNOWN], line[CHECKED]
+    places, ids = np.flatnonzero(is_more_R).tolist(), row_R[is_more_R].tolist()
+    for place, row, line in zip(places, ids, result_RC[is_more_R].tolist(), strict=True):
+        request, num_tokens, known, checked = (
+            requests[place], line[TOKENS], line[KNOWN], line[CHECKED],
+        )  # fmt: skip
         if not num_tokens or request is None:
             results.append(RowResult(row=row))  # it had ended before this step
             continue
-        finish = REASONS[line[REASON]]
-        if finish is not None and rows.requests[row] is request:
+        is_there, finish = rows.requests[row] is request, REASONS[line[REASON]]
+        others = [known - 1 if writes_kv else 0] * (len(rows.computed) - 1)
+        if is_there and others:
+            others = rows.computed[1:, row].tolist()
+        if finish is not None and is_there:
             rows.leave(row)
         result = RowResult(
             row=row,
@@ -52,7 +59,7 @@ def land_rows(
             num_processed=1,
             num_accepted=num_tokens - 1,
             finish=finish,
-            computed=tuple(computed_RG[place].tolist()),
+            computed=(known - 1, *others),
             num_nodes=line[DRAFTED],
         )
         if checked:
@@ -69,23 +76,19 @@ def _commit(
     result_RC: np.ndarray,
     requests: list[Request | None],
     writes_kv: bool,
-) -> np.ndarray:
-    """Write the tokens behind those known; returns how many tokens of each row have KV."""
-    computed_GR = np.zeros((len(rows.computed), len(row_R)), dtype=np.int64)
-    computed_GR[: None if writes_kv else 1] = result_RC[:, KNOWN] - 1
-    held = [rows.requests[row] for row in row_R.tolist()]
-    is_there_R = np.fromiter(map(is_, held, requests), np.bool_, len(held))
-    is_there_R &= result_RC[:, TOKENS] > 0
-    here: np.ndarray | slice = slice(None) if is_there_R.all() else is_there_R
-    there, landed_RC = row_R[here], result_RC[here]
-    known_R, counts = landed_RC[:, KNOWN], landed_RC[:, TOKENS]
-    first_R = known_R - counts
-    for place in range(counts.max(initial=0)):
-        some = counts > place if place else slice(None)
-        rows.tokens[there[some], first_R[some] + place] = landed_RC[some, FIRST + place]
-    rows.known[there] = known_R
-    if len(computed_GR) > 1:
-        others_GR = np.maximum(computed_GR[1:, here], rows.computed[1:, there])
-        computed_GR[1:, here] = others_GR
-    rows.computed[:, there] = computed_GR[:, here]
-    return computed_GR.T
+) -> None:
+    """Write the tokens behind those known, and how many tokens of each row have KV."""
+    held, num_R = [rows.requests[row] for row in row_R.tolist()], result_RC[:, TOKENS]
+    if not all(map(is_, held, requests)) or not num_R.all():
+        is_there_R = np.fromiter(map(is_, held, requests), np.bool_, len(held)) & (num_R > 0)
+        row_R, result_RC, num_R = row_R[is_there_R], result_RC[is_there_R], num_R[is_there_R]
+    known_R = result_RC[:, KNOWN]
+    first_R = known_R - num_R
+    for place in range(num_R.max(initial=0)):
+        some = num_R > place if place else slice(None)
+        rows.tokens[row_R[some], first_R[some] + place] = result_RC[some, FIRST + place]
+    rows.known[row_R] = known_R
+    rows.computed[0, row_R] = known_R - 1
+    if writes_kv and len(rows.computed) > 1:
+        others_GR = np.maximum(rows.computed[1:, row_R], known_R - 1)
+        rows.computed[1:, row_R] = others_GR
