@@ -21,7 +21,7 @@ def flying(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("max_num_seqs", [1, 4])
+@pytest.mark.parametrize("max_num_seqs", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_text_and_drafts_of_heads_without_kv(
     name: str, max_num_seqs: int, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,7 +55,11 @@ def test_rows_come_and_go_beside_heads_without_kv(
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("medusa", ":tree=static"), ("medusa", ":tree=dynamic"), ("mlp", ":min_confidence=0.3")],
+    [
+        ("medusa", ":tree=static"),
+        pytest.param("medusa", ":tree=dynamic", marks=pytest.mark.slow),
+        pytest.param("mlp", ":min_confidence=0.3", marks=pytest.mark.slow),
+    ],
 )
 def test_what_the_host_must_grow(
     name: str, options: str, world: World, monkeypatch: pytest.MonkeyPatch

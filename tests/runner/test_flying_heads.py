@@ -32,10 +32,13 @@ ENGINES: dict[str, dict[str, Any]] = {
     "few blocks": FEW_BLOCKS,
     "no prefix cache": {"enable_prefix_caching": False},
 }
-DAILY = {("eagle", "one"), ("eagle3", "all"), ("eagle3", "few blocks"), ("mtp", "chunks")}
+DAILY = {("eagle3", "all"), ("eagle3", "few blocks"), ("mtp", "chunks")}
 CASES = [
     pytest.param(*case, marks=[] if case in DAILY else [pytest.mark.slow])
     for case in ((name, engine) for name in NAMES for engine in ENGINES)
+]
+ONE_A_DAY = [
+    pytest.param(name, marks=[] if name == "eagle3" else [pytest.mark.slow]) for name in NAMES
 ]
 
 
@@ -65,7 +68,7 @@ def test_text_and_drafts(
         assert tokens(llm, world.prompts, mixed) == want
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ONE_A_DAY)
 def test_the_host_reads_prompts_and_no_more(
     name: str,
     world: World,
@@ -85,7 +88,7 @@ def test_the_host_reads_prompts_and_no_more(
         assert watch.num_accepted == llm.stats()["accepted"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ONE_A_DAY)
 def test_texts_that_go_on_from_earlier_ones(
     name: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +105,9 @@ def test_texts_that_go_on_from_earlier_ones(
         assert llm.stats()["prefix_hits"] > 100
 
 
-@pytest.mark.parametrize("name", [*NAMES, "medusa", "mlp"])
+@pytest.mark.parametrize(
+    "name", [*ONE_A_DAY, "medusa", pytest.param("mlp", marks=pytest.mark.slow)]
+)
 def test_steps_of_every_size_and_steps_without_drafts(
     name: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +124,7 @@ def test_steps_of_every_size_and_steps_without_drafts(
         assert sum(map(len, seen.by_host)) == len(world.prompts)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ONE_A_DAY)
 def test_rows_that_land_and_fly_again(
     name: str,
     world: World,
@@ -194,7 +199,14 @@ def test_rows_that_want_no_drafts_fly_too(
         assert llm.stats()["drafted"] > drafted
 
 
-@pytest.mark.parametrize("options", [":window=16", ":tree=dynamic", ":min_confidence=0.3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ":tree=dynamic",
+        pytest.param(":window=16", marks=pytest.mark.slow),
+        pytest.param(":min_confidence=0.3", marks=pytest.mark.slow),
+    ],
+)
 def test_what_only_the_host_can_draft(
     options: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +217,7 @@ def test_what_only_the_host_can_draft(
         assert llm.stats()["accepted"] > 0
 
 
-@pytest.mark.parametrize("kind", ["latent", "stages"])
+@pytest.mark.parametrize("kind", [pytest.param("latent", marks=pytest.mark.slow), "stages"])
 def test_networks_that_need_the_host(
     kind: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,9 +69,14 @@ METHODS = (
     "off", "ngram", "ngram:adaptive=false", "suffix", "auto", "draft:num_nodes=3",
     "draft:num_nodes=3:adaptive=false", "draft:tree=dynamic:depth=3:num_nodes=6:adaptive=false",
 )  # fmt: skip
-DAILY = {"all", "few blocks"}
+
+
+def is_daily(method: str, engine: str) -> bool:
+    return engine == "all" or (engine == "few blocks" and "adaptive" not in method)
+
+
 CASES = [
-    pytest.param(method, engine, marks=[] if engine in DAILY else [pytest.mark.slow])
+    pytest.param(method, engine, marks=[] if is_daily(method, engine) else [pytest.mark.slow])
     for method in METHODS
     for engine in ENGINES
 ]

@@ -31,6 +31,7 @@ from tiny_models import write_llama
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_ROWS, NUM_BLOCKS = 2, 8
+DAILY = {"eagle", "eagle3 normed", "mtp deepseek"}  # the three ways to join token and state
 # A prompt of many tokens, chunks of few, a chain's level, and a tree.
 STEPS = [
     [Seq(range(21)), Seq(range(2))],
@@ -77,7 +78,10 @@ def close(got: Tensor, want: Tensor) -> None:
     assert (got.double() - want.double()).norm() / want.double().norm() < 5e-3
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(form, marks=[] if form in DAILY else [pytest.mark.slow]) for form in FORMS],
+)
 def test_fused_steps_are_the_steps_by_torch(
     form: str, model: Path, study: head_files.Study, tmp_path: Path
 ) -> None:
