@@ -32,7 +32,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "few blocks": FEW_BLOCKS,
     "no prefix cache": {"enable_prefix_caching": False},
 }
-DAILY = {("eagle3", "all"), ("eagle3", "few blocks"), ("mtp", "chunks")}
+DAILY = {("eagle3", "few blocks"), ("mtp", "chunks")}
 CASES = [
     pytest.param(*case, marks=[] if case in DAILY else [pytest.mark.slow])
     for case in ((name, engine) for name in NAMES for engine in ENGINES)

@@ -72,7 +72,7 @@ METHODS = (
 
 
 def is_daily(method: str, engine: str) -> bool:
-    return engine == "all" or (engine == "few blocks" and "adaptive" not in method)
+    return engine == "all" or (engine == "few blocks" and method in ("suffix", "draft:num_nodes=3"))
 
 
 CASES = [

@@ -101,7 +101,7 @@ def rows(width: int) -> tuple[Cells, StepRows]:
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
-@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_whole_drafts(width: int, kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cells, step = rows(width)
     drafter(Model(), width, kind).draft(cells, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
