@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from hunch.errors import (
     UnsupportedModelError,
 )
 from hunch.hub import ModelFiles, resolve
+from hunch.runner.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import RequestOutput, SamplingParams, StructuredOutput
 
@@ -69,7 +69,8 @@ class LLM:
         batch = [prompts] if _is_one(prompts) else list(prompts)
         ids = self._add_all(batch, params if params is not None else sampling_params, stream=False)  # type: ignore[arg-type]
         done: dict[str, RequestOutput] = {}
-        with _progress(len(ids), use_tqdm) as advance, _without_collector():
+        # Steps leave no cycles behind; looking for some would stop them for a tenth of a second.
+        with _progress(len(ids), use_tqdm) as advance, without_collector():
             for output in self._run(ids):
                 if output.finished:
                     done[output.request_id] = output
@@ -333,18 +334,6 @@ def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     if isinstance(prompts, (str, Mapping)):
         return True
     return len(prompts) > 0 and isinstance(prompts[0], int)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Steps leave no cycles behind; looking for some would stop them for a tenth of a second."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _progress:  # noqa: N801  (a context manager, read like a function)

@@ -65,7 +65,7 @@ class Silent(Model):
         return torch.empty(len(hidden_TD), VOCAB, device=DEVICE)
 
 
-def drafter(model: Model, width: int, kind: int) -> DeviceDraft:
+def asking(kind: int) -> SamplingState:
     """A row that asks as much as the kind allows, and a greedy one."""
     state = SamplingState(3, VOCAB, DEVICE, dense=True)
     filters = {"top_k": 4, "top_p": 0.9} if kind > 1 else {}
@@ -73,8 +73,12 @@ def drafter(model: Model, width: int, kind: int) -> DeviceDraft:
     for row, params in enumerate((asked, SamplingParams(temperature=0.0))):
         request = Request(id=str(row), prompt_ids=[1], params=params, seed=row)
         state.start(row, request, [1])
+    return state
+
+
+def drafter(model: Model, width: int, kind: int) -> DeviceDraft:
     kv = KVCache(torch.empty(0), torch.empty(0))
-    return DeviceDraft("draft", model, kv, 1, state, None, LEVELS, width, 60)
+    return DeviceDraft("draft", model, kv, 1, asking(kind), None, LEVELS, width, 60)
 
 
 def numbers(*values: int) -> Tensor:

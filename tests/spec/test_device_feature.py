@@ -16,13 +16,11 @@ from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_spec import FIRST, TOKENS, Cells, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
-from hunch.sampling.state import SamplingState
 from hunch.spec import device_feature
 from hunch.spec.device_feature import DeviceFeature
 from hunch.spec.pace import CHAIN
 from hunch.spec.watch import AcceptanceWatch
-from hunch.types import Request, SamplingParams
-from spec.test_device_draft import Launches
+from spec.test_device_draft import Launches, asking
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,15 +69,10 @@ class Silent(Net):
 
 
 def drafter(net: Any, kind: int) -> DeviceFeature:
-    """A row that asks as much as the kind allows, and a greedy one."""
-    state = SamplingState(3, VOCAB, DEVICE, dense=True)
-    filters = {"top_k": 4, "top_p": 0.9} if kind > 1 else {}
-    asked = SamplingParams(temperature=0.8 if kind else 0.0, **filters)
-    for row, params in enumerate((asked, SamplingParams(temperature=0.0))):
-        request = Request(id=str(row), prompt_ids=[1], params=params, seed=row)
-        state.start(row, request, [1])
     kv = KVCache(torch.empty(0, device=DEVICE), torch.empty(0, device=DEVICE))
-    return DeviceFeature("eagle", net, kv, 1, state, LEVELS, 60, AcceptanceWatch("eagle", ""))
+    return DeviceFeature(
+        "eagle", net, kv, 1, asking(kind), LEVELS, 60, AcceptanceWatch("eagle", "")
+    )
 
 
 def rows() -> tuple[Cells, StepRows, Hidden]:

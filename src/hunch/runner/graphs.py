@@ -8,9 +8,7 @@ T packed tokens, P tree depth, X rows of the engine, B blocks of a table, V voca
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -27,6 +25,7 @@ from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_spec import FIRST, Cells, StepRows, commit, compact, pack
 from hunch.models.decoder import Hidden
 from hunch.runner.batch import Batch
+from hunch.runner.collector import without_collector
 from hunch.runner.delivery import Delivery
 from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
 from hunch.spec.base import DeviceDrafter
@@ -45,7 +44,8 @@ class Graph:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             self._graph = torch.cuda.CUDAGraph()
-            with _undisturbed(), torch.cuda.graph(self._graph, pool=pool):
+            # To collect a graph of an engine that is gone would end a capture.
+            with without_collector(), torch.cuda.graph(self._graph, pool=pool):
                 self.outputs = body()
 
     def replay(self) -> Any:
@@ -54,18 +54,6 @@ class Graph:
         else:
             self._graph.replay()
         return self.outputs
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Garbage waits: with a graph of an engine that is gone, collecting it would end a capture."""
-    was_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_collecting:
-            gc.enable()
 
 
 def seconds_of(graph: Graph, device: torch.device) -> float:

@@ -138,3 +138,8 @@ class DrafterContext:
     vocab: dict[str, int] | None = None  # the target's tokens, for comparing vocabularies
     kv: KVCache | None = None
     group: int = 0  # index of its KV group in computed_GX
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the target runs by a GPU's fused kernels, so that steps can fly."""
+        return getattr(self.target, "kernels", "") == "triton"

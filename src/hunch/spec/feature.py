@@ -18,6 +18,7 @@ from hunch.errors import ConfigError
 from hunch.models.heads.step import MARGIN, StepNet
 from hunch.spec.base import DeviceDrafter, DrafterContext
 from hunch.spec.grow import grow
+from hunch.spec.hidden import can_fly
 from hunch.spec.judge import Array, Judge, Level
 from hunch.spec.native_chain import ChainDrafts, HostRows
 from hunch.spec.options import GrowOptions
@@ -71,18 +72,16 @@ class FeatureDrafter:
                 dtype=net.kv_dtype,
             ),
             # Where steps fly, a row with a hole stays with the host to its end.
-            group=GroupInfo(name=name, is_ahead=True, is_whole=_is_fused(context)),
+            group=GroupInfo(name=name, is_ahead=True, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
 
     def on_device(self) -> DeviceDrafter | None:
         """Chains of networks that a graph can hold."""
         context, shape, net = self.context, self.shape, self.net
-        if not (shape.is_chain and net.is_capturable) or shape.min_confidence > 0:
+        if context.kv is None or not net.is_capturable:
             return None
-        if context.wants_q or self.draft_temperature is not None or context.kv is None:
-            return None
-        if not _is_fused(context):
+        if not can_fly(context, shape, self.draft_temperature):
             return None
         from hunch.spec.device_feature import DeviceFeature
 
@@ -131,7 +130,7 @@ class FeatureDrafter:
             parts.append((row, begin, stop))
             # A window that starts at a block's edge before `start` borrows the first state there.
             source.append(offset + np.maximum(np.arange(begin, stop) - start, 0))
-        for first in _cuts(parts, FUSED_PASS if _is_fused(self.context) else MAX_PASS):
+        for first in _cuts(parts, FUSED_PASS if self.context.is_fused else MAX_PASS):
             self._cover(step, parts[first], source[first])
 
     def _count(self, row: int, known: int) -> None:
@@ -233,10 +232,6 @@ class FeatureDrafter:
 
 def _joined(arrays: list[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _is_fused(context: DrafterContext) -> bool:
-    return getattr(context.target, "kernels", "") == "triton"
 
 
 def _is_off(rows: Rows, row: int) -> bool:

@@ -21,7 +21,7 @@ def can_fly(context: DrafterContext, shape: Shape, draft_temperature: float | No
     """Whether a captured step can hold such drafts: plain chains, beside a target that flies."""
     is_plain = shape.is_chain and not shape.is_fixed and shape.min_confidence <= 0
     is_drawn = context.wants_q or draft_temperature is not None
-    return is_plain and not is_drawn and getattr(context.target, "kernels", "") == "triton"
+    return is_plain and not is_drawn and context.is_fused
 
 
 class LastHidden:
