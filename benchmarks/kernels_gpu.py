@@ -34,8 +34,9 @@ from hunch.kernels.gpu_gemm import (
     num_parts,
     split_of,
 )  # fmt: skip
+from hunch.kernels.gpu_lookup import lookup
 from hunch.kernels.gpu_sampling import argmax, choose
-from hunch.kernels.gpu_spec import lookup
+from hunch.kernels.gpu_spec import FIRST, Cells, StepRows
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
@@ -358,14 +359,20 @@ def small() -> None:
             f"sample {m} rows, top-p 0.9",
             lambda: choose(logits, row, row, f, row * 0, d, no_min, row, row),
         )
-        history = torch.randint(0, 9, (m, 8192), device="cuda")
-        limit = torch.full((5,), 8, device="cuda")
         for known in (500, 8000):
-            known_X = torch.full((m,), known, device="cuda")
-            each(
-                f"look up {m} rows of {known}",
-                lambda: lookup(row, history, known_X, known_X, limit, 8, 1, 4),
-            )
+            cells, step = looking(m, known)
+            each(f"look up {m} rows of {known}", lambda: lookup(cells, step, 15, 1, 16))
+
+
+def looking(num_rows: int, known: int) -> tuple[Cells, StepRows]:
+    """Rows of random tokens that a step would draft for."""
+    cells = Cells.create(num_rows, 8192, 1, 15, 1, 16, "cuda")
+    cells.tokens_XL.random_(0, 1000)
+    cells.known_X.fill_(known)
+    cells.end_X.fill_(8192)
+    row = torch.arange(num_rows, device="cuda")
+    result_RC = row.new_zeros(num_rows, FIRST + 1 + 15)
+    return cells, StepRows(row, row * 0, row * 0 + 15, row * 0, row[:, None], result_RC)
 
 
 # --- a whole pass ---------------------------------------------------------------------------------

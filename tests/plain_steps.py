@@ -1,6 +1,6 @@
 """The device's kernels in plain Python, and a target that runs them on a CPU: no Triton, no GPU.
 
-They are the references of `kernels.gpu_spec`, `kernels.gpu_draft` and `kernels.gpu_grow`.
+They are the references of `kernels.gpu_spec`, `gpu_lookup`, `gpu_draft` and `gpu_grow`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
 from hunch.kernels.gpu_attention import Tiling, Workspace
+from hunch.kernels.gpu_lookup import BY_TABLE, NUM_ASKED, DevicePhrases
 from hunch.kernels.gpu_spec import (
     CHECKED,
     DRAFTED,
@@ -25,6 +26,7 @@ from hunch.kernels.gpu_spec import (
     StepRows,
 )
 from hunch.kernels.kv_store import kv_store_ref
+from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.rope import rotation
 from hunch.layers.attention import Heads, split_heads
 from hunch.models.decoder import Decoder, Hidden
@@ -116,7 +118,13 @@ def compact(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
 
 
 def lookup(
-    cells: Cells, step: StepRows, num_nodes: int, min_match: int, max_match: int, sure: int = 0
+    cells: Cells,
+    step: StepRows,
+    num_nodes: int,
+    min_match: int,
+    max_match: int,
+    sure: int = 0,
+    phrases: DevicePhrases | None = None,
 ) -> None:
     for r, row in enumerate(step.ids_R.tolist()):
         if int(step.count_R[r]) < 0 or cells.is_done_X[row]:
@@ -129,16 +137,38 @@ def lookup(
         for i in range(num_nodes if matched else 0):
             guesses.append(guesses[place + i])
         guesses = guesses[known:]
+        if phrases is not None:
+            guesses, matched = told(phrases, text.tokens, guesses, matched, num_nodes)
         room = min(int(step.room_R[r]), max(int(cells.end_X[row]) - known - 1, 0))
         count = min(len(guesses), room)
         step.result_RC[r, MATCHED] = matched
+        first = step.result_RC.shape[1] - num_nodes
+        step.result_RC[r, first:] = -1
         for node, token in enumerate(guesses):
-            step.result_RC[r, step.result_RC.shape[1] - num_nodes + node] = token
+            step.result_RC[r, first + node] = token
         if matched < sure:
             continue
         for node, token in enumerate(guesses):
             cells.draft_XG[row, node], cells.parents_XG[row, node] = token, node - 1
         cells.count_X[row], step.result_RC[r, DRAFTED] = count, count
+
+
+def told(
+    phrases: DevicePhrases, text: list[int], own: list[int], matched: int, num_nodes: int
+) -> tuple[list[int], int]:
+    """The own text's guesses until the table knows better, then the table's; what to call it."""
+    needed, guesses = phrases.needed.tolist(), list(own)
+    length = matched
+    for i in range(min(num_nodes, NUM_ASKED)):
+        entry = phrases.table.find([*text, *guesses[:i]])
+        if entry is not None and entry[1] >= needed[length] and entry[0] not in guesses[i : i + 1]:
+            guesses[i:] = [entry[0]]
+            length, matched = 0, BY_TABLE if i == 0 else matched
+        elif length:
+            length = min(length + 1, MAX_MATCH)
+        else:
+            break
+    return guesses, matched
 
 
 def update(cells: Cells, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:

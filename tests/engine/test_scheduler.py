@@ -7,7 +7,7 @@ import pytest
 from engine.fake_runner import FakeCodec, FakeRunner
 from hunch.config import Config, ScheduleConfig, SpecConfig
 from hunch.engine.engine import Engine
-from hunch.engine.scheduler import Scheduler
+from hunch.engine.scheduler import AHEAD, Scheduler
 from hunch.types import SamplingParams, Speculation, StepPlan
 
 
@@ -182,6 +182,20 @@ def test_drafts_give_way_before_anyone_is_preempted():
     ask(engine, "b", 2, 6)
     finish(engine)
     assert engine.stats()["num_preemptions"] == 0
+
+
+def test_rows_take_blocks_ahead_while_there_are_plenty():
+    engine = make(num_blocks=200, block_size=2)
+    ask(engine, "a", 4, 40)
+    finish(engine)
+    taken = [len(blocks) for plan in engine.runner.plans for blocks in plan.blocks.values()]
+    assert max(taken) == 1 + AHEAD
+    assert sum(taken) + 2 == (4 + 40) // 2, "and none past its end"
+    engine = make(num_blocks=22, block_size=2)
+    ask(engine, "a", 20, 22)
+    finish(engine)
+    taken = [len(blocks) for plan in engine.runner.plans for blocks in plan.blocks.values()]
+    assert set(taken) == {1}
 
 
 def test_blocks_of_an_aborted_row_wait_for_the_step_in_flight():

@@ -1,4 +1,4 @@
-"""Sampling, verifying, committing and looking up in Triton, against the host's rules."""
+"""Sampling, verifying and committing in Triton, against the host's rules."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ import torch
 
 pytest.importorskip("triton")
 
-import plain_steps
+from device_cells import DEVICE, cells_of, numbers, step_of
 from hunch.draft import Draft
 from hunch.kernels import gpu_sampling, gpu_spec, noise
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.sampling.filters import filter_ref
 from hunch.sampling.stop import finish_rows
-from hunch.spec.ngram import NgramText
 from hunch.verify.exact import walk
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def numbers(*values: float, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
 def test_argmax_takes_the_lowest_id_among_equals() -> None:
@@ -70,35 +64,6 @@ def test_choice_among_some_tokens_has_their_noise() -> None:
     )
     noise_at = noise.gumbel_at(numbers(9, 9), numbers(0, 0), pos, noise.TARGET, ids.expand(2, 4))
     assert got.tolist() == ids[noise_at.argmax(1)].tolist()
-
-
-def cells_of(
-    texts: list[list[int]], *, ends: list[int] | None = None, room: int = 80, max_nodes: int = 8
-) -> gpu_spec.Cells:
-    cells = gpu_spec.Cells.create(len(texts), room, 10, max_nodes, 2, 4, DEVICE)
-    for row, text in enumerate(texts):
-        cells.tokens_XL[row, : len(text)] = torch.tensor(text)
-    cells.known_X.copy_(numbers(*map(len, texts)))
-    cells.end_X.copy_(numbers(*(ends or [room] * len(texts))))
-    cells.stop_XS.fill_(-1)
-    return cells
-
-
-def step_of(
-    ids: list[int], num_nodes: int, *, allowed: list[int] | None = None,
-    room: list[int] | None = None, count: list[int] | None = None, num_guesses: int = 8,
-) -> gpu_spec.StepRows:  # fmt: skip
-    num_rows, many = len(ids), [99] * len(ids)
-    return gpu_spec.StepRows(
-        ids_R=numbers(*ids),
-        allowed_R=numbers(*(allowed or many)),
-        room_R=numbers(*(room or many)),
-        count_R=numbers(*(count or [0] * num_rows)),
-        path_RK=torch.full((num_rows, num_nodes + 1), -1, device=DEVICE),
-        result_RC=torch.zeros(
-            num_rows, gpu_spec.FIRST + num_nodes + 1 + num_guesses, dtype=torch.int64, device=DEVICE
-        ),
-    )
 
 
 def test_commit_walks_and_stops_as_the_host_does() -> None:
@@ -161,52 +126,6 @@ def test_compact_moves_the_path_to_its_positions() -> None:
         want[:, target] = k[:, source]
     assert torch.equal(kv.k_LCMH, want)
     assert torch.equal(kv.v_LCMH, -want)
-
-
-def test_lookup_is_the_ngram_drafter() -> None:
-    gen = torch.Generator().manual_seed(5)
-    texts = [torch.randint(0, 4, (n,), generator=gen).tolist() for n in (1, 2, 7, 30, 60, 75)]
-    texts += [[1, 2, 1, 2, 1, 2], [1, 2, 3, 4], [1, 1, 1]]
-    cells = cells_of(texts)
-    room = [8, 8, 8, 8, 8, 3, 8, 8, 8]
-    step = step_of(list(range(len(texts))), 0, room=room)
-    cells.is_done_X[8] = 1
-    gpu_spec.lookup(cells, step, 8, 1, 4)
-    for row, text in enumerate(texts):
-        host = NgramText(1, 4)
-        host.extend(text)
-        matched, place = host.find() if row != 8 else (0, 0)
-        want = list(text)
-        for i in range(8 if matched else 0):
-            want.append(want[place + i])
-        want = want[len(text) :]
-        sent = want[: min(room[row], 80 - len(text) - 1)]
-        line = step.result_RC[row].tolist()
-        assert int(cells.count_X[row]) == line[gpu_spec.DRAFTED] == len(sent)
-        assert line[gpu_spec.MATCHED] == matched
-        assert cells.draft_XG[row, : len(sent)].tolist() == sent
-        assert cells.parents_XG[row, : len(sent)].tolist() == list(range(-1, len(sent) - 1))
-        if matched:
-            assert line[-8:] == want
-
-
-def test_a_short_match_leaves_the_draft_that_is_there() -> None:
-    gen = torch.Generator().manual_seed(6)
-    texts = [torch.randint(0, 4, (n,), generator=gen).tolist() for n in (2, 7, 30, 60)]
-    rows = list(range(len(texts)))
-    made = []
-    for kernel in (gpu_spec.lookup, plain_steps.lookup):
-        cells, step = cells_of(texts), step_of(rows, 0, room=[8, 8, 8, 5])
-        cells.draft_XG.fill_(77)
-        cells.parents_XG.fill_(-1)
-        cells.count_X.fill_(6)
-        step.result_RC[:, gpu_spec.DRAFTED] = 6
-        kernel(cells, step, 8, 1, 4, 3)
-        made.append((cells.draft_XG, cells.parents_XG, cells.count_X, step.result_RC[:, :6]))
-    assert all(torch.equal(got, want) for got, want in zip(*made, strict=True))
-    is_kept = made[0][0][:, 0] == 77
-    assert is_kept.any()
-    assert not is_kept.all()
 
 
 @pytest.mark.parametrize("is_tree", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,35 +15,10 @@ from safetensors.numpy import save_file
 from hunch.errors import ConfigError
 from hunch.kernels import native
 from hunch.kernels.guided import GuidedLookup
-from hunch.kernels.lookup import NUM_KINDS, PRIORS
+from hunch.kernels.lookup import NUM_KINDS
 from hunch.kernels.native_lookup import NativeLookup
-from hunch.kernels.phrases import NUM_LEVELS, PhraseTable, context_hash, read_phrases
-
-VOCAB = 64
-ODDS = [float(np.log(c / (1 - c))) for chances in PRIORS for c in chances]
-
-
-def table_of(entries: dict[tuple[int, ...], tuple[int, int]], **odds: Any) -> PhraseTable:
-    """Contexts with what follows them and its level."""
-    hashes = [int(context_hash([np.array([t]) for t in reversed(c)])[0]) for c in entries]
-    rows = sorted(zip(hashes, entries.values(), strict=True))
-    share = (np.arange(NUM_LEVELS) + 0.5) / NUM_LEVELS
-    given = {
-        "own_odds": np.array(ODDS),
-        "seen_odds": np.zeros(1 + 2 * NUM_LEVELS),
-        "level_odds": np.log(share / (1 - share)),
-        "versus_odds": np.zeros(NUM_KINDS + 1),
-        "guess_trust_V": np.zeros(VOCAB),
-        "last_trust_V": np.zeros(VOCAB),
-        **odds,
-    }
-    return PhraseTable(
-        max_order=3,
-        hash_E=np.array([h for h, _ in rows], dtype=np.uint32),
-        token_E=np.array([token for _, (token, _) in rows], dtype=np.int32),
-        level_E=np.array([level for _, (_, level) in rows], dtype=np.uint8),
-        **given,
-    )
+from hunch.kernels.phrases import NUM_LEVELS, read_phrases
+from phrase_tables import ODDS, VOCAB, table_of
 
 
 def test_the_longest_context_counts() -> None:

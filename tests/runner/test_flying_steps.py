@@ -157,7 +157,7 @@ def test_the_runner_knows_whether_requests_keep_coming(
 def test_steps_too_large_to_check_anything_do_not_draft(
     model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hunch.runner.gaits.MAX_CHECKED", 4)  # one row may check 3 nodes
+    monkeypatch.setattr("hunch.runner.gaits.MAX_CHECKED", 3)  # one row may check a node
     drafted: list[int] = []
     draft = DeviceLookup.draft
     monkeypatch.setattr(

@@ -1,5 +1,6 @@
 """A step's size follows what its rows matched, what was right, and what each has left to say."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,19 @@ def test_a_host_that_is_slower_than_the_device_counts() -> None:
     assert gaits.choose(ROWS) == Gait(size), "the device leads"
     for _ in range(300):
         gaits.landed(flown, flown.seconds, 50.0)
-    assert gaits.choose(ROWS).num_nodes != size
+    assert gaits.choose(ROWS) == Gait(0), "the host is slow where nodes are checked"
+    for _ in range(300):
+        gaits.landed(PLAIN, PLAIN.seconds, 0.1)
+    assert gaits.choose(ROWS) == Gait(size), "it may not be any more"
+
+
+def test_many_rows_may_check_one_node_each() -> None:
+    gaits = new()
+    assert [gait.num_nodes for gait in gaits.at(4)] == [0, 3, 7]
+    assert [gait.num_nodes for gait in gaits.at(8)] == [0, 1, 3, 7]
+    assert [gait.num_nodes for gait in gaits.at(64)] == [0, 1]
+    few = Gaits(replace(gaits.drafter, num_nodes=1), gaits.rows)
+    assert [gait.num_nodes for gait in few.at(1)] == [0, 1]
 
 
 def test_the_row_furthest_behind_gets_what_is_best_for_it() -> None:

@@ -21,6 +21,7 @@ from hunch.engine.output import SequenceOutput
 from hunch.types import Capacity, Request, RowResult, RowStart, RowWork, StepPlan
 
 NO_LIMIT = 1 << 62
+AHEAD = 4  # blocks a row takes beyond those it needs, while there are plenty
 
 
 class State(Enum):
@@ -244,8 +245,15 @@ class Scheduler:
             num_nodes = min(num_nodes, spare)
             max_draft = max(min(max_draft, spare - num_nodes - 1), 0)
         if num_new:
+            num_new += self._num_ahead(sequence, num_new)
             self._taken[sequence.row] = pool.take(table, num_new)
         return self._launch(sequence, num_tokens, num_nodes, max_draft)
+
+    def _num_ahead(self, sequence: Sequence, num_new: int) -> int:
+        """Blocks to take beside new ones: every step with new blocks costs the host time."""
+        num_spare = self.pool.num_free - num_new - self.pool.num_blocks // 2
+        num_left = self.pool.num_missing(sequence.table, sequence.end) - num_new
+        return max(min(AHEAD, num_spare, num_left), 0)
 
     def _launch(
         self,

@@ -1,4 +1,4 @@
-"""Pack, commit, compact and look up on the device: a step that never asks the host.
+"""Pack, commit and compact on the device: a step that never asks the host.
 
 Rows live in cells that the host updates by scatter. A step names its rows by ids_R; -1 is padding.
 What a step did stands in result_RC, one line per row: tokens committed, why the row ended, nodes
@@ -264,75 +264,4 @@ def compact(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
     _compact_kernel[(num_rows, kv.k_LCMH.shape[0])](
         kv.k_LCMH, kv.v_LCMH, step.path_RK, step.result_RC, slot_T, kv.k_LCMH.stride(0), num_k - 1,
         step.result_RC.stride(0), WIDTH=width, BLOCK=next_power_of_2(width), **options(4),
-    )  # fmt: skip
-
-
-# --- look up --------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _lookup_kernel(
-    ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
-    draft_ptr, parents_ptr, result_ptr, history_stride, draft_stride, result_stride, num_nodes,
-    guesses_at, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """One row: the longest earlier match of its end, the most recent among equals."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
-    history_ptr += row * history_stride
-    known = tl.where(is_row, tl.load(known_ptr + row), 0).to(tl.int32)
-    offs = tl.arange(0, BLOCK)
-    best = tl.zeros((BLOCK,), tl.int64)
-    for start in range(1, known, BLOCK):
-        place = start + offs  # the token here follows the match
-        matched = tl.zeros((BLOCK,), tl.int32)
-        is_place = place < known
-        is_equal = is_place
-        for i in tl.static_range(MAX_MATCH):
-            # Whether or not the tokens after it were equal: no load waits for another.
-            at = place - 1 - i
-            token = tl.load(history_ptr + at, mask=is_place & (at >= 0), other=-1)
-            is_equal &= token == tl.load(history_ptr + tl.maximum(known - 1 - i, 0))
-            matched += is_equal.to(tl.int32)
-        score = (matched.to(tl.int64) << 32) + place
-        best = tl.maximum(best, tl.where(matched >= MIN_MATCH, score, 0))
-    found = tl.max(best, axis=0)
-    place = (found & 0xFFFFFFFF).to(tl.int32)
-    matched = (found >> 32).to(tl.int32)
-    node = tl.arange(0, BLOCK_N)
-    is_node = (node < num_nodes) & (matched > 0)
-    period = tl.maximum(known - place, 1)  # past the text's end the guesses themselves go on
-    token = tl.load(history_ptr + place + node % period, mask=is_node, other=0)
-    is_kept = is_node & (matched >= SURE)
-    tl.store(draft_ptr + row * draft_stride + node, token, mask=is_kept)
-    tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_kept)
-    left = tl.maximum(tl.load(end_ptr + row) - known - 1, 0)
-    count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), num_nodes)
-    count = tl.where(matched > 0, count, 0)
-    result_ptr += r * result_stride
-    tl.store(result_ptr + guesses_at + node, token, mask=is_node)
-    tl.store(result_ptr + 3, matched.to(tl.int64))
-    if matched >= SURE:
-        tl.store(result_ptr + 4, count)
-        if is_row:
-            tl.store(count_ptr + row, count)
-
-
-def lookup(
-    cells: Cells, step: StepRows, num_nodes: int, min_match: int, max_match: int, sure: int = 0
-) -> None:  # fmt: skip
-    """A chain per row, as `spec.ngram` draws it, and all guesses into the result.
-
-    Rows whose match is shorter than `sure` keep the draft they have.
-    """
-    _lookup_kernel[(len(step.ids_R),)](
-        step.ids_R, step.room_R, step.count_R, cells.tokens_XL, cells.known_X, cells.end_X,
-        cells.is_done_X, cells.count_X, cells.draft_XG, cells.parents_XG, step.result_RC,
-        cells.tokens_XL.stride(0), cells.draft_XG.stride(0), step.result_RC.stride(0), num_nodes,
-        step.result_RC.shape[1] - num_nodes, MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
-        BLOCK=2048, BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip

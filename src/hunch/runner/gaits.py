@@ -21,6 +21,7 @@ from hunch.spec.fast_pace import new_pace
 from hunch.spec.pace import Gait, Pace
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
+MIN_CHECKED = 16  # packed tokens a product takes at once; below, one node takes as long as three
 # Sizes of steps with a network, per number of rows, alone and beside lookups: each takes time to
 # capture.
 NUM_ALONE, NUM_BESIDE = 3, 2
@@ -29,6 +30,7 @@ NUM_ALONE, NUM_BESIDE = 3, 2
 # lookup that promises much more than that was lucky, or the network fails.
 SWITCH, LEAVE = 0.1, 0.4
 HOST_RATE, MAX_PAUSE = 0.1, 0.5  # how quickly the host's time is learned; a pause is no cost
+HOST_FADE = 0.01  # how quickly what is not seen again is forgotten
 READS = 32  # tokens worth reading to a network for one that a row may still say
 
 
@@ -41,13 +43,21 @@ class Gaits:
         if drafter is None:
             self.pace: Pace = Pace(num_rows, (Gait(0),))
         else:
-            self.pace = new_pace(num_rows, drafter.gaits, drafter.margin, drafter.num_levels)
+            self.pace = new_pace(
+                num_rows,
+                drafter.gaits,
+                drafter.margin,
+                drafter.num_levels,
+                is_guided=drafter.is_guided,
+            )
         self.has_ways = any(gait.way for gait in self.pace.gaits)
         # Steps without the network leave holes, and somebody can read it what it missed.
         self.can_miss = self.has_ways and drafter is not None and drafter.network is not None
         self.costs = StepCosts()
         self._draft_seconds: dict[tuple[int, Gait], float] = {}  # by rows
-        self._host_seconds: dict[tuple[int, Gait], float] = {}
+        self._host_seconds: dict[
+            tuple[int, bool], float
+        ] = {}  # by rows; are nodes checked
         self._is_fresh = np.zeros(num_rows, dtype=np.bool_)
         # In which way each row's waiting draft was made, and how long a match was behind it.
         self._way = np.zeros(num_rows, dtype=np.int64)
@@ -60,6 +70,8 @@ class Gaits:
         if num_rows not in self._at:
             gaits = self.pace.gaits
             few = [gait for gait in gaits if num_rows * (1 + gait.num_nodes) <= MAX_CHECKED]
+            if 2 * num_rows < MIN_CHECKED and Gait(3) in few:
+                few = [gait for gait in few if gait != Gait(1)]
             most = NUM_BESIDE if self.pace.has_lookup else NUM_ALONE
             dropped = [gait for gait in few if gait.way][:-most]
             self._at[num_rows] = [gait for gait in few if gait not in dropped] or [gaits[0]]
@@ -135,7 +147,7 @@ class Gaits:
             drafting = self._draft_seconds.get((rows, gait))
             rows //= 2
         on_device = self.costs.seconds(num_rows, gait) + (drafting or 0.0)
-        return max(on_device, self._host_seconds.get((num_rows, gait), 0.0))
+        return max(on_device, self._host_seconds.get((num_rows, gait.num_nodes > 0), 0.0))
 
     def _is_worth_reading(self, row_R: np.ndarray) -> bool:
         assert self.drafter is not None
@@ -176,11 +188,19 @@ class Gaits:
         if seconds > 0.0:
             self.costs.record(num_rows, gait, target_seconds)
             if host_seconds is not None:
-                before = self._host_seconds.get((num_rows, gait), seconds)
-                change = min(host_seconds - before, MAX_PAUSE * before)
-                self._host_seconds[num_rows, gait] = before + HOST_RATE * change
+                self._learn_host(num_rows, gait.num_nodes > 0, seconds, host_seconds)
         share = self.costs.seconds(num_rows, Gait(0)) / self.costs.seconds(num_rows, gait)
         return target_seconds, target_seconds * min(share, 1.0)
+
+    def _learn_host(
+        self, num_rows: int, is_checking: bool, seconds: float, host_seconds: float
+    ) -> None:
+        """Steps of the other kind are slowly thought alike: one slow step may be all they had."""
+        times, key, other = self._host_seconds, (num_rows, is_checking), (num_rows, not is_checking)
+        before = times.get(key, seconds)
+        times[key] = before + HOST_RATE * min(host_seconds - before, MAX_PAUSE * before)
+        if other in times:
+            times[other] += HOST_FADE * (times[key] - times[other])
 
     def learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: StepGraph) -> list[str] | None:
         """Take in a step's result; returns who had drafted what it checked, if it did."""

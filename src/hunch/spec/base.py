@@ -72,6 +72,10 @@ class DeviceDrafter(Protocol):
         """What must have seen a row's tokens before it drafts for the row."""
 
     @property
+    def is_guided(self) -> bool:
+        """Whether its lookups ask a phrase table too."""
+
+    @property
     def margin(self) -> float:
         """Share by which checking nodes must promise to beat plain decoding."""
 

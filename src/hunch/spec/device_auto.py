@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from hunch.draft import Rows
-from hunch.kernels.gpu_spec import Cells, StepRows, lookup
+from hunch.kernels.gpu_lookup import lookup
+from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.spec.device_draft import DeviceDraft
 from hunch.spec.on_device import DeviceLookup
 from hunch.spec.pace import CHAIN, TREE, Gait, levels_after
@@ -40,6 +41,10 @@ class DeviceAuto:
         return self.matches.margin
 
     @property
+    def is_guided(self) -> bool:
+        return self.matches.is_guided
+
+    @property
     def num_nodes(self) -> int:
         return max(self.matches.num_nodes, self.network.num_nodes)
 
@@ -60,7 +65,7 @@ class DeviceAuto:
     def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
         at = self.matches
         if not way:
-            lookup(cells, step, self.num_nodes, at.min_match, at.max_match)
+            at.look(cells, step, self.num_nodes)
             return
         num_tokens = step.path_RK.shape[1]  # that this step could have committed
         if way == TREE:

@@ -42,6 +42,7 @@ class DeviceDraft:
     max_len: int  # the longest text it can follow
     is_adaptive: bool = True
     margin: float = 0.0
+    is_guided: bool = False
     watch: AcceptanceWatch | None = None
     feature_layers: tuple[int, ...] = ()
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)

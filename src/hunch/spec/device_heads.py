@@ -43,6 +43,7 @@ class DeviceHeads:
     watch: AcceptanceWatch
     is_adaptive: bool = True
     margin: float = 0.0
+    is_guided: bool = False
     network: None = None
 
     @property

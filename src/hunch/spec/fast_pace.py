@@ -13,21 +13,32 @@ from hunch.spec.record import Array
 
 
 def new_pace(
-    num_rows: int, gaits: Sequence[Gait], margin: float = 0.0, num_levels: int = 0
+    num_rows: int,
+    gaits: Sequence[Gait],
+    margin: float = 0.0,
+    num_levels: int = 0,
+    *,
+    is_guided: bool = False,
 ) -> Pace:
     """The faster one where it knows the gaits and can be built."""
     is_choosing = len(gaits) > 1 and not any(gait.way for gait in gaits)
     kind = FastPace if is_choosing and is_available() else Pace
-    return kind(num_rows, gaits, margin, num_levels)
+    return kind(num_rows, gaits, margin, num_levels, is_guided=is_guided)
 
 
 class FastPace(Pace):
     """The same rows, learned from and asked in C++."""
 
     def __init__(
-        self, num_rows: int, gaits: Sequence[Gait], margin: float = 0.0, num_levels: int = 0
+        self,
+        num_rows: int,
+        gaits: Sequence[Gait],
+        margin: float = 0.0,
+        num_levels: int = 0,
+        *,
+        is_guided: bool = False,
     ) -> None:
-        super().__init__(num_rows, gaits, margin, num_levels)
+        super().__init__(num_rows, gaits, margin, num_levels, is_guided=is_guided)
         lookup = self.lookup
         self._native = NativePace(
             {
@@ -40,7 +51,7 @@ class FastPace(Pace):
                 "guess": self.guess_XG,
             },
             hope=tuple(lookup.hopes[0].tolist()),
-            match_odds=tuple(pace.MATCH_21[:, 0].tolist()),
+            match_odds=tuple(self.match_21[:, 0].tolist()),
             numbers={
                 "rate": lookup.rate,
                 "common_rate": record.COMMON_RATE,

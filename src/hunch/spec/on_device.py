@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 
 from hunch.draft import Rows
-from hunch.kernels.gpu_spec import Cells, StepRows, lookup
+from hunch.kernels.gpu_lookup import DevicePhrases, lookup
+from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.spec.pace import Gait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceLookup:
-    """The most recent of the longest matches of a row's end goes on as it went on then."""
+    """The most recent of the longest matches of a row's end goes on as it went on then.
+
+    With a phrase table that says what comes next where it is right more often.
+    """
 
     name: str
     min_match: int
@@ -22,24 +26,33 @@ class DeviceLookup:
     num_nodes: int
     margin: float = 0.0
     is_adaptive: bool = True
+    phrases: DevicePhrases | None = None
     network: None = None
     watch: None = None
     feature_layers: tuple[int, ...] = ()
     num_levels: int = 0
 
     @property
+    def is_guided(self) -> bool:
+        return self.phrases is not None
+
+    @property
     def gaits(self) -> tuple[Gait, ...]:
-        """A step takes as long for 4, 8 or 16 tokens as for a few less."""
+        """A step takes as long for 2, 4, 8 or 16 tokens as for a few less."""
         if not self.is_adaptive:
             return (Gait(self.num_nodes),)
-        some = [n for n in (3, 7, 15) if n <= self.num_nodes]
+        some = [n for n in (1, 3, 7, 15) if n <= self.num_nodes] if self.num_nodes > 2 else []
         return tuple(map(Gait, (0, *(some or [self.num_nodes]))))
 
     def depth(self, way: int) -> int:
         return 0
 
     def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
-        lookup(cells, step, self.num_nodes, self.min_match, self.max_match)
+        self.look(cells, step, self.num_nodes)
+
+    def look(self, cells: Cells, step: StepRows, num_nodes: int) -> None:
+        """A chain of so many nodes for each row."""
+        lookup(cells, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases)
 
     def works(self, way: int) -> bool:
         return True

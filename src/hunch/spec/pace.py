@@ -20,18 +20,27 @@ import numpy as np
 
 from hunch.spec.record import NO_HINT, Array, Record
 
-# Of lookups: chances to start from, of the first guess and of a further one; how quickly a row's
-# are learned; how much a new row's are doubted (they teach unchecked, so caution is cheap).
-LOOKUP = ((0.1, 0.6), 0.04, 0.3)  # where nothing was matched
-MATCH_21 = np.array([[1.0], [0.5]])  # log-odds that both gain with each doubling of the match
-NEW = 1.0  # doublings taken for a row of which nothing was heard
-BESIDE = ((0.3, 0.7), 0.06, 0.7)  # beside a network, whatever was matched
+NEW = 1.0  # doublings of the match taken for a row of which nothing was heard
 CHAIN, TREE = 1, 2  # ways with a network
 NETWORK = {CHAIN: (0.5, 0.6), TREE: (0.65, 0.65)}  # chances by way; a tree's: any of a level
 SLOW = 16  # power of a row's time to its end: 1 would give the mean time, a large one the longest
 # Requests keep coming if one came beside others that had gone so many steps, of late: of an
 # arrival so much is left after each step, and it counts down to the least.
 SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
+
+
+class Habit(NamedTuple):
+    """What lookups are thought to be worth until they have taught."""
+
+    hope: tuple[float, float]  # chances of the first guess and of a further one, nothing matched
+    by_match: tuple[float, float]  # log-odds that both gain with each doubling of the match
+    rate: float = 0.04  # how quickly a row's are learned
+    doubt: float = 0.3  # of a new row's (they teach unchecked, so caution is cheap)
+
+
+LOOKUP = Habit((0.1, 0.6), (1.0, 0.5))
+GUIDED = Habit((0.25, 0.45), (0.75, 0.65))  # with a phrase table
+BESIDE = Habit((0.3, 0.7), (0.0, 0.0), 0.06, 0.7)  # beside a network, whatever was matched
 
 
 class Gait(NamedTuple):
@@ -66,12 +75,17 @@ class Pace:
         gaits: Sequence[Gait],
         margin: float = 0.0,
         num_levels: int = 0,  # nodes on the longest path of the network
+        *,
+        is_guided: bool = False,  # lookups ask a phrase table too
     ) -> None:
         self.gaits, self.margin = tuple(sorted(gaits)), margin
         num_guesses = max(gait.num_nodes for gait in self.gaits)
         ways = sorted({gait.way for gait in self.gaits} - {0})
-        hope, rate, doubt = BESIDE if ways else LOOKUP
-        self.lookup = Record(num_rows, num_guesses, {0: hope}, rate=rate, doubt=doubt)
+        habit = BESIDE if ways else GUIDED if is_guided else LOOKUP
+        self.lookup = Record(
+            num_rows, num_guesses, {0: habit.hope}, rate=habit.rate, doubt=habit.doubt
+        )
+        self.match_21 = np.array(habit.by_match)[:, None]
         self.has_lookup = any(gait.num_nodes for gait in self.gaits if not gait.way)
         # A network's step takes long matches too: they are no reason to go on without it.
         self.is_by_match = not ways
@@ -115,7 +129,9 @@ class Pace:
         run_R = np.logical_and.accumulate(is_right_RK, axis=1).sum(1)
         said_R = np.minimum(num_R, most)
         run_R = np.minimum(run_R, said_R)
-        self.lookup.learn(row_R, run_R, run_R < said_R, hint_2R=MATCH_21 * self.before_X[row_R])
+        self.lookup.learn(
+            row_R, run_R, run_R < said_R, hint_2R=self.match_21 * self.before_X[row_R]
+        )
         if self.is_by_match:
             self.before_X[row_R] = self.match_X[row_R]
             self.match_X[row_R] = np.log2(1.0 + matched_R)
@@ -182,7 +198,7 @@ class Pace:
         for way, some in by_way.items():
             sizes_S = np.array([gait.num_nodes for gait in some])
             record = self.network if way else self.lookup
-            hint_2R = NO_HINT if way else MATCH_21 * self.match_X[row_R]
+            hint_2R = NO_HINT if way else self.match_21 * self.match_X[row_R]
             gain_RS = record.gains(row_R, sizes_S, way, hint_2R, is_doubtful=not is_flowing)
             if len(row_R) == 1:
                 gain_S = gain_RS[0]

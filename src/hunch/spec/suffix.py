@@ -127,24 +127,27 @@ class SuffixDrafter(LookupDrafter):
         )
         self.store = Store(self.config.shared_tokens) if self.config.shared else None
         self.guide: Guide | None = None  # drafts chains from the request's own text
+        self.table: PhraseTable | None = None
         if not (self.config.tree or self.config.shared):
             own_odds = [log_odds(chance) for chances in PRIORS for chance in chances]
-            table = self._phrases(context)
-            self.guide = Guide(own_odds, table, self.config.num_nodes, context)
+            self.table = self._phrases(context)
+            self.guide = Guide(own_odds, self.table, self.config.num_nodes, context)
 
     def _phrases(self, context: DrafterContext) -> PhraseTable | None:
         """The table named; whoever knows the target's files has put its name for `auto`."""
         folder = self.config.phrases
-        if folder in ("auto", "off") or context.device.type != "cpu":  # a GPU drafts without one
+        if folder in ("auto", "off"):
             return None
         return read_phrases(Path(folder), context.vocab_size)
 
     def on_device(self) -> DeviceDrafter | None:
-        """There the longest match alone is asked; trees and texts of others need the host."""
+        """There the longest match and the table are asked; trees and other texts need the host."""
         if self.config.tree or self.config.shared:
             return None
+        from hunch.kernels.gpu_lookup import DevicePhrases
         from hunch.spec.on_device import DeviceLookup
 
+        table = self.table
         return DeviceLookup(
             name="suffix",
             min_match=1,
@@ -152,6 +155,7 @@ class SuffixDrafter(LookupDrafter):
             num_nodes=self.config.num_nodes,
             margin=self.margin,
             is_adaptive=self.config.adaptive,
+            phrases=None if table is None else DevicePhrases.of(table, self.device),
         )
 
     def observe(self, step: TargetStep) -> None:

@@ -1,0 +1,241 @@
+"""Look up on the device what may come next: in a row's own text, and in a phrase table.
+
+The own text is searched by brute force for the longest earlier match of its end. Where the table
+has the better chance it says the next token instead; from there on it goes on alone. Of the
+log-odds that come with a table only those by match, by level and of one against the other are used:
+what `kernels.guided` knows beyond them brought less than half a percent of the tokens.
+
+Shape letters: as in `gpu_spec`; O orders of a context, W ways of a bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.kernels.lookup import LENGTHS, MAX_MATCH
+from hunch.kernels.phrases import MULTIPLIER, NOBODY, NUM_LEVELS, SHIFT, PhraseTable
+
+NUM_WAYS = 8  # entries of a bucket, read at once
+MAX_ORDER = 5  # tokens of the longest context that is looked for
+NUM_ASKED = 7  # guesses of a chain for which the table is asked: later ones bring nothing
+BY_TABLE = 1  # tokens of a match that tell of the next guess as much as one of the table does
+EMPTY = -1
+
+
+@dataclass(slots=True)
+class DevicePhrases:
+    """A phrase table where kernels find an entry by one read."""
+
+    table: PhraseTable
+    entries: Tensor  # by bucket and way: hash, level, token in one number
+    needed: Tensor  # level from which the table is believed, by length of the own text's match
+    bits: int  # of a hash, that name its bucket
+
+    @staticmethod
+    def of(table: PhraseTable, device: torch.device | str) -> DevicePhrases:
+        entries, bits = _buckets(table)
+        needed = torch.tensor(needed_levels(table), dtype=torch.int64, device=device)
+        return DevicePhrases(table, torch.from_numpy(entries).to(device), needed, bits)
+
+
+def needed_levels(table: PhraseTable) -> list[int]:
+    """By length of the match: the lowest level from which on the table is right more often."""
+    against = [NOBODY, *LENGTHS[1:]]
+    levels = [0]
+    for length in range(1, MAX_MATCH + 1):
+        odds = table.level_odds + table.versus_odds[against[length]]
+        is_worse = odds <= table.own_odds[LENGTHS[length]]
+        levels.append(int(np.flatnonzero(is_worse).max(initial=-1)) + 1)
+    return levels
+
+
+def _buckets(table: PhraseTable) -> tuple[np.ndarray, int]:
+    """Entries by the first bits of their hashes, as many buckets as it takes to hold them all."""
+    hash_E = table.hash_E.astype(np.int64)
+    packed_E = (hash_E << 32) | (table.level_E.astype(np.int64) << 24) | table.token_E
+    bits = max(len(hash_E) // NUM_WAYS, 1).bit_length() - 1
+    while True:
+        bucket_E = hash_E >> (32 - bits)
+        first_E = np.searchsorted(bucket_E, bucket_E)
+        way_E = np.arange(len(hash_E)) - first_E
+        if way_E.max(initial=0) < NUM_WAYS:
+            break
+        bits += 1
+    entries = np.full((1 << bits) * NUM_WAYS, EMPTY, dtype=np.int64)
+    entries[bucket_E * NUM_WAYS + way_E] = packed_E
+    return entries, bits
+
+
+@triton.jit
+def _mixed(state, token, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr):
+    """A context's hash, one token further back."""
+    state = (state ^ (token + 1).to(tl.uint64)) * MULTIPLIER
+    return state ^ (state >> SHIFT)
+
+
+@triton.jit
+def _follower(
+    entries_ptr, bits, num_tokens, last1, last2, last3, last4, last5,
+    MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr, NUM_WAYS: tl.constexpr,
+):  # fmt: skip
+    """Level and token after the longest known context of these last tokens; -1: none is known."""
+    hash1 = _mixed(tl.zeros((), tl.uint64), last1, MULTIPLIER, SHIFT)
+    hash2 = _mixed(hash1, last2, MULTIPLIER, SHIFT)
+    hash3 = _mixed(hash2, last3, MULTIPLIER, SHIFT)
+    hash4 = _mixed(hash3, last4, MULTIPLIER, SHIFT)
+    hash5 = _mixed(hash4, last5, MULTIPLIER, SHIFT)
+    order_O = tl.arange(1, 9)
+    hash_O = tl.where(order_O == 1, hash1, tl.where(order_O == 2, hash2, hash3))
+    hash_O = tl.where(order_O == 4, hash4, tl.where(order_O == 5, hash5, hash_O))
+    hash_O = (hash_O >> 32).to(tl.int64)
+    bucket_O = (hash_O >> (32 - bits)) * NUM_WAYS
+    is_order_O = order_O <= tl.minimum(num_tokens, MAX_ORDER)
+    at_OW = bucket_O[:, None] + tl.arange(0, NUM_WAYS)[None, :]
+    entry_OW = tl.load(entries_ptr + at_OW, mask=is_order_O[:, None], other=-1)
+    is_here_OW = (entry_OW >> 32) & 0xFFFFFFFF == hash_O[:, None]
+    is_here_OW &= entry_OW != -1
+    value_OW = (order_O[:, None].to(tl.int64) << 32) + (entry_OW & 0xFFFFFFFF)
+    found = tl.max(tl.max(tl.where(is_here_OW, value_OW, -1), axis=1), axis=0)
+    return tl.where(found >= 0, found & 0xFFFFFFFF, -1)
+
+
+@triton.jit
+def _longest(
+    history_ptr, known, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The longest earlier match of a text's end, the most recent among equals: length, place."""
+    offs = tl.arange(0, BLOCK)
+    best = tl.zeros((BLOCK,), tl.int64)
+    for start in range(1, known, BLOCK):
+        place = start + offs  # the token here follows the match
+        matched = tl.zeros((BLOCK,), tl.int32)
+        is_place = place < known
+        is_equal = is_place
+        for i in tl.static_range(MAX_MATCH):
+            # Whether or not the tokens after it were equal: no load waits for another.
+            at = place - 1 - i
+            token = tl.load(history_ptr + at, mask=is_place & (at >= 0), other=-1)
+            is_equal &= token == tl.load(history_ptr + tl.maximum(known - 1 - i, 0))
+            matched += is_equal.to(tl.int32)
+        score = (matched.to(tl.int64) << 32) + place
+        best = tl.maximum(best, tl.where(matched >= MIN_MATCH, score, 0))
+    found = tl.max(best, axis=0)
+    return (found >> 32).to(tl.int32), (found & 0xFFFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _told(
+    tokens, num_guesses, matched, node, place, period, known, is_row, history_ptr,
+    entries_ptr, needed_ptr, bits, num_asked,
+    MAX_MATCH: tl.constexpr, NUM_LEVELS: tl.constexpr, BY_TABLE: tl.constexpr,
+    MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr, NUM_WAYS: tl.constexpr,
+):  # fmt: skip
+    """The own text's guesses until the table knows better, then the table's while it goes on."""
+    last1 = tl.load(history_ptr + tl.maximum(known - 1, 0))
+    last2 = tl.load(history_ptr + tl.maximum(known - 2, 0))
+    last3 = tl.load(history_ptr + tl.maximum(known - 3, 0))
+    last4 = tl.load(history_ptr + tl.maximum(known - 4, 0))
+    last5 = tl.load(history_ptr + tl.maximum(known - 5, 0))
+    length = matched  # of the own text's match; 0: the table goes on alone
+    i = tl.zeros((), tl.int32)
+    needed = tl.load(needed_ptr + length)
+    is_asking = is_row & (needed < NUM_LEVELS)
+    while is_asking:
+        said = _follower(
+            entries_ptr, bits, known + i, last1, last2, last3, last4, last5,
+            MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
+        )  # fmt: skip
+        own = tl.load(history_ptr + place + i % period, mask=length > 0, other=-1)
+        is_told = (said >= 0) & (said >> 24 >= needed) & (said & 0xFFFFFF != own)
+        guess = tl.where(is_told, said & 0xFFFFFF, own)
+        matched = tl.where(is_told & (i == 0), BY_TABLE, matched)
+        num_guesses = tl.where(is_told, i + 1, num_guesses)
+        length = tl.where(is_told | (length == 0), 0, tl.minimum(length + 1, MAX_MATCH))
+        tokens = tl.where(node == i, guess, tokens)
+        last5, last4, last3, last2, last1 = last4, last3, last2, last1, guess
+        i += 1
+        needed = tl.load(needed_ptr + length)
+        is_asking = (guess >= 0) & (i < num_asked) & (needed < NUM_LEVELS)
+    return tokens, num_guesses, matched
+
+
+@triton.jit
+def _lookup_kernel(
+    ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
+    draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, history_stride, draft_stride,
+    result_stride, num_nodes, guesses_at, bits, num_asked,
+    MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr, NUM_LEVELS: tl.constexpr,
+    BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr,
+    NUM_WAYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One row: what followed the longest match of its end, and what the table says (MAX_ORDER)."""
+    r = tl.program_id(0).to(tl.int64)
+    wait_for_inputs()
+    let_next_start()
+    row = tl.maximum(tl.load(ids_ptr + r), 0)
+    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    history_ptr += row * history_stride
+    known = tl.where(is_row, tl.load(known_ptr + row), 0).to(tl.int32)
+    matched, place = _longest(history_ptr, known, MIN_MATCH, MAX_MATCH, BLOCK)
+    node = tl.arange(0, BLOCK_N)
+    period = tl.maximum(known - place, 1)  # past the text's end the guesses themselves go on
+    is_own = (node < num_nodes) & (matched > 0)
+    tokens = tl.load(history_ptr + place + node % period, mask=is_own, other=-1)
+    num_guesses = tl.where(matched > 0, num_nodes, 0)
+    if MAX_ORDER:
+        tokens, num_guesses, matched = _told(
+            tokens, num_guesses, matched, node, place, period, known, is_row, history_ptr,
+            entries_ptr, needed_ptr, bits, num_asked,
+            MAX_MATCH, NUM_LEVELS, BY_TABLE, MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
+        )  # fmt: skip
+    is_node = node < num_guesses
+    is_kept = is_node & (matched >= SURE)
+    tl.store(draft_ptr + row * draft_stride + node, tokens, mask=is_kept)
+    tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_kept)
+    left = tl.maximum(tl.load(end_ptr + row) - known - 1, 0)
+    count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), num_guesses)
+    result_ptr += r * result_stride
+    tokens = tl.where(is_node, tokens, -1)
+    tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
+    tl.store(result_ptr + 3, matched.to(tl.int64))
+    if matched >= SURE:
+        tl.store(result_ptr + 4, count)
+        if is_row:
+            tl.store(count_ptr + row, count)
+
+
+def lookup(
+    cells: Cells,
+    step: StepRows,
+    num_nodes: int,
+    min_match: int,
+    max_match: int,
+    sure: int = 0,
+    phrases: DevicePhrases | None = None,
+) -> None:
+    """A chain per row, as `spec.ngram` draws it or with a table, and all guesses into the result.
+
+    Rows whose match is shorter than `sure` keep the draft they have.
+    """
+    entries, needed, bits, max_order = step.ids_R, step.ids_R, 0, 0
+    if phrases is not None:
+        entries, needed, bits = phrases.entries, phrases.needed, phrases.bits
+        max_order = min(MAX_ORDER, phrases.table.max_order)
+    _lookup_kernel[(len(step.ids_R),)](
+        step.ids_R, step.room_R, step.count_R, cells.tokens_XL, cells.known_X, cells.end_X,
+        cells.is_done_X, cells.count_X, cells.draft_XG, cells.parents_XG, step.result_RC,
+        entries, needed, cells.tokens_XL.stride(0), cells.draft_XG.stride(0),
+        step.result_RC.stride(0), num_nodes, step.result_RC.shape[1] - num_nodes, bits,
+        min(num_nodes, NUM_ASKED), MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
+        NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
+        MAX_ORDER=max_order, NUM_WAYS=NUM_WAYS, BLOCK=2048, BLOCK_N=next_power_of_2(num_nodes),
+        **options(8),
+    )  # fmt: skip

@@ -1,0 +1,42 @@
+"""Rows as steps on a device see them, made from texts."""
+
+from __future__ import annotations
+
+import torch
+
+from hunch.kernels import gpu_spec
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def numbers(*values: float, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+
+def cells_of(
+    texts: list[list[int]], *, ends: list[int] | None = None, room: int = 80, max_nodes: int = 8
+) -> gpu_spec.Cells:
+    cells = gpu_spec.Cells.create(len(texts), room, 10, max_nodes, 2, 4, DEVICE)
+    for row, text in enumerate(texts):
+        cells.tokens_XL[row, : len(text)] = torch.tensor(text)
+    cells.known_X.copy_(numbers(*map(len, texts)))
+    cells.end_X.copy_(numbers(*(ends or [room] * len(texts))))
+    cells.stop_XS.fill_(-1)
+    return cells
+
+
+def step_of(
+    ids: list[int], num_nodes: int, *, allowed: list[int] | None = None,
+    room: list[int] | None = None, count: list[int] | None = None, num_guesses: int = 8,
+) -> gpu_spec.StepRows:  # fmt: skip
+    num_rows, many = len(ids), [99] * len(ids)
+    return gpu_spec.StepRows(
+        ids_R=numbers(*ids),
+        allowed_R=numbers(*(allowed or many)),
+        room_R=numbers(*(room or many)),
+        count_R=numbers(*(count or [0] * num_rows)),
+        path_RK=torch.full((num_rows, num_nodes + 1), -1, device=DEVICE),
+        result_RC=torch.zeros(
+            num_rows, gpu_spec.FIRST + num_nodes + 1 + num_guesses, dtype=torch.int64, device=DEVICE
+        ),
+    )

@@ -1,0 +1,150 @@
+"""Looking up in Triton: the own text, and a phrase table beside it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import plain_steps
+from device_cells import DEVICE, cells_of, step_of
+from hunch.kernels import gpu_lookup, gpu_spec
+from hunch.kernels.gpu_lookup import BY_TABLE, NUM_ASKED, NUM_WAYS, DevicePhrases
+from hunch.spec.ngram import NgramText
+from phrase_tables import table_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+
+
+def test_lookup_is_the_ngram_drafter() -> None:
+    gen = torch.Generator().manual_seed(5)
+    texts = [torch.randint(0, 4, (n,), generator=gen).tolist() for n in (1, 2, 7, 30, 60, 75)]
+    texts += [[1, 2, 1, 2, 1, 2], [1, 2, 3, 4], [1, 1, 1]]
+    cells = cells_of(texts)
+    room = [8, 8, 8, 8, 8, 3, 8, 8, 8]
+    step = step_of(list(range(len(texts))), 0, room=room)
+    cells.is_done_X[8] = 1
+    gpu_lookup.lookup(cells, step, 8, 1, 4)
+    for row, text in enumerate(texts):
+        host = NgramText(1, 4)
+        host.extend(text)
+        matched, place = host.find() if row != 8 else (0, 0)
+        want = list(text)
+        for i in range(8 if matched else 0):
+            want.append(want[place + i])
+        want = want[len(text) :]
+        sent = want[: min(room[row], 80 - len(text) - 1)]
+        line = step.result_RC[row].tolist()
+        assert int(cells.count_X[row]) == line[gpu_spec.DRAFTED] == len(sent)
+        assert line[gpu_spec.MATCHED] == matched
+        assert cells.draft_XG[row, : len(sent)].tolist() == sent
+        assert cells.parents_XG[row, : len(sent)].tolist() == list(range(-1, len(sent) - 1))
+        if matched:
+            assert line[-8:] == want
+
+
+def test_a_short_match_leaves_the_draft_that_is_there() -> None:
+    gen = torch.Generator().manual_seed(6)
+    texts = [torch.randint(0, 4, (n,), generator=gen).tolist() for n in (2, 7, 30, 60)]
+    rows = list(range(len(texts)))
+    made = []
+    for kernel in (gpu_lookup.lookup, plain_steps.lookup):
+        cells, step = cells_of(texts), step_of(rows, 0, room=[8, 8, 8, 5])
+        cells.draft_XG.fill_(77)
+        cells.parents_XG.fill_(-1)
+        cells.count_X.fill_(6)
+        step.result_RC[:, gpu_spec.DRAFTED] = 6
+        kernel(cells, step, 8, 1, 4, 3)
+        made.append((cells.draft_XG, cells.parents_XG, cells.count_X, step.result_RC[:, :6]))
+    assert all(torch.equal(got, want) for got, want in zip(*made, strict=True))
+    is_kept = made[0][0][:, 0] == 77
+    assert is_kept.any()
+    assert not is_kept.all()
+
+
+def guesses_of(text: list[int], entries: dict, num_nodes: int = 8) -> tuple[list[int], int]:
+    """What one row drafts, and what its match is called."""
+    cells, step = cells_of([text]), step_of([0], 0)
+    phrases = DevicePhrases.of(table_of(entries), DEVICE)
+    gpu_lookup.lookup(cells, step, num_nodes, 1, 16, phrases=phrases)
+    count = int(cells.count_X[0])
+    assert step.result_RC[0, -8:].tolist() == [*cells.draft_XG[0, :count].tolist()] + [-1] * (
+        8 - count
+    )
+    return cells.draft_XG[0, :count].tolist(), int(step.result_RC[0, gpu_spec.MATCHED])
+
+
+def test_the_table_goes_on_where_the_text_is_new() -> None:
+    table = {(2, 3): (4, 9), (3, 4): (5, 9), (5,): (6, 9)}
+    assert guesses_of([1, 2, 3], table) == ([4, 5, 6], BY_TABLE)
+    assert guesses_of([1, 2, 9], table) == ([], 0)
+    assert guesses_of([5], table) == ([6], BY_TABLE)
+
+
+def test_the_longest_context_is_asked() -> None:
+    table = {(3,): (10, 15), (2, 3): (11, 15), (1, 2, 3): (12, 15)}
+    assert guesses_of([7, 3], table)[0] == [10]
+    assert guesses_of([7, 2, 3], table)[0] == [11]
+    assert guesses_of([7, 1, 2, 3], table)[0] == [12]
+
+
+def test_a_sure_entry_outbids_a_short_match_and_none_a_long_one() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    for length, is_told in ((1, True), (8, False)):
+        again = [*text, 30, 31, *text[8 - length :]]
+        found, matched = guesses_of(again, {(8,): (40, 12)})
+        assert found[0] == (40 if is_told else 30)
+        assert matched == (BY_TABLE if is_told else length)
+    assert guesses_of([*text, 30, 31, 8], {(8,): (40, 0)})[0][0] == 30  # seldom right: not believed
+
+
+def test_a_chain_that_the_table_took_over_does_not_go_back() -> None:
+    text = [1, 2, 30, 31, 32, 1, 2]
+    found, matched = guesses_of(text, {(2, 30): (50, 15), (50,): (51, 15)})
+    assert found == [30, 50, 51]
+    assert matched == 2
+
+
+def test_the_table_is_asked_for_a_few_guesses() -> None:
+    table = {(token,): (token + 1, 15) for token in range(1, 40)}
+    assert guesses_of([1], table)[0] == list(range(2, 2 + NUM_ASKED))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_rows_are_what_plain_python_says(seed: int) -> None:
+    rng = random.Random(seed)
+    table = {}
+    for _ in range(400):
+        context = tuple(rng.randrange(12) for _ in range(rng.choice((1, 2, 2, 3, 3))))
+        table[context] = rng.randrange(12), rng.randrange(16)
+    phrases = DevicePhrases.of(table_of(table), DEVICE)
+    texts = [[rng.randrange(12) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
+    made = []
+    for kernel in (gpu_lookup.lookup, plain_steps.lookup):
+        cells, step = cells_of(texts), step_of(list(range(12)), 0, room=[8] * 6 + [2] * 6)
+        cells.is_done_X[3] = 1
+        kernel(cells, step, 8, 1, 16, phrases=phrases)
+        sent = [cells.draft_XG[r, : int(cells.count_X[r])].tolist() for r in range(12)]
+        lines = [step.result_RC[r].tolist() for r in range(12) if r != 3]
+        made.append((sent, lines))
+    assert made[0] == made[1]
+    assert any(map(len, made[0][0]))
+
+
+def test_every_entry_is_found_in_its_bucket() -> None:
+    rng = np.random.default_rng(0)
+    entries = {tuple(c): (int(c[0]), int(c[1]) % 16) for c in rng.integers(0, 60, (5000, 3))}
+    table = table_of(entries)
+    phrases = DevicePhrases.of(table, "cpu")
+    kept = phrases.entries.numpy()
+    for at in rng.integers(0, len(table.hash_E), 200):
+        found = int(table.hash_E[at])
+        bucket = found >> (32 - phrases.bits)
+        ways = kept[bucket * NUM_WAYS : (bucket + 1) * NUM_WAYS]
+        want = found << 32 | int(table.level_E[at]) << 24 | int(table.token_E[at])
+        assert want in (ways.view(np.uint64)).tolist()
+    assert (kept != -1).sum() == len(table.hash_E)
