@@ -21,7 +21,7 @@ from hunch.engine.output import SequenceOutput
 from hunch.types import Capacity, Request, RowResult, RowStart, RowWork, StepPlan
 
 NO_LIMIT = 1 << 62
-AHEAD = 4  # blocks a row takes beyond those it needs, while there are plenty
+AHEAD = 4  # blocks a row that flies takes beyond those it needs, while there are plenty
 
 
 class State(Enum):
@@ -224,6 +224,8 @@ class Scheduler:
             return self._launch(sequence, budget, 0, 0, is_deciding=False)
         num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, what flies decides the token
         num_wanted = sequence.end - num_known - sequence.flying_least
+        if sequence.num_flying:
+            num_wanted = NO_LIMIT  # it may be less than is known here: the device cuts its drafts
         num_nodes, max_draft = sequence.num_nodes, sequence.max_nodes
         if num_nodes:
             num_nodes = min(num_nodes, budget - num_tokens, num_wanted - 1)
@@ -245,12 +247,12 @@ class Scheduler:
             num_nodes = min(num_nodes, spare)
             max_draft = max(min(max_draft, spare - num_nodes - 1), 0)
         if num_new:
-            num_new += self._num_ahead(sequence, num_new)
+            num_new += self._num_ahead(sequence, num_new) if sequence.num_flying else 0
             self._taken[sequence.row] = pool.take(table, num_new)
         return self._launch(sequence, num_tokens, num_nodes, max_draft)
 
     def _num_ahead(self, sequence: Sequence, num_new: int) -> int:
-        """Blocks to take beside new ones: every step with new blocks costs the host time."""
+        """Blocks to take beside new ones: where steps fly, these cost the host time it lacks."""
         num_spare = self.pool.num_free - num_new - self.pool.num_blocks // 2
         num_left = self.pool.num_missing(sequence.table, sequence.end) - num_new
         return max(min(AHEAD, num_spare, num_left), 0)
@@ -275,9 +277,9 @@ class Scheduler:
             member = sequence.member = Member(sequence, work, is_deciding)
         sequence.calm_until = 0
         if num_nodes == max_draft and not sequence.num_partial and not sequence.flying_more:
-            # It goes on so while the tokens it may still say, and its blocks, last.
+            # It goes on so to its end, while its blocks last.
             end, slots = sequence.end, len(sequence.table.blocks) * self.pool.block_size
-            sequence.calm_until = end - max_draft - 2
+            sequence.calm_until = end - 1
             sequence.calm_slots = slots - num_nodes - 1 - max_draft if slots < end else NO_LIMIT
         return member
 
@@ -303,11 +305,14 @@ class Scheduler:
         if not result.computed:
             return  # it had ended on the device before this step
         sequence.tokens += result.tokens
-        sequence.num_computed = result.computed[0]
+        before, sequence.num_computed = sequence.num_computed, result.computed[0]
         if not sequence.num_flying:
             sequence.num_nodes, sequence.calm_until = result.num_nodes, 0
-        if self.pool.is_caching:
-            self.pool.publish(sequence.table, sequence.tokens, result.computed)
+        pool, size = self.pool, self.pool.block_size
+        if pool.is_caching and (
+            len(result.computed) > 1 or before // size < result.computed[0] // size
+        ):
+            pool.publish(sequence.table, sequence.tokens, result.computed)
 
     def land_token(self, member: Member, token: int) -> None:
         """The same for a row that did nothing but say a token."""

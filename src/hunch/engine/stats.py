@@ -24,23 +24,22 @@ class Share(NamedTuple):
     plain: float  # seconds per known token, had nothing been drafted
 
 
+Check = tuple[str, int, int, int]  # how a draft fared: method, nodes, levels, nodes accepted
+
+
 class Tally:
     """What one sequence, or many together, cost and gained."""
 
     __slots__ = (
-        "accepted", "arrived", "decode_draft", "decode_plain", "decode_target", "drafted",
-        "drafter_bytes", "drafters", "drafts_by_accepted", "drafts_by_levels", "first_token",
-        "gaps", "last_token", "reading_draft", "reading_target", "started", "steps", "tokens",
+        "arrived", "checks", "decode_draft", "decode_plain", "decode_target", "drafter_bytes",
+        "first_token", "gaps", "last_token", "reading_draft", "reading_target", "started", "steps",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, arrived: float = 0.0, drafter_bytes: int = 0) -> None:
         self.tokens = 0
         self.steps = 0  # target passes that committed tokens
-        self.drafted = 0
-        self.accepted = 0
-        self.drafters: dict[str, tuple[int, int]] = {}  # drafted and accepted, by method
-        self.drafts_by_levels: Counter[int] = Counter()  # drafts of so many levels
-        self.drafts_by_accepted: Counter[int] = Counter()  # drafts with so many levels accepted
+        self.checks: dict[Check, int] = {}  # how often a draft fared so
         # Its share of passes that processed nothing but the last token and a draft, and what plain
         # passes would have cost for the same tokens:
         self.decode_target = 0.0
@@ -62,22 +61,17 @@ class Tally:
 
     def add(self, row: RowResult, share: Share, now: float) -> None:
         """A step's result for this sequence, with its share of the step's seconds."""
-        num_tokens = len(row.tokens)
-        target = share.target * (row.num_processed + row.num_drafted)
+        num_tokens, num_drafted = len(row.tokens), row.num_drafted
+        target = share.target * (row.num_processed + num_drafted)
         if not num_tokens:
             self.reading_target += target
             return
         self.steps += 1
         self.tokens += num_tokens
-        if row.num_drafted:
-            self.drafted += row.num_drafted
-            self.accepted += row.num_accepted
-            drafted, accepted = self.drafters.get(row.method, (0, 0))
-            counts = (drafted + row.num_drafted, accepted + row.num_accepted)
-            self.drafters[row.method] = counts
-            levels = row.num_drafted if row.num_levels is None else row.num_levels
-            self.drafts_by_levels[levels] += 1
-            self.drafts_by_accepted[row.num_accepted] += 1
+        if num_drafted:
+            levels = num_drafted if row.num_levels is None else row.num_levels
+            check = (row.method, num_drafted, levels, row.num_accepted)
+            self.checks[check] = self.checks.get(check, 0) + 1
         if row.num_processed == 1:
             self.decode_target += target
             self.decode_draft += share.draft
@@ -107,16 +101,13 @@ class Tally:
     def merge(self, other: Tally) -> None:
         """Add another's counts; times of arrival and such stay its own."""
         for name in (
-            "tokens", "steps", "drafted", "accepted", "reading_target", "reading_draft",
-            "decode_target", "decode_draft", "decode_plain",
+            "tokens", "steps", "reading_target", "reading_draft", "decode_target", "decode_draft",
+            "decode_plain",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        # Copies: the other may be counting on in the engine's thread.
-        for name, (drafted, accepted) in other.drafters.copy().items():
-            before = self.drafters.get(name, (0, 0))
-            self.drafters[name] = (before[0] + drafted, before[1] + accepted)
-        self.drafts_by_levels.update(dict(other.drafts_by_levels))
-        self.drafts_by_accepted.update(dict(other.drafts_by_accepted))
+        # A copy: the other may be counting on in the engine's thread.
+        for check, times in other.checks.copy().items():
+            self.checks[check] = self.checks.get(check, 0) + times
 
     def stats(self, seconds: float | None = None) -> dict[str, Any]:
         """The keys of every report. Speeds that were not measured are None."""
@@ -126,12 +117,14 @@ class Tally:
         per_pass = _ratio(self.tokens, self.steps)
         overhead = _ratio(self.decode_draft, self.decode_target)
         spent = self.decode_target + self.decode_draft
+        drafters = self._drafters()
+        drafted, accepted = (sum(counts[i] for counts in drafters.values()) for i in (0, 1))
         return {
             "tokens_per_second": _ratio(self.tokens, seconds),
             "steps": self.steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "acceptance_rate": _ratio(self.accepted, self.drafted),
+            "drafted": drafted,
+            "accepted": accepted,
+            "acceptance_rate": _ratio(accepted, drafted),
             "tokens_per_pass": per_pass,
             "per_position": self.per_position(),
             "draft_seconds": self.reading_draft + self.decode_draft,
@@ -145,24 +138,41 @@ class Tally:
             "queue_seconds": max(0.0, started - self.arrived),
             "drafters": {
                 name: {"drafted": drafted, "accepted": accepted}
-                for name, (drafted, accepted) in self.drafters.items()
+                for name, (drafted, accepted) in drafters.items()
             },
         }
 
+    def _drafters(self) -> dict[str, tuple[int, int]]:
+        """Nodes drafted and accepted, by method."""
+        found: dict[str, tuple[int, int]] = {}
+        for (name, drafted, _, accepted), times in self.checks.copy().items():
+            before = found.get(name, (0, 0))
+            found[name] = before[0] + times * drafted, before[1] + times * accepted
+        return found
+
+    @property
+    def guessed_at(self) -> list[int]:
+        """Drafts that had a guess at each depth."""
+        return _at_least_each((check[2], times) for check, times in self.checks.copy().items())
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Drafts whose guess there was accepted."""
+        return _at_least_each((check[3], times) for check, times in self.checks.copy().items())
+
     def per_position(self) -> list[float]:
         """Of the drafts that had a guess at each depth, the share whose guess was accepted."""
-        guessed = _at_least_each(self.drafts_by_levels)
-        accepted = _at_least_each(self.drafts_by_accepted)
+        guessed, accepted = self.guessed_at, self.accepted_at
         accepted += [0] * (len(guessed) - len(accepted))
         return [part / whole for part, whole in zip(accepted, guessed, strict=True)]
 
 
-def _at_least_each(counts: Counter[int]) -> list[int]:
-    """How many count 1 or more, 2 or more, and so on to the largest."""
-    counts = counts.copy()
+def _at_least_each(counts: Iterable[tuple[int, int]]) -> list[int]:
+    """Of values and how often each came: how many are 1 or more, 2 or more, ... to the largest."""
+    found = list(counts)
     return [
-        sum(times for value, times in counts.items() if value >= least)
-        for least in range(1, max(counts, default=0) + 1)
+        sum(times for value, times in found if value >= least)
+        for least in range(1, max((value for value, _ in found), default=0) + 1)
     ]
 
 
@@ -300,8 +310,8 @@ class EngineStats:
             "generation_tokens": total.tokens,
             "prompt_tokens": self.prompt_tokens,
             "num_steps": self.num_steps,
-            "num_drafts": total.drafts_by_levels.total(),
-            "accepted_per_position": _at_least_each(total.drafts_by_accepted),
+            "num_drafts": sum(total.checks.values()),
+            "accepted_per_position": total.accepted_at,
             "busy_seconds": self.busy_seconds,
             "time_saved_seconds": total.decode_plain - total.decode_target - total.decode_draft,
             "finished": dict(self.finished),

@@ -18,7 +18,7 @@ from hunch.runner.reading import Reader
 from hunch.runner.rows import RowBuffers
 from hunch.spec.base import DeviceDrafter
 from hunch.spec.fast_pace import new_pace
-from hunch.spec.pace import Gait, Pace
+from hunch.spec.pace import REST, Gait, Pace
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
 MIN_CHECKED = 16  # packed tokens a product takes at once; below, one node takes as long as three
@@ -29,8 +29,13 @@ NUM_ALONE, NUM_BESIDE = 3, 2
 # the network saves what the network takes and no more, as long matches are taken with it too: a
 # lookup that promises much more than that was lucky, or the network fails.
 SWITCH, LEAVE = 0.1, 0.4
-HOST_RATE, MAX_PAUSE = 0.1, 0.5  # how quickly the host's time is learned; a pause is no cost
-HOST_FADE = 0.01  # how quickly what is not seen again is forgotten
+# How quickly it is learned by how much steps keep the device waiting for the host, how much of a
+# step that can be (a pause is no cost), and how quickly what is not seen again is forgotten.
+LATE_RATE, MAX_LATE, LATE_FADE = 0.05, 0.5, 0.003
+# Rows from which on lookups rest while they do not pay, as they take the host's time and the
+# device's; plain steps after which they do, steps that they rest, and steps to listen, then or with
+# new rows, before a node is checked.
+MIN_REST, TIRED, RESTED, LISTENING = 32, 4, 32, 4
 READS = 32  # tokens worth reading to a network for one that a row may still say
 
 
@@ -55,15 +60,15 @@ class Gaits:
         self.can_miss = self.has_ways and drafter is not None and drafter.network is not None
         self.costs = StepCosts()
         self._draft_seconds: dict[tuple[int, Gait], float] = {}  # by rows
-        self._host_seconds: dict[
-            tuple[int, bool], float
-        ] = {}  # by rows; are nodes checked
+        self._late_seconds: dict[tuple[int, bool], float] = {}  # by rows; are nodes checked
         self._is_fresh = np.zeros(num_rows, dtype=np.bool_)
         # In which way each row's waiting draft was made, and how long a match was behind it.
         self._way = np.zeros(num_rows, dtype=np.int64)
         self._matched = np.zeros(num_rows, dtype=np.int64)
         self._is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
         self._at: dict[int, list[Gait]] = {}
+        self._num_plain = 0  # steps that checked nothing, one after the other
+        self._num_rest = 0  # steps to come before a node is checked: first resting, then listening
 
     def at(self, num_rows: int) -> list[Gait]:
         """Gaits of a step of so many rows."""
@@ -89,7 +94,13 @@ class Gaits:
         """The same, and the steps that begin drafting."""
         gaits = self.at(num_rows)
         first = [Gait(0, way) for way in sorted({gait.way for gait in gaits})]
+        if self._can_rest(num_rows):
+            first.append(Gait(0, REST))
         return gaits + [gait for gait in first if gait not in gaits]
+
+    def _can_rest(self, num_rows: int) -> bool:
+        """Beside a network lookups are a small part of what drafting takes."""
+        return num_rows >= MIN_REST and not self.has_ways and len(self.at(num_rows)) > 1
 
     # --- before a step ----------------------------------------------------------------------------
 
@@ -99,6 +110,8 @@ class Gaits:
         is_beside = any(self.rows.requests[other] is not None for other in others)
         for row in ids:
             self.pace.start(row, is_beside=is_beside)
+        if not is_beside:
+            self._num_plain, self._num_rest = 0, LISTENING
         self._is_fresh[ids] = self._is_tree[ids] = False
         self._way[ids] = 0
 
@@ -111,12 +124,20 @@ class Gaits:
         gaits = self.at(num_rows)
         if len(gaits) == 1:
             return gaits[0]
+        can_rest = self._can_rest(num_rows)
+        if can_rest and self._num_rest:
+            self._num_rest -= 1
+            return Gait(0, REST if self._num_rest >= LISTENING else 0)
         seconds = {gait: self._seconds(num_rows, gait) for gait in gaits}
         if self.can_miss:
             seconds = self._with_changes(row_R, seconds, is_host)
         # Of the step that flies at least one will be said.
         left_R = np.maximum(self.rows.end[row_R] - self.rows.known[row_R] - 1, 1)
-        return self.pace.choose(row_R, seconds, left_R)
+        gait = self.pace.choose(row_R, seconds, left_R)
+        self._num_plain = 0 if gait.num_nodes else self._num_plain + 1
+        if can_rest and self._num_plain >= TIRED:
+            self._num_plain, self._num_rest = 0, RESTED + LISTENING
+        return gait
 
     def _with_changes(
         self, row_R: np.ndarray, seconds: dict[Gait, float], is_host: bool
@@ -141,13 +162,13 @@ class Gaits:
         return not (self.can_miss and gait.way) or bool(self._is_fresh[row_R].all())
 
     def _seconds(self, num_rows: int, gait: Gait) -> float:
-        """From one step to the next: the slower of device and host leads."""
+        """From one step to the next: what it takes the device, and how long the host keeps it."""
         drafting, rows = None, num_rows
         while drafting is None and rows:  # a size that was not captured drafts as the one below it
             drafting = self._draft_seconds.get((rows, gait))
             rows //= 2
-        on_device = self.costs.seconds(num_rows, gait) + (drafting or 0.0)
-        return max(on_device, self._host_seconds.get((num_rows, gait.num_nodes > 0), 0.0))
+        late = self._late_seconds.get((num_rows, gait.num_nodes > 0), 0.0)
+        return self.costs.seconds(num_rows, gait) + (drafting or 0.0) + late
 
     def _is_worth_reading(self, row_R: np.ndarray) -> bool:
         assert self.drafter is not None
@@ -177,37 +198,36 @@ class Gaits:
         self.costs.capture(graph.num_rows, gait, _targets_part(graph, graph.seconds))
 
     def landed(
-        self, graph: StepGraph, seconds: float, host_seconds: float | None = None
+        self, graph: StepGraph, seconds: float, since: float | None = None
     ) -> tuple[float, float]:
         """What a step took: the target's seconds, and what a plain step would have taken.
 
-        host_seconds: what the host did since the landing before, if that was all for flights.
+        since: seconds since the landing before, if the host did nothing but flights.
         """
         num_rows, gait = graph.num_rows, Gait(graph.num_nodes, graph.way)
         target_seconds = _targets_part(graph, seconds)
         if seconds > 0.0:
             self.costs.record(num_rows, gait, target_seconds)
-            if host_seconds is not None:
-                self._learn_host(num_rows, gait.num_nodes > 0, seconds, host_seconds)
+            if since is not None:
+                late = min(max(since - seconds, 0.0), MAX_LATE * seconds)
+                self._learn_late(num_rows, gait.num_nodes > 0, late)
         share = self.costs.seconds(num_rows, Gait(0)) / self.costs.seconds(num_rows, gait)
         return target_seconds, target_seconds * min(share, 1.0)
 
-    def _learn_host(
-        self, num_rows: int, is_checking: bool, seconds: float, host_seconds: float
-    ) -> None:
+    def _learn_late(self, num_rows: int, is_checking: bool, late: float) -> None:
         """Steps of the other kind are slowly thought alike: one slow step may be all they had."""
-        times, key, other = self._host_seconds, (num_rows, is_checking), (num_rows, not is_checking)
-        before = times.get(key, seconds)
-        times[key] = before + HOST_RATE * min(host_seconds - before, MAX_PAUSE * before)
+        times, key, other = self._late_seconds, (num_rows, is_checking), (num_rows, not is_checking)
+        before = times.get(key, times.get(other, 0.0))
+        times[key] = before + LATE_RATE * (late - before)
         if other in times:
-            times[other] += HOST_FADE * (times[key] - times[other])
+            times[other] += LATE_FADE * (times[key] - times[other])
 
     def learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: StepGraph) -> list[str] | None:
         """Take in a step's result; returns who had drafted what it checked, if it did."""
         assert self.drafter is not None
         num_nodes, pace = graph.num_nodes, self.pace
         matched_R = result_RC[:, MATCHED]
-        if not num_nodes and not self.checks_at(graph.num_rows):
+        if not num_nodes and (graph.way == REST or not self.checks_at(graph.num_rows)):
             pace.pass_by(row_R)
             self._way[row_R] = self._matched[row_R] = 0
             return None
@@ -233,6 +253,8 @@ class Gaits:
 
     def _sources(self, row_R: np.ndarray) -> list[str]:
         assert self.drafter is not None
+        if not self.has_ways:
+            return [self.drafter.drafted_by(0, 0)] * len(row_R)
         ways, matches = self._way[row_R].tolist(), self._matched[row_R].tolist()
         return list(map(self.drafter.drafted_by, ways, matches))
 

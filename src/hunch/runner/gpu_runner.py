@@ -277,7 +277,6 @@ class GraphRunner(LocalRunner):
         """Wait for a step and tell the host's rows what it did."""
         graph, crew, drafter = flight.graph, flight.crew, self.device_drafter
         num_columns = self.steps.num_columns(graph.num_nodes)
-        waiting = perf_counter()
         result_RC, seconds = self.steps.delivery.receive(flight.slot, len(crew.ids), num_columns)
         before, self._landed_at = self._landed_at, perf_counter()
         sources = None
@@ -287,8 +286,8 @@ class GraphRunner(LocalRunner):
         said, results = land_rows(
             self.rows, crew.row_R, result_RC, flight.requests, sources, writes_kv=writes_kv
         )
-        host_seconds = None if before is None else waiting - before
-        target_seconds, plain_seconds = self.gaits.landed(graph, seconds, host_seconds)
+        since = None if before is None else self._landed_at - before
+        target_seconds, plain_seconds = self.gaits.landed(graph, seconds, since)
         result = StepResult(
             id=flight.plan.id,
             rows=results,

@@ -39,35 +39,44 @@ def land_rows(
         return result_RC[:, FIRST].tolist(), []
     said = np.where(is_more_R, -1, result_RC[:, FIRST]).tolist()
     results: list[RowResult] = []
-    places, ids = np.flatnonzero(is_more_R).tolist(), row_R[is_more_R].tolist()
-    for place, row, line in zip(places, ids, result_RC[is_more_R].tolist(), strict=True):
-        request, num_tokens, known, checked = (
-            requests[place], line[TOKENS], line[KNOWN], line[CHECKED],
-        )  # fmt: skip
+    places, row_R, result_RC = np.flatnonzero(is_more_R), row_R[is_more_R], result_RC[is_more_R]
+    left_R = rows.end[row_R] - result_RC[:, KNOWN] + result_RC[:, TOKENS]
+    checked = np.minimum(result_RC[:, CHECKED], np.maximum(left_R, 0)).tolist()
+    lines = result_RC[:, : FIRST + result_RC[:, TOKENS].max()].tolist()
+    has_others = len(rows.computed) > 1
+    for place, row, line, num_checked in zip(
+        places.tolist(), row_R.tolist(), lines, checked, strict=True
+    ):
+        request, num_tokens = requests[place], line[TOKENS]
         if not num_tokens or request is None:
             results.append(RowResult(row=row))  # it had ended before this step
             continue
-        is_there, finish = rows.requests[row] is request, REASONS[line[REASON]]
-        others = [known - 1 if writes_kv else 0] * (len(rows.computed) - 1)
-        if is_there and others:
-            others = rows.computed[1:, row].tolist()
-        if finish is not None and is_there:
-            rows.leave(row)
         result = RowResult(
             row=row,
             tokens=line[FIRST : FIRST + num_tokens],
             num_processed=1,
+            num_drafted=num_checked,
             num_accepted=num_tokens - 1,
-            finish=finish,
-            computed=(known - 1, *others),
+            computed=(line[KNOWN] - 1,),
             num_nodes=line[DRAFTED],
+            method=sources[place] if sources is not None and num_checked else "",
         )
-        if checked:
-            end = len(request.prompt_ids) + request.max_tokens
-            result.num_drafted = min(checked, max(end - known + num_tokens, 0))
-            result.method = sources[place] if sources is not None else ""
+        if has_others or line[REASON]:
+            _complete(result, rows, request, REASONS[line[REASON]], writes_kv=writes_kv)
         results.append(result)
     return said, results
+
+
+def _complete(
+    result: RowResult, rows: RowBuffers, request: Request, finish: str | None, *, writes_kv: bool
+) -> None:
+    """Other KV groups, and the row's end; the row may be another request's by now."""
+    row, is_there = result.row, rows.requests[result.row] is request
+    gone = [result.computed[0] if writes_kv else 0] * (len(rows.computed) - 1)
+    others = rows.computed[1:, row].tolist() if is_there else gone
+    result.computed, result.finish = (*result.computed, *others), finish
+    if finish is not None and is_there:
+        rows.leave(row)
 
 
 def _commit(

@@ -10,7 +10,7 @@ import numpy as np
 from hunch.draft import Rows
 from hunch.kernels.gpu_lookup import DevicePhrases, lookup
 from hunch.kernels.gpu_spec import Cells, StepRows
-from hunch.spec.pace import Gait
+from hunch.spec.pace import REST, Gait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class DeviceLookup:
         lookup(cells, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases)
 
     def works(self, way: int) -> bool:
-        return True
+        return way != REST
 
     def writes_kv(self, way: int) -> bool:
         return False

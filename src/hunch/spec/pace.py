@@ -23,7 +23,10 @@ from hunch.spec.record import NO_HINT, Array, Record
 NEW = 1.0  # doublings of the match taken for a row of which nothing was heard
 CHAIN, TREE = 1, 2  # ways with a network
 NETWORK = {CHAIN: (0.5, 0.6), TREE: (0.65, 0.65)}  # chances by way; a tree's: any of a level
-SLOW = 16  # power of a row's time to its end: 1 would give the mean time, a large one the longest
+# Powers of a row's time to its end, with lookups and with a network: 1 would give the mean time, a
+# large one the longest. A network's rows differ less, and of the least it knows too little.
+SLOW, NETWORK_SLOW = 16, 4
+REST = -1  # the way of a step in which nobody guesses
 # Requests keep coming if one came beside others that had gone so many steps, of late: of an
 # arrival so much is left after each step, and it counts down to the least.
 SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
@@ -47,7 +50,7 @@ class Gait(NamedTuple):
     """How a step goes: nodes it checks, and in which way it drafts for the next one."""
 
     num_nodes: int
-    way: int = 0  # 0: without a network
+    way: int = 0  # 0: without a network; REST: nobody drafts
 
 
 def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[Gait, ...]:
@@ -184,10 +187,9 @@ class Pace:
         """Tokens beside the bonus that a step of each gait would bring a row; sizes rise.
 
         Every row waits for what the others check, and requests that came together are done when the
-        last of them is: of lookups those count that gain least and have most left to say. While
-        requests keep coming, the next one has the use of what a fast row gains, and the mean counts
-        as much as the least. So it does with a network: there rows differ less, and it learns only
-        while in use.
+        last of them is: those count that gain least and have most left to say. While requests keep
+        coming, the next one has the use of what a fast row gains, and the mean counts as much as
+        the least.
         """
         is_flowing = self.flow > LEAST_FLOW
         by_way: dict[int, list[Gait]] = {}
@@ -202,16 +204,17 @@ class Pace:
             gain_RS = record.gains(row_R, sizes_S, way, hint_2R, is_doubtful=not is_flowing)
             if len(row_R) == 1:
                 gain_S = gain_RS[0]
-            elif way or is_flowing:
+            elif is_flowing:
                 gain_S = 0.5 * (gain_RS.mean(0) + gain_RS.min(0))
             else:
-                gain_S = _slow_gain(gain_RS, np.ones(len(row_R)) if left_R is None else left_R)
+                left = np.ones(len(row_R)) if left_R is None else left_R
+                gain_S = _slow_gain(gain_RS, left, NETWORK_SLOW if way else SLOW)
             gains.update(zip(some, gain_S.tolist(), strict=True))
         return gains
 
 
-def _slow_gain(gain_RS: Array, left_R: Array) -> Array:
+def _slow_gain(gain_RS: Array, left_R: Array, power: int) -> Array:
     """By what the rows' times to their ends shrink: a power mean, near to that of the longest."""
-    share_R = (left_R / left_R.max()) ** SLOW
-    time_S = share_R @ (1.0 / (1.0 + gain_RS)) ** SLOW / share_R.sum()
-    return np.asarray(time_S ** (-1.0 / SLOW) - 1.0)
+    share_R = (left_R / left_R.max()) ** power
+    time_S = share_R @ (1.0 / (1.0 + gain_RS)) ** power / share_R.sum()
+    return np.asarray(time_S ** (-1.0 / power) - 1.0)
