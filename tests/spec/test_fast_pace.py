@@ -45,7 +45,7 @@ def test_both_choosers_learn_and_choose_alike(seed: int) -> None:
         if step % 20 == 0:
             is_beside = bool(noise.integers(2))
             for pace in (plain, fast):
-                pace.start(int(rows[0]), is_beside=is_beside)
+                pace.start([int(rows[0])], is_beside=is_beside)
         if step % 31 == 0:
             for pace in (plain, fast):
                 pace.pass_by(rows)

@@ -81,7 +81,7 @@ def test_while_requests_keep_coming_fast_rows_count_too() -> None:
     pace, cost = Pace(9, GAITS), {Gait(0): 1.0, Gait(3): 1.2, Gait(7): 1.3}
     rows = teach_many(pace, 7)
     assert pace.settled() == rows.tolist()
-    pace.start(8, is_beside=True)
+    pace.start([8], is_beside=True)
     assert pace.choose(rows, cost) == Gait(7)
     teach_many(pace, 7)
     assert pace.choose(rows, cost) == Gait(0)
@@ -115,7 +115,7 @@ def test_doubt_passes_as_guesses_turn_out_right_though_unchecked() -> None:
         pace.learn(rows, np.ones(8, dtype=np.int64), guess_RG[:, :1], guess_RG, np.full(8, 2))
         steps += 1
     assert 0 < steps < 10
-    pace.start(3)
+    pace.start([3])
     assert pace.lookup.doubt_X[3] == pace.lookup.doubt > pace.lookup.doubt_X[0]
 
 
@@ -133,7 +133,7 @@ def test_a_new_request_starts_anew() -> None:
     pace = Pace(4, GAITS)
     before = pace.lookup.first_X[1]
     teach(pace, is_right=False)
-    pace.start(1)
+    pace.start([1])
     assert pace.lookup.first_X[1] == before
     assert (pace.guess_XG[1] == -1).all()
 

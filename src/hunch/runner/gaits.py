@@ -108,8 +108,7 @@ class Gaits:
         """Requests came into these rows, together."""
         others = set(self.pace.settled()).difference(ids)
         is_beside = any(self.rows.requests[other] is not None for other in others)
-        for row in ids:
-            self.pace.start(row, is_beside=is_beside)
+        self.pace.start(ids, is_beside=is_beside)
         if not is_beside:
             self._num_plain, self._num_rest = 0, LISTENING
         self._is_fresh[ids] = self._is_tree[ids] = False
@@ -180,7 +179,7 @@ class Gaits:
 
     def launch(self, gait: Gait, row_R: np.ndarray) -> Gait:
         """The step is launched so; a tree that waits can only be checked as a tree."""
-        if self.drafter is None:
+        if self.drafter is None or not self.has_ways:
             return gait
         is_tree = self.drafter.depth(gait.way) > 0
         if not is_tree and self._is_tree[row_R].any():
@@ -229,7 +228,8 @@ class Gaits:
         matched_R = result_RC[:, MATCHED]
         if not num_nodes and (graph.way == REST or not self.checks_at(graph.num_rows)):
             pace.pass_by(row_R)
-            self._way[row_R] = self._matched[row_R] = 0
+            if self.has_ways:
+                self._way[row_R] = self._matched[row_R] = 0
             return None
         tokens_RK = result_RC[:, FIRST : FIRST + num_nodes + 1]
         guess_RG = result_RC[:, FIRST + num_nodes + 1 :]

@@ -107,6 +107,10 @@ class DeviceDrafter(Protocol):
     def needs_host(self, rows: Rows) -> bool:
         """Whether only the host's drafter can draft for these rows."""
 
+    @property
+    def is_always_ready(self) -> bool:
+        """Whether it needs nothing of a row but its tokens."""
+
     def is_ready(self, rows: Rows) -> np.ndarray:
         """Of which rows everything that drafting needs is on the device."""
 

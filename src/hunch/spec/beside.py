@@ -55,7 +55,7 @@ class DraftBeside:
         for row in rows.ids_R.tolist():
             if row not in self._met:
                 self._met.add(row)
-                self.record.start(row)
+                self.record.start([row])
             sent, row_1 = self._sent.pop(row, None), np.array([row])
             if sent is None:
                 self.record.fade(row_1)

@@ -34,6 +34,7 @@ class DeviceAuto:
     tree: DeviceDraft  # the same model
     name: str = "auto"
     watch: None = None
+    is_always_ready: bool = True
     feature_layers: tuple[int, ...] = ()
 
     @property

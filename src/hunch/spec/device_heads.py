@@ -44,6 +44,7 @@ class DeviceHeads:
     is_adaptive: bool = True
     margin: float = 0.0
     is_guided: bool = False
+    is_always_ready: bool = True
     network: None = None
 
     @property

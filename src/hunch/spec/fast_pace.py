@@ -68,6 +68,7 @@ class FastPace(Pace):
         self, row_R: Array, num_R: Array, tokens_RK: Array, guess_RG: Array, matched_R: Array
     ) -> None:
         self._count(row_R)
+        self._passed_R = None
         self._native.learn(row_R, num_R, tokens_RK, guess_RG, matched_R)
 
     def _gains(self, row_R: Array, gaits: list[Gait], left_R: Array | None) -> dict[Gait, float]:

@@ -26,6 +26,7 @@ class DeviceLookup:
     num_nodes: int
     margin: float = 0.0
     is_adaptive: bool = True
+    is_always_ready: bool = True
     phrases: DevicePhrases | None = None
     network: None = None
     watch: None = None

@@ -100,6 +100,7 @@ class Pace:
         self.guess_XG = np.full((num_rows, num_guesses), -1, dtype=np.int64)
         self.is_learning = len(self.gaits) > 1
         self.num_steps, self.flow = 0, 0.0
+        self._passed_R: Array | None = None  # rows of the last step, if nobody guessed in it
         self.age_X = np.zeros(num_rows, dtype=np.int64)  # steps of the row's request
         self.seen_X = np.full(num_rows, -2, dtype=np.int64)  # the row's last step
 
@@ -108,15 +109,15 @@ class Pace:
         is_settled_X = (self.age_X >= SETTLED) & (self.seen_X == self.num_steps)
         return np.flatnonzero(is_settled_X).tolist()
 
-    def start(self, row: int, *, is_beside: bool = False) -> None:
-        """A request came into the row, beside others that had gone some steps or alone."""
-        self.age_X[row] = 0
+    def start(self, ids: list[int], *, is_beside: bool = False) -> None:
+        """Requests came into these rows, beside others that had gone some steps or alone."""
+        self.age_X[ids], self._passed_R = 0, None
         if is_beside:
             self.flow = 1.0
-        self.lookup.start(row)
-        self.network.start(row)
-        self.guess_XG[row] = -1
-        self.match_X[row] = self.before_X[row] = NEW * self.is_by_match
+        self.lookup.start(ids)
+        self.network.start(ids)
+        self.guess_XG[ids] = -1
+        self.match_X[ids] = self.before_X[ids] = NEW * self.is_by_match
 
     def learn(
         self, row_R: Array, num_R: Array, tokens_RK: Array, guess_RG: Array, matched_R: Array
@@ -125,6 +126,7 @@ class Pace:
         if not self.is_learning:
             return
         self._count(row_R)
+        self._passed_R = None
         if not self.has_lookup:
             return
         most = min(tokens_RK.shape[1], self.guess_XG.shape[1])
@@ -144,9 +146,12 @@ class Pace:
     def pass_by(self, row_R: Array) -> None:
         """The rows went a step in which nobody guessed."""
         self._count(row_R)
-        self.guess_XG[row_R] = -1
-        self.match_X[row_R] = self.before_X[row_R] = NEW * self.is_by_match
-        self.network.fade(row_R)
+        if self._passed_R is not row_R:  # else nothing is kept of what was guessed for them
+            self._passed_R = row_R
+            self.guess_XG[row_R] = -1
+            self.match_X[row_R] = self.before_X[row_R] = NEW * self.is_by_match
+        if self.network.hopes:
+            self.network.fade(row_R)
 
     def _count(self, row_R: Array) -> None:
         self.num_steps += 1

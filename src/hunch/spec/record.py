@@ -58,10 +58,10 @@ class Record:
         self.num_levels = min(num_levels or num_guesses, num_guesses)
         self.past_G = np.full(num_guesses - self.num_levels, past)
 
-    def start(self, row: int) -> None:
-        """A request came into the row."""
-        self.first_X[row] = self.next_X[row] = 0.0
-        self.doubt_X[row] = self.doubt
+    def start(self, ids: list[int]) -> None:
+        """Requests came into these rows."""
+        self.first_X[ids] = self.next_X[ids] = 0.0
+        self.doubt_X[ids] = self.doubt
 
     def learn(
         self,
