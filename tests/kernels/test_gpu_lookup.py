@@ -148,3 +148,11 @@ def test_every_entry_is_found_in_its_bucket() -> None:
         want = found << 32 | int(table.level_E[at]) << 24 | int(table.token_E[at])
         assert want in (ways.view(np.uint64)).tolist()
     assert (kept != -1).sum() == len(table.hash_E)
+
+
+def test_a_table_of_crowded_hashes_takes_little_room() -> None:
+    table = table_of({(token,): (token, 9) for token in range(40)})
+    table.hash_E = np.array([7] * 10 + list(range(100, 130)), dtype=np.uint32)  # alike, and close
+    kept = DevicePhrases.of(table, "cpu").entries.numpy()
+    assert len(kept) <= 2**10
+    assert NUM_WAYS <= (kept != -1).sum() <= 31

@@ -24,6 +24,7 @@ from hunch.kernels.lookup import LENGTHS, MAX_MATCH
 from hunch.kernels.phrases import MULTIPLIER, NOBODY, NUM_LEVELS, SHIFT, PhraseTable
 
 NUM_WAYS = 8  # entries of a bucket, read at once
+MORE_BITS = 5  # of a hash, beyond what full buckets would need
 MAX_ORDER = 5  # tokens of the longest context that is looked for
 NUM_ASKED = 7  # guesses of a chain for which the table is asked: later ones bring nothing
 BY_TABLE = 1  # tokens of a match that tell of the next guess as much as one of the table does
@@ -58,19 +59,21 @@ def needed_levels(table: PhraseTable) -> list[int]:
 
 
 def _buckets(table: PhraseTable) -> tuple[np.ndarray, int]:
-    """Entries by the first bits of their hashes, as many buckets as it takes to hold them all."""
-    hash_E = table.hash_E.astype(np.int64)
-    packed_E = (hash_E << 32) | (table.level_E.astype(np.int64) << 24) | table.token_E
-    bits = max(len(hash_E) // NUM_WAYS, 1).bit_length() - 1
-    while True:
+    """Entries by the first bits of their hashes, with buckets enough to hold them all.
+
+    Hashes that crowd more than hashes do leave the last of them out.
+    """
+    hash_E, at_E = np.unique(table.hash_E.astype(np.int64), return_index=True)
+    said_E = (table.level_E[at_E].astype(np.int64) << 24) | table.token_E[at_E]
+    least = max(len(hash_E) // NUM_WAYS, 1).bit_length() - 1
+    for bits in range(least, least + MORE_BITS + 1):
         bucket_E = hash_E >> (32 - bits)
-        first_E = np.searchsorted(bucket_E, bucket_E)
-        way_E = np.arange(len(hash_E)) - first_E
+        way_E = np.arange(len(hash_E)) - np.searchsorted(bucket_E, bucket_E)
         if way_E.max(initial=0) < NUM_WAYS:
             break
-        bits += 1
+    is_in_E = way_E < NUM_WAYS
     entries = np.full((1 << bits) * NUM_WAYS, EMPTY, dtype=np.int64)
-    entries[bucket_E * NUM_WAYS + way_E] = packed_E
+    entries[(bucket_E * NUM_WAYS + way_E)[is_in_E]] = ((hash_E << 32) | said_E)[is_in_E]
     return entries, bits
 
 
