@@ -76,8 +76,8 @@ class DeviceRows:
             stale = [row for row in rows if row in self._stale]
         places: list[np.ndarray] = []
         values: list[np.ndarray] = []
-        for row in stale:
-            self._renew(row, places, values)
+        if stale:
+            self._renew(stale, places, values)
         num_blocks, on_device = self.rows.num_blocks, self._num_blocks
         grown = [row for row in rows if num_blocks[row] != on_device[row]]
         if grown:
@@ -87,34 +87,38 @@ class DeviceRows:
             self._send(inputs, places, values)
         return stale
 
-    def _renew(self, row: int, places: list[np.ndarray], values: list[np.ndarray]) -> None:
+    def _renew(self, stale: list[int], places: list[np.ndarray], values: list[np.ndarray]) -> None:
         rows, at = self.rows, self._at
-        request = rows.requests[row]
-        if request is None:  # it ended in a step that the engine has not read yet
-            places.append(np.array([at["is_done_X"] + row]))
-            values.append(np.ones(1, dtype=np.int64))
-            return
-        known = int(rows.known[row])
-        stops = np.full(MAX_STOPS, -1, dtype=np.int64)
-        stops[: len(request.stop_ids)] = list(request.stop_ids)
-        names = ("known_X", "end_X", "is_done_X", "count_X")
-        places.append(np.array([at[name] + row for name in names]))
-        values.append(np.array([known, int(rows.end[row]), 0, 0]))
-        places.append(at["stop_XS"] + row * MAX_STOPS + np.arange(MAX_STOPS))
-        values.append(stops)
-        places.append(self._tokens_at + row * rows.tokens.shape[1] + np.arange(known))
-        values.append(rows.tokens[row, :known].copy())
-        self._stale.discard(row)
-        self._num_blocks[row] = 0
+        requests = {row: rows.requests[row] for row in stale}
+        # Those without a request ended in a step that the engine has not read yet.
+        over = [row for row, request in requests.items() if request is None]
+        here = {row: request for row, request in requests.items() if request is not None}
+        places.append(at["is_done_X"] + np.array(over, dtype=np.int64))
+        values.append(np.ones(len(over), dtype=np.int64))
+        ids_R = np.array(list(here), dtype=np.int64)
+        known_R, none_R = rows.known[ids_R], np.zeros(len(ids_R), dtype=np.int64)
+        places += [at[name] + ids_R for name in ("known_X", "end_X", "is_done_X", "count_X")]
+        values += [known_R, rows.end[ids_R], none_R, none_R]
+        stops_RS = np.full((len(here), MAX_STOPS), -1, dtype=np.int64)
+        for stops_S, request in zip(stops_RS, here.values(), strict=True):
+            stops_S[: len(request.stop_ids)] = list(request.stop_ids)
+        places.append((at["stop_XS"] + ids_R[:, None] * MAX_STOPS + np.arange(MAX_STOPS)).ravel())
+        values.append(stops_RS.ravel())
+        row_N, place_N = _spans(ids_R, none_R, known_R)
+        places.append(self._tokens_at + row_N * rows.tokens.shape[1] + place_N)
+        values.append(rows.tokens[row_N, place_N])
+        self._stale.difference_update(here)
+        for row in here:
+            self._num_blocks[row] = 0
 
     def _add_blocks(
         self, grown: list[int], places: list[np.ndarray], values: list[np.ndarray]
     ) -> None:
-        have, want = self._num_blocks, self.rows.num_blocks
-        at = [(row, place) for row in grown for place in range(have[row], want[row])]
-        row_N, place_N = np.array(at, dtype=np.int64).reshape(-1, 2).T
-        places.append(self._at["table_XB"] + row_N * self.rows.table.shape[1] + place_N)
-        values.append(self.rows.table[row_N, place_N])
+        have, want, table = self._num_blocks, self.rows.num_blocks, self.rows.table
+        have_R, want_R = (np.array([counts[row] for row in grown]) for counts in (have, want))
+        row_N, place_N = _spans(np.array(grown), have_R, want_R)
+        places.append(self._at["table_XB"] + row_N * table.shape[1] + place_N)
+        values.append(table[row_N, place_N])
         for row in grown:
             have[row] = want[row]
 
@@ -142,3 +146,11 @@ class DeviceRows:
             letter_W = letter_W.to(self.device)
         update(self.cells, self.inputs_3R, letter_W, num_changes)
         self._sent = inputs
+
+
+def _spans(ids_R: np.ndarray, first_R: np.ndarray, end_R: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Every place of each row from its first to before its end, beside the row's id."""
+    num_R = end_R - first_R
+    past_R = np.cumsum(num_R)
+    place_N = np.arange(num_R.sum()) + np.repeat(first_R - (past_R - num_R), num_R)
+    return np.repeat(ids_R, num_R), place_N
