@@ -114,33 +114,7 @@ class SamplingParams:
         self._check()
 
     def _check(self) -> None:
-        finite = _is_number
-        rules: list[tuple[str, Callable[[Any], bool], str]] = [
-            ("n", lambda v: isinstance(v, int) and v >= 1, "a whole number, 1 or more"),
-            ("temperature", lambda v: finite(v) and v >= 0, "0 or more (0 means greedy)"),
-            ("top_p", lambda v: finite(v) and 0 < v <= 1, "above 0 and at most 1"),
-            ("top_k", lambda v: isinstance(v, int) and v >= 0, "-1, 0 (all tokens) or more"),
-            ("min_p", lambda v: finite(v) and 0 <= v <= 1, "from 0 to 1"),
-            ("repetition_penalty", lambda v: finite(v) and 0.01 <= v <= 100, "from 0.01 to 100"),
-            ("presence_penalty", lambda v: finite(v) and -2 <= v <= 2, "from -2 to 2"),
-            ("frequency_penalty", lambda v: finite(v) and -2 <= v <= 2, "from -2 to 2"),
-            ("max_tokens", lambda v: v is None or _is_whole(v, 1), "a whole number, 1 or more"),
-            ("min_tokens", lambda v: _is_whole(v, 0), "a whole number, 0 or more"),
-            ("logprobs", lambda v: v is None or _is_whole(v, 0), "a whole number, 0 or more"),
-            ("prompt_logprobs", lambda v: v is None or _is_whole(v, 0), "a whole number"),
-            ("seed", lambda v: v is None or _is_whole(v, 0), "a whole number from 0 to 2**63 - 1"),
-            ("seed", lambda v: v is None or v <= MAX_SEED, "a whole number from 0 to 2**63 - 1"),
-            ("stop", _are_texts, "strings that are not empty"),
-            ("bad_words", _are_texts, "strings that are not empty"),
-            ("stop_token_ids", _are_ids, "token ids"),
-            (
-                "allowed_token_ids",
-                lambda v: v is None or (v and _are_ids(v)),
-                "token ids, not none",
-            ),
-            ("prediction", _is_text_or_ids, "a text, or token ids"),
-        ]
-        for name, is_good, allowed in rules:
+        for name, is_good, allowed in _RULES:
             value = getattr(self, name)
             if not is_good(value):
                 raise RequestError(f"{name}={value!r} must be {allowed}")
@@ -172,6 +146,33 @@ def _are_ids(values: Iterable[object]) -> bool:
 
 def _is_text_or_ids(value: Any) -> bool:
     return value is None or isinstance(value, str) or _are_ids(value)
+
+
+_RULES: list[tuple[str, Callable[[Any], bool], str]] = [
+    ("n", lambda v: isinstance(v, int) and v >= 1, "a whole number, 1 or more"),
+    ("temperature", lambda v: _is_number(v) and v >= 0, "0 or more (0 means greedy)"),
+    ("top_p", lambda v: _is_number(v) and 0 < v <= 1, "above 0 and at most 1"),
+    ("top_k", lambda v: isinstance(v, int) and v >= 0, "-1, 0 (all tokens) or more"),
+    ("min_p", lambda v: _is_number(v) and 0 <= v <= 1, "from 0 to 1"),
+    ("repetition_penalty", lambda v: _is_number(v) and 0.01 <= v <= 100, "from 0.01 to 100"),
+    ("presence_penalty", lambda v: _is_number(v) and -2 <= v <= 2, "from -2 to 2"),
+    ("frequency_penalty", lambda v: _is_number(v) and -2 <= v <= 2, "from -2 to 2"),
+    ("max_tokens", lambda v: v is None or _is_whole(v, 1), "a whole number, 1 or more"),
+    ("min_tokens", lambda v: _is_whole(v, 0), "a whole number, 0 or more"),
+    ("logprobs", lambda v: v is None or _is_whole(v, 0), "a whole number, 0 or more"),
+    ("prompt_logprobs", lambda v: v is None or _is_whole(v, 0), "a whole number"),
+    ("seed", lambda v: v is None or _is_whole(v, 0), "a whole number from 0 to 2**63 - 1"),
+    ("seed", lambda v: v is None or v <= MAX_SEED, "a whole number from 0 to 2**63 - 1"),
+    ("stop", _are_texts, "strings that are not empty"),
+    ("bad_words", _are_texts, "strings that are not empty"),
+    ("stop_token_ids", _are_ids, "token ids"),
+    (
+        "allowed_token_ids",
+        lambda v: v is None or (v and _are_ids(v)),
+        "token ids, not none",
+    ),
+    ("prediction", _is_text_or_ids, "a text, or token ids"),
+]
 
 
 @dataclass(kw_only=True, slots=True)

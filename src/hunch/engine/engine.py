@@ -230,7 +230,10 @@ class Engine:
         if scores is not None and len(scores) < len(asked.prompt_ids):
             scores = None  # not all of them yet
         answers = [output.completion() for output in outputs]
-        stats = {} if job.num_open else together([output.tally for output in outputs]).stats()
+        stats: dict[str, Any] = {}
+        if not job.num_open:
+            one = len(answers) == 1 and answers[0].stats
+            stats = one.copy() if one else together([output.tally for output in outputs]).stats()
         if self.config.spec.is_lossy:  # said wherever the figures are shown
             for figures in (stats, *(answer.stats for answer in answers)):
                 figures["lossy"] = True

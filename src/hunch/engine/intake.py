@@ -94,11 +94,13 @@ class Intake:
             grammar=grammar,
             prediction_ids=self._prediction(params.prediction),
         )
-        others = replace(params, prompt_logprobs=None)  # one sample scores the prompt for all
-        requests = [first] + [
-            replace(first, id=f"{request_id}#{index}", sample_index=index, params=others)
-            for index in range(1, params.n)
-        ]
+        requests = [first]
+        if params.n > 1:
+            others = replace(params, prompt_logprobs=None)  # one sample scores the prompt for all
+            requests += [
+                replace(first, id=f"{request_id}#{index}", sample_index=index, params=others)
+                for index in range(1, params.n)
+            ]
         return Asked(
             id=request_id, prompt=prompt, prompt_ids=ids, requests=requests, is_streaming=stream
         )
