@@ -48,9 +48,12 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "changes"),
-    [("LlamaForCausalLM", {}), ("Qwen2ForCausalLM", {"has_qkv_bias": True}),
-     ("Qwen3ForCausalLM", {"has_qk_norm": True})],
-)  # fmt: skip
+    [
+        ("LlamaForCausalLM", {}),
+        pytest.param("Qwen2ForCausalLM", {"has_qkv_bias": True}, marks=pytest.mark.slow),
+        pytest.param("Qwen3ForCausalLM", {"has_qk_norm": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_fused_pass_is_the_plain_pass(architecture: str, changes: dict[str, object]) -> None:
     half, whole = (build(architecture, d, **changes) for d in (torch.float16, torch.float32))
     fast = CudaDecoder(half)

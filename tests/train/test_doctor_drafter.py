@@ -79,7 +79,9 @@ FEATURES: dict[str, tuple[str, list[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("method", FEATURES)
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[pytest.mark.slow] * (m == "mlp")) for m in FEATURES]
+)
 def test_feature_layers_that_are_off_by_one(
     method: str, target: Path, prompts: Path, tmp_path: Path, train: Callable[..., Any]
 ) -> None:

@@ -101,7 +101,10 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param(s, marks=[pytest.mark.slow] * (s in ("select", "export"))) for s in STAGES],
+)
 def test_killed_and_resumed_is_the_same_as_undisturbed(
     stage: str,
     undisturbed: Path,
