@@ -208,6 +208,8 @@ class FakeRunner:
         else:
             assert not row.draft
         self._write_ahead(row)
+        if result.tokens:  # a drafter's pass within the step ends with it
+            self._slot(row, len(row.tokens) - 1)
         result.computed, result.num_nodes = tuple(row.computed), len(row.draft)
         return result
 
