@@ -96,6 +96,7 @@ class FakeRunner:
             max_len=max_len,
             max_nodes=max_nodes,
             max_draft_rows=max_draft_rows,
+            drafts_in_step=True,
             groups=GROUPS,
         )
         self.depth, self.width, self.is_brief = depth, width, is_brief

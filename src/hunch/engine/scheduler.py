@@ -99,7 +99,7 @@ class Scheduler:
             capacity.num_blocks, capacity.block_size, capacity.groups, is_caching=is_caching
         )
         self._max_tokens = config.num_tokens
-        self._has_more_kv = len(capacity.groups) > 1  # a drafter keeps its own
+        self._drafts_in_step = capacity.drafts_in_step
         limits = (max_draft_batch, capacity.max_draft_rows)
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
         self._is_drafting = True
@@ -255,10 +255,9 @@ class Scheduler:
     def _least_slots(self, sequence: Sequence) -> int:
         """Without these it cannot go on.
 
-        On a device a drafter with KV sees the token that a step says within that step, whether it
-        may draft or not.
+        A drafter with KV that is part of the step sees the token said, whether it may draft or not.
         """
-        return min(sequence.reach + self._has_more_kv, sequence.end)
+        return min(sequence.reach + self._drafts_in_step, sequence.end)
 
     def _num_ahead(self, sequence: Sequence, num_new: int) -> int:
         """Blocks to take beside new ones: where steps fly, these cost the host time it lacks."""
