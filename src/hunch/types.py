@@ -214,6 +214,7 @@ class Capacity:
     max_len: int  # longest sequence, prompt and output
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
     max_draft_rows: int | None = None  # with more rows nobody drafts: it would not pay
+    drafts_in_step: bool = False  # a drafter writes KV of the token that a step says within it
     drafter_bytes: int = 0  # memory of the drafter's weights
     kernels: str = "torch"  # what computes a pass, for reports
     methods: Mapping[str, int] = field(

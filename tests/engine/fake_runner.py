@@ -96,6 +96,7 @@ class FakeRunner:
             max_len=max_len,
             max_nodes=max_nodes,
             max_draft_rows=max_draft_rows,
+            drafts_in_step=True,
             groups=GROUPS,
         )
         self.depth, self.width, self.is_brief = depth, width, is_brief
@@ -208,6 +209,8 @@ class FakeRunner:
         else:
             assert not row.draft
         self._write_ahead(row)
+        if result.tokens:  # a drafter's pass within the step ends with it
+            self._slot(row, len(row.tokens) - 1)
         result.computed, result.num_nodes = tuple(row.computed), len(row.draft)
         return result
 

@@ -92,3 +92,22 @@ def test_a_row_that_somebody_else_takes(update: object, monkeypatch: pytest.Monk
     assert device.update([0], [0], [0], 1) == [0]
     assert_same(device.cells, rows, 0)
     assert device.update([0], [0], [0], 1) == []
+
+
+@UPDATES
+def test_a_request_that_ended_where_a_longer_one_sat(
+    update: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_rows, "update", update)
+    rows = RowBuffers(CAPACITY)
+    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    for row in (0, 1):
+        sit_down(rows, row, list(range(30)))
+    device.update([0, 1], [0, 0], [0, 0], 2)
+    sit_down(rows, 0, [3, 4])
+    device.touch(0)
+    rows.leave(0)  # by the host's step; the engine, which has not read it, names it once more
+    rows.add_blocks(1, (77,))
+    assert device.update([0, 1], [0, 0], [0, 0], 2) == [0]
+    assert device.cells.is_done_X[:2].tolist() == [1, 0]
+    assert_same(device.cells, rows, 1)

@@ -138,6 +138,18 @@ def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
 
 
 @pytest.mark.usefixtures("flying")
+def test_an_answer_may_end_with_its_first_token_in_a_longer_ones_row(
+    model: Path, plain: dict[str, list[list[int]]]
+) -> None:
+    first = plain["greedy"][1][0]
+    with LLM(str(model), speculate="suffix", max_num_seqs=1, **SMALL) as llm:
+        llm.generate(PROMPTS[2], PARAMS["greedy"])
+        params = replace(PARAMS["greedy"], stop_token_ids=[first])
+        answer = llm.generate(PROMPTS[1], params)[0].outputs[0]
+    assert (answer.token_ids, answer.finish_reason) == ([first], "stop")
+
+
+@pytest.mark.usefixtures("flying")
 def test_the_runner_knows_whether_requests_keep_coming(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ class Scheduler:
             capacity.num_blocks, capacity.block_size, capacity.groups, is_caching=is_caching
         )
         self._max_tokens = config.num_tokens
+        self._drafts_in_step = capacity.drafts_in_step
         limits = (max_draft_batch, capacity.max_draft_rows)
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
         self._is_drafting = True
@@ -178,7 +179,7 @@ class Scheduler:
             scored = sequence.output.num_known_prompt_logprobs
             max_hit = num_known - 1 if scored is None else min(num_known, scored) - 1
             hit = pool.find(sequence.table, sequence.tokens, max_hit)
-            num_missing = -(-num_known // pool.block_size) - len(hit.blocks)
+            num_missing = -(-self._least_slots(sequence) // pool.block_size) - len(hit.blocks)
             # One block per running row is left over, or the next steps would preempt at once.
             if num_missing + hit.num_idle + len(self.running) > pool.num_free:
                 return
@@ -199,7 +200,7 @@ class Scheduler:
                 )
             )
             member = self._fit(sequence, budget, 0)
-            assert member is not None  # it has blocks for all it knows
+            assert member is not None  # there are blocks for all it needs
             members.append(member)
             budget -= member.work.num_tokens + member.work.num_nodes
 
@@ -233,23 +234,30 @@ class Scheduler:
             max_draft = max(min(max_draft, num_wanted - 2), 0) if self._is_drafting else 0
 
         pool, table = self.pool, sequence.table
-        reach = sequence.reach
+        reach, least = sequence.reach, self._least_slots(sequence)
         slots = min(reach + num_nodes + 1 + max_draft, sequence.end)
         if slots <= len(table.blocks) * pool.block_size:
             return self._launch(sequence, num_tokens, num_nodes, max_draft)
-        num_new, num_needed = pool.num_missing(table, slots), pool.num_missing(table, reach)
+        num_new, num_needed = pool.num_missing(table, slots), pool.num_missing(table, least)
         if num_needed > pool.num_free:
             return None
         # Drafts leave a block for each row that comes after.
         num_new = max(num_needed, min(num_new, pool.num_free - num_later))
         spare = (len(table.blocks) + num_new) * pool.block_size - reach
         if slots - reach > spare:
-            num_nodes = min(num_nodes, spare)
+            num_nodes = min(num_nodes, spare - (least - reach))
             max_draft = max(min(max_draft, spare - num_nodes - 1), 0)
         if num_new:
             num_new += self._num_ahead(sequence, num_new) if sequence.num_flying else 0
             self._taken[sequence.row] = pool.take(table, num_new)
         return self._launch(sequence, num_tokens, num_nodes, max_draft)
+
+    def _least_slots(self, sequence: Sequence) -> int:
+        """Without these it cannot go on.
+
+        A drafter with KV that is part of the step sees the token said, whether it may draft or not.
+        """
+        return min(sequence.reach + self._drafts_in_step, sequence.end)
 
     def _num_ahead(self, sequence: Sequence, num_new: int) -> int:
         """Blocks to take beside new ones: where steps fly, these cost the host time it lacks."""
@@ -286,7 +294,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempt the last arrived until `sequence` can have its blocks; True if it can now."""
         pool = self.pool
-        num_needed = pool.num_missing(sequence.table, sequence.reach)
+        num_needed = pool.num_missing(sequence.table, self._least_slots(sequence))
         while pool.num_free + sum(pool.num_owned(s.table) for s in self._leaving) < num_needed:
             victim = self.running[-1]
             self.num_preemptions += 1

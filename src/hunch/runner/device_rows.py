@@ -108,7 +108,7 @@ class DeviceRows:
         places.append(self._tokens_at + row_N * rows.tokens.shape[1] + place_N)
         values.append(rows.tokens[row_N, place_N])
         self._stale.difference_update(here)
-        for row in here:
+        for row in stale:  # whoever sat there before may have had more
             self._num_blocks[row] = 0
 
     def _add_blocks(

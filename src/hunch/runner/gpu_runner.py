@@ -103,7 +103,11 @@ class GraphRunner(LocalRunner):
         self._last: tuple[list[RowWork], Crew] | None = None  # all work, and who of it flew
         # When the last flight landed, if the host did nothing but flights since.
         self._landed_at: float | None = None
-        self.capacity = replace(capacity, max_draft_rows=self._max_draft_rows())
+        self.capacity = replace(
+            capacity,
+            max_draft_rows=self._max_draft_rows(),
+            drafts_in_step=self.can_fly and len(capacity.groups) > 1,
+        )
 
     def _max_draft_rows(self) -> int | None:
         """Rows with which a step still drafts; None: with any number."""
