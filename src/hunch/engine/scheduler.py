@@ -224,9 +224,8 @@ class Scheduler:
         if num_lacking > budget:
             return self._launch(sequence, budget, 0, 0, is_deciding=False)
         num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, what flies decides the token
-        num_wanted = sequence.end - num_known - sequence.flying_least
-        if sequence.num_flying:
-            num_wanted = NO_LIMIT  # it may be less than is known here: the device cuts its drafts
+        # Of what flies nobody knows yet how much it says: the runner cuts drafts at the row's end.
+        num_wanted = NO_LIMIT if sequence.num_flying else sequence.end - num_known
         num_nodes, max_draft = sequence.num_nodes, sequence.max_nodes
         if num_nodes:
             num_nodes = min(num_nodes, budget - num_tokens, num_wanted - 1)
@@ -248,7 +247,7 @@ class Scheduler:
             num_nodes = min(num_nodes, spare - (least - reach))
             max_draft = max(min(max_draft, spare - num_nodes - 1), 0)
         if num_new:
-            num_new += self._num_ahead(sequence, num_new) if sequence.num_flying else 0
+            num_new += self._num_ahead(sequence, num_new)
             self._taken[sequence.row] = pool.take(table, num_new)
         return self._launch(sequence, num_tokens, num_nodes, max_draft)
 
@@ -261,6 +260,8 @@ class Scheduler:
 
     def _num_ahead(self, sequence: Sequence, num_new: int) -> int:
         """Blocks to take beside new ones: where steps fly, these cost the host time it lacks."""
+        if not sequence.num_flying:
+            return 0
         num_spare = self.pool.num_free - num_new - self.pool.num_blocks // 2
         num_left = self.pool.num_missing(sequence.table, sequence.end) - num_new
         return max(min(AHEAD, num_spare, num_left), 0)

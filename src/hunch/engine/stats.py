@@ -153,12 +153,14 @@ class Tally:
     @property
     def guessed_at(self) -> list[int]:
         """Drafts that had a guess at each depth."""
-        return _at_least_each((check[2], times) for check, times in self.checks.copy().items())
+        checks = self.checks.copy().items()
+        return _at_least_each((levels, times) for (_, _, levels, _), times in checks)
 
     @property
     def accepted_at(self) -> list[int]:
         """Drafts whose guess there was accepted."""
-        return _at_least_each((check[3], times) for check, times in self.checks.copy().items())
+        checks = self.checks.copy().items()
+        return _at_least_each((accepted, times) for (*_, accepted), times in checks)
 
     def per_position(self) -> list[float]:
         """Of the drafts that had a guess at each depth, the share whose guess was accepted."""

@@ -5,7 +5,7 @@ has the better chance it says the next token instead; from there on it goes on a
 log-odds that come with a table only those by match, by level and of one against the other are used:
 what `kernels.guided` knows beyond them brought less than half a percent of the tokens.
 
-Shape letters: as in `gpu_spec`; O orders of a context, W ways of a bucket.
+Shape letters: as in `gpu_spec`; E entries, O orders of a context, W ways of a bucket.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_spec import Cells, StepRows
-from hunch.kernels.lookup import LENGTHS, MAX_MATCH
-from hunch.kernels.phrases import MULTIPLIER, NOBODY, NUM_LEVELS, SHIFT, PhraseTable
+from hunch.kernels.lookup import LENGTHS
+from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, PhraseTable
 
 NUM_WAYS = 8  # entries of a bucket, read at once
 MORE_BITS = 5  # of a hash, beyond what full buckets would need
@@ -49,11 +49,9 @@ class DevicePhrases:
 
 def needed_levels(table: PhraseTable) -> list[int]:
     """By length of the match: the lowest level from which on the table is right more often."""
-    against = [NOBODY, *LENGTHS[1:]]
     levels = [0]
-    for length in range(1, MAX_MATCH + 1):
-        odds = table.level_odds + table.versus_odds[against[length]]
-        is_worse = odds <= table.own_odds[LENGTHS[length]]
+    for kind in LENGTHS[1:]:  # of a match in one place
+        is_worse = table.level_odds + table.versus_odds[kind] <= table.own_odds[kind]
         levels.append(int(np.flatnonzero(is_worse).max(initial=-1)) + 1)
     return levels
 

@@ -238,7 +238,8 @@ class GraphRunner(LocalRunner):
         """Rows that will fly get their drafts there."""
         drafter, rows = self.device_drafter, [outcome.part.row for outcome in running]
         if drafter is not None and self.can_fly and rows:
-            will_fly_R = self._is_simple[rows] & drafter.is_ready(self.rows.view(rows))
+            is_ready_R = drafter.is_ready(self.rows.view(rows))
+            will_fly_R = self._is_simple[rows] & (True if is_ready_R is None else is_ready_R)
             pairs = zip(running, will_fly_R.tolist(), strict=True)
             running = [outcome for outcome, will_fly in pairs if not will_fly]
         super()._propose(running)
@@ -247,10 +248,8 @@ class GraphRunner(LocalRunner):
 
     def _ready(self, crew: Crew, drafter: DeviceDrafter) -> Crew | None:
         """Those whom the drafter is ready for; nobody, where one that flies would have to land."""
-        if drafter.is_always_ready:
-            return crew
         is_ready_R = drafter.is_ready(self.rows.view(crew.ids))
-        if is_ready_R.all():
+        if is_ready_R is None or is_ready_R.all():
             return crew
         if not all(map(self.device_rows.is_stale, crew.row_R[~is_ready_R].tolist())):
             return None

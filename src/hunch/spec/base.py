@@ -107,12 +107,8 @@ class DeviceDrafter(Protocol):
     def needs_host(self, rows: Rows) -> bool:
         """Whether only the host's drafter can draft for these rows."""
 
-    @property
-    def is_always_ready(self) -> bool:
-        """Whether it needs nothing of a row but its tokens."""
-
-    def is_ready(self, rows: Rows) -> np.ndarray:
-        """Of which rows everything that drafting needs is on the device."""
+    def is_ready(self, rows: Rows) -> np.ndarray | None:
+        """Of which rows everything that drafting needs is on the device; None: of all, always."""
 
     def drafted_by(self, way: int, matched: int) -> str:
         """The method behind a row's draft, by the way and the length of the lookup's match."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from hunch.draft import Rows
 from hunch.kernels.gpu_lookup import lookup
 from hunch.kernels.gpu_spec import Cells, StepRows
@@ -34,7 +32,6 @@ class DeviceAuto:
     tree: DeviceDraft  # the same model
     name: str = "auto"
     watch: None = None
-    is_always_ready: bool = True
     feature_layers: tuple[int, ...] = ()
 
     @property
@@ -88,8 +85,8 @@ class DeviceAuto:
     def needs_host(self, rows: Rows) -> bool:
         return False
 
-    def is_ready(self, rows: Rows) -> np.ndarray:
-        return self.matches.is_ready(rows)
+    def is_ready(self, rows: Rows) -> None:
+        return None
 
     def drafted_by(self, way: int, matched: int) -> str:
         is_looked_up = not way or matched >= SURE

@@ -43,7 +43,6 @@ class DeviceDraft:
     is_adaptive: bool = True
     margin: float = 0.0
     is_guided: bool = False
-    is_always_ready: bool = False
     watch: AcceptanceWatch | None = None
     feature_layers: tuple[int, ...] = ()
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)

@@ -51,7 +51,6 @@ class DeviceFeature:
     is_adaptive: bool = True
     margin: float = 0.0
     is_guided: bool = False
-    is_always_ready: bool = False
     network: None = None  # nobody can read rows to it
     _ids_C: Tensor | None = None  # the target's id of each column of logits
     _tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +43,6 @@ class DeviceHeads:
     is_adaptive: bool = True
     margin: float = 0.0
     is_guided: bool = False
-    is_always_ready: bool = True
     network: None = None
 
     @property
@@ -74,8 +72,8 @@ class DeviceHeads:
     def needs_host(self, rows: Rows) -> bool:
         return False
 
-    def is_ready(self, rows: Rows) -> np.ndarray:
-        return np.ones(len(rows.ids_R), dtype=np.bool_)
+    def is_ready(self, rows: Rows) -> None:
+        return None
 
     def drafted_by(self, way: int, matched: int) -> str:
         return self.name

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hunch.draft import Rows
 from hunch.kernels.gpu_lookup import DevicePhrases, lookup
 from hunch.kernels.gpu_spec import Cells, StepRows
@@ -26,7 +24,6 @@ class DeviceLookup:
     num_nodes: int
     margin: float = 0.0
     is_adaptive: bool = True
-    is_always_ready: bool = True
     phrases: DevicePhrases | None = None
     network: None = None
     watch: None = None
@@ -42,8 +39,8 @@ class DeviceLookup:
         """A step takes as long for 2, 4, 8 or 16 tokens as for a few less."""
         if not self.is_adaptive:
             return (Gait(self.num_nodes),)
-        some = [n for n in (1, 3, 7, 15) if n <= self.num_nodes] if self.num_nodes > 2 else []
-        return tuple(map(Gait, (0, *(some or [self.num_nodes]))))
+        sizes = (1, 3, 7, 15) if self.num_nodes > 2 else (self.num_nodes,)
+        return (Gait(0), *(Gait(n) for n in sizes if n <= self.num_nodes))
 
     def depth(self, way: int) -> int:
         return 0
@@ -67,8 +64,8 @@ class DeviceLookup:
     def needs_host(self, rows: Rows) -> bool:
         return False
 
-    def is_ready(self, rows: Rows) -> np.ndarray:
-        return np.ones(len(rows.ids_R), dtype=np.bool_)
+    def is_ready(self, rows: Rows) -> None:
+        return None
 
     def drafted_by(self, way: int, matched: int) -> str:
         return self.name
