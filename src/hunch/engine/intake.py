@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
@@ -112,8 +112,12 @@ class Intake:
             raise RequestError("structured_outputs: this engine was given no grammar compiler")
         return self._compile_grammar(asked)
 
-    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
-        for token in ids:
+    def _check_ids(self, name: str, ids: Collection[int]) -> None:
+        if not ids or (
+            set(map(type, ids)) == {int} and 0 <= min(ids) <= max(ids) < self._vocab_size
+        ):
+            return
+        for token in ids:  # which of them
             if not isinstance(token, int) or not 0 <= token < self._vocab_size:
                 raise RequestError(
                     f"{name}: token id {token!r} must be from 0 to {self._vocab_size - 1}"

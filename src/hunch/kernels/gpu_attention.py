@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 
 TILE = 64  # positions per step of the walk
 SPLIT = 128  # positions per partial result
@@ -243,7 +244,7 @@ class Workspace:
         max_bytes: int | None = None,
     ) -> Workspace:  # fmt: skip
         """Room for rows of up to max_len positions; for fewer tokens where it would be too much."""
-        max_splits = triton.cdiv(max_len, SPLIT)
+        max_splits = cdiv(max_len, SPLIT)
         if max_bytes is not None:
             token_bytes = num_heads * max_splits * (head + 2) * 4
             max_tokens = max(1, min(max_tokens, max_bytes // token_bytes))
@@ -271,13 +272,14 @@ class Tiling:
 
 def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> Tensor:
     """Tiles of up to block_tokens tokens, none across two sequences, padded to num_tiles."""
-    tiles = [
-        (first, min(block_tokens, span.last - first))
-        for span in spans
-        for first in range(span.first, span.last, block_tokens)
-    ]
-    tiles += [(0, 0)] * (num_tiles - len(tiles))
-    return torch.tensor(tiles, dtype=torch.int32)
+    firsts = [np.arange(span.first, span.last, block_tokens) for span in spans]
+    count = sum(map(len, firsts))
+    tiles_I2 = np.zeros((max(count, num_tiles), 2), dtype=np.int32)
+    if count:
+        tiles_I2[:count, 0] = np.concatenate(firsts)
+        last_S = np.repeat([span.last for span in spans], [len(some) for some in firsts])
+        tiles_I2[:count, 1] = np.minimum(last_S - tiles_I2[:count, 0], block_tokens)
+    return torch.from_numpy(tiles_I2)
 
 
 def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
@@ -285,8 +287,8 @@ def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
     for a long row among short ones, which all would wait for."""
     num_rows = max(num_tiles * num_kv_heads, 1)
     least = 8 if num_rows < 3 * NUM_SMS else 4
-    wanted = max(triton.cdiv(2 * NUM_SMS, num_rows), least)
-    return max(1, min(wanted, triton.cdiv(max_len, SPLIT), MAX_PROGRAMS))
+    wanted = max(cdiv(2 * NUM_SMS, num_rows), least)
+    return max(1, min(wanted, cdiv(max_len, SPLIT), MAX_PROGRAMS))
 
 
 def attention(

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_gemm import rope_ref
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 
 
 def add_norm_ref(
@@ -258,7 +258,7 @@ def rope_kv(
     num_heads, num_tokens = qkv_TK.shape[1] // head - 2 * num_kv, len(qkv_TK)
     assert table_LH.dtype == torch.float32
     if norms is None:
-        _rope_rows_kernel[(triton.cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
+        _rope_rows_kernel[(cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
             qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, num_tokens, HEAD=head,
             HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16,
             **options(4),

@@ -10,6 +10,7 @@ C cache slots, H head width, L positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -17,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_launch import (
+    cdiv,
     let_next_start,
     next_power_of_2,
     options,
@@ -73,6 +75,32 @@ def _walk(
                 wb = tl.load(wb_ptrs + k, mask=is_k[:, None], other=0.0)
             b = tl.dot(x, wb, b, input_precision="ieee")
     return a, b
+
+
+@triton.jit
+def _walk_slices(
+    x_ptrs, w_ptrs, is_row, a, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE_K: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):  # fmt: skip
+    """All of K in one loop, which so reads ahead across slices; their sums are added in order."""
+    offs_k = tl.arange(0, BLOCK_K)
+    part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        if IS_EVEN:
+            x = tl.load(x_ptrs + k, mask=is_row[:, None], other=0.0)
+            w = tl.load(w_ptrs + k)
+        else:
+            is_k = offs_k < K - k
+            x = tl.load(x_ptrs + k, mask=is_row[:, None] & is_k[None, :], other=0.0)
+            w = tl.load(w_ptrs + k, mask=is_k[:, None], other=0.0)
+        part = tl.dot(x, w, part, input_precision="ieee")
+        if (k + BLOCK_K) % SLICE_K == 0:
+            a += part
+            part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if K % SLICE_K != 0:
+        a += part
+    return a
 
 
 @triton.jit
@@ -133,17 +161,18 @@ def _gemm_kernel(
         turn_ptrs = rope_ptr + tl.load(pos_ptr + offs_m, mask=is_row, other=0)[:, None] * HEAD
         cos = tl.load(turn_ptrs + offs_h[None, :])
         sin = tl.load(turn_ptrs + HEAD // 2 + offs_h[None, :])
-    a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, tl.minimum(k_first + SLICE_K, K),
-                 BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
-    if HAS_BIAS and pid_s == 0:  # with the first slice, wherever the others are added
-        a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
-        b += tl.load(bias_ptr + (offs_b if IS_DUAL else offs_a)).to(tl.float32)[None, :]
-    if not IS_GRID_SPLIT:
-        for s in tl.static_range(1, NUM_SPLITS):
-            a1, b1 = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, s * SLICE_K,
-                           tl.minimum((s + 1) * SLICE_K, K),
-                           BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
-            a, b = a + a1, b + b1
+    if NUM_SPLITS > 1 and not IS_GRID_SPLIT:
+        a = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        if HAS_BIAS:
+            a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
+        a = _walk_slices(x_ptrs, wa_ptrs, is_row, a, K, BLOCK_M, BLOCK_N, BLOCK_K, SLICE_K,
+                         IS_EVEN)  # fmt: skip
+    else:
+        a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, tl.minimum(k_first + SLICE_K, K),
+                     BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
+        if HAS_BIAS and pid_s == 0:  # with the first slice, wherever the others are added
+            a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
+            b += tl.load(bias_ptr + (offs_b if IS_DUAL else offs_a)).to(tl.float32)[None, :]
     is_out = is_row[:, None] & is_col[None, :]
     at = offs_m[:, None].to(tl.int64) * y_stride + offs_n[None, :]
     y_ptrs = y_ptr + at
@@ -202,12 +231,13 @@ class Tile:
     group: int = 1  # tiles of rows that walk the weights together
 
 
+@cache
 def split_of(num_outputs: int, k: int) -> int:
     """Slices of K: fixed by the weight's shape, so that few-output weights still fill the chip."""
     best = 1
     for split in (2, 3, 4, 6, 8):
         slice_k = slice_of(k, split)
-        if triton.cdiv(num_outputs, 32) * best >= 1.5 * NUM_SMS:
+        if cdiv(num_outputs, 32) * best >= 1.5 * NUM_SMS:
             break
         if slice_k >= 192 and slice_k * (split - 1) < k:
             best = split
@@ -215,7 +245,7 @@ def split_of(num_outputs: int, k: int) -> int:
 
 
 def slice_of(k: int, split: int) -> int:
-    return triton.cdiv(triton.cdiv(k, split), SLICE) * SLICE
+    return cdiv(cdiv(k, split), SLICE) * SLICE
 
 
 def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) -> Tile:
@@ -225,6 +255,8 @@ def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) ->
     if m > 512 or (m > 64 and is_huge):
         if is_huge and not is_dual and num_splits == 1:
             return Tile(128, 256, 64, 8, 4, group=8)
+        if num_tiles < 64:
+            return Tile(128, 64, 64, 8, 3, group=8)
         return Tile(128, 128, 64, 8, 4, group=8)
     if k >= 2048:
         return _deep_tile(m, num_tiles, is_dual)
@@ -257,6 +289,13 @@ def _deep_tile(m: int, num_tiles: float, is_dual: bool) -> Tile:
     return Tile(16, 64, 128 if is_huge else 256, 4, 4, 8)
 
 
+def _whole_tile(num_outputs: int) -> Tile:
+    """For all slices of a product of many rows in one walk."""
+    if num_outputs <= 1024:
+        return Tile(128, 64, 64, 4, 3, group=8)
+    return Tile(128, 128, 64, 8, 4, group=8)
+
+
 def _launch(
     x_MK: Tensor, w_NK: Tensor, y: Tensor, ending: str, num_outputs: int, split: int,
     *, bias: Tensor | None = None, residual: Tensor | None = None, rope: tuple | None = None,
@@ -266,15 +305,18 @@ def _launch(
     is_dual = ending != "store"
     is_grid_split = y.dim() == 3 and y.shape[0] == split > 1
     slice_k = slice_of(k, split)
+    if split > 1 and not is_grid_split:
+        tile = tile or _whole_tile(num_outputs)
+        assert slice_k % tile.block_k == 0, "a step of the walk belongs to one slice"
     tile = tile or tile_of(m, num_outputs, k, split if is_grid_split else 1, is_dual)
     if ending == "rope":  # a tile must not cross a head's half
         half = heads[0] // 2
         block_n = max(16, min(tile.block_n, next_power_of_2(half)))
-        num_tiles = w_NK.shape[0] // heads[0] * triton.cdiv(half, block_n)
+        num_tiles = w_NK.shape[0] // heads[0] * cdiv(half, block_n)
     else:
         block_n = tile.block_n
-        num_tiles = triton.cdiv(num_outputs, block_n)
-    grid = (triton.cdiv(m, tile.block_m) * num_tiles, split if is_grid_split else 1)
+        num_tiles = cdiv(num_outputs, block_n)
+    grid = (cdiv(m, tile.block_m) * num_tiles, split if is_grid_split else 1)
     pos, slot, table, k_cache, v_cache = rope or (x_MK,) * 5
     _gemm_kernel[grid](
         x_MK, w_NK, y, x_MK if bias is None else bias, x_MK if residual is None else residual,
@@ -331,5 +373,5 @@ def gemm_rope(
 
 def num_parts(m: int, n: int, k: int) -> int:
     """Slices that `gemm_parts` should leave apart for m rows: all while they help fill the chip."""
-    tiles = triton.cdiv(m, 128) * triton.cdiv(n, 128)
+    tiles = cdiv(m, 128) * cdiv(n, 128)
     return 1 if m > 128 and tiles >= NUM_SMS else split_of(n, k)

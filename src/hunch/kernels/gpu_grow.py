@@ -21,7 +21,7 @@ from hunch.kernels import gpu_filters
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_draft import slots_of
 from hunch.kernels.gpu_filters import ID_BITS, edges, rank_of
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_sampling import scores_of
 from hunch.kernels.gpu_spec import Cells, StepRows
 
@@ -241,12 +241,12 @@ def grow_level(
     num_parents, num_columns = len(logits_TC) // num_rows, logits_TC.shape[1]
     assert logits_TC.is_contiguous()
     assert width <= num_columns < 2**ID_BITS
-    num_chunks = triton.cdiv(num_columns, CHUNK)
+    num_chunks = cdiv(num_columns, CHUNK)
     rank_TKW = logits_TC.new_empty(len(logits_TC), num_chunks, width, dtype=torch.int64)
     top_TK, mass_TK = logits_TC.new_empty(2, len(logits_TC), num_chunks, dtype=torch.float32)
     edge_T, best_T = rank_TKW, top_TK
     if kind > 1:
-        part = logits_TC.new_empty(len(logits_TC), triton.cdiv(num_columns, gpu_filters.CHUNK))
+        part = logits_TC.new_empty(len(logits_TC), cdiv(num_columns, gpu_filters.CHUNK))
         edge_T, best_T = edges(
             logits_TC, row_T.contiguous(), asked.temperature_X, asked.top_k_X, asked.top_p_X,
             asked.log_min_p_X, part,

@@ -66,5 +66,10 @@ def prefetch_l2(ptrs):
         )
 
 
+def cdiv(a: int, b: int) -> int:
+    """Rounded up. Triton's own is made for kernels, and slow on the host."""
+    return -(-a // b)
+
+
 def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_spec import Cells, StepRows, now
 
 # --- to the device --------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def update(cells: Cells, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) 
     """Take in a letter: the step's inputs, then the places of changed cells, then their values."""
     size = inputs_3R.numel()
     # It stands between two captured steps, and starts when all of the first is over.
-    _update_kernel[(triton.cdiv(max(size, num_changes), 256),)](
+    _update_kernel[(cdiv(max(size, num_changes), 256),)](
         cells.flat, inputs_3R, letter_W, num_changes, NUM_INPUTS=size, BLOCK=256, num_warps=4
     )
 
@@ -69,7 +69,7 @@ def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
     """
     size = step.result_RC.numel()
     block = min(1024, next_power_of_2(size))
-    _deliver_kernel[(triton.cdiv(size, block),)](
+    _deliver_kernel[(cdiv(size, block),)](
         step.ids_R, cells.clock_2, step.result_RC, slots_QW, size, *slots_QW.shape, BLOCK=block,
         **options(4),
     )  # fmt: skip

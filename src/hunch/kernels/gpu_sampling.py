@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_filters import CHUNK, ID_BITS, edges, rank_of, scaled
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 
 
 @triton.jit
@@ -150,7 +150,7 @@ def choose(
     assert logits_MV.is_contiguous()
     assert num_columns < 2**ID_BITS
     device = logits_MV.device
-    num_chunks = triton.cdiv(num_columns, CHUNK)
+    num_chunks = cdiv(num_columns, CHUNK)
     value = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=device)
     index = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=device)
     out_M = torch.empty(num_rows, dtype=torch.int64, device=device) if out_M is None else out_M

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_gemm import gemm, gemm_parts, slice_of, split_of
-from hunch.kernels.gpu_launch import let_next_start, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, let_next_start, options, wait_for_inputs
 
 SMALLEST, LARGEST = 256, 8192
 MIN_ROWS = 129  # below, our own kernels are as fast
@@ -93,6 +93,4 @@ def _gated_kernel(x_ptr, y_ptr, F, BLOCK: tl.constexpr):
 def gated(x_P2F: Tensor, y_PF: Tensor, num_rows: int) -> None:
     """silu(gate) * up for the first rows, as the ending of `gemm_gated` computes it."""
     width = y_PF.shape[1]
-    _gated_kernel[(num_rows, triton.cdiv(width, 1024))](
-        x_P2F, y_PF, width, BLOCK=1024, **options(4)
-    )
+    _gated_kernel[(num_rows, cdiv(width, 1024))](x_P2F, y_PF, width, BLOCK=1024, **options(4))

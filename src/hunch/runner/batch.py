@@ -143,7 +143,7 @@ def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
         here, last = slice(part.first, part.first + part.num_tokens), part.first + part.num_tokens
         ids_T[part.first : part.root + 1] = rows.tokens[part.row, part.start : known]
         ids_T[part.root + 1 : last] = part.tokens_N
-        pos_T[here] = range(part.start, part.start + part.num_tokens)
+        pos_T[here] = rows.positions[part.start : part.start + part.num_tokens]
         slot_T[here] = rows.slots(part.row, part.start, part.start + part.num_tokens)
         seq_T[here] = place
         base_T[here] = known + part.num_nodes  # everything through the table
