@@ -30,11 +30,14 @@ LOG2E = 1.4426950408889634
 @triton.jit
 def _attend(
     q, k_ptr, v_ptr, slot_P, is_key, is_pair, m, z, acc, scale, offs_h, kv_stride,
-    HEAD: tl.constexpr, TILE: tl.constexpr,
+    HEAD: tl.constexpr, TILE: tl.constexpr, IS_NEAR: tl.constexpr,
 ):  # fmt: skip
     """Fold one tile of positions into (m, z, acc). A row with no pair here is left as it was."""
     is_h = offs_h < HEAD
-    at = slot_P.to(tl.int64) * kv_stride
+    if IS_NEAR:
+        at = slot_P.to(tl.int32) * kv_stride
+    else:
+        at = slot_P.to(tl.int64) * kv_stride
     k = tl.load(k_ptr + at[None, :] + offs_h[:, None], mask=is_key[None, :] & is_h[:, None],
                 other=0.0)  # fmt: skip
     v = tl.load(v_ptr + at[:, None] + offs_h[None, :], mask=is_key[:, None] & is_h[None, :],
@@ -104,6 +107,7 @@ def _walk(
     is_row, token0, num_tokens, first, last, is_alone, scale, offs_h, kv_stride, tree_stride,
     ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr,
     SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
+    IS_NEAR: tl.constexpr,
 ):  # fmt: skip
     """Positions [first, last), tile by tile; (m1, z1, acc1) is the split at hand."""
     m = tl.full((ROWS,), -1e30, tl.float32)
@@ -123,7 +127,7 @@ def _walk(
         is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
         m1, z1, acc1 = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key,
                                is_pair, m1, z1, acc1, scale, offs_h, kv_stride, HEAD,
-                               TILE)  # fmt: skip
+                               TILE, IS_NEAR)  # fmt: skip
         if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
             m, z, acc, m1, z1, acc1 = _end_split(
                 m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr, part_R,
@@ -137,7 +141,8 @@ def _walk(
                 is_pair = is_key[None, :] & (tok_R == token0 + j)[:, None]
                 is_pair &= p[None, :] >= low_R[:, None]
                 m1, z1, acc1 = _attend(q, k_ptr, v_ptr, slot_P, is_key, is_pair, m1, z1, acc1,
-                                       scale, offs_h, kv_stride, HEAD, TILE)  # fmt: skip
+                                       scale, offs_h, kv_stride, HEAD, TILE,
+                                       IS_NEAR)  # fmt: skip
             if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
                 m, z, acc, m1, z1, acc1 = _end_split(
                     m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr,
@@ -171,6 +176,7 @@ def _attention_kernel(
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    IS_NEAR: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of tokens of one sequence, KV head, share of the splits)."""
     tile, kv_head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -214,7 +220,7 @@ def _attention_kernel(
         acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, at_R * max_splits, is_row, token0,
         num_tokens, tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, offs_h,
         NUM_KV * HEAD, tree_stride, ROWS, HEAD, HEAD_PAD, TILE, SPLIT, IS_SHARED, BLOCK_SIZE,
-        HAS_TREE)  # fmt: skip
+        HAS_TREE, IS_NEAR)  # fmt: skip
     let_next_start()
     if num_shares > 1:  # whoever comes last merges all
         tl.debug_barrier()
@@ -324,7 +330,8 @@ def attention(
         NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, HEAD=head,
         HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, IS_SHARED=programs > 1,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
-        HAS_WINDOW=window is not None, **_options(tiling, rows, num_tiles * num_kv),
+        HAS_WINDOW=window is not None, IS_NEAR=k_CMH.numel() < 2**31,
+        **_options(tiling, rows, num_tiles * num_kv, head_pad),
     )  # fmt: skip
 
 
@@ -333,9 +340,11 @@ def _least_share(num_rows: int) -> int:
     return 1 if num_rows < 1.25 * NUM_SMS else 2 if num_rows < 2.5 * NUM_SMS else 3
 
 
-def _options(tiling: Tiling, rows: int, num_rows: int) -> dict[str, object]:
-    """Few programs want many warps, to be done soon; many want few, so that more of them fit."""
+def _options(tiling: Tiling, rows: int, num_rows: int, head: int) -> dict[str, object]:
+    """Few programs want many warps, to be done soon; many want few, so that more of them fit, and
+    to read further ahead where heads leave room for it."""
     num_warps = 8 if num_rows < NUM_SMS // 2 else 4 if num_rows < 1.25 * NUM_SMS else 2
     if rows >= 64:
         num_warps = 8 if rows >= 128 else 4
-    return options(tiling.num_warps or num_warps, 2)
+    is_ahead = num_warps == 2 and head <= 64
+    return options(tiling.num_warps or num_warps, 3 if is_ahead else 2)

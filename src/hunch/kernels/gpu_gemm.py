@@ -373,5 +373,6 @@ def gemm_rope(
 
 def num_parts(m: int, n: int, k: int) -> int:
     """Slices that `gemm_parts` should leave apart for m rows: all while they help fill the chip."""
-    tiles = cdiv(m, 128) * cdiv(n, 128)
-    return 1 if m > 128 and tiles >= NUM_SMS else split_of(n, k)
+    tile = _whole_tile(n)
+    num_tiles = cdiv(m, tile.block_m) * cdiv(n, tile.block_n)
+    return 1 if m > 128 and num_tiles >= 0.75 * NUM_SMS else split_of(n, k)
