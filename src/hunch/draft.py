@@ -36,13 +36,14 @@ class Draft:
     arrays: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
 
     def to(self, device: torch.device) -> Draft:
-        """The same draft on a device."""
+        """The same draft on a device; on the way there nobody waits for what it is doing."""
         if device.type == self.tokens_RN.device.type:
             return self
+        is_there = device.type != "cpu"
         return Draft(
-            self.tokens_RN.to(device),
-            self.parents_RN.to(device),
-            self.num_nodes_R.to(device),
+            self.tokens_RN.to(device, non_blocking=is_there),
+            self.parents_RN.to(device, non_blocking=is_there),
+            self.num_nodes_R.to(device, non_blocking=is_there),
             None if self.q_RNV is None else self.q_RNV.to(device),
             None if self.is_sampled_RN is None else self.is_sampled_RN.to(device),
             self.methods,
@@ -96,7 +97,10 @@ class Rows:
         """A view whose rows and lengths a verifier on the device can read."""
         if device.type == self.ids_R.device.type:
             return self
-        return replace(self, ids_R=self.ids_R.to(device), known_X=self.known_X.to(device))
+        is_there = device.type != "cpu"
+        ids_R = self.ids_R.to(device, non_blocking=is_there)
+        known_X = self.known_X.to(device, non_blocking=is_there)
+        return replace(self, ids_R=ids_R, known_X=known_X)
 
 
 @dataclass(slots=True)

@@ -31,15 +31,19 @@ def test_gemm_adds_bias_and_residual(m: int, n: int, k: int) -> None:
     close(y, gpu_gemm.gemm_ref(x, w, bias) + residual)
 
 
-def test_slices_of_k_add_up_in_one_program_as_in_many() -> None:
-    x, w = rand(3, 400), rand(24, 400)
-    split = gpu_gemm.split_of(24, 400)
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 24, 400), (130, 72, 576), (5, 70, 1000)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_slices_of_k_add_up_in_one_program_as_in_many(
+    m: int, n: int, k: int, has_bias: bool
+) -> None:
+    x, w, bias = rand(m, k), rand(n, k), rand(n) if has_bias else None
+    split = gpu_gemm.split_of(n, k)
     assert split > 1
-    parts = torch.full((split, 3, 24), float("nan"), device=DEVICE)
-    whole = torch.full((1, 3, 24), float("nan"), device=DEVICE)
-    gpu_gemm.gemm_parts(x, w, parts)
-    gpu_gemm.gemm_parts(x, w, whole)
-    close(parts.sum(0), gpu_gemm.gemm_ref(x, w))
+    parts = torch.full((split, m, n), float("nan"), device=DEVICE)
+    whole = torch.full((1, m, n), float("nan"), device=DEVICE)
+    gpu_gemm.gemm_parts(x, w, parts, bias)
+    gpu_gemm.gemm_parts(x, w, whole, bias)
+    close(parts.sum(0), gpu_gemm.gemm_ref(x, w, bias))
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -49,7 +49,7 @@ class Tiler:
             return Tiling(None, 1, self._programs(num_tokens, is_shared), self.workspace)
         group = next_power_of_2(self.num_heads // self.num_kv_heads)
         block = 4 if num_tokens <= 64 or longest <= 16 else max(4, 64 // group)
-        tiles = tiles_of(spans, block).to(self.device)
+        tiles = tiles_of(spans, block).to(self.device, non_blocking=True)
         return Tiling(tiles, block, self._programs(len(tiles), is_shared), self.workspace)
 
     def _programs(self, num_tiles: int, is_shared: bool) -> int:

@@ -145,7 +145,8 @@ class LocalRunner:
         hidden_MD = hidden.last_TD
         if num_checked < hidden_MD.shape[0]:
             index = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
-            hidden_MD = hidden_MD[torch.from_numpy(index).to(self.device)]
+            # The pass goes on while what reads its result is launched.
+            hidden_MD = hidden_MD[torch.from_numpy(index).to(self.device, non_blocking=True)]
         logits_MV = self.logits(hidden_MD)
         mask_MV = None
         if self.grammars.matchers:
