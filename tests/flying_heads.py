@@ -87,9 +87,8 @@ class Drafts:
 
     def note(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> list[str] | None:
         rows, cells = self.runner.rows, self.runner.device_rows.cells
-        is_left_R = self.runner.gaits.is_left(row_R).tolist()
-        for row, line, is_left in zip(row_R.tolist(), result_RC.tolist(), is_left_R, strict=True):
-            if rows.requests[row] is not None and line[TOKENS] and not is_left:
+        for row, line in zip(row_R.tolist(), result_RC.tolist(), strict=True):
+            if rows.requests[row] is not None and line[TOKENS]:
                 guesses = line[len(line) - self.runner.steps.num_guesses :]
                 text = cells.tokens_XL[row, : line[KNOWN]].tolist()
                 self.found.append((text, guesses[: line[DRAFTED]]))

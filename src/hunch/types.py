@@ -201,7 +201,7 @@ class GroupInfo:
 
     name: str
     is_ahead: bool = False  # KV at a slot depends on the next token too (EAGLE, MTP)
-    whole_len: int = 0  # texts up to this long are computed again where it has a hole
+    is_whole: bool = False  # a hole in it costs more than to compute a block again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

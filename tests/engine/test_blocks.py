@@ -52,30 +52,14 @@ def test_a_group_that_looks_ahead_needs_the_same_following_token(pool):
     assert found(pool, [*range(8), 8]) == (8, 8, 8)
 
 
-def test_a_group_that_must_be_whole_has_what_it_lacks_computed_again():
-    groups = (GROUPS[0], GroupInfo(name="eagle", is_ahead=True, whole_len=12))
-    pool = BlockPool(12, 4, groups)
+def test_a_group_that_must_be_whole_has_its_last_block_computed_again():
+    groups = (GROUPS[0], GroupInfo(name="eagle", is_ahead=True, is_whole=True))
+    pool = BlockPool(8, 4, groups)
     fill(pool, list(range(11)), (10, 9))
     assert found(pool, list(range(11))) == (8, 8)
     assert found(pool, [*range(8), 99, 98]) == (4, 4)
     fill(pool, [*range(50, 61)], (10, 3))
-    assert found(pool, [*range(50, 61)]) == (0, 0)
-    assert found(pool, [*range(50, 63)]) == (8, 0), "too long for the group"
-    fill(pool, [*range(50, 61)], (10, 9))
-    assert found(pool, [*range(50, 61)]) == (8, 8), "the second writer's"
-
-
-def test_a_block_takes_no_place_before_the_target_has_written_it():
-    groups = (GROUPS[0], GroupInfo(name="draft", whole_len=99))
-    pool = BlockPool(12, 4, groups)
-    tokens = list(range(9))
-    fill(pool, tokens, (9, 3))
-    table = BlockTable()
-    pool.open(table, pool.find(table, tokens, 8), 9)
-    pool.publish(table, tokens, (7, 8))
-    assert pool.find(BlockTable(), tokens, 8).blocks == [table.blocks[0]]
-    pool.publish(table, tokens, (8, 8))
-    assert found(pool, tokens) == (4, 4), "and the group's part is not published again"
+    assert found(pool, [*range(50, 61)]) == (8, 0), "of two blocks none: not worth it"
 
 
 def test_the_last_writer_of_an_ahead_group_is_remembered(pool):

@@ -6,7 +6,6 @@ The device's kernels are replaced by plain Python here; tests/kernels compares t
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -20,7 +19,6 @@ from deepseek_files import make_deepseek
 from flying_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from hunch import LLM, Speculation
 from hunch.spec.device_feature import DeviceFeature
-from hunch.spec.pace import CHAIN, REST, Gait
 from hunch.types import GroupInfo
 from mtp_files import make_stages
 from plain_steps import stand_in
@@ -153,7 +151,7 @@ def test_a_row_with_a_hole_stays_with_the_host_and_the_others_fly(
     """The last block that two texts share holds the head's view of the first one's next token."""
     monkeypatch.setattr(  # else the block would be computed again
         "hunch.spec.feature.GroupInfo",
-        lambda *, whole_len, **given: GroupInfo(**given),
+        lambda *, is_whole, **given: GroupInfo(**given),
     )
     shared = world.prompts[2][:8]
     others = [[*shared, 5, 6, 7], world.prompts[0], world.prompts[4]]
@@ -182,59 +180,6 @@ def test_a_row_that_goes_on_otherwise_after_a_shared_block_flies(
         drafts.check(world.heads["eagle3"], world.study, 5)
     with LLM(str(world.model), speculate="off", **SMALL) as llm:
         assert got == tokens(llm, [[*shared, 5, 6, 7]], GREEDY)
-
-
-@pytest.mark.parametrize("name", ONE_A_DAY)
-def test_rows_that_are_left_and_texts_that_go_on_from_them(
-    name: str,
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing is checked, so the head stops keeping up; later ones find no hole in its KV."""
-    monkeypatch.setattr("hunch.runner.gaits.KEPT", 3)
-    with load(world.model, name) as llm:
-        gaits, ways = llm.engine.runner.gaits, Counter[int]()
-        launch, drafts = gaits.launch, Drafts(llm, monkeypatch)
-
-        def note(gait: Gait, row_R: Any) -> Gait:
-            ways[gait.way] += 1
-            return launch(gait, row_R)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(gaits, "launch", note)
-            patch.setattr(gaits.pace, "choose", lambda *given: Gait(0))
-            assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
-        assert ways[0] == 3
-        assert ways[REST] > 15
-        assert len(drafts.by_host) == 1
-        longer = [[*p, *a, 3] for p, a in zip(world.prompts, world.plain["greedy"], strict=True)]
-        monkeypatch.setattr(gaits.pace, "choose", lambda *given: Gait(3, CHAIN))
-        got = tokens(llm, longer, GREEDY)
-        drafts.check(world.heads[name], world.study, 30)
-        assert llm.stats()["prefix_hits"] > 20
-    with LLM(str(world.model), speculate="off", **SMALL) as llm:
-        assert got == tokens(llm, longer, GREEDY)
-
-
-def test_rows_that_come_beside_those_that_were_left(
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They are drafted for in the same steps, and what those were left with is not kept."""
-    monkeypatch.setattr("hunch.runner.gaits.KEPT", 2)
-    lengths = [24, 9, 24, 24, 24]
-    params = [replace(GREEDY, max_tokens=length) for length in lengths]
-    with load(world.model, "eagle3", max_num_seqs=2) as llm:
-        gaits, drafts = llm.engine.runner.gaits, Drafts(llm, monkeypatch)
-        turns = iter([Gait(0)] * 6)
-        monkeypatch.setattr(gaits.pace, "choose", lambda *given: next(turns, Gait(3, CHAIN)))
-        want = [answer[:n] for answer, n in zip(world.plain["greedy"], lengths, strict=True)]
-        assert tokens(llm, world.prompts, params) == want
-        assert len(drafts.by_host) == len(world.prompts) - 1
-        drafts.check(world.heads["eagle3"], world.study, 15)
-        longer = [[*p, *a, 3] for p, a in zip(world.prompts, want, strict=True)]
-        llm.generate(longer, GREEDY)
-        drafts.check(world.heads["eagle3"], world.study, 30)
 
 
 def test_rows_that_want_no_drafts_fly_too(

@@ -82,9 +82,8 @@ class BlockPool:
             blocks.append(block)
         valid = [self._num_valid(group, blocks, tokens) for group in range(len(self._groups))]
         pairs = zip(self._groups, valid, strict=True)
-        whole = [count for group, count in pairs if len(tokens) <= group.whole_len]
-        if whole:  # the target reads the rest again, for the group's sake
-            blocks = blocks[: min(whole)]
+        if any(group.is_whole and count == len(blocks) - 1 for group, count in pairs):
+            blocks.pop()  # it went on otherwise: the target reads it again, for the group's sake
             valid = [min(count, len(blocks)) for count in valid]
         num_computed = tuple(size * count for count in valid)
         num_idle = sum(self._num_refs[block] == 0 for block in blocks)
@@ -162,12 +161,6 @@ class BlockPool:
             if next_place >= len(tokens):
                 return False
             self._following[group][block] = tokens[next_place]
-        is_hidden = self._keys[block] is None and table.num_published[0] > place
-        found = self._by_key.get(key) if is_hidden else None
-        if found is not None and not self._valid[found] >> group & 1:
-            # The one that is found lacks this group: ours takes its place.
-            self._keys[found], self._keys[block], self._by_key[key] = None, key, block
-            self._valid[block] |= _TARGET_BIT
         self._valid[block] |= 1 << group
         return True
 

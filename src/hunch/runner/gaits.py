@@ -2,9 +2,7 @@
 
 A drafter with a network can only draft with it for rows whose tokens the network has all seen. A
 row is *fresh* while every step since the host read it to the network drafted with it; a step
-without leaves a hole, and the host reads the row again before the network drafts for it. A head
-that continues the target's states cannot be read to: it keeps up in every step, or rows are *left*
-to their ends.
+without leaves a hole, and the host reads the row again before the network drafts for it.
 
 Shape letters: R rows of the step, N nodes of a step's draft, C columns of a result.
 """
@@ -38,8 +36,6 @@ LATE_RATE, MAX_LATE, LATE_FADE = 0.05, 0.5, 0.003
 # device's; plain steps after which they do, steps that they rest, and steps to listen, then or with
 # new rows, before a node is checked.
 MIN_REST, TIRED, RESTED, LISTENING = 32, 4, 32, 4
-# Steps in a row that check nothing after which a head that only keeps up with rows leaves them.
-KEPT = 16
 READS = 32  # tokens worth reading to a network for one that a row may still say
 
 
@@ -62,8 +58,6 @@ class Gaits:
         self.has_ways = any(gait.way for gait in self.pace.gaits)
         # Steps without the network leave holes, and somebody can read it what it missed.
         self.can_miss = self.has_ways and drafter is not None and drafter.network is not None
-        # Steps that check nothing take time to keep up with the rows.
-        self.can_leave = drafter is not None and drafter.writes_kv(0) and Gait(0) in self.pace.gaits
         self.costs = StepCosts()
         self._draft_seconds: dict[tuple[int, Gait], float] = {}  # by rows
         self._late_seconds: dict[tuple[int, bool], float] = {}  # by rows; are nodes checked
@@ -72,8 +66,6 @@ class Gaits:
         self._way = np.zeros(num_rows, dtype=np.int64)
         self._matched = np.zeros(num_rows, dtype=np.int64)
         self._is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
-        self._is_left = np.zeros(num_rows, dtype=np.bool_)
-        self._num_kept = 0  # steps that checked nothing and kept up, one after the other
         self._at: dict[int, list[Gait]] = {}
         self._num_plain = 0  # steps that checked nothing, one after the other
         self._num_rest = 0  # steps to come before a node is checked: first resting, then listening
@@ -102,7 +94,7 @@ class Gaits:
         """The same, and the steps that begin drafting."""
         gaits = self.at(num_rows)
         first = [Gait(0, way) for way in sorted({gait.way for gait in gaits})]
-        if self._can_rest(num_rows) or self.can_leave:
+        if self._can_rest(num_rows):
             first.append(Gait(0, REST))
         return gaits + [gait for gait in first if gait not in gaits]
 
@@ -119,8 +111,7 @@ class Gaits:
         self.pace.start(ids, is_beside=is_beside)
         if not is_beside:
             self._num_plain, self._num_rest = 0, LISTENING
-            self._num_kept = 0
-        self._is_fresh[ids] = self._is_tree[ids] = self._is_left[ids] = False
+        self._is_fresh[ids] = self._is_tree[ids] = False
         self._way[ids] = 0
 
     def choose(self, row_R: np.ndarray, *, is_host: bool = False) -> Gait:
@@ -131,7 +122,7 @@ class Gaits:
         num_rows = bucket(len(row_R))
         gaits = self.at(num_rows)
         if len(gaits) == 1:
-            return gaits[0] if gaits[0].num_nodes else self.plain(row_R)
+            return gaits[0]
         can_rest = self._can_rest(num_rows)
         if can_rest and self._num_rest:
             self._num_rest -= 1
@@ -139,29 +130,13 @@ class Gaits:
         seconds = {gait: self._seconds(num_rows, gait) for gait in gaits}
         if self.can_miss:
             seconds = self._with_changes(row_R, seconds, is_host)
-        if self.can_leave:
-            seconds[Gait(0)] = min(seconds[Gait(0)], self._seconds(num_rows, Gait(0, REST)))
         # Of the step that flies at least one will be said.
         left_R = np.maximum(self.rows.end[row_R] - self.rows.known[row_R] - 1, 1)
         gait = self.pace.choose(row_R, seconds, left_R)
         self._num_plain = 0 if gait.num_nodes else self._num_plain + 1
         if can_rest and self._num_plain >= TIRED:
             self._num_plain, self._num_rest = 0, RESTED + LISTENING
-        if gait.num_nodes:
-            self._num_kept = 0
-        return gait if gait.num_nodes else self.plain(row_R)
-
-    def plain(self, row_R: np.ndarray) -> Gait:
-        """A step of these rows that checks nothing."""
-        if not self.can_leave:
-            return Gait(0)
-        self._num_kept += 1
-        is_over = self._num_kept > KEPT or bool(self._is_left[row_R].all())
-        return Gait(0, REST if is_over else 0)
-
-    def is_left(self, row_R: np.ndarray) -> np.ndarray:
-        """Rows that no network drafts for any more: nothing need be ready."""
-        return np.asarray(self._is_left[row_R])
+        return gait
 
     def _with_changes(
         self, row_R: np.ndarray, seconds: dict[Gait, float], is_host: bool
@@ -212,9 +187,6 @@ class Gaits:
         self._is_tree[row_R] = is_tree
         if not gait.way:
             self._is_fresh[row_R] = False
-        if self.can_leave and gait.way == REST and not self._is_left[row_R].all():
-            self._is_left[row_R] = True
-            self.pace.leave(row_R)
         return gait
 
     # --- after a step -----------------------------------------------------------------------------

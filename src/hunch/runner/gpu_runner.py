@@ -59,7 +59,6 @@ class Flight:
     requests: list[Request | None]
     graph: StepGraph
     slot: int  # where its result will be
-    has_kv_R: np.ndarray | None  # where the drafter writes its own KV, so that none is missing
     others: StepResult | None = None  # what the host did for the plan's other rows
 
 
@@ -250,8 +249,6 @@ class GraphRunner(LocalRunner):
     def _ready(self, crew: Crew, drafter: DeviceDrafter) -> Crew | None:
         """Those whom the drafter is ready for; nobody, where one that flies would have to land."""
         is_ready_R = drafter.is_ready(self.rows.view(crew.ids))
-        if is_ready_R is not None:
-            is_ready_R = is_ready_R | self.gaits.is_left(crew.row_R)
         if is_ready_R is None or is_ready_R.all():
             return crew
         if not all(map(self.device_rows.is_stale, crew.row_R[~is_ready_R].tolist())):
@@ -262,9 +259,8 @@ class GraphRunner(LocalRunner):
 
     def _gait(self, crew: Crew) -> Gait | None:
         """How the step goes, if the rows' network has seen enough for it."""
-        row_R = crew.row_R
-        gait = self.gaits.choose(row_R) if crew.is_drafting else self.gaits.plain(row_R)
-        return gait if self.gaits.is_ready(gait, row_R) else None
+        gait = self.gaits.choose(crew.row_R) if crew.is_drafting else Gait(0)
+        return gait if self.gaits.is_ready(gait, crew.row_R) else None
 
     def _launch(self, plan: StepPlan, crew: Crew, gait: Gait) -> Flight:
         ids = crew.ids
@@ -280,13 +276,7 @@ class GraphRunner(LocalRunner):
         graph.replay()
         slot = self.steps.delivery.expect()
         requests = [self.rows.requests[row] for row in ids]
-        return Flight(plan, crew, requests, graph, slot, self._has_kv(gait, crew.row_R))
-
-    def _has_kv(self, gait: Gait, row_R: np.ndarray) -> np.ndarray | None:
-        drafter = self.device_drafter
-        if drafter is None or not drafter.writes_kv(gait.way):
-            return None
-        return ~self.gaits.is_left(row_R)
+        return Flight(plan, crew, requests, graph, slot)
 
     def _land(self, flight: Flight) -> StepResult:
         """Wait for a step and tell the host's rows what it did."""
@@ -297,8 +287,9 @@ class GraphRunner(LocalRunner):
         sources = None
         if drafter is not None:
             sources = self.gaits.learn(crew.row_R, result_RC, graph)
+        writes_kv = drafter is not None and drafter.writes_kv(graph.way)
         said, results = land_rows(
-            self.rows, crew.row_R, result_RC, flight.requests, sources, flight.has_kv_R
+            self.rows, crew.row_R, result_RC, flight.requests, sources, writes_kv=writes_kv
         )
         since = None if before is None else self._landed_at - before
         target_seconds, plain_seconds = self.gaits.landed(graph, seconds, since)

@@ -21,18 +21,19 @@ def land_rows(
     result_RC: np.ndarray,
     requests: list[Request | None],
     sources: list[str] | None,
-    has_kv_R: np.ndarray | None,
+    *,
+    writes_kv: bool,
 ) -> tuple[list[int], list[RowResult]]:
     """Commit the rows' tokens, and say what each row got, as a `StepResult` does.
 
     `requests` sat in the rows when the step began; one that left since then changes no row, as
-    another may sit there now. Where `has_kv_R` the drafter wrote its own KV beside the target's, so
-    that none is missing; None: nowhere. `sources` are who drafted what was checked.
+    another may sit there now. With `writes_kv` the drafter wrote its own KV beside the target's.
+    `sources` are who drafted what was checked.
     """
-    _commit(rows, row_R, result_RC, requests, has_kv_R)
+    _commit(rows, row_R, result_RC, requests, writes_kv)
     is_more_R = (result_RC[:, TOKENS] != 1) | (result_RC[:, CHECKED] > 0)
     is_more_R |= result_RC[:, REASON] > 0
-    if has_kv_R is not None:
+    if writes_kv:
         is_more_R[:] = True
     elif not is_more_R.any():
         return result_RC[:, FIRST].tolist(), []
@@ -61,18 +62,17 @@ def land_rows(
             method=sources[place] if sources is not None and num_checked else "",
         )
         if has_others or line[REASON]:
-            has_kv = has_kv_R is not None and bool(has_kv_R[place])
-            _complete(result, rows, request, REASONS[line[REASON]], has_kv=has_kv)
+            _complete(result, rows, request, REASONS[line[REASON]], writes_kv=writes_kv)
         results.append(result)
     return said, results
 
 
 def _complete(
-    result: RowResult, rows: RowBuffers, request: Request, finish: str | None, *, has_kv: bool
+    result: RowResult, rows: RowBuffers, request: Request, finish: str | None, *, writes_kv: bool
 ) -> None:
     """Other KV groups, and the row's end; the row may be another request's by now."""
     row, is_there = result.row, rows.requests[result.row] is request
-    gone = [result.computed[0] if has_kv else 0] * (len(rows.computed) - 1)
+    gone = [result.computed[0] if writes_kv else 0] * (len(rows.computed) - 1)
     others = rows.computed[1:, row].tolist() if is_there else gone
     result.computed, result.finish = (*result.computed, *others), finish
     if finish is not None and is_there:
@@ -84,14 +84,13 @@ def _commit(
     row_R: np.ndarray,
     result_RC: np.ndarray,
     requests: list[Request | None],
-    has_kv_R: np.ndarray | None,
+    writes_kv: bool,
 ) -> None:
     """Write the tokens behind those known, and how many tokens of each row have KV."""
     held, num_R = [rows.requests[row] for row in row_R.tolist()], result_RC[:, TOKENS]
     if not all(map(is_, held, requests)) or not num_R.all():
         is_there_R = np.fromiter(map(is_, held, requests), np.bool_, len(held)) & (num_R > 0)
         row_R, result_RC, num_R = row_R[is_there_R], result_RC[is_there_R], num_R[is_there_R]
-        has_kv_R = None if has_kv_R is None else has_kv_R[is_there_R]
     known_R = result_RC[:, KNOWN]
     first_R = known_R - num_R
     for place in range(num_R.max(initial=0)):
@@ -99,6 +98,6 @@ def _commit(
         rows.tokens[row_R[some], first_R[some] + place] = result_RC[some, FIRST + place]
     rows.known[row_R] = known_R
     rows.computed[0, row_R] = known_R - 1
-    if has_kv_R is not None and len(rows.computed) > 1:
-        row_R, known_R = row_R[has_kv_R], known_R[has_kv_R]
-        rows.computed[1:, row_R] = np.maximum(rows.computed[1:, row_R], known_R - 1)
+    if writes_kv and len(rows.computed) > 1:
+        others_GR = np.maximum(rows.computed[1:, row_R], known_R - 1)
+        rows.computed[1:, row_R] = others_GR

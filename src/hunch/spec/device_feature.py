@@ -25,7 +25,7 @@ from hunch.kernels.gpu_spec import Cells, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
 from hunch.sampling.state import SamplingState
-from hunch.spec.pace import REST, Gait, chains_of, levels_after
+from hunch.spec.pace import Gait, chains_of, levels_after
 from hunch.spec.watch import AcceptanceWatch
 from hunch.spec.window import covered
 
@@ -37,8 +37,7 @@ class DeviceFeature:
     """Drafts chains of `num_levels` tokens.
 
     Of what it has not seen, tokens alone tell it nothing: prompts are covered by the host's
-    drafter, which has the target's states, and a row with a hole in its KV stays with the host, or
-    goes on without drafts where it was left.
+    drafter, which has the target's states, and a row with a hole in its KV stays with the host.
     """
 
     name: str
@@ -76,10 +75,10 @@ class DeviceFeature:
         return 0
 
     def works(self, way: int) -> bool:
-        return way != REST
+        return True
 
     def writes_kv(self, way: int) -> bool:
-        return way != REST
+        return True
 
     def can_follow(self, rows: Rows) -> bool:
         return bool((rows.end_X[rows.ids_R] <= self.max_len).all())

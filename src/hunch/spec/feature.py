@@ -72,7 +72,7 @@ class FeatureDrafter:
                 dtype=net.kv_dtype,
             ),
             # Where steps fly, a row with a hole stays with the host to its end.
-            group=GroupInfo(name=name, is_ahead=True, whole_len=limit if context.is_fused else 0),
+            group=GroupInfo(name=name, is_ahead=True, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
 

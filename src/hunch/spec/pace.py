@@ -170,10 +170,6 @@ class Pace:
         """No network guessed for these rows."""
         self.network.fade(row_R)
 
-    def leave(self, row_R: Array) -> None:
-        """What a network guesses for these rows is nothing to go by from now on."""
-        self.network.give_up(row_R)
-
     def choose(
         self,
         row_R: Array,

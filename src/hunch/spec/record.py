@@ -109,10 +109,6 @@ class Record:
             own_X[row_R] *= 1.0 - FADE
         self.common *= 1.0 - COMMON_FADE
 
-    def give_up(self, row_R: Array) -> None:
-        """Guesses for these rows will be wrong."""
-        self.first_X[row_R] = -LIMIT
-
     def gains(
         self,
         row_R: Array,
