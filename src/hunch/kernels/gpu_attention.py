@@ -34,10 +34,7 @@ def _attend(
 ):  # fmt: skip
     """Fold one tile of positions into (m, z, acc). A row with no pair here is left as it was."""
     is_h = offs_h < HEAD
-    if IS_NEAR:
-        at = slot_P.to(tl.int32) * kv_stride
-    else:
-        at = slot_P.to(tl.int64) * kv_stride
+    at = slot_P.to(tl.int32) * kv_stride if IS_NEAR else slot_P.to(tl.int64) * kv_stride
     k = tl.load(k_ptr + at[None, :] + offs_h[:, None], mask=is_key[None, :] & is_h[:, None],
                 other=0.0)  # fmt: skip
     v = tl.load(v_ptr + at[:, None] + offs_h[None, :], mask=is_key[:, None] & is_h[None, :],
