@@ -36,14 +36,13 @@ class Draft:
     arrays: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
 
     def to(self, device: torch.device) -> Draft:
-        """The same draft on a device; on the way there nobody waits for what it is doing."""
+        """The same draft on a device."""
         if device.type == self.tokens_RN.device.type:
             return self
-        is_there = device.type != "cpu"
         return Draft(
-            self.tokens_RN.to(device, non_blocking=is_there),
-            self.parents_RN.to(device, non_blocking=is_there),
-            self.num_nodes_R.to(device, non_blocking=is_there),
+            _sent(self.tokens_RN, device),
+            _sent(self.parents_RN, device),
+            _sent(self.num_nodes_R, device),
             None if self.q_RNV is None else self.q_RNV.to(device),
             None if self.is_sampled_RN is None else self.is_sampled_RN.to(device),
             self.methods,
@@ -97,10 +96,7 @@ class Rows:
         """A view whose rows and lengths a verifier on the device can read."""
         if device.type == self.ids_R.device.type:
             return self
-        is_there = device.type != "cpu"
-        ids_R = self.ids_R.to(device, non_blocking=is_there)
-        known_X = self.known_X.to(device, non_blocking=is_there)
-        return replace(self, ids_R=ids_R, known_X=known_X)
+        return replace(self, ids_R=_sent(self.ids_R, device), known_X=_sent(self.known_X, device))
 
 
 @dataclass(slots=True)
@@ -147,3 +143,8 @@ class Needs:
     is_graphable: bool = False  # observe and propose need no host
     weight_bytes: int = 0
     methods: Mapping[str, int] = field(default_factory=dict)  # of several: name -> its most nodes
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. A GPU may go on with what it does; the host needs it whole."""
+    return tensor.to(device, non_blocking=device.type != "cpu")

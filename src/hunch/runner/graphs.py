@@ -102,8 +102,7 @@ class PassGraphs:
         size = max(16, 1 << (num_tokens - 1).bit_length())
         if size > 256:
             size = -(-num_tokens // 256) * 256
-        is_small = size <= MAX_PASS
-        tiles_I2 = tiles_of(attn.spans, self._block(size)) if is_small else None
+        tiles_I2 = tiles_of(attn.spans, self._block(size)) if size <= MAX_PASS else None
         if tiles_I2 is None or len(tiles_I2) > self._max_tiles(size):
             batch = batch.to(self.device)
             return self.target.forward(batch.ids_T, batch.attn, self.kv, self.layers)
