@@ -19,7 +19,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from hunch import LLM, SamplingParams
 from hunch.models.weights.gguf import GgufWeights
-from hunch.runner.batch import gather
+from hunch.step.batch import gather
 from hunch.types import Request, RowStart, RowWork
 
 CONTEXT = 2048

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import head_files
+from drafting.test_heads_replay import Chain, medusa_chain, mlp_chain, step_chain
 from head_files import Study
 from hunch import LLM, SamplingParams
 from hunch.kernels.gpu_spec import DRAFTED, KNOWN, TOKENS
-from hunch.runner.gpu_runner import GraphRunner
+from hunch.step.gpu_runner import GraphRunner
 from plain_steps import stand_in
-from spec.test_heads_replay import Chain, medusa_chain, mlp_chain, step_chain
 from tiny_models import write_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hunch.drafting.ngram import NgramText
 from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
 from hunch.kernels.gpu_attention import Tiling, Workspace
 from hunch.kernels.gpu_lookup import BY_TABLE, NUM_ASKED, DevicePhrases
@@ -31,7 +32,6 @@ from hunch.kernels.rope import rotation
 from hunch.layers.attention import Heads, split_heads
 from hunch.models.decoder import Decoder, Hidden
 from hunch.sampling.state import SamplingState
-from hunch.spec.ngram import NgramText
 
 
 def slot_of(cells: Cells, row: int, pos: int) -> int:
@@ -357,22 +357,22 @@ class PlainTarget:
 
 def stand_in(patch: pytest.MonkeyPatch) -> None:
     """From here on, a CPU's LLM runs captured steps with these kernels."""
+    import hunch.drafting.device_auto
+    import hunch.drafting.device_draft
+    import hunch.drafting.device_feature
+    import hunch.drafting.device_heads
+    import hunch.drafting.on_device
     import hunch.layers.tiled
     import hunch.llm
     import hunch.models.cuda
-    import hunch.runner.device_rows
-    import hunch.runner.gpu_runner
-    import hunch.runner.graphs
-    import hunch.spec.device_auto
-    import hunch.spec.device_draft
-    import hunch.spec.device_feature
-    import hunch.spec.device_heads
-    import hunch.spec.on_device
+    import hunch.step.device_rows
+    import hunch.step.gpu_runner
+    import hunch.step.graphs
     from hunch.models.load import load_decoder
     from hunch.models.weights import open_weights
 
     chooser = Chooser()
-    made = hunch.runner.gpu_runner.GraphRunner.__init__
+    made = hunch.step.gpu_runner.GraphRunner.__init__
 
     def remember(runner: Any, **parts: Any) -> None:
         chooser.state = parts["sampling"]
@@ -381,7 +381,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     def load(config: Any, files: Any, device: torch.device) -> PlainTarget:
         return PlainTarget(load_decoder(open_weights(files), dtype="float32", device=device))
 
-    patch.setattr(hunch.runner.gpu_runner.GraphRunner, "__init__", remember)
+    patch.setattr(hunch.step.gpu_runner.GraphRunner, "__init__", remember)
     patch.setattr(hunch.llm, "_load_target", load)
     patch.setattr(hunch.models.cuda, "CudaDecoder", PlainTarget)
     for name, kernel in (
@@ -390,14 +390,14 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
         ("compact", compact),
         ("deliver", deliver),
     ):
-        patch.setattr(hunch.runner.graphs, name, kernel)
-    patch.setattr(hunch.runner.graphs, "choose", chooser)
-    patch.setattr(hunch.runner.device_rows, "update", update)
-    patch.setattr(hunch.spec.on_device, "lookup", lookup)
-    patch.setattr(hunch.spec.device_auto, "lookup", lookup)
-    patch.setattr(hunch.spec.device_draft, "known_inputs", level_inputs)
-    patch.setattr(hunch.spec.device_draft, "grow_level", grow_level)
-    for module in (hunch.spec.device_feature, hunch.spec.device_heads):
+        patch.setattr(hunch.step.graphs, name, kernel)
+    patch.setattr(hunch.step.graphs, "choose", chooser)
+    patch.setattr(hunch.step.device_rows, "update", update)
+    patch.setattr(hunch.drafting.on_device, "lookup", lookup)
+    patch.setattr(hunch.drafting.device_auto, "lookup", lookup)
+    patch.setattr(hunch.drafting.device_draft, "known_inputs", level_inputs)
+    patch.setattr(hunch.drafting.device_draft, "grow_level", grow_level)
+    for module in (hunch.drafting.device_feature, hunch.drafting.device_heads):
         patch.setattr(module, "committed_inputs", committed_inputs)
         patch.setattr(module, "grow_level", grow_level)
     patch.setattr(hunch.layers.tiled, "Tiled", PlainTiled)

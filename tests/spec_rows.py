@@ -8,9 +8,9 @@ import torch
 
 from hunch.config import SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.cost import CostCurve
 from hunch.registry import DRAFTERS, resolve
-from hunch.spec.base import DrafterContext
-from hunch.spec.cost import CostCurve
 
 MAX_LEN = 4096
 

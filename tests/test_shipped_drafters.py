@@ -34,8 +34,8 @@ def answer(speculate: str) -> tuple[list[int], float]:
 def test_by_name_alone(
     method: str, plain: list[int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hunch.spec.watch.ENOUGH", 10)
-    monkeypatch.setattr("hunch.spec.watch.MIN_SHARE", 1.0)
+    monkeypatch.setattr("hunch.drafting.watch.ENOUGH", 10)
+    monkeypatch.setattr("hunch.drafting.watch.MIN_SHARE", 1.0)
     tokens, per_pass = answer(method)
     assert tokens == plain
     assert per_pass > LEAST[method]

@@ -24,14 +24,14 @@ from hunch.errors import (
     UnsupportedModelError,
 )
 from hunch.hub import ModelFiles, resolve
-from hunch.runner.collector import without_collector
+from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import RequestOutput, SamplingParams, StructuredOutput
 
 if TYPE_CHECKING:
     import torch
 
-    from hunch.runner.runner import LocalRunner
+    from hunch.step.runner import LocalRunner
 
 log = logging.getLogger("hunch")
 
@@ -236,7 +236,7 @@ def _build_runner(
 ) -> LocalRunner:
     import torch
 
-    from hunch.runner.assemble import assemble
+    from hunch.step.assemble import assemble
 
     if config.parallel.tensor_parallel_size != 1:
         raise ConfigError("tensor_parallel_size above 1 is not available yet; use 1")

@@ -7,18 +7,18 @@ from importlib import import_module
 from typing import Any
 
 DRAFTERS = {
-    "off": "hunch.spec.off:OffDrafter",
-    "ngram": "hunch.spec.ngram:NgramDrafter",
-    "suffix": "hunch.spec.suffix:SuffixDrafter",
-    "prediction": "hunch.spec.prediction:PredictionDrafter",
-    "recycling": "hunch.spec.recycling:RecyclingDrafter",
-    "draft": "hunch.spec.draft:DraftModelDrafter",
-    "mlp": "hunch.spec.mlp:MlpDrafter",
-    "medusa": "hunch.spec.medusa:MedusaDrafter",
-    "eagle": "hunch.spec.eagle:EagleDrafter",
-    "eagle3": "hunch.spec.eagle3:Eagle3Drafter",
-    "mtp": "hunch.spec.mtp:MtpDrafter",
-    "auto": "hunch.spec.auto:AutoDrafter",
+    "off": "hunch.drafting.off:OffDrafter",
+    "ngram": "hunch.drafting.ngram:NgramDrafter",
+    "suffix": "hunch.drafting.suffix:SuffixDrafter",
+    "prediction": "hunch.drafting.prediction:PredictionDrafter",
+    "recycling": "hunch.drafting.recycling:RecyclingDrafter",
+    "draft": "hunch.drafting.draft:DraftModelDrafter",
+    "mlp": "hunch.drafting.mlp:MlpDrafter",
+    "medusa": "hunch.drafting.medusa:MedusaDrafter",
+    "eagle": "hunch.drafting.eagle:EagleDrafter",
+    "eagle3": "hunch.drafting.eagle3:Eagle3Drafter",
+    "mtp": "hunch.drafting.mtp:MtpDrafter",
+    "auto": "hunch.drafting.auto:AutoDrafter",
 }
 
 VERIFIERS = {

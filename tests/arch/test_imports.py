@@ -29,13 +29,13 @@ TABLE: dict[str, set[str]] = {
         "torch", "layers", "kernels", "parallel.group", "config", "registry", "errors", "hub",
     },
     "verify": {"torch", "draft", "sampling", "kernels", "errors"},
-    "spec": {
+    "drafting": {
         "torch", "draft", "sampling", "config", "registry", "models", "layers", "kernels",
         "errors", "types",
     },
-    "runner": {
+    "step": {
         "torch", "types", "draft", "errors", "config", "registry", "kernels", "parallel.group",
-        "layers", "grammar", "sampling", "models", "verify", "spec",
+        "layers", "grammar", "sampling", "models", "verify", "drafting",
     },
     "engine": {"types", "config", "errors"},
     "server": {"engine.client", "types", "config", "errors"},
@@ -44,7 +44,7 @@ TABLE: dict[str, set[str]] = {
         "hub",
     },
     "bench": {"hunch", "errors", "types"},
-    "parallel": {"torch", "types", "draft", "errors", "runner", "parallel.group"},
+    "parallel": {"torch", "types", "draft", "errors", "step", "parallel.group"},
     "web": set(),
     "drafters": set(),
     "cli": {
@@ -61,7 +61,7 @@ def modules() -> list[Path]:
 
 
 def room_of(module: str) -> str:
-    """'hunch.spec.ngram' -> 'spec'; 'hunch' -> 'hunch'."""
+    """'hunch.drafting.ngram' -> 'spec'; 'hunch' -> 'hunch'."""
     parts = module.split(".")
     if len(parts) == 1:
         return "hunch"
@@ -103,8 +103,8 @@ def test_a_method_never_imports_another_method() -> None:
     from hunch.registry import DRAFTERS
 
     files = {entry.split(":")[0] for entry in DRAFTERS.values()}
-    for path in sorted((SOURCE / "spec").glob("*.py")):
-        module = f"hunch.spec.{path.stem}"
+    for path in sorted((SOURCE / "drafting").glob("*.py")):
+        module = f"hunch.drafting.{path.stem}"
         if module in files and path.stem != "auto":  # the planner may hold the others
             assert not (set(imports_of(path)) & (files - {module})), path.name
 

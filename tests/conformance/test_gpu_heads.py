@@ -6,7 +6,7 @@ import pytest
 
 import head_files
 from hunch import LLM, SamplingParams
-from hunch.runner.gpu_runner import GraphRunner
+from hunch.step.gpu_runner import GraphRunner
 from tiny_models import write_llama
 
 pytestmark = pytest.mark.gpu

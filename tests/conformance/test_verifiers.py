@@ -14,10 +14,10 @@ import pytest
 from scipy.stats import chisquare, kstest
 
 from hunch import LLM, SamplingParams
+from hunch.drafting.judge import Draw, Judge
 from hunch.kernels import noise
 from hunch.registry import LOSSY, VERIFIERS
 from hunch.sampling.state import SamplingState
-from hunch.spec.judge import Draw, Judge
 from hunch.verify import base, rejection
 from tiny_vocab import PROMPT, joint_chances, write_drafter, write_target
 

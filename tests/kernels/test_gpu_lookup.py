@@ -12,9 +12,9 @@ pytest.importorskip("triton")
 
 import plain_steps
 from device_cells import DEVICE, cells_of, step_of
+from hunch.drafting.ngram import NgramText
 from hunch.kernels import gpu_lookup, gpu_spec
 from hunch.kernels.gpu_lookup import BY_TABLE, NUM_ASKED, NUM_WAYS, DevicePhrases
-from hunch.spec.ngram import NgramText
 from phrase_tables import table_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter

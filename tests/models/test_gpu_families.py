@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from builders import DictWeights, Seq, pack, tables
 from hunch.models.cuda import CudaDecoder
 from hunch.models.load import load_decoder
-from hunch.runner.batch import Batch
+from hunch.step.batch import Batch
 
 pytestmark = pytest.mark.gpu
 COMMON = {

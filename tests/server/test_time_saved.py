@@ -32,8 +32,8 @@ def test_time_saved_agrees_with_an_a_b_run(
 ) -> None:
     """In the process's own seconds, so that it holds on a busy machine too."""
     script = load_script(monkeypatch)
-    monkeypatch.setattr("hunch.runner.runner.perf_counter", time.process_time)
-    monkeypatch.setattr("hunch.runner.calibrate.perf_counter", time.process_time)
+    monkeypatch.setattr("hunch.step.runner.perf_counter", time.process_time)
+    monkeypatch.setattr("hunch.step.calibrate.perf_counter", time.process_time)
     monkeypatch.setattr(script.time, "perf_counter", time.process_time)
     options = {"max_model_len": 1024, "max_num_seqs": 1, "enable_prefix_caching": False}
     with LLM("smollm2-135m", speculate="ngram", threads=1, **options) as llm:

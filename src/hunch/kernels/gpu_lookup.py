@@ -222,7 +222,7 @@ def lookup(
     sure: int = 0,
     phrases: DevicePhrases | None = None,
 ) -> None:
-    """A chain per row, as `spec.ngram` draws it or with a table, and all guesses into the result.
+    """A chain per row, as `drafting.ngram` draws it or with a table; all guesses into the result.
 
     Rows whose match is shorter than `sure` keep the draft they have.
     """

@@ -1,4 +1,4 @@
-"""A lookup's record by C++: what spec/pace.py says, at a quarter of its cost per step.
+"""A lookup's record by C++: what drafting/pace.py says, at a quarter of its cost per step.
 
 Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step, S sizes.
 """

@@ -14,6 +14,9 @@ pytest.importorskip("triton")
 
 import head_files
 from builders import BLOCK_SIZE, Seq, pack, tables
+from drafting.test_device_draft import Launches
+from drafting.test_device_feature import drafter, rows
+from hunch.drafting.pace import CHAIN
 from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.models.cuda import CudaDecoder
@@ -22,10 +25,7 @@ from hunch.models.heads.eagle3 import load_eagle3
 from hunch.models.heads.step import StepNet
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
-from hunch.spec.pace import CHAIN
 from models.heads.test_native_steps import FORMS
-from spec.test_device_draft import Launches
-from spec.test_device_feature import drafter, rows
 from tiny_models import write_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter

@@ -1,4 +1,4 @@
-// What spec/pace.py says of lookups, in C++: a GPU's step is shorter than numpy's sixty calls.
+// What drafting/pace.py says of lookups, in C++: a GPU's step is shorter than numpy's sixty calls.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace {
 constexpr int FIRST = 0, NEXT = 1;  // guess
 constexpr int MAX_SIZES = 8;
 
-// Arrays by row of the engine, held by Python; the rest are spec/pace.py's and record.py's numbers.
+// Arrays by row of the engine, held by Python; the rest are drafting/pace.py's and record.py's numbers.
 struct Pace {
     double *own[2], *doubt, *match, *before, *common;
     int64_t *guess, num_guesses;

@@ -1,0 +1,149 @@
+"""The one interface a drafting method implements, and what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafting.cost import CostCurve
+from hunch.drafting.pace import Gait
+from hunch.drafting.watch import AcceptanceWatch
+from hunch.kernels.attention import KVCache
+from hunch.sampling.state import SamplingState
+
+
+class Drafter(Protocol):
+    """Guesses ahead. It can only save time: the target decides every token."""
+
+    needs: Needs
+
+    def observe(self, step: TargetStep) -> None:
+        """What the target just committed: tokens, features, slots."""
+
+    def propose(self, rows: Rows) -> Draft:
+        """A tree per row of rows.ids_R, at most rows.max_draft_X nodes each; zero nodes is fine."""
+
+    def forget(self, rows: list[int]) -> None:
+        """Requests that left these rows; another may enter them next."""
+
+
+@runtime_checkable
+class Clears(Protocol):
+    """A drafter that keeps something of requests that left."""
+
+    def clear(self) -> None:
+        """Drop it."""
+
+
+class Network(Protocol):
+    """A drafter's model on a device, and its KV."""
+
+    model: Any
+    kv: KVCache
+
+
+class DeviceDrafter(Protocol):
+    """Drafts by kernels alone, from rows kept on the device, so that a step can be captured."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_nodes(self) -> int:
+        """Every draft has room for so many."""
+
+    def depth(self, way: int) -> int:
+        """Of its trees; 0: in this way it drafts chains."""
+
+    @property
+    def gaits(self) -> tuple[Gait, ...]:
+        """How its steps may go, one without nodes among them where none may be best."""
+
+    @property
+    def num_levels(self) -> int:
+        """Of its network's drafts; 0: it has none."""
+
+    @property
+    def network(self) -> Network | None:
+        """What must have seen a row's tokens before it drafts for the row."""
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether its lookups ask a phrase table too."""
+
+    @property
+    def margin(self) -> float:
+        """Share by which checking nodes must promise to beat plain decoding."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Of the target, whose states it drafts from."""
+
+    @property
+    def watch(self) -> AcceptanceWatch | None:
+        """Is told what became of its drafts."""
+
+    def draft(self, cells: Any, step: Any, hidden: Any, kind: int, way: int = 0) -> None:
+        """Put a draft for each row of the step into its cells: kernels only, no host.
+
+        hidden: the target's states of the step's packed tokens.
+        kind: all rows are greedy (0), some are sampled (1), some with filters (2).
+        way: one of those its gaits name.
+        """
+
+    def works(self, way: int) -> bool:
+        """Whether it does anything in a step of this way."""
+
+    def writes_kv(self, way: int) -> bool:
+        """Whether drafting so leaves KV of its own for all that is known."""
+
+    def can_follow(self, rows: Rows) -> bool:
+        """Whether these rows are short enough for its network."""
+
+    def needs_host(self, rows: Rows) -> bool:
+        """Whether only the host's drafter can draft for these rows."""
+
+    def is_ready(self, rows: Rows) -> np.ndarray | None:
+        """Of which rows everything that drafting needs is on the device; None: of all, always."""
+
+    def drafted_by(self, way: int, matched: int) -> str:
+        """The method behind a row's draft, by the way and the length of the lookup's match."""
+
+
+@runtime_checkable
+class WorksOnDevice(Protocol):
+    """A drafter that also comes as a device drafter."""
+
+    def on_device(self) -> DeviceDrafter | None:
+        """None: not with these options."""
+
+
+@dataclass(slots=True)
+class DrafterContext:
+    """What a drafter is built with: `Method(options: dict[str, str], path, context)`.
+
+    `kv` is set after construction and before the first observe, for a drafter whose needs name one.
+    """
+
+    target: Any  # the target Decoder
+    sampling: SamplingState  # parameters of every row, and the target's noise
+    cost: CostCurve  # what a pass costs on this machine, by packed tokens
+    device: torch.device
+    max_rows: int
+    max_len: int
+    vocab_size: int
+    wants_q: bool = (
+        False  # the verifier weighs draws: use noise of your own, say what you drew from
+    )
+    vocab: dict[str, int] | None = None  # the target's tokens, for comparing vocabularies
+    kv: KVCache | None = None
+    group: int = 0  # index of its KV group in computed_GX
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the target runs by a GPU's fused kernels, so that steps can fly."""
+        return getattr(self.target, "kernels", "") == "triton"

@@ -1,0 +1,173 @@
+"""How drafters with networks choose tokens: as the target would, or by draws of their own.
+
+Shape letters: R rows of this step, C columns of a network's logits, B best ones, V vocabulary, M
+packed nodes, P depth so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Rows
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.window import host
+from hunch.kernels.native import is_available
+from hunch.kernels.native_draft import best
+from hunch.kernels.noise import TARGET, gumbel_at
+
+Array = np.ndarray
+NEAR = 128  # tokens of a network's logits that are given the target's noise on a CPU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """How far and how wide to draft."""
+
+    depth: int  # longest path
+    num_nodes: int  # nodes kept
+    width: int = 1  # nodes grown on per level
+    branch: int = 1  # children looked at per node
+    is_fixed: bool = False  # the same shape whatever the tokens: one node per level is grown on
+    min_confidence: float = 0.0  # a path of a lower value is not followed
+
+    @property
+    def is_chain(self) -> bool:
+        return self.width == 1 and self.branch == 1
+
+    @property
+    def is_dynamic(self) -> bool:
+        return not self.is_chain and not self.is_fixed
+
+
+@dataclass(slots=True)
+class Level:
+    """Drafted nodes of one depth that a network is to process, packed row after row."""
+
+    place_M: Array  # the row's place in the step
+    token_M: Array
+    parent_M: Array  # packed index in the level before
+    path_MP: Array  # numbers of the nodes from depth 0 to itself; numbers count processed nodes
+
+
+@dataclass(slots=True)
+class Draw:
+    """Children of nodes: best first, or in the order they were drawn."""
+
+    token_MB: Array
+    gain_M: Array  # log of a confidence that no drawn token's own value enters
+    q_MV: Tensor | None = None  # what they were drawn from; None: chosen
+    is_sampled_M: Array | None = None
+
+
+class Judge:
+    """The target's way to choose, for the rows of one step: their parameters and noise.
+
+    `ids_C` names the target's token of each column where the network's vocabulary is a part of it.
+    Where the verifier weighs draws, chains are drawn with noise of their own, and trees that keep
+    the best of many are chosen without noise: what is kept by its value was not drawn.
+    """
+
+    def __init__(
+        self,
+        context: DrafterContext,
+        rows: Rows,
+        ids_C: Tensor | None,
+        temperature: float | None = None,  # in place of the row's, where it is above 0
+    ) -> None:
+        self.sampling, self.device, self.wants_q = context.sampling, context.device, context.wants_q
+        self.ids_C, self.temperature = ids_C, temperature
+        self.ids_R = host(rows.ids_R)
+        self.known_R = host(rows.known_X)[self.ids_R]
+        self._row_1 = rows.ids_R[:1]
+
+    def draw(self, logits_MC: Tensor, place_M: Array, depth: int) -> Array:
+        """The token the target would choose if these were its logits."""
+        row_M, pos_M = self._where(place_M, depth)
+        return host(self.sampling.draw(self._heated(logits_MC, row_M), row_M, pos_M, self.ids_C))
+
+    def best(
+        self, logits_MC: Tensor, place_M: Array, depth: int, num_best: int
+    ) -> tuple[Array, Array]:
+        """The likeliest tokens, best first, and the logs of their confidences."""
+        row_M, pos_M = self._where(place_M, depth)
+        logits_MC = self._heated(logits_MC, row_M)
+        if self.wants_q:
+            scores_MC = self.sampling.filtered(logits_MC, row_M)
+        elif not self.sampling.is_dense:
+            if is_available():
+                asked = self.sampling.columns(row_M)
+                found = best(logits_MC.float(), *asked, pos_M, num_best, self.ids_C, TARGET)
+                return found[0].numpy(), found[1].double().numpy()
+            if not self.sampling.is_plain(row_M):
+                return self._best_near(logits_MC, row_M, pos_M, place_M, num_best)
+            scores_MC = logits_MC.float()
+        else:
+            scores_MC = self.sampling.scores(logits_MC, row_M, pos_M, self.ids_C)
+        top = scores_MC.topk(num_best, dim=-1)
+        gain_MB = top.values - scores_MC.logsumexp(-1, keepdim=True)
+        token_MB = top.indices if self.ids_C is None else self.ids_C[top.indices]
+        # Rounding may say more than certain; a child must never be worth more than its parent.
+        return host(token_MB), np.minimum(host(gain_MB.double()), 0.0)
+
+    def _best_near(
+        self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, place_M: Array, num_best: int
+    ) -> tuple[Array, Array]:
+        """The same on a CPU, with noise only for the likeliest: a vocabulary of it is dear there.
+
+        The first node of each row is the one whose best child must be exactly the target's.
+        """
+        sampling = self.sampling
+        near = sampling.filtered(logits_MC, row_M).topk(
+            min(max(NEAR, num_best), logits_MC.shape[1]), dim=-1
+        )
+        token_MB = near.indices if self.ids_C is None else self.ids_C[near.indices]
+        noise_MB = gumbel_at(
+            sampling.seed_X[row_M], sampling.sample_X[row_M], pos_M, TARGET, token_MB
+        )
+        is_sampled_M1 = sampling.temperature_X[row_M, None] > 0
+        scores_MB = torch.where(is_sampled_M1, near.values + noise_MB, near.values).double()
+        top = scores_MB.topk(min(num_best, scores_MB.shape[1]), dim=-1)
+        gain_MB = (top.values - scores_MB.logsumexp(-1, keepdim=True)).clamp_(max=0.0).numpy()
+        best_MB = token_MB.gather(1, top.indices).numpy()
+        first_R = np.flatnonzero(np.diff(place_M, prepend=-1))
+        at_R = torch.from_numpy(first_R)
+        token_R = sampling.draw(logits_MC[at_R], row_M[at_R], pos_M[at_R], self.ids_C).numpy()
+        for first, token in zip(first_R.tolist(), token_R.tolist(), strict=True):
+            if best_MB[first, 0] != token:  # it stood far down, or was not near at all
+                others = [t for t in best_MB[first].tolist() if t != token]
+                best_MB[first] = [token, *others][: best_MB.shape[1]]
+        return best_MB, gain_MB
+
+    def children(self, logits_MC: Tensor, place_M: Array, depth: int, num: int) -> Draw:
+        """So many children of each node, drawn where the verifier asks for draws."""
+        if not self.wants_q:
+            token_MB, gain_MB = self.best(logits_MC, place_M, depth, num)
+            return Draw(token_MB, gain_MB[:, 0])
+        row_M, pos_M = self._where(place_M, depth)
+        drawn_MB, q_MV, is_sampled_M = self.sampling.draw_own(
+            self._heated(logits_MC, row_M), row_M, pos_M, depth, num, self.ids_C
+        )
+        gain_M = host(q_MV.amax(-1).double().log())
+        return Draw(host(drawn_MB), gain_M, q_MV, host(is_sampled_M))
+
+    def _heated(self, logits_MC: Tensor, row_M: Tensor) -> Tensor:
+        """Logits that the row's temperature will bring to the drafter's own."""
+        if self.temperature is None:
+            return logits_MC
+        row_T_M1 = self.sampling.temperature_X[row_M, None]
+        return logits_MC.float() * torch.where(row_T_M1 > 0, row_T_M1 / self.temperature, 1.0)
+
+    def _where(self, place_M: Array, depth: int) -> tuple[Tensor, Tensor]:
+        if len(self.ids_R) == len(place_M) == 1:
+            return self._row_1, torch.from_numpy(self.known_R + depth).to(self.device)
+        row_M = torch.from_numpy(self.ids_R[place_M])
+        pos_M = torch.from_numpy(self.known_R[place_M] + depth)
+        return row_M.to(self.device), pos_M.to(self.device)
+
+
+Feed = Callable[[Level], Tensor]  # process the nodes, return logits for what follows each

@@ -1,0 +1,181 @@
+"""The chain of a single row, drafted by the kernels in one call.
+
+Shape letters: X rows of the engine, B blocks, N nodes, T tokens.
+
+On a CPU one row's step takes milliseconds, and what Python does between two tokens would be felt:
+this keeps the arrays behind the rows, and asks for nothing twice.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Draft, Rows
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.judge import Array, Shape
+from hunch.drafting.window import KvWindow, host
+from hunch.kernels.attention import KVCache
+from hunch.kernels.native import NativeNetwork
+from hunch.kernels.native_draft import NativeChain
+from hunch.kernels.noise import TARGET
+from hunch.types import Request
+
+
+class HostRows:
+    """The arrays behind a view of the rows; the same view comes back step after step."""
+
+    def __init__(self) -> None:
+        self.rows: Rows | None = None
+        self.is_shared = False  # the memory is that of the rows
+
+    def read(self, rows: Rows) -> HostRows:
+        if rows is not self.rows or not self.is_shared:
+            self.rows = rows
+            self.is_shared = rows.ids_R.device.type == "cpu"
+            self.ids_R = host(rows.ids_R)
+            self.ids: list[int] = self.ids_R.tolist()
+            self.tokens_XL, self.known_X = host(rows.tokens_XL), host(rows.known_X)
+            self.table_XB, self.max_draft_X = host(rows.table_XB), host(rows.max_draft_X)
+            assert self.tokens_XL.strides[1] == 8
+            self._tokens_at, self._tokens_step = (
+                self.tokens_XL.ctypes.data,
+                self.tokens_XL.strides[0],
+            )
+        return self
+
+    def address(self, row: int, position: int) -> int:
+        """Of a token."""
+        return self._tokens_at + row * self._tokens_step + 8 * position
+
+
+class Slip(NamedTuple):
+    """A draft whose tokens are written anew every time."""
+
+    tokens_N: Array
+    address: int  # of the tokens
+    draft: Draft
+
+
+class ChainDrafts:
+    """Whole chains for steps of one row."""
+
+    def __init__(
+        self,
+        network: NativeNetwork,
+        context: DrafterContext,
+        window: KvWindow,
+        *,
+        temperature: float | None,  # in place of the row's, where it is above 0
+        ids_C: Tensor | None = None,
+        num_columns: int | None = None,
+    ) -> None:
+        self.context, self.window, self.temperature = context, window, temperature
+        self.chain = NativeChain(network, ids_C, num_columns)
+        self._offset, self._slot = np.arange(0), np.arange(0)
+        self._slots_at = 0
+        self._placed: tuple[Tensor | None, KVCache | None] = (None, None)
+        sampling = context.sampling
+        self._columns = [
+            column.numpy()
+            for column in (
+                sampling.temperature_X,
+                sampling.top_k_X,
+                sampling.top_p_X,
+                sampling.log_min_p_X,
+                sampling.seed_X,
+                sampling.sample_X,
+            )
+        ]
+        self._request: Request | None = None  # whom it chooses for
+        self._slips: dict[tuple[int, int], Slip] = {}  # by row, so that a draft can wait
+
+    @staticmethod
+    def fit(shape: Shape, context: DrafterContext) -> bool:
+        """Whether the kernels draft what the options ask for."""
+        is_plain = shape.is_chain and not shape.is_fixed and shape.min_confidence <= 0
+        is_here = context.device.type == "cpu" and not context.sampling.is_dense
+        return is_plain and is_here and not context.wants_q
+
+    def draft(
+        self,
+        rows: Rows,
+        arrays: HostRows,
+        first: int,
+        position: int,
+        limit: int,
+        state_1D: Tensor | None = None,
+    ) -> tuple[Draft, list[int]]:
+        """At most `limit` nodes from `position` on.
+
+        It starts from a state, whose token is at `first`, or processes the tokens from there on.
+        """
+        if limit <= 0:
+            return Draft.empty(1), []
+        row = arrays.ids[0]
+        self._place(rows, row)
+        self._ask(rows, row)
+        slip = self._slips.get((row, limit)) or self._slip(row, limit)
+        num_known = position - first if state_1D is None else 0
+        self._find_slots(arrays, row, first, num_known + limit)
+        self.chain.run(
+            row,
+            state_1D=state_1D,
+            known=arrays.address(row, first),
+            num_known=num_known,
+            slots=self._slots_at,
+            first_pos=first - int(self.window.first_X[row]),
+            position=position,
+            num_tokens=limit,
+            out=slip.address,
+        )
+        return slip.draft, slip.tokens_N.tolist()
+
+    def _find_slots(self, arrays: HostRows, row: int, first: int, count: int) -> None:
+        """Slots of `count` positions; the last node may stand past the end, it is not written."""
+        assert arrays.rows is not None
+        if len(self._slot) < count:
+            self._offset, self._slot = np.arange(2 * count), np.arange(2 * count)
+            self._slots_at = self._slot.ctypes.data
+        size, table_B = arrays.rows.block_size, arrays.table_XB[row]
+        done, last = 0, len(table_B) - 1
+        while done < count:
+            block, offset = divmod(first + done, size)
+            stop = min(done + size - offset, count)
+            slot = int(table_B[min(block, last)]) * size + offset
+            np.add(self._offset[: stop - done], slot, out=self._slot[done:stop])
+            done = stop
+
+    def _place(self, rows: Rows, row: int) -> None:
+        """Tell the kernels where the KV is, if that is news; a window that moved always is."""
+        is_moved = self.window.first_X[row] != 0
+        table_XB, kv = self._placed
+        if is_moved or table_XB is not rows.table_XB or kv is not self.window.kv:
+            table = self.window.table(rows, np.array([row]))
+            self.chain.place(self.window.kv, table, rows.block_size)
+            self._placed = (None, None) if is_moved else (rows.table_XB, self.window.kv)
+
+    def _ask(self, rows: Rows, row: int) -> None:
+        """Tell the kernels how to choose, if the row has a new request."""
+        request = rows.requests[row] if rows.requests else None
+        if request is not None and request is self._request:
+            return
+        self._request = request
+        asked = [column[row].item() for column in self._columns]
+        temperature, top_k, top_p, log_min_p, seed, index = asked
+        if self.temperature is not None and temperature > 0:
+            temperature = self.temperature
+        self.chain.choose_by(temperature, top_k, top_p, log_min_p, seed, index, TARGET)
+
+    def _slip(self, row: int, limit: int) -> Slip:
+        tokens_1N, parents_1N = (
+            torch.zeros(1, limit, dtype=torch.int64),
+            torch.arange(-1, limit - 1)[None],
+        )
+        tokens_N, parents_N = tokens_1N[0].numpy(), parents_1N[0].numpy()
+        draft = Draft(tokens_1N, parents_1N, torch.tensor([limit]), arrays=[(tokens_N, parents_N)])
+        slip = self._slips[row, limit] = Slip(tokens_N, tokens_N.ctypes.data, draft)
+        return slip

@@ -1,0 +1,157 @@
+"""Prediction: the text the client expects, for as long as the answer keeps to it.
+
+An edited document is mostly the old one. The answer is walked beside the prediction; where it
+parts, the longest of its last few tokens that stand further on say where it goes on, and until they
+do, it is taken to have changed tokens one for one. Chances are learned as for other lookups, by how
+many tokens agreed before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hunch.config import read_options
+from hunch.draft import Rows
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.chance import Chances
+from hunch.drafting.lookup import LookupDrafter, LookupRow
+from hunch.drafting.trees import Node
+from hunch.errors import ConfigError
+
+MAX_RUN = 18  # tokens in a row that agreed; more say no more
+MAX_PLACES = 8  # places compared when the way is lost
+NEAR = 16  # tokens ahead among which a single one is believed
+MIN_CHANCE = 0.02  # of a path, below which no cost curve would check it
+
+# Kinds of guesses: by tokens that agreed before (0: at the very start); after the answer parted
+# from the prediction, by how many tokens it has stayed away, and where one of them stands near.
+PRIORS = (0.6, *(0.75, 0.85, 0.92), *(0.95,) * 2, *(0.97,) * 4, *(0.98,) * 8, 0.99)
+LOST_PRIORS = (0.4, 0.2, 0.05)
+NEAR_PRIOR = 0.2
+LOST = len(PRIORS) - 1
+NEAR_BY = LOST + len(LOST_PRIORS) + 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionConfig:
+    """Options of `prediction`."""
+
+    num_nodes: int = 32  # most tokens drafted per step
+    adaptive: bool = True  # fewer where their chance does not pay for checking them
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1:
+            raise ConfigError(f"prediction: num_nodes={self.num_nodes} must be 1 or more")
+
+
+class PredictedText:
+    """An answer beside its prediction. `place` is where its next token should stand."""
+
+    def __init__(self, expected: Sequence[int], num_prompt: int) -> None:
+        self.expected, self.num_prompt = expected, num_prompt
+        self.tokens: list[int] = []
+        self.place = 0
+        self.run = 0  # tokens that agreed up to here
+        self.num_lost = 0  # tokens since they last agreed
+        self._anchor = 0  # the place after the last agreement that was more than chance
+        self._places: dict[tuple[int, int], list[int]] | None = None  # after each pair of tokens
+
+    def extend(self, tokens: list[int]) -> None:
+        first = max(0, self.num_prompt - len(self.tokens))
+        for token in tokens[:first]:
+            self.tokens.append(token)
+        expected, end = self.expected, len(self.expected)
+        for token in tokens[first:]:
+            self.tokens.append(token)
+            if self.place < end and expected[self.place] == token:
+                self._agree(self.place + 1, self.run + 1)
+            else:
+                self._part(token)
+
+    def _agree(self, place: int, run: int) -> None:
+        self.place, self.run, self.num_lost = place, run, 0
+        if run >= 3:
+            self._anchor = place
+
+    def _part(self, token: int) -> None:
+        run, place = self._longest(token)
+        if run:
+            self._agree(place, run)
+            return
+        near = self.expected[self._anchor : self.place + NEAR]
+        self.num_lost += 1
+        if token in near:
+            self.place, self.run = self._anchor + near.index(token) + 1, 1
+        else:
+            self.place, self.run = self.place + 1, 0
+
+    def _longest(self, token: int) -> tuple[int, int]:
+        """The longest match of at least two of the last tokens, and the place after it."""
+        if len(self.tokens) < self.num_prompt + 2:
+            return 0, 0
+        if self._places is None:  # few answers part: those that never do need no index
+            self._places = {}
+            for place in range(2, len(self.expected) + 1):
+                pair = (self.expected[place - 2], self.expected[place - 1])
+                self._places.setdefault(pair, []).append(place)
+        places = self._places.get((self.tokens[-2], token), [])
+        ahead = bisect_left(places, self._anchor)
+        best = (0, 0)
+        for place in (*places[ahead : ahead + MAX_PLACES], *places[max(0, ahead - 2) : ahead]):
+            length = self._match(place)
+            if length > best[0]:  # so the nearest wins, and one further on before one passed
+                best = (length, place)
+        return best
+
+    def _match(self, place: int) -> int:
+        most = min(place, len(self.tokens) - self.num_prompt, MAX_RUN)
+        length = 2
+        while length < most and self.expected[place - length - 1] == self.tokens[-length - 1]:
+            length += 1
+        return length
+
+
+class PredictionDrafter(LookupDrafter):
+    """One chain per row whose request brought a prediction."""
+
+    def __init__(
+        self, options: Mapping[str, str], path: str | None, context: DrafterContext
+    ) -> None:
+        self.config = read_options(PredictionConfig, options, "prediction")
+        super().__init__(
+            max_nodes=self.config.num_nodes,
+            chances=Chances(dict(enumerate((*PRIORS, *LOST_PRIORS, NEAR_PRIOR)))),
+            cost=context.cost,
+            device=context.device,
+            is_adaptive=self.config.adaptive,
+        )
+
+    def new_row(self, rows: Rows, row: int) -> LookupRow:
+        request = rows.requests[row] if rows.requests else None
+        num_prompt = int(rows.prompt_X[row])
+        expected = request.prediction_ids if request is not None else ()
+        return LookupRow(PredictedText(expected, num_prompt), num_prompt)
+
+    def guess(self, row: LookupRow) -> list[Node]:
+        text = row.text
+        assert isinstance(text, PredictedText)
+        nodes: list[Node] = []
+        chance = 1.0
+        run, kind = text.run, min(text.run, MAX_RUN)
+        if text.num_lost:
+            kind = NEAR_BY if run else LOST + min(text.num_lost, len(LOST_PRIORS))
+        own = self.chances.of(kind, row.term)
+        for parent, token in enumerate(
+            text.expected[text.place : text.place + self.config.num_nodes], start=-1
+        ):
+            chance *= own
+            if chance < MIN_CHANCE:
+                break
+            nodes.append(Node(token, parent, chance, kind))
+            run += 1
+            if run <= MAX_RUN:  # beyond, chances are all alike
+                kind = run
+                own = self.chances.of(kind, row.term)
+        return nodes

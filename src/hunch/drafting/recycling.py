@@ -1,0 +1,117 @@
+"""Token recycling: what the target last thought could follow each token, walked as a tree.
+
+Shape letters: M tokens checked, C candidates kept per token, S slots of the table.
+Paper: arXiv 2408.08696. No training; the table stays under 2 MB and is shared by all requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hunch.config import read_options
+from hunch.draft import TargetStep
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.chance import Chances
+from hunch.drafting.lookup import LookupDrafter, LookupRow
+from hunch.drafting.trees import Node, best_first
+from hunch.drafting.window import host
+from hunch.errors import ConfigError
+
+MAX_BYTES = 2_000_000
+# How often the candidate of a rank is the target's choice, and how much less per level: where
+# learning starts from, of the size the paper reports.
+RANK_SHARES = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
+DEPTH_DECAY = 0.85
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecyclingConfig:
+    """Options of `recycling`."""
+
+    num_nodes: int = 24  # most nodes of a tree
+    depth: int = 6  # its longest path
+    candidates: int = 8  # kept per token
+    adaptive: bool = True  # fewer nodes where their chance does not pay for checking them
+
+    def __post_init__(self) -> None:
+        for name in ("num_nodes", "depth", "candidates"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"recycling: {name}={getattr(self, name)} must be 1 or more")
+
+
+@dataclass(slots=True)
+class Tokens:
+    """A request's text; only its last token is looked at."""
+
+    tokens: list[int] = field(default_factory=list)
+
+    def extend(self, tokens: list[int]) -> None:
+        self.tokens += tokens
+
+
+class RecyclingDrafter(LookupDrafter):
+    """A direct-mapped table: slot token % S holds the token and its best successors."""
+
+    def __init__(
+        self, options: Mapping[str, str], path: str | None, context: DrafterContext
+    ) -> None:
+        if path is not None:
+            raise ConfigError("speculate='recycling' takes no path: it learns while it runs")
+        self.config = read_options(RecyclingConfig, options, "recycling")
+        width = min(self.config.candidates, len(RANK_SHARES), context.vocab_size)
+        super().__init__(
+            max_nodes=self.config.num_nodes,
+            chances=Chances(
+                {
+                    depth * width + rank: RANK_SHARES[rank] * DEPTH_DECAY**depth
+                    for depth in range(self.config.depth)
+                    for rank in range(width)
+                }
+            ),
+            cost=context.cost,
+            device=context.device,
+            is_adaptive=self.config.adaptive,
+        )
+        num_slots = min(context.vocab_size, MAX_BYTES // (4 * (width + 1)))
+        self.token_S = np.full(num_slots, -1, dtype=np.int32)
+        self.next_SC = np.zeros((num_slots, width), dtype=np.int32)
+        num_bytes = self.token_S.nbytes + self.next_SC.nbytes
+        self.needs = replace(self.needs, top=width, weight_bytes=num_bytes)
+
+    def observe(self, step: TargetStep) -> None:
+        super().observe(step)
+        if step.checked_M is not None and step.top_MC is not None:
+            token_M = host(step.checked_M)
+            slot_M = token_M % len(self.token_S)
+            self.token_S[slot_M] = token_M
+            self.next_SC[slot_M] = host(step.top_MC)
+
+    def new_text(self) -> Tokens:
+        return Tokens()
+
+    def guess(self, row: LookupRow) -> list[Node]:
+        width = self.next_SC.shape[1]
+
+        def expand(state: tuple[int, int]) -> Iterable[tuple[int, float, int, tuple[int, int]]]:
+            token, depth = state
+            slot = token % len(self.token_S)
+            if depth == self.config.depth or self.token_S[slot] != token:
+                return []
+            return [
+                (
+                    follower,
+                    self.chances.of(depth * width + rank, row.term),
+                    depth * width + rank,
+                    (follower, depth + 1),
+                )
+                for rank, follower in enumerate(self.next_SC[slot].tolist())
+            ]
+
+        return best_first((row.text.tokens[-1], 0), expand, self.config.num_nodes)
+
+    def clear(self) -> None:
+        """Forget what all requests so far have taught."""
+        self.token_S[:] = -1

@@ -1,0 +1,264 @@
+"""Suffix lookup: continue the longest match of the text's end, as far as its record says it pays.
+
+Every place where the last tokens stood before is a witness of what comes next. The longest match
+wins; how long it is, how many places share it and whether they agree decide how far to trust it.
+Witnesses are the request's own prompt and output and, with shared=true, recent outputs of the
+process. A phrase table, where the target has one, guesses where it has the better chance: what this
+target often writes after its last few tokens, whatever the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hunch.config import read_options
+from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.chance import Chances, log_odds
+from hunch.drafting.guide import Guide
+from hunch.drafting.lookup import LookupDrafter, LookupRow
+from hunch.drafting.trees import Node, best_first
+from hunch.errors import ConfigError
+from hunch.kernels.lookup import (
+    DIFFER,
+    LENGTHS,
+    MAX_MATCH,
+    MIN_CHANCE,
+    NUM_KINDS,
+    PRIORS,
+    SECOND,
+    SuffixText,
+    kind_of,
+)
+from hunch.kernels.phrases import PhraseTable, read_phrases
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuffixConfig:
+    """Options of `suffix`."""
+
+    num_nodes: int = 16  # most nodes drafted per step
+    tree: bool = False  # guess two ways where witnesses differ
+    shared: bool = False  # ask recent outputs of other requests too
+    shared_tokens: int = 200_000  # how many of their tokens are remembered
+    adaptive: bool = True  # fewer nodes where their chance does not pay for checking them
+    margin: float = 0.0  # share by which drafting must promise to beat plain decoding
+    phrases: str = "auto"  # directory of a phrase table; auto: the one of this target, if any; off
+
+    def __post_init__(self) -> None:
+        for name in ("num_nodes", "shared_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"suffix: {name}={getattr(self, name)} must be 1 or more")
+
+
+class Store:
+    """Recent outputs in two halves; when the younger is full, the older is dropped at once."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._half = max(1, max_tokens // 2)
+        self.young, self.old = SuffixText(), SuffixText()
+
+    def add(self, tokens: list[int]) -> None:
+        if len(self.young.tokens) + len(tokens) > self._half:
+            self.young, self.old = SuffixText(), self.young
+        self.young.extend([*tokens[-self._half + 1 :], -1])  # -1: no match runs over the end
+
+    def find(self, tail: list[int]) -> tuple[int, list[int], SuffixText]:
+        length, places = self.young.find(tail)
+        older, older_places = self.old.find(tail)
+        if older > length:
+            return older, older_places, self.old
+        return length, places, self.young
+
+
+class Witness:
+    """Where a node stands: its match, what it follows, and the guesses that led to it."""
+
+    __slots__ = ("first_kind", "length", "path", "places", "tokens")
+
+    def __init__(
+        self, tokens: list[int], length: int, places: list[int], path: list[int], first_kind: int
+    ) -> None:
+        self.tokens, self.length, self.places, self.path = tokens, length, places, path
+        self.first_kind = first_kind
+
+    def followers(self) -> dict[int, list[int]]:
+        """Token -> the places after it; the most recent witness's first."""
+        out: dict[int, list[int]] = {}
+        tokens, end = self.tokens, len(self.tokens)
+        for place in self.places:
+            # A match that reaches the end of the text goes on with the guesses themselves.
+            token = tokens[place] if place < end else self.path[place - end]
+            if token < 0:
+                continue
+            if token in out:
+                out[token].append(place + 1)
+            else:
+                out[token] = [place + 1]
+        return out
+
+    def after(self, token: int, places: list[int]) -> Witness:
+        length = min(self.length + 1, MAX_MATCH)
+        return Witness(self.tokens, length, places, [*self.path, token], self.first_kind)
+
+
+class SuffixDrafter(LookupDrafter):
+    """A chain or a small tree per row, cut where its chance no longer pays."""
+
+    def __init__(
+        self, options: Mapping[str, str], path: str | None, context: DrafterContext
+    ) -> None:
+        self.config = read_options(SuffixConfig, options, "suffix")
+        kinds = {
+            source * NUM_KINDS + record * 8 + length: chance
+            for source in (0, 1)  # own text, shared store
+            for record, chances in enumerate(PRIORS)
+            for length, chance in enumerate(chances)
+        }
+        super().__init__(
+            max_nodes=self.config.num_nodes,
+            chances=Chances(kinds),
+            cost=context.cost,
+            device=context.device,
+            margin=self.config.margin,
+            is_adaptive=self.config.adaptive,
+        )
+        self.store = Store(self.config.shared_tokens) if self.config.shared else None
+        self.guide: Guide | None = None  # drafts chains from the request's own text
+        self.table: PhraseTable | None = None
+        if not (self.config.tree or self.config.shared):
+            own_odds = [log_odds(chance) for chances in PRIORS for chance in chances]
+            self.table = self._phrases(context)
+            self.guide = Guide(own_odds, self.table, self.config.num_nodes, context)
+
+    def _phrases(self, context: DrafterContext) -> PhraseTable | None:
+        """The table named; whoever knows the target's files has put its name for `auto`."""
+        folder = self.config.phrases
+        if folder in ("auto", "off"):
+            return None
+        return read_phrases(Path(folder), context.vocab_size)
+
+    def on_device(self) -> DeviceDrafter | None:
+        """There the longest match and the table are asked; trees and other texts need the host."""
+        if self.config.tree or self.config.shared:
+            return None
+        from hunch.drafting.on_device import DeviceLookup
+        from hunch.kernels.gpu_lookup import DevicePhrases
+
+        table = self.table
+        return DeviceLookup(
+            name="suffix",
+            min_match=1,
+            max_match=MAX_MATCH,
+            num_nodes=self.config.num_nodes,
+            margin=self.margin,
+            is_adaptive=self.config.adaptive,
+            phrases=None if table is None else DevicePhrases.of(table, self.device),
+        )
+
+    def observe(self, step: TargetStep) -> None:
+        if self.guide is None:
+            super().observe(step)
+        else:
+            self.guide.follow(step.rows, self.guide.ids(step.rows))
+
+    def follow(self, rows: Rows, ids: list[int]) -> None:
+        if self.guide is None:
+            super().follow(rows, ids)
+        else:
+            self.guide.follow(rows, ids)
+
+    def look(self, row: int) -> list[Node]:
+        if self.guide is None:
+            return super().look(row)
+        tokens, chances = self.guide.guess(row, self.config.num_nodes)
+        return list(map(Node, tokens, range(-1, len(tokens)), chances))
+
+    def propose(self, rows: Rows) -> Draft:
+        if self.guide is None or len(ids := self.guide.ids(rows)) != 1:
+            return super().propose(rows)
+        return self.guide.draft(ids[0], self.guide.limit(rows, ids[0]), self._count)
+
+    def _count(self, chances: list[float]) -> int:
+        """How many nodes of a step's only row to check."""
+        return self.cost.best_count(chances, 1, self.margin) if self.is_adaptive else len(chances)
+
+    def new_text(self) -> SuffixText:
+        return SuffixText()
+
+    def guess(self, row: LookupRow) -> list[Node]:
+        root = self._root(row)
+        if root is None:
+            return []
+        if self.config.tree:
+            return best_first(
+                root,
+                lambda witness: self._children(witness, row.term),
+                self.config.num_nodes,
+                MIN_CHANCE,
+            )
+        return self._chain(root, row.term)
+
+    def _chain(self, root: Witness, term: float) -> list[Node]:
+        """The first child each time; lean, as it runs for every row at every step."""
+        tokens, length, places = root.tokens, root.length, root.places
+        of, first_kind, end = self.chances.of, root.first_kind, len(root.tokens)
+        nodes: list[Node] = []
+        chance = 1.0
+        for parent in range(-1, self.config.num_nodes - 1):
+            # A match that reaches the end of the text goes on with the guesses themselves.
+            after = [tokens[p] if p < end else nodes[p - end].token for p in places]
+            token = after[0]
+            if token < 0:
+                break
+            kind = first_kind + kind_of(after, length)
+            chance *= of(kind, term)
+            if chance < MIN_CHANCE:
+                break
+            nodes.append(Node(token, parent, chance, kind))
+            places = [p + 1 for p, t in zip(places, after, strict=True) if t == token]
+            if length < MAX_MATCH:
+                length += 1
+        return nodes
+
+    def _root(self, row: LookupRow) -> Witness | None:
+        assert isinstance(row.text, SuffixText)
+        tail = row.text.tokens[-MAX_MATCH:]
+        length, places = row.text.find(tail)
+        source, first_kind = row.text, 0
+        if self.store is not None:
+            further, further_places, other = self.store.find(tail)
+            if further > length:
+                length, places, source, first_kind = further, further_places, other, NUM_KINDS
+        if not length:
+            return None
+        return Witness(source.tokens, length, places, [], first_kind)
+
+    def _children(self, witness: Witness, term: float) -> Iterator[tuple[int, float, int, Witness]]:
+        followers = witness.followers()
+        record = DIFFER if len(followers) > 1 else min(len(witness.places), 4) - 1
+        for token, places in followers.items():
+            kind = witness.first_kind + record * 8 + LENGTHS[witness.length]
+            chance = self.chances.of(kind, term)
+            yield token, chance, kind, witness.after(token, places)
+            if record == SECOND:
+                return
+            record = SECOND
+
+    def forget(self, rows: list[int]) -> None:
+        if self.store is not None:
+            for row in rows:
+                state = self.rows.get(row)
+                if state is not None and len(state.text.tokens) > state.num_prompt:
+                    self.store.add(state.text.tokens[state.num_prompt :])
+        if self.guide is not None:
+            for row in rows:
+                self.guide.forget(row)
+        super().forget(rows)
+
+    def clear(self) -> None:
+        """Empty the shared store."""
+        if self.store is not None:
+            self.store = Store(self.config.shared_tokens)

@@ -1,0 +1,104 @@
+"""Building drafts: guesses with chances become trees of the size that pays."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Draft
+from hunch.drafting.cost import CostCurve
+
+S = TypeVar("S")
+
+
+class Node(NamedTuple):
+    """A guess: `chance` is that of the whole path to it."""
+
+    token: int
+    parent: int  # index in the same list; -1: the row's last token
+    chance: float
+    kind: int = 0  # what a method learns its chance by
+
+
+def best_first(
+    root: S,
+    expand: Callable[[S], Iterable[tuple[int, float, int, S]]],
+    max_nodes: int,
+    min_chance: float = 0.0,
+) -> list[Node]:
+    """The likeliest nodes of a tree, likeliest first (so a parent stands before its children).
+
+    `expand(state)` yields (token, chance given the parent, kind, state of the child).
+    """
+    nodes: list[Node] = []
+    heap: list[tuple[float, int, int, int, int, S]] = []
+    serial = 0
+
+    def push(parent: int, chance: float, state: S) -> None:
+        nonlocal serial
+        for token, conditional, kind, child in expand(state):
+            if chance * conditional > min_chance:
+                heapq.heappush(heap, (-chance * conditional, serial, token, parent, kind, child))
+                serial += 1
+
+    push(-1, 1.0, root)
+    while heap and len(nodes) < max_nodes:
+        negative, _, token, parent, kind, state = heapq.heappop(heap)
+        nodes.append(Node(token, parent, -negative, kind))
+        if len(nodes) < max_nodes:
+            push(len(nodes) - 1, -negative, state)
+    return nodes
+
+
+def share_out(
+    trees: list[list[Node]], limits: list[int], cost: CostCurve, margin: float = 0.0
+) -> list[int]:
+    """How many leading nodes of each row's list to check, for the most tokens per second overall.
+
+    Lists fall in chance, so the best nodes over all rows are leading ones of each.
+    """
+    if len(trees) == 1:
+        return [cost.best_count([node.chance for node in trees[0][: limits[0]]], 1, margin)]
+    ranked = sorted(
+        (-node.chance, row)
+        for row, (tree, limit) in enumerate(zip(trees, limits, strict=True))
+        for node in tree[:limit]
+    )
+    count = cost.best_count([-chance for chance, _ in ranked], len(trees), margin)
+    counts = [0] * len(trees)
+    for _, row in ranked[:count]:
+        counts[row] += 1
+    return counts
+
+
+@lru_cache(maxsize=8)
+def _nothing(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The columns of an empty draft; nobody writes to a draft's tensors."""
+    draft = Draft.empty(num_rows, device)
+    return draft.tokens_RN, draft.parents_RN, draft.num_nodes_R
+
+
+def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | str) -> Draft:
+    """The leading `counts` nodes of each row's list."""
+    width = max(counts, default=0)
+    if not width:
+        return Draft(*_nothing(len(trees), torch.device(device)))
+    tokens_RN = np.zeros((len(trees), width), np.int64)
+    parents_RN = np.zeros((len(trees), width), np.int64)
+    for row, (tree, count) in enumerate(zip(trees, counts, strict=True)):
+        if count:
+            tokens, parents, _, _ = zip(*tree[:count], strict=True)
+            tokens_RN[row, :count] = tokens
+            parents_RN[row, :count] = parents
+    draft = Draft(
+        torch.from_numpy(tokens_RN),
+        torch.from_numpy(parents_RN),
+        torch.from_numpy(np.array(counts)),
+    )
+    return draft.to(torch.device(device))

@@ -1,0 +1,253 @@
+"""A drafter's own KV: which positions of each row it covers, and how a network reads them.
+
+Shape letters: X rows of the engine, R rows of this step, T packed tokens, B blocks, P tree depth.
+
+A network is trained up to some context and draws nonsense past it. So each row has a window that
+starts at a block's edge, `first`; the network counts positions from there. When the window is full
+it starts anew half a window back. Rows whose window does not start at 0 publish no KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Rows
+from hunch.drafting.base import DrafterContext
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+
+if TYPE_CHECKING:
+    from hunch.drafting.judge import Level, Shape
+
+MAX_PASS = 512  # tokens one catching-up pass of a drafter takes
+
+Array = np.ndarray
+
+
+def host(tensor: Tensor) -> Array:
+    """The values on the host; on a CPU the same memory, so writing to it is writing to the rows."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
+
+
+def covered(rows: Rows, group: int, max_len: int) -> Array:
+    """Which of the rows end within `max_len` and lack no KV but that of their last token."""
+    ids_R = rows.ids_R.numpy()
+    have_R = rows.computed_GX.numpy()[group, ids_R]
+    is_whole_R = have_R >= rows.known_X.numpy()[ids_R] - 1
+    return np.asarray(is_whole_R & (rows.end_X.numpy()[ids_R] <= max_len))
+
+
+class KvWindow:
+    """Per row: KV of positions [first, valid) belongs to the tokens now decided."""
+
+    def __init__(self, context: DrafterContext, limit: int) -> None:
+        self.context, self.limit = context, limit
+        self.first_X = np.zeros(context.max_rows, dtype=np.int64)
+        self.valid_X = np.full(context.max_rows, -1, dtype=np.int64)  # -1: a row not met yet
+        self._computed: tuple[Tensor | None, Tensor | Array] = (None, self.valid_X)
+
+    @property
+    def kv(self) -> KVCache:
+        assert self.context.kv is not None, "the runner gives the KV before the first step"
+        return self.context.kv
+
+    def meet(self, rows: Rows, ids_R: Array) -> None:
+        """Rows that are new, or back from preemption, bring what their blocks already hold."""
+        if len(ids_R) == 1 and self.valid_X[ids_R[0]] >= 0:  # most steps of one row
+            return
+        new_R = ids_R[self.valid_X[ids_R] < 0]
+        if len(new_R):
+            self.first_X[new_R] = 0
+            self.valid_X[new_R] = host(rows.computed_GX)[self.context.group, new_R]
+
+    def drop(self, rows: list[int]) -> None:
+        self.valid_X[rows] = -1
+
+    def settle(self, rows: Rows, row: int, valid: int) -> None:
+        """KV is now right below `valid`; say so to the engine if nothing is missing before it."""
+        self.valid_X[row] = valid
+        if self.first_X[row] == 0:
+            tensor, computed_GX = self._computed
+            if tensor is not rows.computed_GX:  # the same step after step
+                tensor = rows.computed_GX
+                computed_GX = host(tensor) if tensor.device.type == "cpu" else tensor
+                self._computed = tensor, computed_GX
+            computed_GX[self.context.group, row] = valid
+
+    def resume(self, rows: Rows, row: int, stop: int) -> int:
+        """Where to go on so that [first, stop) is covered, from tokens alone."""
+        if stop - self.first_X[row] > self.limit:
+            self._restart(rows, row, stop - self.limit // 2)
+        return int(self.valid_X[row])
+
+    def resume_from(self, rows: Rows, row: int, start: int, stop: int, total: int) -> int:
+        """Where to go on when features exist for [start, stop) only, of `total` tokens known.
+
+        What is returned may lie up to a block before `start`: a window starts at a block's edge,
+        and positions without a feature there borrow the first one. `stop` or more: nothing to do.
+        """
+        earliest = start
+        if total - self.first_X[row] > self.limit:
+            if stop <= total - self.limit // 2:
+                return stop  # a long prompt: this part will lie before the window
+            earliest = max(start, total - self.limit // 2)
+        elif self.valid_X[row] >= start:
+            return int(self.valid_X[row])
+        self._restart(rows, row, earliest)
+        return int(self.valid_X[row])
+
+    def _restart(self, rows: Rows, row: int, first: int) -> None:
+        self.first_X[row] = self.valid_X[row] = first - first % rows.block_size
+
+    def slots(self, rows: Rows, row_T: Array, pos_T: Array) -> Array:
+        blocks_T = host(rows.table_XB)[row_T, pos_T // rows.block_size]
+        return np.asarray(blocks_T * rows.block_size + pos_T % rows.block_size)
+
+    def spans(self, rows: Rows, parts: list[tuple[int, int, int]]) -> AttnInputs:
+        """Inputs for known tokens: (row, start, stop) per part, packed in that order."""
+        counts = [stop - start for _, start, stop in parts]
+        if len(parts) == 1:
+            row, start, stop = parts[0]
+            pos_T = np.arange(start, stop)
+            row_T = np.full(stop - start, row)
+        else:
+            pos_T = np.concatenate([np.arange(start, stop) for _, start, stop in parts])
+            row_T = np.repeat([row for row, _, _ in parts], counts)
+        spans, last = [], 0
+        for (row, start, _), count in zip(parts, counts, strict=True):
+            spans.append(Span(last, last + count, row, start - int(self.first_X[row]), count))
+            last += count
+        slot_T = self.slots(rows, row_T, pos_T)
+        return self._inputs(rows, row_T, pos_T, slot_T, None, None, tuple(spans))
+
+    def levels(
+        self, rows: Rows, row_R: Array, base_R: Array, shape: Shape
+    ) -> Callable[[Level], AttnInputs]:
+        """How the nodes of each level read and write, for drafts whose depth 0 is at `base_R`."""
+        if shape.is_dynamic:
+            return lambda level: self.nodes(
+                rows, row_R[level.place_M], base_R[level.place_M], level.path_MP
+            )
+        chain = ChainInputs(self, rows, row_R, base_R, shape.depth)
+        return lambda level: chain.level(level.path_MP.shape[1] - 1, level.place_M)
+
+    def nodes(self, rows: Rows, row_T: Array, base_T: Array, path_TP: Array) -> AttnInputs:
+        """Inputs for nodes of a tree: one with path (a, b, self) sits in slot base + self.
+
+        `base` is the position of depth 0. Nodes of one row stand together.
+        """
+        depth = path_TP.shape[1] - 1
+        pos_T = base_T + depth
+        slot_TP = self.slots(rows, row_T[:, None], base_T[:, None] + path_TP)
+        slot_T = np.ascontiguousarray(slot_TP[:, -1])
+        first_X, spans, last = self.first_X, [], 0
+        edges = [*(np.flatnonzero(np.diff(row_T)) + 1).tolist(), len(row_T)]
+        for edge in edges:
+            row = int(row_T[last])
+            start = int(pos_T[last] - first_X[row])
+            spans.append(Span(last, edge, row, start, 0, True))
+            last = edge
+        tree_TP = np.ascontiguousarray(slot_TP)
+        return self._inputs(rows, row_T, pos_T, slot_T, base_T, tree_TP, tuple(spans))
+
+    def _inputs(
+        self,
+        rows: Rows,
+        row_T: Array,
+        pos_T: Array,
+        slot_T: Array,
+        base_T: Array | None,
+        tree_TP: Array | None,
+        spans: tuple[Span, ...],
+    ) -> AttnInputs:
+        first_T = self.first_X[row_T]
+        pos_T = pos_T - first_T
+        base_T = pos_T + 1 if base_T is None else base_T - first_T
+        put = self.put
+        return AttnInputs(
+            pos_T=put(pos_T),
+            slot_T=put(slot_T),
+            seq_T=put(row_T),
+            table_SB=self.table(rows, row_T),
+            base_T=put(base_T),
+            tree_TP=None if tree_TP is None else put(tree_TP),
+            block_size=rows.block_size,
+            spans=spans,
+        )
+
+    def _shifted(self, rows: Rows, row_T: Array) -> Tensor:
+        """Block tables that begin where each row's window does."""
+        table_XB = host(rows.table_XB)
+        shifted_XB = table_XB.copy()
+        for row in np.unique(row_T).tolist():
+            skipped = int(self.first_X[row]) // rows.block_size
+            if skipped:
+                shifted_XB[row, :-skipped] = table_XB[row, skipped:]
+        return self.put(shifted_XB)
+
+    def put(self, array: Array) -> Tensor:
+        tensor = torch.from_numpy(array)
+        device = self.context.device
+        return tensor if device.type == "cpu" else tensor.to(device)
+
+    def table(self, rows: Rows, row_T: Array) -> Tensor:
+        """Block tables as the network counts positions, indexed by row."""
+        if self.first_X[row_T].any():
+            return self._shifted(rows, row_T)
+        return rows.table_XB.to(self.context.device)
+
+    def move(self, source_P: Array, target_P: Array) -> None:
+        """Bring an accepted path's KV to the slots of its positions."""
+        moved = source_P != target_P
+        if moved.any():
+            source, target = self.put(source_P[moved]), self.put(target_P[moved])
+            self.kv.k_LCMH[:, target] = self.kv.k_LCMH[:, source]
+            self.kv.v_LCMH[:, target] = self.kv.v_LCMH[:, source]
+
+
+class ChainInputs:
+    """Inputs for every level of a step's chains, laid out once: level d of a row is one token."""
+
+    def __init__(
+        self, window: KvWindow, rows: Rows, row_R: Array, base_R: Array, depth: int
+    ) -> None:
+        pos_DR = base_R + np.arange(depth)[:, None]
+        # Rows end at different depths; a level that a row does not have is never asked for.
+        last = rows.table_XB.shape[1] * rows.block_size - 1
+        slot_DR = window.slots(rows, row_R, np.minimum(pos_DR, last))
+        pos_DR = pos_DR - window.first_X[row_R]
+        self.rows_R, self.pos = row_R.tolist(), pos_DR.tolist()
+        # One unbind is cheaper than an index per level.
+        self.pos_DR, self.base_DR = window.put(pos_DR).unbind(), window.put(pos_DR + 1).unbind()
+        self.slot_DR, self.seq_R = window.put(slot_DR).unbind(), window.put(row_R)
+        self.table_SB, self.block_size = window.table(rows, row_R), rows.block_size
+        self.put = window.put
+
+    def level(self, depth: int, place_M: Array) -> AttnInputs:
+        """The token at `depth` of each of these rows."""
+        pos_M, slot_M, base_M = self.pos_DR[depth], self.slot_DR[depth], self.base_DR[depth]
+        seq_M, pos = self.seq_R, self.pos[depth]
+        if len(place_M) < len(self.rows_R):
+            at_M = self.put(np.ascontiguousarray(place_M))
+            pos_M, slot_M, seq_M = pos_M[at_M], slot_M[at_M], seq_M[at_M]
+            base_M = base_M[at_M]
+        spans = tuple(
+            [
+                Span(m, m + 1, self.rows_R[place], pos[place], 1)
+                for m, place in enumerate(place_M.tolist())
+            ]
+        )
+        return AttnInputs(
+            pos_T=pos_M,
+            slot_T=slot_M,
+            seq_T=seq_M,
+            table_SB=self.table_SB,
+            base_T=base_M,
+            tree_TP=None,
+            block_size=self.block_size,
+            spans=spans,
+        )

@@ -1,0 +1,102 @@
+"""Put a runner together: drafter, KV groups over the same blocks, capacity, verifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hunch.config import Config
+from hunch.draft import KVShape, Needs
+from hunch.drafting.auto import load_drafter
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.cost import CostCurve, FreeCurve
+from hunch.errors import ConfigError
+from hunch.registry import VERIFIERS, resolve
+from hunch.sampling.state import SamplingState
+from hunch.step.calibrate import calibrate
+from hunch.step.kv_cache import allocate, bytes_per_slot, count_blocks
+from hunch.step.profile import working_bytes
+from hunch.step.runner import LocalRunner
+from hunch.types import Capacity, GroupInfo
+
+
+def assemble(
+    config: Config, target: Any, device: torch.device, vocab: dict[str, int] | None
+) -> LocalRunner:
+    """A runner for a loaded target; the drafter says by its needs what it must be given."""
+    schedule, spec = config.schedule, config.spec
+    sampling = SamplingState(schedule.num_rows, target.spec.vocab_size, device)
+    verify = resolve(VERIFIERS, spec.verifier)
+    context = DrafterContext(
+        target=target,
+        sampling=sampling,
+        cost=FreeCurve() if spec.always else CostCurve(),
+        device=device,
+        max_rows=schedule.num_rows,
+        max_len=_max_len(config, target.spec.max_len),
+        vocab_size=target.spec.vocab_size,
+        vocab=vocab,
+        wants_q=getattr(verify, "wants_q", False),
+    )
+    drafter = load_drafter(spec, context)
+    shapes, groups = _groups(target, drafter.needs, spec.method)
+    max_nodes = drafter.needs.max_nodes
+    working = 0
+    if config.cache.kv_bytes is None and config.cache.num_blocks is None:
+        working = working_bytes(target, schedule.num_tokens, schedule.num_rows)
+    num_blocks = count_blocks(config, shapes, context.max_len, max_nodes, device, working)
+    drafter_kv = bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size
+    capacity = Capacity(
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        max_rows=schedule.num_rows,
+        max_len=context.max_len,
+        max_nodes=drafter.needs.max_nodes,
+        groups=tuple(groups),
+        kernels=target.kernels,
+        methods=drafter.needs.methods or {spec.method: drafter.needs.max_nodes},
+        drafter_bytes=drafter.needs.weight_bytes + drafter_kv,
+    )
+    kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]
+    if drafter.needs.kv is not None:
+        context.kv, context.group = kv[1], 1
+    parts = {
+        "capacity": capacity,
+        "target": target,
+        "kv": kv,
+        "drafter": drafter,
+        "verify": verify,
+        "sampling": sampling,
+        "scores_processed": config.model.logprobs_mode == "processed_logprobs",
+        "cost": context.cost,
+    }
+    if target.kernels == "triton":
+        from hunch.step.gpu_runner import GraphRunner
+
+        depth = 1 if schedule.depth is None else schedule.depth
+        runner: LocalRunner = GraphRunner(**parts, depth=depth)
+    else:
+        runner = LocalRunner(**parts, depth=schedule.depth or 0)
+    if capacity.max_nodes and not runner.can_fly:
+        calibrate(runner)
+    return runner
+
+
+def _groups(target: Any, needs: Needs, method: str) -> tuple[list[KVShape], list[GroupInfo]]:
+    num_layers, num_kv_heads, head_dim = target.kv_shape()
+    shape = KVShape(
+        num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=target.kv_dtype
+    )
+    if needs.kv is None:
+        return [shape], [GroupInfo(name="target")]
+    return [shape, needs.kv], [GroupInfo(name="target"), needs.group or GroupInfo(name=method)]
+
+
+def _max_len(config: Config, own: int) -> int:
+    asked = config.model.max_model_len
+    if asked is None:
+        return own
+    if asked > own:
+        raise ConfigError(f"max_model_len={asked} is more than the model's context of {own}")
+    return asked

@@ -1,0 +1,118 @@
+"""Token recycling: drafts from what the target thought could follow, within 2 MB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hunch import LLM, SamplingParams
+from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.cost import CostCurve
+from hunch.drafting.recycling import MAX_BYTES, RecyclingDrafter
+from hunch.errors import ConfigError
+from tiny_models import write_llama
+
+SMALL = {"max_num_seqs": 4, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32"}
+
+
+def drafter(vocab_size: int = 50, **options: str) -> RecyclingDrafter:
+    context: Any = SimpleNamespace(
+        vocab_size=vocab_size, cost=CostCurve(), device=torch.device("cpu")
+    )
+    return RecyclingDrafter({"adaptive": "false", **options}, None, context)
+
+
+def rows(last: list[int], max_draft: int = 99) -> Rows:
+    count = len(last)
+    return Rows(
+        ids_R=torch.arange(count),
+        tokens_XL=torch.tensor(last)[:, None],
+        known_X=torch.ones(count, dtype=torch.int64),
+        prompt_X=torch.ones(count, dtype=torch.int64),
+        end_X=torch.full((count,), 99),
+        computed_GX=torch.zeros(1, count, dtype=torch.int64),
+        table_XB=torch.zeros(count, 1, dtype=torch.int64),
+        max_draft_X=torch.full((count,), max_draft),
+        block_size=16,
+    )
+
+
+def propose(d: RecyclingDrafter, asked: Rows) -> Draft:
+    d.forget(asked.ids_R.tolist())
+    d.follow(asked, asked.ids_R.tolist())
+    return d.propose(asked)
+
+
+def tell(d: RecyclingDrafter, successors: dict[int, list[int]]) -> None:
+    nothing = torch.zeros(0, dtype=torch.int64)
+    step = TargetStep(replace(rows([0]), ids_R=nothing), nothing, nothing, nothing, None)
+    step.checked_M = torch.tensor(list(successors))
+    step.top_MC = torch.tensor(list(successors.values()))
+    d.observe(step)
+
+
+def paths(draft: Any, row: int) -> set[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for node in range(int(draft.num_nodes_R[row])):
+        parent = int(draft.parents_RN[row, node])
+        before = found[parent] if parent >= 0 else ()
+        found.append((*before, int(draft.tokens_RN[row, node])))
+    return set(found)
+
+
+def test_what_was_seen_is_drafted_and_nothing_else() -> None:
+    d = drafter(candidates="2", num_nodes="6", depth="3")
+    assert propose(d, rows([1])).num_nodes_R.tolist() == [0]
+    tell(d, {1: [2, 3], 2: [4, 1]})
+    draft = propose(d, rows([1, 2, 7]))
+    assert {(2,), (3,), (2, 4), (2, 1)} <= paths(draft, 0)
+    assert not any(path[:2] == (2, 4) and len(path) > 2 for path in paths(draft, 0))
+    assert {(4,), (1,), (1, 2)} <= paths(draft, 1)
+    assert paths(draft, 2) == set()
+
+
+def test_the_last_word_counts() -> None:
+    d = drafter(candidates="2")
+    tell(d, {1: [2, 3]})
+    tell(d, {1: [5, 6]})
+    assert {(5,), (6,)} == paths(propose(d, rows([1])), 0)
+
+
+def test_room_for_fewer_nodes() -> None:
+    d = drafter(candidates="2")
+    tell(d, {1: [2, 3], 2: [1, 3], 3: [1, 2]})
+    draft = propose(d, rows([1], max_draft=3))
+    assert draft.num_nodes_R.tolist() == [3]
+    assert len(paths(draft, 0)) == 3
+
+
+@pytest.mark.parametrize("vocab_size", [50, 49152, 152064])
+def test_the_table_stays_small(vocab_size: int) -> None:
+    d = drafter(vocab_size)
+    assert 0 < d.needs.weight_bytes <= MAX_BYTES
+    last = vocab_size - 1
+    tell(d, {last: list(range(3, 11)), 1: list(range(8))})
+    assert (3,) in paths(propose(d, rows([last])), 0)
+    assert paths(propose(d, rows([last // 2 + 1])), 0) == set()  # a neighbour in the table
+
+
+def test_it_saves_passes(tmp_path: Path) -> None:
+    target = write_llama(tmp_path / "target")
+    params = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+    expected = LLM(str(target), speculate="off", **SMALL).generate("the model", params)
+    llm = LLM(str(target), speculate="recycling", **SMALL)
+    found = llm.generate("the model", params)
+    assert found[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+    llm.generate("the model", params)
+    assert llm.stats()["tokens_per_pass"] > 1.15
+
+
+@pytest.mark.parametrize("options", [{"num_nodes": "0"}, {"depth": "0"}, {"candidate": "3"}])
+def test_options_that_cannot_work(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="recycling"):
+        drafter(**options)

@@ -1,0 +1,105 @@
+"""Results reach the host in turn: whatever else runs on the device, each step reads its own."""
+
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import plain_steps
+from hunch import LLM, SamplingParams
+from hunch.kernels import gpu_mail, gpu_spec
+from hunch.kernels.attention import AttnInputs
+from hunch.step.delivery import SLOTS, Delivery
+from tiny_models import write_llama
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NUM_COLUMNS = gpu_spec.FIRST + 1
+Kernels = ModuleType | SimpleNamespace
+
+
+class Steps:
+    """Steps of some rows, of which only the beginning and the end are run."""
+
+    def __init__(self, kernels: Kernels, num_rows: int, num_columns: int = NUM_COLUMNS) -> None:
+        self.kernels, self.num_rows, self.num_columns = kernels, num_rows, num_columns
+        self.cells = gpu_spec.Cells.create(num_rows, 8, 2, 1, 2, 4, DEVICE)
+        self.cells.known_X.fill_(1)
+        self.delivery = Delivery(num_rows * num_columns, DEVICE)
+
+    def run(self, ids: list[int], mark: int) -> None:
+        """Its result is `mark` all over."""
+        ids_R = torch.tensor(ids, device=DEVICE)
+        none_R = torch.zeros_like(ids_R)
+        result_RC = torch.full((len(ids), self.num_columns), mark, device=DEVICE)
+        rows = gpu_spec.StepRows(
+            ids_R, none_R, none_R, none_R.clone(), none_R[:, None].clone(), result_RC
+        )
+        packed_5T = torch.zeros(5, len(ids), dtype=torch.int64, device=DEVICE)
+        attn = AttnInputs(*packed_5T[1:4], self.cells.table_XB, packed_5T[4], None, 4)
+        self.kernels.pack(self.cells, rows, 0, packed_5T[0], attn)
+        self.kernels.deliver(self.cells, rows, self.delivery.slots_QW)
+
+    def launch(self, mark: int) -> int:
+        self.run(list(range(self.num_rows)), mark)
+        return self.delivery.expect()
+
+    def land(self, slot: int) -> set[int]:
+        result_RC, _ = self.delivery.receive(slot, self.num_rows, self.num_columns)
+        assert result_RC.shape == (self.num_rows, self.num_columns)
+        return set(result_RC.flatten().tolist())
+
+
+TRITON = SimpleNamespace(pack=gpu_spec.pack, deliver=gpu_mail.deliver)
+KERNELS = pytest.mark.parametrize("kernels", [TRITON, plain_steps], ids=["triton", "plain"])
+
+
+@KERNELS
+@pytest.mark.parametrize("size", [(1, NUM_COLUMNS), (6, 400)])  # the latter is written in pieces
+def test_steps_under_way_together_keep_their_results(
+    kernels: Kernels, size: tuple[int, int]
+) -> None:
+    steps = Steps(kernels, *size)
+    waiting = steps.launch(100)
+    for mark in range(101, 101 + 3 * SLOTS):
+        launched = steps.launch(mark)
+        assert steps.land(waiting) == {mark - 1}
+        waiting = launched
+    assert steps.land(waiting) == {100 + 3 * SLOTS}
+
+
+@KERNELS
+def test_runs_without_rows_neither_count_nor_deliver(kernels: Kernels) -> None:
+    steps = Steps(kernels, 2)
+    for mark in range(2 * SLOTS):
+        waiting = steps.launch(mark)
+        for _ in range(SLOTS + 1):
+            steps.run([-1, -1], 99)
+        assert steps.land(waiting) == {mark}
+
+
+@pytest.mark.parametrize("speculate", ["off", "ngram"])
+def test_graphs_captured_while_a_step_flies_change_no_text(
+    speculate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_steps.stand_in(monkeypatch)
+    path = write_llama(tmp_path / "model", width=32, layers=1)
+    prompts = [[5, 6, 7, 8] * 4, [9, 4], [3, 1, 4, 1, 5]]
+    params = SamplingParams(temperature=0, max_tokens=17, ignore_eos=True)
+    size = {"device": "cpu", "kv_bytes": 2_000_000, "max_model_len": 64}
+    with LLM(str(path), speculate=speculate, **size) as llm:
+        want = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
+        steps = llm.engine.runner.steps
+        capture, sizes = steps._capture, []
+
+        def again(*size: int) -> object:
+            sizes.append(size)
+            return capture(*size)
+
+        monkeypatch.setattr(steps, "_capture", again)
+        step = steps.step
+        monkeypatch.setattr(steps, "step", lambda *size: steps._steps.clear() or step(*size))
+        assert [out.outputs[0].token_ids for out in llm.generate(prompts, params)] == want
+    assert len(sizes) > SLOTS

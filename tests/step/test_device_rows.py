@@ -1,0 +1,113 @@
+"""The device's cells hold what the host's rows do, and a step's inputs, however much changed."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import plain_steps
+from hunch.kernels import gpu_mail
+from hunch.kernels.gpu_spec import Cells
+from hunch.step import device_rows
+from hunch.step.device_rows import PINNED, RING, DeviceRows
+from hunch.step.rows import RowBuffers
+from hunch.types import Capacity, Request, RowStart, SamplingParams
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CAPACITY = Capacity(num_blocks=3000, block_size=4, max_rows=3, max_len=PINNED + 100, max_nodes=0)
+UPDATES = pytest.mark.parametrize(
+    "update", [gpu_mail.update, plain_steps.update], ids=["triton", "plain"]
+)
+
+
+def sit_down(rows: RowBuffers, row: int, tokens: list[int]) -> None:
+    blocks = list(range(10 * row, 10 * row + len(tokens) // 4 + 1))
+    request = Request(
+        id=f"r{row}",
+        prompt_ids=tokens,
+        params=SamplingParams(),
+        seed=0,
+        max_tokens=9,
+        stop_ids=(row + 2,),
+    )
+    rows.start(RowStart(row=row, request=request, tokens=tokens, blocks=blocks, num_computed=(0,)))
+
+
+def assert_same(cells: Cells, rows: RowBuffers, row: int) -> None:
+    known, blocks = int(rows.known[row]), rows.num_blocks[row]
+    assert int(cells.known_X[row]) == known
+    assert int(cells.end_X[row]) == int(rows.end[row])
+    assert int(cells.stop_XS[row, 0]) == row + 2
+    assert cells.tokens_XL[row, :known].tolist() == rows.tokens[row, :known].tolist()
+    assert cells.table_XB[row, :blocks].tolist() == rows.table[row, :blocks].tolist()
+
+
+@UPDATES
+def test_cells_are_what_the_host_holds(update: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_rows, "update", update)
+    rows = RowBuffers(CAPACITY)
+    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    sit_down(rows, 0, [5, 6, 7])
+    sit_down(rows, 2, list(range(PINNED + 50)))  # more than a letter holds
+    assert device.update([2, 0], [0, 1], [3, 4], 4) == [2, 0]
+    assert device.inputs_3R.tolist() == [[2, 0, -1, -1], [0, 1, -1, -1], [3, 4, -1, -1]]
+    for row in (0, 2):
+        assert_same(device.cells, rows, row)
+    for block in range(2 * RING):  # only a table grows
+        rows.add_blocks(0, (50 + block,))
+        assert device.update([0], [block], [2], 1) == []
+        assert device.inputs_3R[:, 0].tolist() == [0, block, 2]
+        assert_same(device.cells, rows, 0)
+
+
+def test_rows_that_only_decode_send_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    def update(cells: Cells, inputs_3R: object, letter_W: object, num_changes: int) -> None:
+        sent.append(num_changes)
+
+    monkeypatch.setattr(device_rows, "update", update)
+    rows = RowBuffers(CAPACITY)
+    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    sit_down(rows, 1, [5, 6, 7])
+    sent.clear()
+    for _ in range(5):
+        device.update([1], [0], [0], 1)
+    assert len(sent) == 1
+    device.update([1], [0], [0], 2)  # a larger step pads further
+    device.update([1], [0], [3], 2)
+    assert sent[1:] == [0, 0]
+
+
+@UPDATES
+def test_a_row_that_somebody_else_takes(update: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_rows, "update", update)
+    rows = RowBuffers(CAPACITY)
+    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    sit_down(rows, 0, list(range(30)))
+    device.update([0], [0], [0], 1)
+    rows.leave(0)
+    sit_down(rows, 0, [3, 4])  # fewer blocks than the one before
+    device.touch(0)
+    assert device.update([0], [0], [0], 1) == [0]
+    assert_same(device.cells, rows, 0)
+    assert device.update([0], [0], [0], 1) == []
+
+
+@UPDATES
+def test_a_request_that_ended_where_a_longer_one_sat(
+    update: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_rows, "update", update)
+    rows = RowBuffers(CAPACITY)
+    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    for row in (0, 1):
+        sit_down(rows, row, list(range(30)))
+    device.update([0, 1], [0, 0], [0, 0], 2)
+    sit_down(rows, 0, [3, 4])
+    device.touch(0)
+    rows.leave(0)  # by the host's step; the engine, which has not read it, names it once more
+    rows.add_blocks(1, (77,))
+    assert device.update([0, 1], [0, 0], [0, 0], 2) == [0]
+    assert device.cells.is_done_X[:2].tolist() == [1, 0]
+    assert_same(device.cells, rows, 1)

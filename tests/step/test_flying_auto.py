@@ -1,0 +1,227 @@
+"""`auto` with a draft model in steps that fly: the same tokens, whoever drafts and when.
+
+The device's kernels are replaced by plain Python here; tests/kernels compares the two.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import hunch.drafting.device_auto
+from deep_models import write_deep, write_shallow
+from hunch import LLM, SamplingParams
+from hunch.drafting.pace import Gait
+from hunch.kernels.gpu_spec import CHECKED, REASON, TOKENS
+from hunch.step.gpu_runner import GraphRunner
+from hunch.step.graphs import Graph, StepGraph
+from hunch.types import StepPlan
+from plain_steps import stand_in
+
+PROMPTS = [[5, 6, 7, 8] * 4, [9, 4], list(range(10, 31)), [7, 7, 7, 7, 7]]
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+    "stops": SamplingParams(temperature=1.2, max_tokens=16, seed=3, stop_token_ids=[9, 21, 40]),
+    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=16, seed=5),
+}
+SMALL = {"device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_size": 4}
+ENGINES: dict[str, dict[str, Any]] = {
+    "one": {"max_num_seqs": 1},
+    "all": {},
+    "few blocks": {"kv_bytes": None, "num_blocks": 28, "max_num_seqs": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_deep(tmp_path_factory.mktemp("flying") / "model")
+
+
+@pytest.fixture(scope="module")
+def draft(model: Path) -> Path:
+    return write_shallow(model, model.parent / "draft", noise=0.1)
+
+
+@pytest.fixture(scope="module")
+def exact(model: Path) -> Path:
+    return write_shallow(model, model.parent / "exact")
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> dict[str, list[list[int]]]:
+    """One request at a time, every step by the host, on the same products."""
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+            llm.engine.runner.can_fly = False
+            return {name: tokens(llm, params) for name, params in PARAMS.items()}
+
+
+@pytest.fixture(autouse=True)
+def flying() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        yield
+
+
+def tokens(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
+
+
+def graph_runner(llm: LLM) -> GraphRunner:
+    runner = llm.engine.runner
+    assert isinstance(runner, GraphRunner)
+    return runner
+
+
+def watch(runner: GraphRunner, patch: pytest.MonkeyPatch) -> list[Gait | None]:
+    """How every step goes; None: by the host."""
+    gaits: list[Gait | None] = []
+    decide = runner._gait
+
+    def note(plan: StepPlan) -> Gait | None:
+        gaits.append(decide(plan))
+        return gaits[-1]
+
+    patch.setattr(runner, "_gait", note)
+    return gaits
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_text_does_not_depend_on_who_drafts(
+    engine: str,
+    model: Path,
+    draft: Path,
+    plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        hunch.drafting.device_auto, "SURE", 2
+    )  # or so short texts repeat too little
+    kinds = {"one": ["greedy"], "all": list(PARAMS), "few blocks": ["filters"]}[engine]
+    given = {**SMALL, **ENGINES[engine]}
+    with LLM(str(model), speculate=f"auto:draft={draft}", **given) as llm:
+        monkeypatch.setattr(graph_runner(llm).gaits, "_seconds", lambda *_: 1.0)
+        for kind in kinds:
+            assert tokens(llm, PARAMS[kind]) == plain[kind], kind
+        drafters = llm.stats()["drafters"]
+        assert drafters["draft"]["accepted"] > 0
+        if engine == "all":
+            assert drafters["suffix"]["accepted"] > 0
+            mixed = [*PARAMS.values(), PARAMS["greedy"]]
+            want = [plain[kind][i] for i, kind in enumerate([*PARAMS, "greedy"])]
+            assert tokens(llm, mixed) == want
+
+
+WALKS = {
+    "off and on": [Gait(15, 2), Gait(15, 2), Gait(0), Gait(3), Gait(7, 1), Gait(7, 1), Gait(0)],
+    "sizes": [Gait(1, 1), Gait(15, 2), Gait(15, 2), Gait(3, 1), Gait(7, 1)],
+    "a long hole": [*[Gait(0)] * 5, *[Gait(7, 1)] * 3],
+}
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_nothing_stale_is_drafted_from_after_steps_without_it(
+    walk: str,
+    model: Path,
+    exact: Path,
+    plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An exact copy is always right, if it has read every token."""
+    monkeypatch.setattr(hunch.drafting.device_auto, "SURE", 99)
+    with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
+        runner, turns = graph_runner(llm), iter(WALKS[walk] * 100)
+        waiting: list[Gait] = []
+
+        def choose(row_R: Any, *, is_host: bool = False) -> Gait:
+            """A gait that must wait for the host is asked for until it comes."""
+            gait = waiting.pop() if waiting else next(turns)
+            if not runner.gaits.is_ready(gait, row_R):
+                waiting.append(gait)
+            return gait
+
+        monkeypatch.setattr(runner.gaits, "choose", choose)
+        landed: list[tuple[int, list[int]]] = []
+        learn = runner.gaits.learn
+
+        def note(row_R: Any, result_RC: Any, graph: Any) -> list[str] | None:
+            landed.extend(zip(runner.gaits._way[row_R].tolist(), result_RC.tolist(), strict=True))
+            return learn(row_R, result_RC, graph)
+
+        monkeypatch.setattr(runner.gaits, "learn", note)
+        for kind in ("greedy", "filters"):
+            assert tokens(llm, PARAMS[kind]) == plain[kind]
+    drafts = [(way, line) for way, line in landed if way and line[CHECKED] and not line[REASON]]
+    chains = [line for way, line in drafts if way == 1]
+    assert [line[TOKENS] - 1 for line in chains] == [line[CHECKED] for line in chains]
+    trees = [line for way, line in drafts if way == 2 and line[CHECKED] == 15]
+    assert {line[TOKENS] - 1 for line in trees} <= {5}
+    assert len(chains) > 3
+    assert trees or walk == "a long hole"
+
+
+def test_load_takes_the_draft_model_out_and_lets_it_in_again(
+    model: Path, exact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of one row are cheap beside a draft; steps of four cost by the token."""
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    short = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
+        runner = graph_runner(llm)
+        for size, seconds in ((1, 1.0), (2, 1.0), (8, 1.05), (16, 1.1), (32, 9.0), (128, 40.0)):
+            runner.gaits.costs.curve.record(size, seconds)
+        monkeypatch.setattr(runner.gaits, "landed", lambda *_: (0.0, 0.0))
+        monkeypatch.setattr(runner.gaits, "at", lambda rows: [Gait(0), Gait(7), Gait(7, 1)])
+        gaits = watch(runner, monkeypatch)
+        llm.generate(PROMPTS[1], long)
+        assert set(gaits[:-2]) == {Gait(7, 1)}  # the last steps have nothing left to draft
+        gaits.clear()
+        answers = llm.generate(PROMPTS, [short, long, short, short])
+        assert [len(out.outputs[0].token_ids) for out in answers] == [12, 60, 12, 12]
+    # All four at first, without it; then one is left, the host reads it once, and it drafts.
+    assert gaits[0] == Gait(0)
+    back = gaits.index(None)
+    assert set(gaits[:back]) == {Gait(0)}
+    assert set(gaits[back + 1 : -2]) == {Gait(7, 1)}
+
+
+def test_rows_too_long_for_the_draft_model(
+    model: Path, plain: dict[str, list[list[int]]], tmp_path: Path
+) -> None:
+    """`auto` goes on by lookup on the device, `draft` with a window on the host."""
+    short = write_shallow(model, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 24}
+    (short / "config.json").write_text(json.dumps(config))
+    for method, is_used in ((f"auto:draft={short}", False), (f"draft:{short}", True)):
+        with LLM(str(model), speculate=method, **SMALL) as llm:
+            assert tokens(llm, PARAMS["greedy"]) == plain["greedy"]
+            assert ("draft" in llm.stats()["drafters"]) == is_used
+
+
+def test_drafting_that_seemed_slower_than_a_whole_step(model: Path) -> None:
+    """Another process may sit on the device while one of the two is timed."""
+    with LLM(str(model), speculate="suffix", **SMALL) as llm:
+        gaits = graph_runner(llm).gaits
+        graph = StepGraph(Graph(lambda: None, torch.device("cpu"), None), 1, 3, 0, 1e-3, 9.0)
+        seconds = [gaits.landed(graph, 1e-3) for _ in range(20)]
+        assert all(0 < plain <= target <= 1e-3 for target, plain in seconds)
+        assert len(llm.generate(PROMPTS[0], PARAMS["greedy"])[0].outputs[0].token_ids) == 24
+
+
+def test_texts_that_go_on_from_ended_ones(model: Path, exact: Path) -> None:
+    """A draft model that is always right stays so on the blocks that ended rows left."""
+    for length in (11, 12, 13):
+        with LLM(str(model), speculate=f"draft:{exact}:num_nodes=4", **SMALL) as llm:
+            params = replace(PARAMS["greedy"], max_tokens=length)
+            said = tokens(llm, params)
+            llm.generate([[*p, *s, 3] for p, s in zip(PROMPTS, said, strict=True)], params)
+            stats = llm.stats()
+            assert stats["prefix_hits"] > 0
+            assert stats["accepted"] == stats["drafted"] > 0

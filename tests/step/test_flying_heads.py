@@ -1,0 +1,246 @@
+"""Heads that continue the target's states, in steps that fly: plain decoding's tokens, and at
+every step the draft that an offline replay of the same head makes.
+
+The device's kernels are replaced by plain Python here; tests/kernels compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from deepseek_files import make_deepseek
+from flying_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
+from hunch import LLM, Speculation
+from hunch.drafting.device_feature import DeviceFeature
+from hunch.types import GroupInfo
+from mtp_files import make_stages
+from plain_steps import stand_in
+
+NAMES = ("eagle", "eagle3", "mtp")
+FEW_BLOCKS = {"kv_bytes": None, "num_blocks": 28, "max_num_seqs": 4}
+ENGINES: dict[str, dict[str, Any]] = {
+    "one": {"max_num_seqs": 1},
+    "all": {},
+    "chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
+    "few blocks": FEW_BLOCKS,
+    "no prefix cache": {"enable_prefix_caching": False},
+}
+DAILY = {("eagle3", "few blocks"), ("mtp", "chunks")}
+CASES = [
+    pytest.param(*case, marks=[] if case in DAILY else [pytest.mark.slow])
+    for case in ((name, engine) for name in NAMES for engine in ENGINES)
+]
+ONE_A_DAY = [
+    pytest.param(name, marks=[] if name == "eagle3" else [pytest.mark.slow]) for name in NAMES
+]
+
+
+@pytest.fixture(autouse=True)
+def flying(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES)
+def test_text_and_drafts(
+    name: str,
+    engine: str,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with load(world.model, name, **ENGINES[engine]) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        drafts.check(world.heads[name], world.study, 30)
+        assert llm.stats()["tokens_per_pass"] > 1.5
+        if engine == "few blocks":
+            assert llm.stats()["num_preemptions"] > 0
+        for kind in ("stops", "filters"):
+            assert tokens(llm, world.prompts, PARAMS[kind]) == world.plain[kind], kind
+        mixed = [*PARAMS.values(), GREEDY]
+        want = [world.plain[kind][i] for i, kind in enumerate([*PARAMS, "greedy"])]
+        assert tokens(llm, world.prompts, mixed) == want
+
+
+@pytest.mark.parametrize("name", ONE_A_DAY)
+def test_the_host_reads_prompts_and_no_more(
+    name: str,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows come and go, one says one token, one two."""
+    lengths = [24, 1, 17, 2, 20]
+    params = [replace(GREEDY, max_tokens=length) for length in lengths]
+    with load(world.model, name, max_num_seqs=2) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        want = [answer[:n] for answer, n in zip(world.plain["greedy"], lengths, strict=True)]
+        assert tokens(llm, world.prompts, params) == want
+        assert sum(map(len, drafts.by_host)) == len(world.prompts)
+        drafts.check(world.heads[name], world.study)
+        watch = llm.engine.runner.device_drafter.watch
+        assert watch.num_guessed == llm.stats()["drafted"] > 0
+        assert watch.num_accepted == llm.stats()["accepted"]
+
+
+@pytest.mark.parametrize("name", ONE_A_DAY)
+def test_texts_that_go_on_from_earlier_ones(
+    name: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What flew, to the last token that was said, is taken from the blocks it left."""
+    prompts = world.prompts
+    with load(world.model, name) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        for length in (18, 7, 9):
+            params = replace(GREEDY, max_tokens=length)
+            answers = tokens(llm, prompts, params)
+            prompts = [[*p, *answer, 3] for p, answer in zip(prompts, answers, strict=True)]
+        drafts.check(world.heads[name], world.study, 30)
+        assert sum(map(len, drafts.by_host)) == 3 * len(world.prompts)
+        assert llm.stats()["prefix_hits"] > 100
+
+
+@pytest.mark.parametrize(
+    "name", [*ONE_A_DAY, "medusa", pytest.param("mlp", marks=pytest.mark.slow)]
+)
+def test_steps_of_every_size_and_steps_without_drafts(
+    name: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a head keeps of a text has no hole after steps in which it did not draft."""
+    with load(world.model, name) as llm:
+        runner, seen = llm.engine.runner, Drafts(llm, monkeypatch)
+        sizes = [gait.num_nodes for gait in runner.gaits.pace.gaits]
+        assert sizes == sorted({0, 1, 3, runner.device_drafter.num_levels})
+        walk = Random(0).choices(runner.gaits.pace.gaits, k=200)
+        monkeypatch.setattr(runner.gaits, "choose", lambda row_R: walk.pop())
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        assert {len(guesses) for _, guesses in seen.found} >= set(sizes)
+        seen.check(world.heads[name], world.study, 30)
+        assert sum(map(len, seen.by_host)) == len(world.prompts)
+
+
+@pytest.mark.parametrize("name", ONE_A_DAY)
+def test_rows_that_land_and_fly_again(
+    name: str,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those in every other row, or all but one."""
+    turns, is_ready = iter([1, 1, 1, 2, 2, 1, 1, 1, 99] * 100), DeviceFeature.is_ready
+    monkeypatch.setattr(
+        DeviceFeature,
+        "is_ready",
+        lambda self, rows: is_ready(self, rows) & (rows.ids_R.numpy() % next(turns) == 0),
+    )
+    with load(world.model, name) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        assert len(drafts.by_host) > 3
+        drafts.check(world.heads[name], world.study)
+
+
+def test_a_row_with_a_hole_stays_with_the_host_and_the_others_fly(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last block that two texts share holds the head's view of the first one's next token."""
+    monkeypatch.setattr(  # else the block would be computed again
+        "hunch.drafting.feature.GroupInfo",
+        lambda *, is_whole, **given: GroupInfo(**given),
+    )
+    shared = world.prompts[2][:8]
+    others = [[*shared, 5, 6, 7], world.prompts[0], world.prompts[4]]
+    with load(world.model, "eagle3") as llm:
+        llm.generate([[*shared, 11, 12]], GREEDY)
+        drafts = Drafts(llm, monkeypatch)
+        got = tokens(llm, others, GREEDY)
+        assert {len(rows) for rows in drafts.by_host[1:]} == {1}
+        assert len(drafts.by_host) > 5
+        drafts.check(world.heads["eagle3"], world.study)
+    with LLM(str(world.model), speculate="off", **SMALL) as llm:
+        assert got == tokens(llm, others, GREEDY)
+
+
+def test_a_row_that_goes_on_otherwise_after_a_shared_block_flies(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = world.prompts[2][:8]
+    with load(world.model, "eagle3") as llm:
+        llm.generate([[*shared, 11, 12]], GREEDY)
+        drafts = Drafts(llm, monkeypatch)
+        got = tokens(llm, [[*shared, 5, 6, 7]], GREEDY)
+        assert llm.stats()["prefix_hits"] == 4
+        assert len(drafts.by_host) == 1
+        drafts.check(world.heads["eagle3"], world.study, 5)
+    with LLM(str(world.model), speculate="off", **SMALL) as llm:
+        assert got == tokens(llm, [[*shared, 5, 6, 7]], GREEDY)
+
+
+def test_rows_that_want_no_drafts_fly_too(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    off = replace(GREEDY, speculation=Speculation(mode="off"))
+    with load(world.model, "eagle3") as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, world.prompts, [off, GREEDY, off, off, off]) == world.plain["greedy"]
+        assert len(drafts.by_host) == 1
+        assert tokens(llm, world.prompts, off) == world.plain["greedy"]
+        drafted = llm.stats()["drafted"]
+        longer = [[*p, *a, 3] for p, a in zip(world.prompts, world.plain["greedy"], strict=True)]
+        llm.generate(longer, replace(GREEDY, max_tokens=9))  # from blocks that nobody drafted for
+        drafts.check(world.heads["eagle3"], world.study)
+        assert llm.stats()["drafted"] > drafted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ":tree=dynamic",
+        pytest.param(":window=16", marks=pytest.mark.slow),
+        pytest.param(":min_confidence=0.3", marks=pytest.mark.slow),
+    ],
+)
+def test_what_only_the_host_can_draft(
+    options: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(world.model, "eagle3", options) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        assert not drafts.found
+        assert llm.stats()["accepted"] > 0
+
+
+@pytest.mark.parametrize("kind", [pytest.param("latent", marks=pytest.mark.slow), "stages"])
+def test_networks_that_need_the_host(
+    kind: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "latent":
+        make_deepseek(world.study, tmp_path)
+    else:
+        make_stages(world.study, tmp_path, "mimo", 2, num_steps=0)
+    with LLM(str(world.model), speculate=f"mtp:{tmp_path}", **SMALL) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        assert not drafts.found
+        assert llm.stats()["drafted"] > 0
+
+
+def test_a_short_row_flies_beside_one_past_the_window(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = [24, 10]
+    params = [replace(GREEDY, max_tokens=length) for length in lengths]
+    with load(world.model, "eagle", ":window=20") as llm:
+        drafts = Drafts(llm, monkeypatch)
+        got = tokens(llm, world.prompts[:2], params)
+        assert got == [world.plain["greedy"][i][:length] for i, length in enumerate(lengths)]
+        assert {len(text) <= 20 for text, _ in drafts.found} == {True}
+        drafts.check(world.heads["eagle"], world.study, 2)

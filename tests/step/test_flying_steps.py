@@ -1,0 +1,190 @@
+"""Steps that fly: the same tokens as plain decoding, whoever drafts, whoever comes and goes.
+
+The device's kernels are replaced by plain Python here; tests/kernels compares the two.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hunch import LLM, SamplingParams
+from hunch.drafting.on_device import DeviceLookup
+from hunch.drafting.pace import Gait, Pace
+from hunch.errors import CapacityError
+from hunch.step.gpu_runner import GraphRunner
+from plain_steps import stand_in
+from tiny_models import write_llama
+
+PROMPTS = [[5, 6, 7, 8] * 6, [9, 4], list(range(10, 43)), [7, 7, 7, 7, 7], [3, 1, 4, 1, 5, 9, 2, 6]]
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+    "stops": SamplingParams(temperature=1.2, max_tokens=24, seed=3, stop_token_ids=[9, 21, 40]),
+    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=20, seed=5),
+    "penalties": SamplingParams(temperature=0.8, presence_penalty=0.7, max_tokens=16, seed=8),
+}
+SMALL = {"device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_size": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("flying") / "model", width=32, layers=2)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> dict[str, list[list[int]]]:
+    """One request at a time, every step by the host, on the same products."""
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+            llm.engine.runner.can_fly = False
+            return {name: tokens(llm, [params] * len(PROMPTS)) for name, params in PARAMS.items()}
+
+
+@pytest.fixture
+def flying() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        yield
+
+
+def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
+
+
+ENGINES = {
+    "one": {"max_num_seqs": 1},
+    "all": {},
+    "chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
+    "few blocks": {"kv_bytes": None, "num_blocks": 28, "max_num_seqs": 4},
+    "no prefix cache": {"enable_prefix_caching": False},
+}
+
+
+METHODS = (
+    "off", "ngram", "ngram:adaptive=false", "suffix", "auto", "draft:num_nodes=3",
+    "draft:num_nodes=3:adaptive=false", "draft:tree=dynamic:depth=3:num_nodes=6:adaptive=false",
+)  # fmt: skip
+
+
+def is_daily(method: str, engine: str) -> bool:
+    return engine == "all" or (engine == "few blocks" and method in ("suffix", "draft:num_nodes=3"))
+
+
+CASES = [
+    pytest.param(method, engine, marks=[] if is_daily(method, engine) else [pytest.mark.slow])
+    for method in METHODS
+    for engine in ENGINES
+]
+
+
+@pytest.mark.parametrize(("method", "engine"), CASES)
+@pytest.mark.usefixtures("flying")
+def test_text_does_not_depend_on_who_drafts(
+    method: str, engine: str, model: Path, plain: dict[str, list[list[int]]]
+) -> None:
+    name, _, options = method.partition(":")
+    spec = f"draft:{model}:{options}" if name == "draft" else method
+    given = {**SMALL, **ENGINES[engine]}
+    with LLM(str(model), speculate=spec, **given) as llm:
+        assert isinstance(llm.engine.runner, GraphRunner)
+        for kind, params in PARAMS.items():
+            assert tokens(llm, [params] * len(PROMPTS)) == plain[kind], kind
+        mixed = [*PARAMS.values(), PARAMS["greedy"]]
+        want = [plain[kind][i] for i, kind in enumerate([*PARAMS, "greedy"])]
+        assert tokens(llm, mixed) == want
+        stats = llm.stats()
+        assert (stats["drafted"] > 0) == (method != "off")
+        if name == "draft" and engine == "all":  # its own draft: nearly all is accepted
+            assert stats["tokens_per_pass"] > 2
+
+
+@pytest.mark.usefixtures("flying")
+def test_a_gpu_out_of_memory_says_what_to_do(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with LLM(str(model), speculate="off", **SMALL) as llm:
+        monkeypatch.setattr(GraphRunner, "_launch", fail)
+        with pytest.raises(CapacityError, match="gpu_memory_utilization"):
+            llm.generate(PROMPTS[0], PARAMS["greedy"])
+
+
+def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
+    model: Path, plain: dict[str, list[list[int]]], flying: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_host: list[int] = []
+    lengths = [24, 5, 9, 7, 3]
+    params = [replace(PARAMS["greedy"], max_tokens=n) for n in lengths]
+    with LLM(str(model), speculate="ngram", max_num_seqs=2, **SMALL) as llm:
+        runner = llm.engine.runner
+        run = runner._run
+        monkeypatch.setattr(
+            runner, "_run", lambda plan: by_host.append(len(plan.work)) or run(plan)
+        )
+        want = [ids[:n] for ids, n in zip(plain["greedy"], lengths, strict=True)]
+        assert tokens(llm, params) == want
+        assert by_host == [2, 1, 1, 1]  # the first two together, then each that comes
+        by_host.clear()
+        kinds = ["penalties", "greedy", "greedy", "greedy", "greedy"]
+        want = [plain[kind][i] for i, kind in enumerate(kinds)]
+        assert tokens(llm, [PARAMS[kind] for kind in kinds]) == want
+        assert max(by_host[1:]) <= 2
+        assert sum(by_host) < 30
+
+
+@pytest.mark.usefixtures("flying")
+def test_an_answer_may_end_with_its_first_token_in_a_longer_ones_row(
+    model: Path, plain: dict[str, list[list[int]]]
+) -> None:
+    first = plain["greedy"][1][0]
+    with LLM(str(model), speculate="suffix", max_num_seqs=1, **SMALL) as llm:
+        llm.generate(PROMPTS[2], PARAMS["greedy"])
+        params = replace(PARAMS["greedy"], stop_token_ids=[first])
+        answer = llm.generate(PROMPTS[1], params)[0].outputs[0]
+    assert (answer.token_ids, answer.finish_reason) == ([first], "stop")
+
+
+@pytest.mark.usefixtures("flying")
+def test_the_runner_knows_whether_requests_keep_coming(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "choose", lambda *_: Gait(0))  # so that equal answers end together
+    long, short = (replace(PARAMS["greedy"], max_tokens=count) for count in (60, 12))
+    with LLM(str(model), speculate="suffix:adaptive=true", max_num_seqs=2, **SMALL) as llm:
+        runner = llm.engine.runner
+        assert isinstance(runner, GraphRunner)
+        for _ in range(2):  # two that come together, and two again when both are done
+            llm.generate(PROMPTS[:2], long)
+            assert runner.gaits.pace.flow == 0.0
+        llm.generate(PROMPTS[:3], [long, short, short])  # the third takes the second's place
+        assert runner.gaits.pace.flow > 0.0
+
+
+@pytest.mark.usefixtures("flying")
+def test_steps_too_large_to_check_anything_do_not_draft(
+    model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hunch.step.gaits.MAX_CHECKED", 3)  # one row may check a node
+    drafted: list[int] = []
+    draft = DeviceLookup.draft
+    monkeypatch.setattr(
+        DeviceLookup,
+        "draft",
+        lambda self, cells, step, *rest: (
+            drafted.append(len(step.ids_R)),
+            draft(self, cells, step, *rest),
+        ),
+    )
+    # The first row says more than the others: at the end it is alone, and drafts.
+    params = [replace(PARAMS["greedy"], max_tokens=24 if i == 0 else 8) for i in range(5)]
+    with LLM(str(model), speculate="suffix", max_num_seqs=5, **SMALL) as llm:
+        assert not llm.engine.runner.gaits.drafts_at(8)
+        got = tokens(llm, params)
+    assert set(drafted) == {1}
+    want = plain["greedy"]
+    assert got == [want[0]] + [answer[:8] for answer in want[1:]]
