@@ -223,3 +223,18 @@ def test_no_memory_for_one_requests_kv(model: Path) -> None:
         llm.generate("the model " * 20, SamplingParams(max_tokens=100))
     with pytest.raises(CapacityError):
         LLM(str(model), kv_bytes=10)
+
+
+def test_a_sibling_shares_the_weights_and_writes_the_same_text(model: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    with LLM(str(model), speculate="off", **SMALL) as plain:
+        other = plain.sibling("ngram:adaptive=false")
+        assert other.engine.runner.target is plain.engine.runner.target
+        (expected,), (found,) = (
+            llm.generate("fast token fast token", params) for llm in (plain, other)
+        )
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert found.stats["drafted"] > 0
+        assert expected.stats["drafted"] == 0
+        assert 0 < found.stats["first_token_seconds"] < 60
+        other.close()

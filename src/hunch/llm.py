@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
-from hunch.compat import config_from_vllm
+from hunch.compat import config_from_vllm, spec_from_vllm
 from hunch.config import DEFAULT_MODEL, Config, SpecConfig
 from hunch.drafters import shipped
 from hunch.engine.engine import Engine
@@ -31,12 +32,14 @@ from hunch.types import RequestOutput, SamplingParams, StructuredOutput
 if TYPE_CHECKING:
     import torch
 
+    from hunch.models.weights import Weights
     from hunch.step.runner import LocalRunner
 
 log = logging.getLogger("hunch")
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
+LoadTarget = Callable[[Config, ModelFiles, "torch.device"], Any]
 
 
 class LLM:
@@ -48,14 +51,36 @@ class LLM:
     Takes vLLM's arguments by their names, and hunch's own: `speculate`, `verifier`, `threads`.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, **arguments: Any) -> None:
-        self._open(config_from_vllm(model=model, **arguments))
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, weights: Weights | None = None, **arguments: Any
+    ) -> None:
+        """`weights`: tensors to use in place of those in the model's files."""
+        load = None if weights is None else partial(_load_target, weights=weights)
+        self._open(config_from_vllm(model=model, **arguments), load_target=load)
 
-    def _open(self, config: Config) -> None:
+    def _open(
+        self,
+        config: Config,
+        tokenizer: Tokenizer | None = None,
+        load_target: LoadTarget | None = None,
+    ) -> None:
         self.config = config
-        self.tokenizer = load_text(config)
-        self.engine = build_engine(config, self.tokenizer)
+        self.tokenizer = tokenizer or load_text(config)
+        self.engine = build_engine(config, self.tokenizer, load_target)
         self._ids = count()
+
+    def sibling(self, speculate: str, **arguments: Any) -> Self:
+        """Another engine over the same copy of the weights that drafts in another way.
+
+        >>> ngram = llm.sibling("ngram")
+
+        It has a KV cache of its own. Only one of the two may generate at a time.
+        """
+        target = self.engine.runner.target  # type: ignore[attr-defined]
+        spec = spec_from_vllm(speculate=speculate, **arguments)
+        other = type(self).__new__(type(self))
+        other._open(replace(self.config, spec=spec), self.tokenizer, lambda *_: target)
+        return other
 
     def generate(
         self,
@@ -201,7 +226,9 @@ def load_text(config: Config) -> Tokenizer:
     return load_tokenizer(resolve(config.model.tokenizer or config.model.model))
 
 
-def build_engine(config: Config, tokenizer: Tokenizer | None = None) -> Engine:
+def build_engine(
+    config: Config, tokenizer: Tokenizer | None = None, load_target: LoadTarget | None = None
+) -> Engine:
     """Load the model and put the engine together."""
     files = resolve(config.model.model, revision=config.model.revision)
     if config.spec.is_lossy:
@@ -211,7 +238,8 @@ def build_engine(config: Config, tokenizer: Tokenizer | None = None) -> Engine:
     if device.startswith("cuda"):
         config = replace(config, schedule=config.schedule.for_gpu())
     with _no_room_on_gpu("the model and its captured steps do not fit"):
-        runner = _build_runner(config, files, tokenizer, device)
+        load_target = load_target or _load_target
+        runner = _build_runner(config, files, tokenizer, device, load_target)
     return Engine(config, runner, tokenizer, compile_grammar=_grammar_compiler(tokenizer))
 
 
@@ -232,7 +260,11 @@ def _grammar_compiler(tokenizer: Tokenizer) -> Callable[[StructuredOutput], Any]
 
 
 def _build_runner(
-    config: Config, files: ModelFiles, tokenizer: Tokenizer, device_name: str
+    config: Config,
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    device_name: str,
+    load_target: LoadTarget,
 ) -> LocalRunner:
     import torch
 
@@ -243,7 +275,7 @@ def _build_runner(
     device = torch.device(device_name)
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
-    target = _load_target(config, files, device)
+    target = load_target(config, files, device)
     spec = _detect(config.spec, files)
     runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
     todo = runner.preparations()
@@ -254,13 +286,15 @@ def _build_runner(
     return runner
 
 
-def _load_target(config: Config, files: ModelFiles, device: torch.device) -> Any:
+def _load_target(
+    config: Config, files: ModelFiles, device: torch.device, weights: Weights | None = None
+) -> Any:
     """The model on the best kernels this device has; torch's own where there are none."""
     from hunch.models.load import load_decoder
     from hunch.models.native import DTYPES, load_native
     from hunch.models.weights import open_weights
 
-    weights, model = open_weights(files), config.model
+    weights, model = weights or open_weights(files), config.model
     if device.type == "cpu" and model.kernels == "auto" and model.dtype in DTYPES:
         target = load_native(weights, dtype=model.dtype, num_threads=model.threads)
         if target is not None:

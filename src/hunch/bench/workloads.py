@@ -1,55 +1,234 @@
-"""Prompts of our own, for the built-in bench and checks: text that is easy and hard to draft."""
+"""What is asked: built-in workloads by name, made of texts of our own. Nothing is downloaded.
+
+    chat code summary math retrieval rewrite json random multi-turn long:2k ... long:32k mixed
+
+`mixed`, the default, is the first prompts of the seven kinds in turn.
+"""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from typing import Any
 
-_ARTICLE = (
-    "The town council of Brackwater voted on Tuesday to reopen the old railway line to the coast. "
-    "The line closed thirty-one years ago when the quarry shut. Supporters say the railway will "
-    "bring visitors and shorten the trip to the coast from two hours to forty minutes. Opponents "
-    "say the old railway bridge is not safe and that repairing the bridge would cost more than a "
-    "new road. The council will publish a safety report on the bridge in March, and the first "
-    "train could run in the spring of next year if the report finds no serious faults."
-)
-_CODE = '''def moving_average(values, width):
-    """Return the moving averages of a list."""
-    result = []
-    for start in range(len(values) - width + 1):
-        window = values[start:start + width]
-        result.append(sum(window) / width)
-    return result
+from hunch.bench import texts
+from hunch.errors import ConfigError
 
-
-def moving_maximum(values, width):
-    """Return the moving maxima of a list."""
-'''
-
+# The few prompts that checks use; every kind of the text they hold is easy or hard to draft.
 PROMPTS: list[dict[str, Any]] = [
-    {"id": "chat-tea", "turns": ["How do I make a good cup of green tea?"]},
-    {"id": "summary-railway", "turns": [f"Summarize this article in three sentences: {_ARTICLE}"]},
-    {"id": "code-window", "prompt": _CODE},
+    {"id": "chat-tea", "turns": [texts.CHAT["tea"]]},
+    {
+        "id": "summary-railway",
+        "turns": [f"Summarize this article in three sentences: {texts.RAILWAY}"],
+    },
+    {"id": "code-window", "prompt": texts.WINDOW_CODE},
     {
         "id": "rewrite-names",
-        "turns": [f"Rewrite this text with 'Brackwater' changed to 'Elmhaven': {_ARTICLE}"],
+        "turns": [f"Rewrite this text with 'Brackwater' changed to 'Elmhaven': {texts.RAILWAY}"],
     },
-    {
-        "id": "math-boxes",
-        "turns": [
-            "A shop sells pens in boxes of 12. Ana buys 7 boxes and gives away 25 pens. "
-            "How many pens are left? Think step by step."
-        ],
-    },
-    {
-        "id": "list-capitals",
-        "turns": ["List ten European countries with their capitals, one per line."],
-    },
+    {"id": "math-boxes", "turns": [texts.MATHEMATICS["boxes"] + " Think step by step."]},
+    {"id": "list-capitals", "turns": [texts.CHAT["capitals"]]},
     {
         "id": "extract-json",
-        "turns": [
-            "Turn into JSON with name, age and city: Mia, 31, lives in Porto; "
-            "Jon, 45, lives in Bergen; Lea, 28, lives in Ghent."
-        ],
+        "turns": [f"Turn into JSON with name, age and city: {texts.JSON_TASKS['people']}"],
     },
-    {"id": "story-lighthouse", "turns": ["Write a short story about a lighthouse keeper."]},
+    {"id": "story-lighthouse", "turns": [texts.CHAT["lighthouse"]]},
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request's text: `messages` for the chat template, or `text` as it is."""
+
+    id: str
+    category: str
+    messages: tuple[tuple[str, str], ...] = ()  # (role, content)
+    text: str = ""
+    prediction: str | None = None  # what the answer is expected to be
+    schema: Mapping[str, Any] | None = None  # JSON schema of the answer
+    conversation: str = ""  # prompts that share a cached prefix
+    max_tokens: int | None = None  # of its own, where a data set says it
+
+    @staticmethod
+    def chat(name: str, category: str, question: str, **more: Any) -> Prompt:
+        return Prompt(name, category, (("user", question),), **more)
+
+    def body(self) -> dict[str, Any]:
+        """As a body of OpenAI's API has it."""
+        if not self.messages:
+            return {"prompt": self.text}
+        body: dict[str, Any] = {
+            "messages": [{"role": role, "content": content} for role, content in self.messages]
+        }
+        if self.prediction is not None:
+            body["prediction"] = {"type": "content", "content": self.prediction}
+        if self.schema is not None:
+            form = {"name": "answer", "schema": self.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+        return body
+
+
+def _chat() -> list[Prompt]:
+    return [Prompt.chat(f"chat-{name}", "chat", text) for name, text in texts.CHAT.items()]
+
+
+def _code() -> list[Prompt]:
+    return [Prompt(f"code-{name}", "code", text=text) for name, text in texts.CODE.items()]
+
+
+def _summary() -> list[Prompt]:
+    return [
+        Prompt.chat(f"summary-{n}", "summary", f"Summarize this article in three sentences: {text}")
+        for n, text in texts.ARTICLES.items()
+    ]
+
+
+def _math() -> list[Prompt]:
+    return [
+        Prompt.chat(f"math-{name}", "math", text + texts.THINK)
+        for name, text in texts.MATHEMATICS.items()
+    ]
+
+
+def _retrieval() -> list[Prompt]:
+    passages = "\n\n".join(
+        f"[{number}] {text}" for number, text in enumerate(texts.ARTICLES.values(), 1)
+    )
+    return [
+        Prompt.chat(
+            f"retrieval-{name}",
+            "retrieval",
+            f"Answer from these passages alone and name the one you used.\n\n{passages}\n\n"
+            f"Question: {question}",
+        )
+        for name, question in texts.QUESTIONS.items()
+    ]
+
+
+def _rewrite() -> list[Prompt]:
+    prompts = []
+    for name, (old, new) in texts.RENAMES.items():
+        article = texts.ARTICLES[name]
+        question = f"Rewrite this text with '{old}' changed to '{new}': {article}"
+        prompts.append(Prompt.chat(f"rewrite-{name}", "rewrite", question, prediction=article))
+    return prompts
+
+
+def _json() -> list[Prompt]:
+    prompts = []
+    for name, text in texts.JSON_TASKS.items():
+        is_people = name == "people"
+        schema = texts.PEOPLE_SCHEMA if is_people else texts.SUMMARY_SCHEMA
+        keys = "name, age and city" if is_people else "title, place, numbers and summary"
+        question = f"Turn into JSON with {keys}: {text}"
+        prompts.append(Prompt.chat(f"json-{name}", "json", question, schema=schema))
+    return prompts
+
+
+def _random() -> list[Prompt]:
+    """Words in no order: nothing in the prompt helps to guess the answer."""
+    chooser = random.Random(0)
+    return [
+        Prompt(f"random-{number}", "random", text=" ".join(chooser.choices(texts.WORDS, k=48)))
+        for number in range(8)
+    ]
+
+
+def _multi_turn() -> list[Prompt]:
+    """Conversations in which every turn begins with what was said before it."""
+    prompts = []
+    for name, turns in texts.DIALOGUES.items():
+        said: list[tuple[str, str]] = [("system", texts.ASSISTANT)]
+        for number, (question, answer) in enumerate(turns, 1):
+            said.append(("user", question))
+            prompts.append(
+                Prompt(f"turn-{name}-{number}", "multi-turn", tuple(said), conversation="office")
+            )
+            said.append(("assistant", answer))
+    return prompts
+
+
+def long_context(num_tokens: int, count: int = 4) -> list[Prompt]:
+    """Reports of a trading company up to about so many tokens, and a question about one line."""
+    prompts = []
+    for number in range(count):
+        chooser = random.Random(number)
+        lines: list[str] = []
+        size, most = 0, num_tokens * 3.4  # characters; digits make it fewer per token than prose
+        while size < most:
+            place, goods = chooser.choice(texts.PLACES), chooser.choice(texts.GOODS)
+            lines.append(
+                f"Report {len(lines) + 1}: on day {chooser.randint(1, 365)} the store at {place} "
+                f"held {chooser.randint(20, 990)} crates of {goods} and sent "
+                f"{chooser.randint(1, 19)} of them to {chooser.choice(texts.PLACES)}."
+            )
+            size += len(lines[-1]) + 1
+        asked = chooser.randint(1, len(lines))
+        question = (
+            "\n".join(lines)
+            + f"\n\nWhat does report {asked} say? Then list the three reports after it."
+        )
+        label = f"long-{num_tokens // 1024}k"
+        prompts.append(Prompt.chat(f"{label}-{number}", label, question))
+    return prompts
+
+
+def _mixed() -> list[Prompt]:
+    kinds = (_chat(), _summary(), _code(), _rewrite(), _math(), _retrieval(), _json())
+    in_turn = chain.from_iterable(zip_longest(*kinds))
+    return [prompt for prompt in in_turn if prompt is not None]
+
+
+WORKLOADS: dict[str, Callable[[], list[Prompt]]] = {
+    "mixed": _mixed,
+    "chat": _chat,
+    "code": _code,
+    "summary": _summary,
+    "math": _math,
+    "retrieval": _retrieval,
+    "rewrite": _rewrite,
+    "json": _json,
+    "random": _random,
+    "multi-turn": _multi_turn,
+}
+LENGTHS = {"2k": 2048, "4k": 4096, "8k": 8192, "16k": 16384, "32k": 32768}
+
+
+def built_in(name: str) -> list[Prompt]:
+    """A built-in workload; an unknown name is an error that lists the known ones."""
+    if name.startswith("long:"):
+        return long_context(length_of(name.removeprefix("long:")))
+    if name not in WORKLOADS:
+        raise ConfigError(
+            f"workload {name!r} is not known: use one of {', '.join(WORKLOADS)}, long:2k to "
+            "long:32k, or a file of prompts"
+        )
+    return WORKLOADS[name]()
+
+
+def length_of(text: str) -> int:
+    """'8k' or '8192' -> tokens."""
+    if text in LENGTHS:
+        return LENGTHS[text]
+    try:
+        length = int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
+    except ValueError:
+        length = 0
+    if not 128 <= length <= 1 << 20:
+        raise ConfigError(f"context length {text!r} must be tokens, say 4096, or 2k to 32k")
+    return length
+
+
+def cycle(prompts: list[Prompt], count: int) -> list[Prompt]:
+    """As many prompts as a load needs; repeated ones get an id of their own."""
+    return [
+        prompts[place % len(prompts)]
+        if place < len(prompts)
+        else replace(
+            prompts[place % len(prompts)],
+            id=f"{prompts[place % len(prompts)].id}#{place // len(prompts)}",
+        )
+        for place in range(count)
+    ]

@@ -136,6 +136,9 @@ class Tally:
             "drafter_bytes": self.drafter_bytes,
             "latency_ms": percentiles_ms(self.gaps),
             "queue_seconds": max(0.0, started - self.arrived),
+            "first_token_seconds": None
+            if self.first_token is None
+            else self.first_token - self.arrived,
             "drafters": {
                 name: {"drafted": drafted, "accepted": accepted}
                 for name, (drafted, accepted) in drafters.items()
@@ -184,6 +187,9 @@ def together(tallies: Sequence[Tally]) -> Tally:
         return tallies[0]
     total = Tally(tallies[0].arrived, tallies[0].drafter_bytes)
     total.started = min((t.started for t in tallies if t.started is not None), default=None)
+    total.first_token = min(
+        (t.first_token for t in tallies if t.first_token is not None), default=None
+    )
     total.last_token = max(tally.last_token for tally in tallies)
     for tally in tallies:
         total.merge(tally)
@@ -314,6 +320,7 @@ class EngineStats:
             "num_steps": self.num_steps,
             "num_drafts": sum(total.checks.values()),
             "accepted_per_position": total.accepted_at,
+            "guessed_per_position": total.guessed_at,
             "busy_seconds": self.busy_seconds,
             "time_saved_seconds": total.decode_plain - total.decode_target - total.decode_draft,
             "finished": dict(self.finished),

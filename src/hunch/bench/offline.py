@@ -1,0 +1,141 @@
+"""Runs a load on an engine in this process, and notes when each request's tokens came."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter
+
+from hunch import LLM, RequestOutput
+from hunch.bench.energy import EnergyMeter
+from hunch.bench.loads import Job, Load
+from hunch.bench.records import Answer, Round, difference
+
+WARM_TOKENS = 8
+OnAnswer = Callable[[str, RequestOutput], None]
+
+
+def digest_of(tokens: Iterable[int]) -> str:
+    """Equal for equal token ids."""
+    data = b"".join(token.to_bytes(4, "little") for token in tokens)
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+class EngineSubject:
+    """A method of hunch: an engine of its own, over weights it may share with others."""
+
+    def __init__(self, name: str, llm: LLM, meter: EnergyMeter | None = None) -> None:
+        self.name, self.llm = name, llm
+        self.meter = meter
+        self._conversation = ""
+
+    def warm(self, jobs: Sequence[Job]) -> None:
+        """Short answers that count for nothing: kernels are built, costs are learned."""
+        for job in (min(jobs, key=lambda j: len(j.token_ids)),) * 2:
+            params = replace(job.params, max_tokens=WARM_TOKENS)
+            self.llm.generate([job.token_ids], params, use_tqdm=False)
+
+    def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None = None) -> Round:
+        """All jobs under the load. Nothing cached before helps, but for a conversation's own.
+
+        While an open load has nothing to do, the clock is moved on to the next arrival: that a
+        rate is low makes answers no slower, and the measurement no longer.
+        """
+        if not jobs[0].conversation or jobs[0].conversation != self._conversation:
+            self.llm.reset_cache()
+        self._conversation = jobs[-1].conversation
+        before = self.llm.stats()
+        if self.meter is not None:
+            self.meter.start()
+        with _without_collector():
+            found = _Turn(self.llm, jobs, load, on_answer).run()
+        if self.meter is not None:
+            found.joules = self.meter.stop()
+        found.counts = difference(before, self.llm.stats())
+        return found
+
+    def close(self) -> None:
+        self.llm.close()
+
+
+class _Turn:
+    """One pass over the jobs: who waits, who is under way, what time it is."""
+
+    def __init__(
+        self, llm: LLM, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None
+    ) -> None:
+        self.engine, self.load, self.on_answer = llm.engine, load, on_answer
+        self.jobs = jobs
+        self.waiting = deque(enumerate(load.arrivals(len(jobs))))
+        self.open: dict[str, tuple[int, float, float]] = {}  # id -> place, due, added
+        self.answers: dict[int, Answer] = {}
+        self.began, self.skipped = perf_counter(), 0.0
+
+    def now(self) -> float:
+        return perf_counter() - self.began + self.skipped
+
+    def run(self) -> Round:
+        try:
+            while self.waiting or self.open:
+                self._send()
+                for output in self.engine.step():
+                    if output.finished and output.request_id in self.open:
+                        self._take(output)
+        finally:
+            for request_id in self.open:
+                self.engine.abort(request_id)
+        seconds = self.now()
+        return Round(seconds, [self.answers[place] for place in sorted(self.answers)])
+
+    def _send(self) -> None:
+        """Add what is due. A closed load has no due times, only so many places."""
+        if self.waiting and not self.open:
+            self.skipped += max(0.0, self.waiting[0][1] - self.now())
+        while self.waiting:
+            place, due = self.waiting[0]
+            is_full = self.load.concurrency is not None and len(self.open) >= self.load.concurrency
+            if is_full or due > self.now():
+                return
+            self.waiting.popleft()
+            job, added = self.jobs[place], self.now()
+            request_id = f"bench-{id(self)}-{place}"
+            self.engine.add(request_id, job.token_ids, job.params, stream=False)
+            is_open = self.load.rate is not None
+            self.open[request_id] = (place, due if is_open else added, added)
+
+    def _take(self, output: RequestOutput) -> None:
+        place, due, added = self.open.pop(output.request_id)
+        answer, stats, job = output.outputs[0], output.stats, self.jobs[place]
+        first = stats["first_token_seconds"]
+        self.answers[place] = Answer(
+            id=job.id,
+            category=job.category,
+            num_prompt_tokens=len(job.token_ids),
+            num_tokens=len(answer.token_ids),
+            start=due,
+            first_token=None if first is None else added - due + first,
+            end_to_end=self.now() - due,
+            digest=digest_of(answer.token_ids),
+            num_passes=stats["steps"],
+            drafted=stats["drafted"],
+            accepted=stats["accepted"],
+            is_warmup=place < self.load.num_warmup,
+        )
+        if self.on_answer is not None:
+            self.on_answer(job.id, output)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Looking for cycles would stop steps for a tenth of a second now and then."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

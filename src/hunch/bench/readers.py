@@ -1,0 +1,188 @@
+"""Readers for the prompt files people have. The form is seen from the first record, or named.
+
+| form | a record |
+|---|---|
+| `hunch` | `turns` or `prompt` or `messages`, optional `id`, `category`, `prediction`, `max_tokens` |
+| `spec-bench`, `mt-bench`, `speed-bench` | `question_id`, `category`, `turns` |
+| `sharegpt` | `conversations` of `from` and `value`, in one JSON list |
+| `humaneval` | `task_id`, `prompt` |
+| `gsm8k` | `question`, `answer` |
+| `cnn-dm` | `article`, `highlights` |
+| `vllm` | `prompt`, optional `output_tokens` |
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hunch.bench.workloads import Prompt, built_in
+from hunch.errors import RequestError
+
+Record = dict[str, Any]
+Reader = Callable[[Record, str], Prompt]
+MAX_BYTES = 2**30  # of a prompt file
+
+
+def _hunch(record: Record, number: str) -> Prompt:
+    name, category = str(record.get("id", number)), str(record.get("category", "all"))
+    most = record.get("max_tokens")
+    more: dict[str, Any] = {"max_tokens": int(most) if most else None}
+    if record.get("prediction"):
+        more["prediction"] = str(record["prediction"])
+    if "messages" in record:
+        said = tuple((str(m["role"]), str(m["content"])) for m in record["messages"])
+        return Prompt(name, category, said, **more)
+    if "turns" in record:
+        return Prompt.chat(name, category, str(record["turns"][0]), **more)
+    return Prompt(name, category, text=str(record["prompt"]), **more)
+
+
+def _questions(record: Record, number: str) -> Prompt:
+    """Spec-Bench, MT-bench, SPEED-Bench: the first turn of each question."""
+    name = str(record.get("question_id", number))
+    return Prompt.chat(name, str(record.get("category", "all")), str(record["turns"][0]))
+
+
+def _sharegpt(record: Record, number: str) -> Prompt:
+    """The first thing a person said. What was answered tells how long the answer may be."""
+    said = [(str(m["from"]), str(m["value"])) for m in record["conversations"]]
+    asked = next(place for place, (who, _) in enumerate(said) if who in ("human", "user"))
+    return Prompt.chat(str(record.get("id", number)), "sharegpt", said[asked][1])
+
+
+def _humaneval(record: Record, number: str) -> Prompt:
+    return Prompt(str(record.get("task_id", number)), "code", text=str(record["prompt"]))
+
+
+def _gsm8k(record: Record, number: str) -> Prompt:
+    return Prompt.chat(f"gsm8k-{number}", "math", str(record["question"]))
+
+
+def _cnn_dm(record: Record, number: str) -> Prompt:
+    name = str(record.get("id", number))
+    return Prompt.chat(name, "summary", "Summarize this article:\n\n" + str(record["article"]))
+
+
+def _vllm(record: Record, number: str) -> Prompt:
+    most = record.get("output_tokens")
+    return Prompt.chat(
+        f"prompt-{number}", "all", str(record["prompt"]), max_tokens=int(most) if most else None
+    )
+
+
+READERS: dict[str, Reader] = {
+    "hunch": _hunch,
+    "spec-bench": _questions,
+    "mt-bench": _questions,
+    "speed-bench": _questions,
+    "sharegpt": _sharegpt,
+    "humaneval": _humaneval,
+    "gsm8k": _gsm8k,
+    "cnn-dm": _cnn_dm,
+    "vllm": _vllm,
+}
+
+
+def detect(record: Record) -> str | None:
+    """The form a record has; None for none of them."""
+    keys = record.keys()
+    for form, needed in (
+        ("sharegpt", {"conversations"}),
+        ("humaneval", {"task_id", "prompt"}),
+        ("gsm8k", {"question", "answer"}),
+        ("cnn-dm", {"article"}),
+        ("spec-bench", {"question_id", "turns"}),
+        ("vllm", {"prompt", "output_tokens"}),
+    ):
+        if needed <= keys:
+            return form
+    return "hunch" if keys & {"turns", "prompt", "messages"} else None
+
+
+def read_file(path: Path, form: str | None = None, limit: int | None = None) -> list[Prompt]:
+    """Prompts of a file; a record that does not fit is named with its number."""
+    if form is not None and form not in READERS:
+        raise RequestError(f"prompt form {form!r} is not one of {', '.join(READERS)}")
+    if not path.is_file():
+        raise RequestError(f"{path}: no such file")
+    if path.stat().st_size > MAX_BYTES:
+        raise RequestError(f"{path}: larger than {MAX_BYTES >> 30} GiB; give a part of it")
+    prompts: list[Prompt] = []
+    for number, record in enumerate(_records(path), 1):
+        if limit is not None and len(prompts) >= limit:
+            break
+        where = f"{path}, record {number}"
+        if not isinstance(record, dict):
+            raise RequestError(f"{where}: must be an object")
+        form = form or detect(record)
+        if form is None:
+            raise RequestError(
+                f"{where}: has {', '.join(list(record)[:6])}, which is none of the known forms "
+                f"({', '.join(READERS)}); say which one with FORM:PATH"
+            )
+        try:
+            prompts.append(READERS[form](record, str(number)))
+        except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
+            if form == "sharegpt":  # real files hold conversations in which nobody asks
+                continue
+            raise RequestError(f"{where}: not of the form {form!r} ({error!r})") from None
+    if not prompts:
+        raise RequestError(f"{path}: no prompts in it")
+    return prompts
+
+
+def _records(path: Path) -> Iterator[Any]:
+    """JSON lines, one JSON list, CSV, or parquet where a reader for it is installed."""
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            yield from csv.DictReader(file)
+        return
+    with path.open(encoding="utf-8") as file:
+        start = file.read(1)
+        file.seek(0)
+        try:
+            if start == "[":
+                yield from json.load(file)
+                return
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield json.loads(line)
+        except json.JSONDecodeError as error:
+            where = f"{path}" if start == "[" else f"{path}, line {number}"
+            raise RequestError(f"{where}: not JSON ({error})") from None
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise RequestError(
+            f"{path}: reading parquet needs pyarrow (pip install pyarrow), or convert it to JSONL"
+        ) from None
+    yield from parquet.read_table(path).to_pylist()
+
+
+def read_workloads(names: str, limit: int | None = None) -> list[Prompt]:
+    """'chat,code', 'long:8k', 'prompts.jsonl', 'gsm8k:test.jsonl': built in, files, or both.
+
+    `limit` is the number of prompts of each.
+    """
+    prompts: list[Prompt] = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        form, _, path = name.partition(":")
+        if form in READERS and path:
+            prompts += read_file(Path(path), form, limit)
+        elif "/" in name or Path(name).suffix in (".json", ".jsonl", ".csv", ".parquet"):
+            prompts += read_file(Path(name), None, limit)
+        else:
+            prompts += built_in(name)[:limit]
+    if not prompts:
+        raise RequestError("--workload names no prompts")
+    return prompts
