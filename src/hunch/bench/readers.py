@@ -2,7 +2,7 @@
 
 | form | a record |
 |---|---|
-| `hunch` | `turns` or `prompt` or `messages`, optional `id`, `category`, `prediction`, `max_tokens` |
+| `hunch` | `turns`, `prompt` or `messages`; `id`, `category`, `prediction`, `max_tokens` |
 | `spec-bench`, `mt-bench`, `speed-bench` | `question_id`, `category`, `turns` |
 | `sharegpt` | `conversations` of `from` and `value`, in one JSON list |
 | `humaneval` | `task_id`, `prompt` |
@@ -151,17 +151,20 @@ def _records(path: Path) -> Iterator[Any]:
             if start == "[":
                 yield from json.load(file)
                 return
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield json.loads(line)
         except json.JSONDecodeError as error:
-            where = f"{path}" if start == "[" else f"{path}, line {number}"
-            raise RequestError(f"{where}: not JSON ({error})") from None
+            raise RequestError(f"{path}: not JSON ({error})") from None
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line) if line.strip() else None
+            except json.JSONDecodeError as error:
+                raise RequestError(f"{path}, line {number}: not JSON ({error})") from None
+            if record is not None:
+                yield record
 
 
 def _parquet(path: Path) -> Iterator[Any]:
     try:
-        import pyarrow.parquet as parquet
+        from pyarrow import parquet
     except ImportError:
         raise RequestError(
             f"{path}: reading parquet needs pyarrow (pip install pyarrow), or convert it to JSONL"

@@ -189,7 +189,8 @@ class _Server:
                 f"{method} {self.path}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
                 f"Connection: close\r\nContent-Type: application/json\r\n"
                 f"{f'Authorization: Bearer {key}' + chr(13) + chr(10) if key else ''}"
-                f"Content-Length: {len(data)}\r\n\r\n".encode() + data
+                f"Content-Length: {len(data)}\r\n\r\n".encode()
+                + data
             )
             await writer.drain()
             status, is_chunked = await _head(reader)

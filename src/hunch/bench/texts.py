@@ -24,26 +24,26 @@ OBSERVATORY = (
     "year. Pupils will choose what to look at, point the telescope from their classrooms and keep "
     "the pictures. The idea came from a night watchman who noticed that the telescope stood idle "
     "whenever thin clouds made its usual work impossible. Thin clouds spoil measurements of faint "
-    "galaxies but hardly matter for the Moon, for planets and for bright star clusters. Astronomers "
-    "first feared that pupils might damage the instrument, so the software now refuses any command "
-    "that would move the mirror too fast or too near the Sun."
+    "galaxies but hardly matter for the Moon, for planets and for bright star clusters. "
+    "Astronomers first feared that pupils might damage the instrument, so the software now refuses "
+    "any command that would move the mirror too fast or too near the Sun."
 )
 ORCHARD = (
-    "A farm near Lindow has replaced half of its apple trees with a mixture of forty old varieties. "
-    "Its owner, Teresa Vahl, lost most of a harvest four years ago when a late frost met a single "
-    "variety that flowers early. The old trees flower over five weeks, so no frost can take them "
-    "all. Picking takes longer, as the apples ripen at different times, and shops dislike apples of "
-    "uneven size. Vahl sells most of them as juice instead, each bottle with the names of its "
-    "varieties on the label. She says that the farm earns a little less in a good year than before, "
-    "and a great deal more in a bad one."
+    "A farm near Lindow has replaced half of its apple trees with a mixture of forty old "
+    "varieties. Its owner, Teresa Vahl, lost most of a harvest four years ago when a late frost "
+    "met a single variety that flowers early. The old trees flower over five weeks, so no frost "
+    "can take them all. Picking takes longer, as the apples ripen at different times, and shops "
+    "dislike apples of uneven size. Vahl sells most of them as juice instead, each bottle with the "
+    "names of its varieties on the label. She says that the farm earns a little less in a good "
+    "year than before, and a great deal more in a bad one."
 )
 LIBRARY = (
     "The public library of Eastmere lends tools as well as books. Anyone with a library card may "
     "take home a drill, a sewing machine or a ladder for a week. The library bought two hundred "
     "tools with money that had been set aside for a new reading room. Librarians were doubtful at "
     "first, but visits have risen by a third, and most people who come for a tool leave with a "
-    "book. Damage has been rare. A group of retired mechanics checks every tool when it comes back, "
-    "and on Saturdays they show people how to mend what they own."
+    "book. Damage has been rare. A group of retired mechanics checks every tool when it comes "
+    "back, and on Saturdays they show people how to mend what they own."
 )
 ARTICLES = {
     "railway": RAILWAY,
@@ -176,17 +176,21 @@ SUMMARY_SCHEMA = {
     "additionalProperties": False,
 }
 
-RENAMES = {"railway": ("Brackwater", "Elmhaven"), "harbour": ("Port Ellery", "Sandrock Bay"),
-           "observatory": ("Mount Calder", "Mount Hallow"), "library": ("Eastmere", "Northam")}  # fmt: skip
+RENAMES = {
+    "railway": ("Brackwater", "Elmhaven"),
+    "harbour": ("Port Ellery", "Sandrock Bay"),
+    "observatory": ("Mount Calder", "Mount Hallow"),
+    "library": ("Eastmere", "Northam"),
+}
 
 ASSISTANT = (
     "You are the assistant of a town's office for questions from the public. Answer in at most "
     "four sentences. The office is open on weekdays from eight to four, on Thursdays until six. "
     "Passports take three weeks and cost 80; a lost one must be reported to the police first. "
     "Parking permits are given to residents only, one per household, for 120 a year. The market is "
-    "on Wednesdays and Saturdays; stalls are booked two weeks ahead. Noise after ten in the evening "
-    "is reported by telephone. Building a garden shed of up to twelve square metres needs no "
-    "permit, a fence higher than two metres does. Dogs must be registered within a month."
+    "on Wednesdays and Saturdays; stalls are booked two weeks ahead. Noise after ten in the "
+    "evening is reported by telephone. Building a garden shed of up to twelve square metres needs "
+    "no permit, a fence higher than two metres does. Dogs must be registered within a month."
 )
 DIALOGUES = {
     "passport": (
@@ -209,10 +213,12 @@ DIALOGUES = {
 }  # fmt: skip
 
 WORDS = (
-    "river stone window paper garden winter engine letter bridge candle forest silver market "
-    "shadow ladder button island pepper rocket velvet anchor basket cellar dragon emerald feather "
-    "glacier hammer iron jungle kettle lantern mirror needle orange pocket quartz ribbon saddle "
-    "thunder umbrella village whistle yellow zebra autumn bottle copper desert echo"
-).split()
+    "river", "stone", "window", "paper", "garden", "winter", "engine", "letter", "bridge",
+    "candle", "forest", "silver", "market", "shadow", "ladder", "button", "island", "pepper",
+    "rocket", "velvet", "anchor", "basket", "cellar", "dragon", "emerald", "feather", "glacier",
+    "hammer", "iron", "jungle", "kettle", "lantern", "mirror", "needle", "orange", "pocket",
+    "quartz", "ribbon", "saddle", "thunder", "umbrella", "village", "whistle", "yellow", "zebra",
+    "autumn", "bottle", "copper", "desert", "echo",
+)  # fmt: skip
 PLACES = ("Alder", "Birch", "Cedar", "Dorn", "Elm", "Fern", "Gorse", "Hazel", "Iris", "Juniper")
 GOODS = ("barley", "copper", "linen", "salt", "timber", "wool", "honey", "glass", "oats", "slate")
