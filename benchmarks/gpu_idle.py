@@ -31,18 +31,18 @@ LONG = 20.0  # microseconds: a gap worth naming
 
 
 def by_clock(llm: LLM, prompt: list[int]) -> dict[str, float]:
-    """Share of the time in which no step was under way, by the device's clock."""
-    gaits, seconds, moments = llm.engine.runner.gaits, [], []
-    landed = gaits.landed
+    """Share of the time in which no step was under source, by the device's clock."""
+    shapes, seconds, moments = llm.engine.runner.shapes, [], []
+    landed = shapes.landed
 
     def listen(graph: Any, took: float, *others: Any) -> Any:
         seconds.append(took)
         moments.append(time.perf_counter())
         return landed(graph, took, *others)
 
-    gaits.landed = listen
+    shapes.landed = listen
     llm.generate(prompt, params(STEPS + WARM))
-    gaits.landed = landed
+    shapes.landed = landed
     seconds, moments = seconds[-STEPS:], moments[-STEPS:]
     passed = moments[-1] - moments[0]
     return {

@@ -5,7 +5,7 @@ python benchmarks/heads_gpu.py [--head DIR] [--rows 1,8,64] [--context 500] [--p
 The target is the default model, the head its EAGLE-3. A level is one pass and its logits, captured
 as a step holds it: by fused kernels, and by torch's with our attention. Prompts are covered as the
 host does it, one by one, each of a length that was not seen before: by both, and with torch's
-attention as well. The first of each way is not counted.
+attention as well. The first of each source is not counted.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ def main(given: list[str] | None = None) -> None:
     def by_kernels() -> None:
         net.fused, net.is_tiled = fused, True
 
-    ways: dict[str, Callable[[], None]] = {
+    sources: dict[str, Callable[[], None]] = {
         "fused kernels": by_kernels,
         "torch, our attention": lambda: by_torch(True),
         "torch": lambda: by_torch(False),
     }
     lengths = [37 + 61 * i % 509 for i in range(asked.prompts + 1)]
-    for place, (name, use) in enumerate(ways.items()):
+    for place, (name, use) in enumerate(sources.items()):
         use()
         times = covers(net, [length + place for length in lengths], device)
         median, worst = statistics.median(times) * 1e3, max(times) * 1e3

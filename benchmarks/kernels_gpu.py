@@ -36,7 +36,7 @@ from hunch.kernels.gpu_gemm import (
 )  # fmt: skip
 from hunch.kernels.gpu_lookup import lookup
 from hunch.kernels.gpu_sampling import argmax, choose
-from hunch.kernels.gpu_spec import FIRST, Cells, StepRows
+from hunch.kernels.gpu_step import FIRST, RowState, StepRows
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
@@ -360,19 +360,19 @@ def small() -> None:
             lambda: choose(logits, row, row, f, row * 0, d, no_min, row, row),
         )
         for known in (500, 8000):
-            cells, step = looking(m, known)
-            each(f"look up {m} rows of {known}", lambda: lookup(cells, step, 15, 1, 16))
+            state, step = looking(m, known)
+            each(f"look up {m} rows of {known}", lambda: lookup(state, step, 15, 1, 16))
 
 
-def looking(num_rows: int, known: int) -> tuple[Cells, StepRows]:
+def looking(num_rows: int, known: int) -> tuple[RowState, StepRows]:
     """Rows of random tokens that a step would draft for."""
-    cells = Cells.create(num_rows, 8192, 1, 15, 1, 16, "cuda")
-    cells.tokens_XL.random_(0, 1000)
-    cells.known_X.fill_(known)
-    cells.end_X.fill_(8192)
+    state = RowState.create(num_rows, 8192, 1, 15, 1, 16, "cuda")
+    state.tokens_XL.random_(0, 1000)
+    state.known_X.fill_(known)
+    state.end_X.fill_(8192)
     row = torch.arange(num_rows, device="cuda")
     result_RC = row.new_zeros(num_rows, FIRST + 1 + 15)
-    return cells, StepRows(row, row * 0, row * 0 + 15, row * 0, row[:, None], result_RC)
+    return state, StepRows(row, row * 0, row * 0 + 15, row * 0, row[:, None], result_RC)
 
 
 # --- a whole pass ---------------------------------------------------------------------------------

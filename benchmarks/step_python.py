@@ -200,11 +200,11 @@ def main() -> None:
                 threads=args.threads,
             ) as llm:
                 found = measure(llm, meter, args.tokens, args.rounds, args.profile)
-            cells = [
+            state = [
                 f"{kind} {ms['python']:.2f} ({ms['drafter']:.2f}); {ms['native']:.2f}"
                 for kind, ms in found.items()
             ]
-            print(f"{method:22} {'   '.join(cells)}", flush=True)
+            print(f"{method:22} {'   '.join(state)}", flush=True)
 
 
 if __name__ == "__main__":

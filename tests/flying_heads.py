@@ -13,7 +13,7 @@ import head_files
 from drafting.test_heads_replay import Chain, medusa_chain, mlp_chain, step_chain
 from head_files import Study
 from hunch import LLM, SamplingParams
-from hunch.kernels.gpu_spec import DRAFTED, KNOWN, TOKENS
+from hunch.kernels.gpu_step import DRAFTED, KNOWN, TOKENS
 from hunch.step.gpu_runner import GraphRunner
 from plain_steps import stand_in
 from tiny_models import write_llama
@@ -81,16 +81,16 @@ class Drafts:
         self.runner = llm.engine.runner
         self.found: list[tuple[list[int], list[int]]] = []
         self.by_host: list[list[int]] = []  # rows of each step of the host's
-        self.learn, self.run = self.runner.gaits.learn, self.runner._run
-        patch.setattr(self.runner.gaits, "learn", self.note)
+        self.learn, self.run = self.runner.shapes.learn, self.runner._run
+        patch.setattr(self.runner.shapes, "learn", self.note)
         patch.setattr(self.runner, "_run", self.note_host)
 
     def note(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> list[str] | None:
-        rows, cells = self.runner.rows, self.runner.device_rows.cells
+        rows, state = self.runner.rows, self.runner.device_rows.state
         for row, line in zip(row_R.tolist(), result_RC.tolist(), strict=True):
             if rows.requests[row] is not None and line[TOKENS]:
                 guesses = line[len(line) - self.runner.steps.num_guesses :]
-                text = cells.tokens_XL[row, : line[KNOWN]].tolist()
+                text = state.tokens_XL[row, : line[KNOWN]].tolist()
                 self.found.append((text, guesses[: line[DRAFTED]]))
         return self.learn(row_R, result_RC, graph)
 

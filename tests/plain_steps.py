@@ -1,6 +1,6 @@
 """The device's kernels in plain Python, and a target that runs them on a CPU: no Triton, no GPU.
 
-They are the references of `kernels.gpu_spec`, `gpu_lookup`, `gpu_draft` and `gpu_grow`.
+They are the references of `kernels.gpu_step`, `gpu_lookup`, `gpu_draft` and `gpu_grow`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hunch.drafting.ngram import NgramText
 from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
 from hunch.kernels.gpu_attention import Tiling, Workspace
 from hunch.kernels.gpu_lookup import BY_TABLE, NUM_ASKED, DevicePhrases
-from hunch.kernels.gpu_spec import (
+from hunch.kernels.gpu_step import (
     CHECKED,
     DRAFTED,
     FIRST,
@@ -23,7 +23,7 @@ from hunch.kernels.gpu_spec import (
     MATCHED,
     REASON,
     TOKENS,
-    Cells,
+    RowState,
     StepRows,
 )
 from hunch.kernels.kv_store import kv_store_ref
@@ -34,62 +34,62 @@ from hunch.models.decoder import Decoder, Hidden
 from hunch.sampling.state import SamplingState
 
 
-def slot_of(cells: Cells, row: int, pos: int) -> int:
-    size = cells.block_size
-    return int(cells.table_XB[row, pos // size]) * size + pos % size
+def slot_of(state: RowState, row: int, pos: int) -> int:
+    size = state.block_size
+    return int(state.table_XB[row, pos // size]) * size + pos % size
 
 
-def pack(cells: Cells, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs) -> None:
-    cells.clock_2[0] += int(step.ids_R[0] >= 0)
+def pack(state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs) -> None:
+    state.clock_2[0] += int(step.ids_R[0] >= 0)
     for r, row in enumerate(step.ids_R.tolist()):
         first = r * (num_nodes + 1)
         here = slice(first, first + num_nodes + 1)
         ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
         attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
-        if row < 0 or cells.is_done_X[row]:
+        if row < 0 or state.is_done_X[row]:
             step.count_R[r] = -1
             continue
-        known = int(cells.known_X[row])
-        count = min(int(cells.count_X[row]), int(step.allowed_R[r]), num_nodes)
+        known = int(state.known_X[row])
+        count = min(int(state.count_X[row]), int(step.allowed_R[r]), num_nodes)
         step.count_R[r] = count
         for place in range(count + 1):
             at, node = first + place, place - 1
-            token = cells.draft_XG[row, node] if place else cells.tokens_XL[row, known - 1]
+            token = state.draft_XG[row, node] if place else state.tokens_XL[row, known - 1]
             ids_T[at] = token
-            path = path_of(cells, row, node)
+            path = path_of(state, row, node)
             attn.pos_T[at] = known - 1 + len(path)
-            attn.slot_T[at] = slot_of(cells, row, known - 1 + place)
+            attn.slot_T[at] = slot_of(state, row, known - 1 + place)
             attn.base_T[at] = int(attn.pos_T[at]) + 1
             if attn.tree_TP is not None:
                 attn.base_T[at] = known
                 for depth, above in enumerate(path):
-                    attn.tree_TP[at, depth] = slot_of(cells, row, known + above)
+                    attn.tree_TP[at, depth] = slot_of(state, row, known + above)
 
 
-def path_of(cells: Cells, row: int, node: int) -> list[int]:
+def path_of(state: RowState, row: int, node: int) -> list[int]:
     path: list[int] = []
     while node >= 0:
         path.insert(0, node)
-        node = int(cells.parents_XG[row, node])
+        node = int(state.parents_XG[row, node])
     return path
 
 
-def commit(cells: Cells, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
+def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
     for r, row in enumerate(step.ids_R.tolist()):
         line, checked = step.result_RC[r], int(step.count_R[r])
         line[: FIRST + num_nodes + 1] = 0
         if checked < 0:
             continue
-        known, end, node, count = int(cells.known_X[row]), int(cells.end_X[row]), -1, 0
-        stops = set(cells.stop_XS[row].tolist()) - {-1}
+        known, end, node, count = int(state.known_X[row]), int(state.end_X[row]), -1, 0
+        stops = set(state.stop_XS[row].tolist()) - {-1}
         while True:
             token = int(choice_M[r * (num_nodes + 1) + 1 + node])
-            cells.tokens_XL[row, known + count] = token
+            state.tokens_XL[row, known + count] = token
             line[FIRST + count] = token
             found = -1
             for child in range(checked):
-                if int(cells.parents_XG[row, child]) == node:
-                    found = child if int(cells.draft_XG[row, child]) == token else found
+                if int(state.parents_XG[row, child]) == node:
+                    found = child if int(state.draft_XG[row, child]) == token else found
             step.path_RK[r, count] = found
             count += 1
             reason = 1 if token in stops else 2 if known + count >= end else 0
@@ -102,9 +102,9 @@ def commit(cells: Cells, step: StepRows, choice_M: Tensor, num_nodes: int) -> No
             checked,
             known + count,
         )
-        cells.known_X[row] = known + count
-        cells.is_done_X[row] = int(reason > 0)
-        cells.count_X[row] = 0
+        state.known_X[row] = known + count
+        state.is_done_X[row] = int(reason > 0)
+        state.count_X[row] = 0
 
 
 def compact(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
@@ -118,7 +118,7 @@ def compact(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
 
 
 def lookup(
-    cells: Cells,
+    state: RowState,
     step: StepRows,
     num_nodes: int,
     min_match: int,
@@ -127,11 +127,11 @@ def lookup(
     phrases: DevicePhrases | None = None,
 ) -> None:
     for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.count_R[r]) < 0 or cells.is_done_X[row]:
+        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
             continue
-        known = int(cells.known_X[row])
+        known = int(state.known_X[row])
         text = NgramText(min_match, max_match)
-        text.extend(cells.tokens_XL[row, :known].tolist())
+        text.extend(state.tokens_XL[row, :known].tolist())
         matched, place = text.find()
         guesses = list(text.tokens)
         for i in range(num_nodes if matched else 0):
@@ -139,7 +139,7 @@ def lookup(
         guesses = guesses[known:]
         if phrases is not None:
             guesses, matched = told(phrases, text.tokens, guesses, matched, num_nodes)
-        room = min(int(step.room_R[r]), max(int(cells.end_X[row]) - known - 1, 0))
+        room = min(int(step.room_R[r]), max(int(state.end_X[row]) - known - 1, 0))
         count = min(len(guesses), room)
         step.result_RC[r, MATCHED] = matched
         first = step.result_RC.shape[1] - num_nodes
@@ -149,8 +149,8 @@ def lookup(
         if matched < sure:
             continue
         for node, token in enumerate(guesses):
-            cells.draft_XG[row, node], cells.parents_XG[row, node] = token, node - 1
-        cells.count_X[row], step.result_RC[r, DRAFTED] = count, count
+            state.draft_XG[row, node], state.parents_XG[row, node] = token, node - 1
+        state.count_X[row], step.result_RC[r, DRAFTED] = count, count
 
 
 def told(
@@ -171,22 +171,22 @@ def told(
     return guesses, matched
 
 
-def update(cells: Cells, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
+def update(state: RowState, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
     num_inputs, letter_W = inputs_3R.numel(), letter_W.to(inputs_3R.device)
     inputs_3R.copy_(letter_W[:num_inputs].view(3, -1))
     places, values = letter_W[num_inputs:].view(2, num_changes)
-    cells.flat[places] = values
+    state.flat[places] = values
 
 
-def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
+def deliver(state: RowState, step: StepRows, slots_QW: Tensor) -> None:
     if step.ids_R[0] >= 0:
-        line_W = slots_QW[int(cells.clock_2[0]) % len(slots_QW)]
+        line_W = slots_QW[int(state.clock_2[0]) % len(slots_QW)]
         line_W[-1] = 0
         line_W[: step.result_RC.numel()] = step.result_RC.flatten()
 
 
 def committed_inputs(
-    cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs, last_R: Tensor
+    state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs, last_R: Tensor
 ) -> None:
     width = len(ids_T) // len(step.ids_R)
     for r, row in enumerate(step.ids_R.tolist()):
@@ -196,14 +196,14 @@ def committed_inputs(
         count = int(step.result_RC[r, TOKENS]) if int(step.count_R[r]) >= 0 else 0
         last_R[r] = r * width + max(count - 1, 0)
         for place in range(count):
-            at, where = r * width + place, int(cells.known_X[row]) - count + place
-            ids_T[at] = cells.tokens_XL[row, where]
+            at, where = r * width + place, int(state.known_X[row]) - count + place
+            ids_T[at] = state.tokens_XL[row, where]
             attn.pos_T[at], attn.base_T[at] = where - 1, where
-            attn.slot_T[at] = slot_of(cells, row, where - 1)
+            attn.slot_T[at] = slot_of(state, row, where - 1)
 
 
 def level_inputs(
-    cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs, *, first_node: int = 0,
+    state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs, *, first_node: int = 0,
     depth: int = 0, is_ahead: bool = False,
 ) -> None:  # fmt: skip
     width = len(ids_T) // len(step.ids_R)
@@ -211,51 +211,56 @@ def level_inputs(
         here = slice(r * width, (r + 1) * width)
         ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
         attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
-        if int(step.count_R[r]) < 0 or (depth and cells.is_done_X[row]):
+        if int(step.count_R[r]) < 0 or (depth and state.is_done_X[row]):
             continue
-        known = int(cells.known_X[row])
-        room = min(int(step.room_R[r]), int(cells.end_X[row]) - known)
+        known = int(state.known_X[row])
+        room = min(int(step.room_R[r]), int(state.end_X[row]) - known)
         for place in range(width):
             at, node = r * width + place, first_node + place
             where = known - is_ahead + node if depth else known - width + place
             if where < 0 or (depth and node >= room):
                 continue
-            ids_T[at] = cells.draft_XG[row, node] if depth else cells.tokens_XL[row, where]
+            ids_T[at] = state.draft_XG[row, node] if depth else state.tokens_XL[row, where]
             attn.pos_T[at] = known - is_ahead + depth - 1 if depth else where
             attn.base_T[at] = int(attn.pos_T[at]) + 1
-            attn.slot_T[at] = slot_of(cells, row, where)
+            attn.slot_T[at] = slot_of(state, row, where)
             if depth and attn.tree_TP is not None:
                 attn.base_T[at] = known - is_ahead
-                for i, above in enumerate(path_of(cells, row, node)):
-                    attn.tree_TP[at, i] = slot_of(cells, row, known - is_ahead + above)
+                for i, above in enumerate(path_of(state, row, node)):
+                    attn.tree_TP[at, i] = slot_of(state, row, known - is_ahead + above)
 
 
 def add_nodes(
-    cells: Cells, step: StepRows, token_T: Tensor, parent_T: Tensor, first_node: int, num_nodes: int
+    state: RowState,
+    step: StepRows,
+    token_T: Tensor,
+    parent_T: Tensor,
+    first_node: int,
+    num_nodes: int,
 ) -> None:
     width = len(token_T) // len(step.ids_R)
     for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.count_R[r]) < 0 or cells.is_done_X[row]:
+        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
             continue
         here = slice(r * width, (r + 1) * width)
         nodes = slice(first_node, first_node + width)
-        cells.draft_XG[row, nodes], cells.parents_XG[row, nodes] = token_T[here], parent_T[here]
-        left = max(int(cells.end_X[row]) - int(cells.known_X[row]) - 1, 0)
+        state.draft_XG[row, nodes], state.parents_XG[row, nodes] = token_T[here], parent_T[here]
+        left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
         count = min(int(step.room_R[r]), left, first_node + width)
-        cells.count_X[row] = count
+        state.count_X[row] = count
         step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = 1, count
         guesses = step.result_RC[r, step.result_RC.shape[1] - num_nodes :]
         guesses[nodes] = token_T[here]
 
 
 def grow_level(
-    cells: Cells, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Any, *,
+    state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Any, *,
     depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
 ) -> None:  # fmt: skip
     num_rows, width = chances_RW.shape
     first = depth * width
-    pos_T = cells.known_X[row_T] + depth
+    pos_T = state.known_X[row_T] + depth
     score_TC = asked.scores(logits_TC, row_T, pos_T, ids_C) if kind else logits_TC
     column_TW = score_TC.sort(dim=1, descending=True, stable=True).indices[:, :width]
     token_TW = column_TW if ids_C is None else ids_C[column_TW]
@@ -269,10 +274,10 @@ def grow_level(
     chances_RW.copy_(value_RNW.flatten(1).gather(1, best_RW))
     token_RW = token_TW.reshape(num_rows, -1).gather(1, best_RW)
     parent_RW = first - width + best_RW // width if depth else torch.full_like(best_RW, -1)
-    add_nodes(cells, step, token_RW.flatten(), parent_RW.flatten(), first, num_nodes)
+    add_nodes(state, step, token_RW.flatten(), parent_RW.flatten(), first, num_nodes)
     if following is not None:
         where = {"first_node": first, "depth": depth + 1, "is_ahead": is_ahead}
-        level_inputs(cells, step, *following, **where)
+        level_inputs(state, step, *following, **where)
 
 
 class Chooser:

@@ -19,7 +19,7 @@ from hunch.drafting.device_draft import DeviceDraft
 from hunch.drafting.pace import CHAIN, TREE
 from hunch.kernels import gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_spec import FIRST, Cells, StepRows
+from hunch.kernels.gpu_step import FIRST, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.sampling.state import SamplingState
 from hunch.types import Request, SamplingParams
@@ -85,14 +85,14 @@ def numbers(*values: int) -> Tensor:
     return torch.tensor(values, device=DEVICE)
 
 
-def rows(width: int) -> tuple[Cells, StepRows]:
+def rows(width: int) -> tuple[RowState, StepRows]:
     """One row with room, one near its end, and padding."""
-    cells = Cells.create(3, 60, 15, LEVELS * width, 2, 4, DEVICE)
+    state = RowState.create(3, 60, 15, LEVELS * width, 2, 4, DEVICE)
     noise = torch.Generator().manual_seed(0)
-    cells.tokens_XL.copy_(torch.randint(1, VOCAB, cells.tokens_XL.shape, generator=noise))
-    cells.table_XB.copy_(torch.randperm(45, generator=noise).view(3, 15))
-    cells.known_X.copy_(torch.tensor([20, 31, 9]))
-    cells.end_X.copy_(torch.tensor([50, 34, 40]))
+    state.tokens_XL.copy_(torch.randint(1, VOCAB, state.tokens_XL.shape, generator=noise))
+    state.table_XB.copy_(torch.randperm(45, generator=noise).view(3, 15))
+    state.known_X.copy_(torch.tensor([20, 31, 9]))
+    state.end_X.copy_(torch.tensor([50, 34, 40]))
     step = StepRows(
         ids_R=numbers(1, 0, -1),
         allowed_R=numbers(9, 9, 9),
@@ -101,23 +101,23 @@ def rows(width: int) -> tuple[Cells, StepRows]:
         path_RK=numbers(0, 0, 0)[:, None],
         result_RC=numbers(0, 0, 0)[:, None].repeat(1, FIRST + 1 + LEVELS * width),
     )
-    return cells, step
+    return state, step
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 @pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_whole_drafts(width: int, kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells, step = rows(width)
-    drafter(Model(), width, kind).draft(cells, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
+    state, step = rows(width)
+    drafter(Model(), width, kind).draft(state, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
     monkeypatch.setattr(device_draft, "known_inputs", plain_steps.level_inputs)
     monkeypatch.setattr(device_draft, "grow_level", plain_steps.grow_level)
     other, plain = rows(width)
     drafter(Model(), width, kind).draft(other, plain, NO_STATES, kind, TREE if width > 1 else CHAIN)
-    assert cells.count_X.tolist() == [LEVELS * width, 2, 0]
-    assert torch.equal(cells.count_X, other.count_X)
-    for row, count in enumerate(cells.count_X.tolist()):
-        assert torch.equal(cells.draft_XG[row, :count], other.draft_XG[row, :count])
-        assert torch.equal(cells.parents_XG[row, :count], other.parents_XG[row, :count])
+    assert state.count_X.tolist() == [LEVELS * width, 2, 0]
+    assert torch.equal(state.count_X, other.count_X)
+    for row, count in enumerate(state.count_X.tolist()):
+        assert torch.equal(state.draft_XG[row, :count], other.draft_XG[row, :count])
+        assert torch.equal(state.parents_XG[row, :count], other.parents_XG[row, :count])
     assert torch.equal(step.result_RC[:, :FIRST], plain.result_RC[:, :FIRST])
 
 
@@ -155,8 +155,8 @@ class Launches(TorchDispatchMode):
 def test_two_launches_between_passes(
     width: int, kind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells, step = rows(width)
+    state, step = rows(width)
     model = drafter(Silent(), width, kind)
     with Launches(monkeypatch) as seen:
-        model.draft(cells, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
+        model.draft(state, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
     assert seen.names == ["_known_kernel", *["_children_kernel", "_grow_kernel"] * LEVELS]

@@ -18,7 +18,7 @@ from hunch.drafting.device_feature import DeviceFeature
 from hunch.drafting.pace import CHAIN
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_spec import FIRST, TOKENS, Cells, StepRows
+from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
 
@@ -75,14 +75,14 @@ def drafter(net: Any, kind: int) -> DeviceFeature:
     )
 
 
-def rows() -> tuple[Cells, StepRows, Hidden]:
+def rows() -> tuple[RowState, StepRows, Hidden]:
     """A row near its end that committed one token, one with room that committed all, padding."""
-    cells = Cells.create(3, 60, 15, LEVELS, 2, 4, DEVICE)
+    state = RowState.create(3, 60, 15, LEVELS, 2, 4, DEVICE)
     noise = torch.Generator().manual_seed(0)
-    cells.tokens_XL.copy_(torch.randint(1, VOCAB, cells.tokens_XL.shape, generator=noise))
-    cells.table_XB.copy_(torch.randperm(45, generator=noise).view(3, 15))
-    cells.known_X.copy_(torch.tensor([20, 31, 9]))
-    cells.end_X.copy_(torch.tensor([50, 34, 40]))
+    state.tokens_XL.copy_(torch.randint(1, VOCAB, state.tokens_XL.shape, generator=noise))
+    state.table_XB.copy_(torch.randperm(45, generator=noise).view(3, 15))
+    state.known_X.copy_(torch.tensor([20, 31, 9]))
+    state.end_X.copy_(torch.tensor([50, 34, 40]))
     columns = torch.zeros(3, FIRST + WIDTH + LEVELS, dtype=torch.int64, device=DEVICE)
     columns[:, TOKENS] = torch.tensor([1, WIDTH, 0])
     step = StepRows(
@@ -94,33 +94,33 @@ def rows() -> tuple[Cells, StepRows, Hidden]:
         result_RC=columns,
     )
     states = [torch.randn(3 * WIDTH, SIZE, generator=noise).to(DEVICE) for _ in range(3)]
-    return cells, step, Hidden(states[0], tuple(states[1:]))
+    return state, step, Hidden(states[0], tuple(states[1:]))
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_whole_drafts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells, step, hidden = rows()
-    drafter(Net(), kind).draft(cells, step, hidden, kind, CHAIN)
+    state, step, hidden = rows()
+    drafter(Net(), kind).draft(state, step, hidden, kind, CHAIN)
     for name in ("committed_inputs", "grow_level"):
         monkeypatch.setattr(device_feature, name, getattr(plain_steps, name))
     other, plain, _ = rows()
     drafter(Net(), kind).draft(other, plain, hidden, kind, CHAIN)
-    assert cells.count_X.tolist() == [LEVELS, 2, 0]
-    assert torch.equal(cells.count_X, other.count_X)
-    for row, count in enumerate(cells.count_X.tolist()):
-        assert torch.equal(cells.draft_XG[row, :count], other.draft_XG[row, :count])
-        assert torch.equal(cells.parents_XG[row, :count], other.parents_XG[row, :count])
+    assert state.count_X.tolist() == [LEVELS, 2, 0]
+    assert torch.equal(state.count_X, other.count_X)
+    for row, count in enumerate(state.count_X.tolist()):
+        assert torch.equal(state.draft_XG[row, :count], other.draft_XG[row, :count])
+        assert torch.equal(state.parents_XG[row, :count], other.parents_XG[row, :count])
     assert torch.equal(step.result_RC[:, :FIRST], plain.result_RC[:, :FIRST])
-    assert set(cells.draft_XG[0].tolist()) <= set(Net().ids_C.tolist())
+    assert set(state.draft_XG[0].tolist()) <= set(Net().ids_C.tolist())
 
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_two_launches_between_passes(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells, step, hidden = rows()
+    state, step, hidden = rows()
     head = drafter(Silent(), kind)
     monkeypatch.setattr(device_feature, "committed_inputs", lambda *inputs: inputs[-1].zero_())
-    head.draft(cells, step, hidden, kind, CHAIN)  # tilings come from the host, before a capture
+    head.draft(state, step, hidden, kind, CHAIN)  # tilings come from the host, before a capture
     with Launches(monkeypatch) as seen:
-        head.draft(cells, step, hidden, kind, CHAIN)
+        head.draft(state, step, hidden, kind, CHAIN)
     levels = ["_children_kernel", "_grow_kernel"] * LEVELS
     assert seen.names == ["zero_", "index_select", *levels]  # the first stands for its kernel

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hunch.drafting.fast_pace import FastPace, new_pace
-from hunch.drafting.pace import Gait, Pace
+from hunch.drafting.pace import Pace, StepShape
 from hunch.kernels.build import find_compiler
 
-GAITS = tuple(map(Gait, (0, 3, 7, 15)))
+GAITS = tuple(map(StepShape, (0, 3, 7, 15)))
 NUM_ROWS, NUM_GUESSES = 12, 15
 TOKENS, MATCHED, FIRST = 0, 3, 6
 ARRAYS = ("match_X", "before_X", "guess_XG", "age_X", "seen_X")
@@ -51,7 +51,7 @@ def test_both_choosers_learn_and_choose_alike(seed: int) -> None:
                 pace.pass_by(rows)
         num_nodes = int(noise.choice([0, 3, 7, 15]))
         result_RC = a_step(noise, rows, num_nodes)
-        seconds = {gait: 1.0 + noise.uniform(0.01, 0.1) * gait.num_nodes for gait in GAITS}
+        seconds = {shape: 1.0 + noise.uniform(0.01, 0.1) * shape.num_nodes for shape in GAITS}
         left_R = noise.integers(1, 200, len(rows))
         for pace in (plain, fast):
             learn(pace, rows, result_RC, num_nodes)
@@ -71,8 +71,8 @@ def test_both_choosers_learn_and_choose_alike(seed: int) -> None:
 
 def test_a_network_is_left_to_numpy() -> None:
     assert type(new_pace(4, GAITS)) is FastPace
-    assert type(new_pace(4, (*GAITS, Gait(3, 1)))) is Pace
-    assert type(new_pace(4, (Gait(5),))) is Pace
+    assert type(new_pace(4, (*GAITS, StepShape(3, 1)))) is Pace
+    assert type(new_pace(4, (StepShape(5),))) is Pace
 
 
 def test_without_a_compiler_numpy_chooses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,24 @@
-"""What was right of late says what guesses would bring: per row, and for ways not in use too."""
+"""What was right of late says what guesses would bring: per row, and for sources not in use too."""
 
 import numpy as np
 import pytest
 
-from hunch.drafting.pace import Gait, Pace
+from hunch.drafting.pace import Pace, StepShape
 from hunch.drafting.record import Record
 
 ROWS = np.array([0])
 
 
-def teach(record: Record, num_right: int, *, way: int = 1, steps: int = 80, row: int = 0) -> None:
+def teach(
+    record: Record, num_right: int, *, source: int = 1, steps: int = 80, row: int = 0
+) -> None:
     """So many of five guesses are right, step after step."""
     for _ in range(steps):
-        record.learn(np.array([row]), np.array([num_right]), np.array([num_right < 5]), way)
+        record.learn(np.array([row]), np.array([num_right]), np.array([num_right < 5]), source)
 
 
-def expected(record: Record, row: int = 0, way: int = 1) -> float:
-    return float(record.gains(np.array([row]), np.array([5]), way)[0, 0])
+def expected(record: Record, row: int = 0, source: int = 1) -> float:
+    return float(record.gains(np.array([row]), np.array([5]), source)[0, 0])
 
 
 def new() -> Record:
@@ -32,9 +34,9 @@ def test_it_comes_to_expect_what_happens(num_right: int) -> None:
 
 def test_what_is_learned_in_one_way_holds_for_the_other() -> None:
     record = new()
-    before = expected(record, way=2)
+    before = expected(record, source=2)
     teach(record, 0)
-    assert expected(record) < expected(record, way=2) < 0.3 * before
+    assert expected(record) < expected(record, source=2) < 0.3 * before
 
 
 def test_other_requests_are_mostly_left_as_they_were() -> None:
@@ -68,26 +70,26 @@ def test_past_the_last_level_only_what_all_rows_had_is_known() -> None:
 
 
 def test_the_network_is_chosen_where_it_brings_more_than_it_costs() -> None:
-    gaits = (Gait(0), Gait(7), Gait(7, 1), Gait(15, 2))
+    shapes = (StepShape(0), StepShape(7), StepShape(7, 1), StepShape(15, 2))
     cost = {
-        Gait(0): 3.97,
-        Gait(7): 4.1,
-        Gait(7, 1): 4.58,
-        Gait(15, 2): 5.08,
+        StepShape(0): 3.97,
+        StepShape(7): 4.1,
+        StepShape(7, 1): 4.58,
+        StepShape(15, 2): 5.08,
     }  # measured, 7B on a GPU
-    pace = Pace(4, gaits, margin=0.03, num_levels=5)
-    assert pace.choose(ROWS, cost) == Gait(15, 2)
-    dear = {gait: seconds + 4 * (gait.way > 0) for gait, seconds in cost.items()}
-    assert not pace.choose(ROWS, dear).way
+    pace = Pace(4, shapes, margin=0.03, num_levels=5)
+    assert pace.choose(ROWS, cost) == StepShape(15, 2)
+    dear = {shape: seconds + 4 * (shape.source > 0) for shape, seconds in cost.items()}
+    assert not pace.choose(ROWS, dear).source
     for _ in range(60):
         pace.learn_network(2, ROWS, np.array([0]), 15, np.array([False]))
         pace.learn(ROWS, np.array([1]), np.array([[9]]), np.full((1, 15), -1), np.array([0]))
-    assert pace.choose(ROWS, cost) == Gait(0)
+    assert pace.choose(ROWS, cost) == StepShape(0)
 
 
 def test_one_row_alone_promises_what_it_does_among_others() -> None:
     record = new()
-    teach(record, 3, row=2, way=2)
+    teach(record, 3, row=2, source=2)
     teach(record, 7, row=1)
     sizes = np.array([1, 3, 5, 7, 15])
     together = record.gains(np.arange(4), sizes, 2)

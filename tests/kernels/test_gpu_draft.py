@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import plain_steps
 from hunch.kernels import gpu_draft, gpu_wide
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_spec import FIRST, TOKENS, Cells, StepRows
+from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,9 +24,9 @@ def numbers(*values: int) -> torch.Tensor:
 
 
 @pytest.fixture
-def cells() -> Cells:
+def state() -> RowState:
     """Four rows: one with room, one near its end, one that ended, one with a single token."""
-    made = Cells.create(4, 60, 15, NODES, 2, 4, DEVICE)
+    made = RowState.create(4, 60, 15, NODES, 2, 4, DEVICE)
     noise = torch.Generator().manual_seed(0)
     made.tokens_XL.copy_(torch.randint(1, 99, made.tokens_XL.shape, generator=noise))
     made.table_XB.copy_(torch.randperm(60, generator=noise).view(4, 15))
@@ -52,34 +52,34 @@ def step_of(committed: tuple[int, ...] = ()) -> StepRows:
 
 
 def inputs(
-    fill: Callable[..., None], cells: Cells, width: int, step: StepRows, *more: torch.Tensor
+    fill: Callable[..., None], state: RowState, width: int, step: StepRows, *more: torch.Tensor
 ) -> list:
     packed = torch.full((5, 5 * width), -7, device=DEVICE)
     attn = AttnInputs(
-        packed[1], packed[2], packed[3], cells.table_XB, packed[4], None, cells.block_size
+        packed[1], packed[2], packed[3], state.table_XB, packed[4], None, state.block_size
     )
-    fill(cells, step, packed[0], attn, *more)
+    fill(state, step, packed[0], attn, *more)
     is_live = packed[2] >= 0
     found = [packed[2], packed[3], *(line[is_live] for line in packed)]
     return [tensor.tolist() for tensor in found]
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 7])
-def test_inputs_of_known_tokens(width: int, cells: Cells) -> None:
-    got = inputs(gpu_draft.known_inputs, cells, width, step_of())
-    assert got == inputs(plain_steps.level_inputs, cells, width, step_of())
+def test_inputs_of_known_tokens(width: int, state: RowState) -> None:
+    got = inputs(gpu_draft.known_inputs, state, width, step_of())
+    assert got == inputs(plain_steps.level_inputs, state, width, step_of())
     assert any(slot >= 0 for slot in got[0])
     assert any(slot < 0 for slot in got[0])
 
 
 @pytest.mark.parametrize("width", [1, 2, 6, 7])
-def test_inputs_of_committed_tokens(width: int, cells: Cells) -> None:
+def test_inputs_of_committed_tokens(width: int, state: RowState) -> None:
     """Each beside the state before it; those of a row that ended too, as others may share them."""
-    cells.known_X[3] = 2
+    state.known_X[3] = 2
     committed = (1, min(2, width), 99, width, min(3, width))
     last, other = numbers(*[-7] * 5), numbers(*[-7] * 5)
-    got = inputs(gpu_draft.committed_inputs, cells, width, step_of(committed), last)
-    assert got == inputs(plain_steps.committed_inputs, cells, width, step_of(committed), other)
+    got = inputs(gpu_draft.committed_inputs, state, width, step_of(committed), last)
+    assert got == inputs(plain_steps.committed_inputs, state, width, step_of(committed), other)
     num_live = [1, committed[1], 0, width, committed[4]]
     places = [[slot >= 0 for slot in got[0][r * width : (r + 1) * width]] for r in range(5)]
     assert places == [[place < count for place in range(width)] for count in num_live]

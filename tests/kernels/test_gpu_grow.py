@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 import plain_steps
 from hunch.kernels import gpu_grow
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_spec import FIRST, Cells, StepRows
+from hunch.kernels.gpu_step import FIRST, RowState, StepRows
 from hunch.sampling.state import SamplingState
 from hunch.types import Request, SamplingParams
 
@@ -37,14 +37,14 @@ class Level:
     def __init__(self, rows: list[int], width: int, depth: int, num_columns: int) -> None:
         noise = torch.Generator().manual_seed(1)
         num_parents, num_nodes = width if depth else 1, LEVELS * width
-        self.cells = Cells.create(5, 60, 15, num_nodes, 2, 4, DEVICE)
+        self.state = RowState.create(5, 60, 15, num_nodes, 2, 4, DEVICE)
         for cell, values in (("known_X", KNOWN), ("end_X", END), ("is_done_X", DONE)):
-            getattr(self.cells, cell).copy_(torch.tensor(values))
-        self.cells.table_XB.copy_(torch.randperm(75, generator=noise).view(5, 15))
+            getattr(self.state, cell).copy_(torch.tensor(values))
+        self.state.table_XB.copy_(torch.randperm(75, generator=noise).view(5, 15))
         for node in range(num_nodes):
             above = max((node // width - 1) * width, 0)
             parent = torch.randint(above, above + width, (5,), generator=noise)
-            self.cells.parents_XG[:, node] = parent if node >= width else -1
+            self.state.parents_XG[:, node] = parent if node >= width else -1
         ids_R = torch.tensor(rows, device=DEVICE)
         columns = FIRST + 3 + num_nodes
         self.step = StepRows(
@@ -68,19 +68,19 @@ class Level:
     def grow(self, kernels: Any, **how: Any) -> None:
         how = {"kind": 0, "ids_C": None, "asked": SamplingState(5, 9, DEVICE), **how}
         attn = AttnInputs(
-            self.packed[1], self.packed[2], self.packed[3], self.cells.table_XB, self.packed[4],
-            self.tree_TP, self.cells.block_size,
+            self.packed[1], self.packed[2], self.packed[3], self.state.table_XB, self.packed[4],
+            self.tree_TP, self.state.block_size,
         )  # fmt: skip
         following = None if how.pop("is_last", False) else (self.packed[0], attn)
         kernels.grow_level(
-            self.cells, self.step, self.logits_TC, self.chances_RW, how.pop("asked"),
+            self.state, self.step, self.logits_TC, self.chances_RW, how.pop("asked"),
             depth=self.depth, num_nodes=self.num_nodes, row_T=self.row_T, following=following,
             **how,
         )  # fmt: skip
 
     def assert_grew_as(self, other: Level) -> None:
         for name in ("draft_XG", "parents_XG", "count_X"):
-            assert torch.equal(getattr(self.cells, name), getattr(other.cells, name)), name
+            assert torch.equal(getattr(self.state, name), getattr(other.state, name)), name
         assert torch.equal(self.step.result_RC, other.step.result_RC)
         if self.chances_RW.shape[1] > 1:
             assert torch.allclose(self.chances_RW, other.chances_RW, atol=1e-5)
@@ -128,7 +128,7 @@ def test_any_number_of_columns_which_may_be_a_part_of_the_vocabulary(
 ) -> None:
     ids = torch.randperm(40000, generator=torch.Generator().manual_seed(0))[:num_columns]
     level = compare(Level([0, 3], width, 1, num_columns), ids_C=ids.sort().values.to(DEVICE))
-    assert set(level.cells.draft_XG[0, width : 2 * width].tolist()) <= set(ids.tolist())
+    assert set(level.state.draft_XG[0, width : 2 * width].tolist()) <= set(ids.tolist())
 
 
 @pytest.mark.parametrize("width", [2, 4])
@@ -138,8 +138,8 @@ def test_among_equals_the_lowest_column_of_the_first_path(width: int) -> None:
     level.chances_RW.fill_(-2.0)
     compare(level)
     nodes = slice(width, 2 * width)
-    assert level.cells.draft_XG[0, nodes].tolist() == list(range(width))
-    assert level.cells.parents_XG[0, nodes].tolist() == [0] * width
+    assert level.state.draft_XG[0, nodes].tolist() == list(range(width))
+    assert level.state.parents_XG[0, nodes].tolist() == [0] * width
 
 
 def test_the_first_path_goes_on_though_others_are_likelier() -> None:
@@ -147,9 +147,9 @@ def test_the_first_path_goes_on_though_others_are_likelier() -> None:
     level.chances_RW[0, 0] = -500.0
     compare(level)
     best = int(level.logits_TC[0].argmax())
-    assert int(level.cells.draft_XG[0, 3]) == best
-    assert level.cells.parents_XG[0, 3:6].tolist()[0] == 0
-    assert 0 not in level.cells.parents_XG[0, 4:6].tolist()
+    assert int(level.state.draft_XG[0, 3]) == best
+    assert level.state.parents_XG[0, 3:6].tolist()[0] == 0
+    assert 0 not in level.state.parents_XG[0, 4:6].tolist()
 
 
 @pytest.mark.parametrize("has_ids", [False, True])
@@ -173,7 +173,7 @@ def test_keys_one_position_early(width: int, depth: int) -> None:
     level = compare(Level(rows, width, depth, 1000), is_ahead=True)
     usual = compare(Level(rows, width, depth, 1000))
     is_live_T = level.packed[2] >= 0
-    assert torch.equal(level.cells.draft_XG, usual.cells.draft_XG)
+    assert torch.equal(level.state.draft_XG, usual.state.draft_XG)
     assert torch.equal(level.packed[1, is_live_T], usual.packed[1, is_live_T] - 1)
 
 

@@ -11,11 +11,11 @@ import torch
 pytest.importorskip("triton")
 
 import plain_steps
-from device_cells import DEVICE, cells_of, step_of
 from hunch.drafting.ngram import NgramText
-from hunch.kernels import gpu_lookup, gpu_spec
+from hunch.kernels import gpu_lookup, gpu_step
 from hunch.kernels.gpu_lookup import BY_TABLE, NUM_ASKED, NUM_WAYS, DevicePhrases
 from phrase_tables import table_of
+from row_states import DEVICE, cells_of, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 
@@ -24,11 +24,11 @@ def test_lookup_is_the_ngram_drafter() -> None:
     gen = torch.Generator().manual_seed(5)
     texts = [torch.randint(0, 4, (n,), generator=gen).tolist() for n in (1, 2, 7, 30, 60, 75)]
     texts += [[1, 2, 1, 2, 1, 2], [1, 2, 3, 4], [1, 1, 1]]
-    cells = cells_of(texts)
+    state = cells_of(texts)
     room = [8, 8, 8, 8, 8, 3, 8, 8, 8]
     step = step_of(list(range(len(texts))), 0, room=room)
-    cells.is_done_X[8] = 1
-    gpu_lookup.lookup(cells, step, 8, 1, 4)
+    state.is_done_X[8] = 1
+    gpu_lookup.lookup(state, step, 8, 1, 4)
     for row, text in enumerate(texts):
         host = NgramText(1, 4)
         host.extend(text)
@@ -39,10 +39,10 @@ def test_lookup_is_the_ngram_drafter() -> None:
         want = want[len(text) :]
         sent = want[: min(room[row], 80 - len(text) - 1)]
         line = step.result_RC[row].tolist()
-        assert int(cells.count_X[row]) == line[gpu_spec.DRAFTED] == len(sent)
-        assert line[gpu_spec.MATCHED] == matched
-        assert cells.draft_XG[row, : len(sent)].tolist() == sent
-        assert cells.parents_XG[row, : len(sent)].tolist() == list(range(-1, len(sent) - 1))
+        assert int(state.count_X[row]) == line[gpu_step.DRAFTED] == len(sent)
+        assert line[gpu_step.MATCHED] == matched
+        assert state.draft_XG[row, : len(sent)].tolist() == sent
+        assert state.parents_XG[row, : len(sent)].tolist() == list(range(-1, len(sent) - 1))
         if matched:
             assert line[-8:] == want
 
@@ -53,13 +53,13 @@ def test_a_short_match_leaves_the_draft_that_is_there() -> None:
     rows = list(range(len(texts)))
     made = []
     for kernel in (gpu_lookup.lookup, plain_steps.lookup):
-        cells, step = cells_of(texts), step_of(rows, 0, room=[8, 8, 8, 5])
-        cells.draft_XG.fill_(77)
-        cells.parents_XG.fill_(-1)
-        cells.count_X.fill_(6)
-        step.result_RC[:, gpu_spec.DRAFTED] = 6
-        kernel(cells, step, 8, 1, 4, 3)
-        made.append((cells.draft_XG, cells.parents_XG, cells.count_X, step.result_RC[:, :6]))
+        state, step = cells_of(texts), step_of(rows, 0, room=[8, 8, 8, 5])
+        state.draft_XG.fill_(77)
+        state.parents_XG.fill_(-1)
+        state.count_X.fill_(6)
+        step.result_RC[:, gpu_step.DRAFTED] = 6
+        kernel(state, step, 8, 1, 4, 3)
+        made.append((state.draft_XG, state.parents_XG, state.count_X, step.result_RC[:, :6]))
     assert all(torch.equal(got, want) for got, want in zip(*made, strict=True))
     is_kept = made[0][0][:, 0] == 77
     assert is_kept.any()
@@ -68,14 +68,14 @@ def test_a_short_match_leaves_the_draft_that_is_there() -> None:
 
 def guesses_of(text: list[int], entries: dict, num_nodes: int = 8) -> tuple[list[int], int]:
     """What one row drafts, and what its match is called."""
-    cells, step = cells_of([text]), step_of([0], 0)
+    state, step = cells_of([text]), step_of([0], 0)
     phrases = DevicePhrases.of(table_of(entries), DEVICE)
-    gpu_lookup.lookup(cells, step, num_nodes, 1, 16, phrases=phrases)
-    count = int(cells.count_X[0])
-    assert step.result_RC[0, -8:].tolist() == [*cells.draft_XG[0, :count].tolist()] + [-1] * (
+    gpu_lookup.lookup(state, step, num_nodes, 1, 16, phrases=phrases)
+    count = int(state.count_X[0])
+    assert step.result_RC[0, -8:].tolist() == [*state.draft_XG[0, :count].tolist()] + [-1] * (
         8 - count
     )
-    return cells.draft_XG[0, :count].tolist(), int(step.result_RC[0, gpu_spec.MATCHED])
+    return state.draft_XG[0, :count].tolist(), int(step.result_RC[0, gpu_step.MATCHED])
 
 
 def test_the_table_goes_on_where_the_text_is_new() -> None:
@@ -125,10 +125,10 @@ def test_many_rows_are_what_plain_python_says(seed: int) -> None:
     texts = [[rng.randrange(12) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
     made = []
     for kernel in (gpu_lookup.lookup, plain_steps.lookup):
-        cells, step = cells_of(texts), step_of(list(range(12)), 0, room=[8] * 6 + [2] * 6)
-        cells.is_done_X[3] = 1
-        kernel(cells, step, 8, 1, 16, phrases=phrases)
-        sent = [cells.draft_XG[r, : int(cells.count_X[r])].tolist() for r in range(12)]
+        state, step = cells_of(texts), step_of(list(range(12)), 0, room=[8] * 6 + [2] * 6)
+        state.is_done_X[3] = 1
+        kernel(state, step, 8, 1, 16, phrases=phrases)
+        sent = [state.draft_XG[r, : int(state.count_X[r])].tolist() for r in range(12)]
         lines = [step.result_RC[r].tolist() for r in range(12) if r != 3]
         made.append((sent, lines))
     assert made[0] == made[1]

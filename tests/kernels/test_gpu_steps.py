@@ -7,13 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from device_cells import DEVICE, cells_of, numbers, step_of
 from hunch.draft import Draft
-from hunch.kernels import gpu_sampling, gpu_spec, noise
+from hunch.kernels import gpu_sampling, gpu_step, noise
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.sampling.filters import filter_ref
 from hunch.sampling.stop import finish_rows
 from hunch.verify.exact import walk
+from row_states import DEVICE, cells_of, numbers, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 
@@ -82,34 +82,34 @@ def test_commit_walks_and_stops_as_the_host_does() -> None:
     choice = torch.randint(1, 3, (num_rows * (num_nodes + 1),), generator=gen)
     known = [5 + r % 3 for r in range(num_rows)]
     ends = [length + 1 + r % 4 for r, length in enumerate(known)]
-    cells = cells_of([[9] * length for length in known], ends=ends, max_nodes=num_nodes)
-    cells.draft_XG.copy_(tokens)
-    cells.parents_XG.copy_(parents)
-    cells.stop_XS[::2, 0] = 2
-    cells.count_X.fill_(5)
+    state = cells_of([[9] * length for length in known], ends=ends, max_nodes=num_nodes)
+    state.draft_XG.copy_(tokens)
+    state.parents_XG.copy_(parents)
+    state.stop_XS[::2, 0] = 2
+    state.count_X.fill_(5)
     first = torch.arange(num_rows) * (num_nodes + 1)
     verdict = walk(Draft(tokens, parents, nodes), choice, first)
     none = torch.zeros(num_rows, dtype=torch.int64)
     max_tokens = numbers(*ends).cpu() - numbers(*known).cpu()
     want, reason = finish_rows(
-        verdict.tokens_RK, verdict.num_tokens_R, none, max_tokens, cells.stop_XS.cpu(), none
+        verdict.tokens_RK, verdict.num_tokens_R, none, max_tokens, state.stop_XS.cpu(), none
     )
     nodes[7] = -1  # padding, or ended before
     step = step_of(list(range(num_rows)), num_nodes, count=nodes.tolist())
-    gpu_spec.commit(cells, step, choice.to(DEVICE), num_nodes)
+    gpu_step.commit(state, step, choice.to(DEVICE), num_nodes)
     for r, line in enumerate(step.result_RC.tolist()):
         num = 0 if r == 7 else int(want[r])
-        assert line[gpu_spec.TOKENS] == num
-        assert int(cells.known_X[r]) == known[r] + num
+        assert line[gpu_step.TOKENS] == num
+        assert int(state.known_X[r]) == known[r] + num
         said = verdict.tokens_RK[r, :num].tolist()
-        assert line[gpu_spec.FIRST : gpu_spec.FIRST + num] == said
-        assert cells.tokens_XL[r, known[r] : known[r] + num].tolist() == said
+        assert line[gpu_step.FIRST : gpu_step.FIRST + num] == said
+        assert state.tokens_XL[r, known[r] : known[r] + num].tolist() == said
         path = verdict.path_RK[r, : max(num - 1, 0)].tolist()
         assert step.path_RK[r, : max(num - 1, 0)].tolist() == path
         if r != 7:
-            assert line[gpu_spec.REASON] == int(reason[r])
-            assert bool(cells.is_done_X[r]) == bool(reason[r])
-            assert int(cells.count_X[r]) == 0
+            assert line[gpu_step.REASON] == int(reason[r])
+            assert bool(state.is_done_X[r]) == bool(reason[r])
+            assert int(state.count_X[r]) == 0
     assert int(want.max()) > 2
 
 
@@ -120,7 +120,7 @@ def test_compact_moves_the_path_to_its_positions() -> None:
     step = step_of([0, 1], 5)
     step.path_RK.copy_(torch.tensor([[0, 2, 4, -1, -1, -1], [1, -1, -1, -1, -1, -1]]))
     step.result_RC[:, 0] = numbers(4, 2)
-    gpu_spec.compact(kv, step, slot)
+    gpu_step.compact(kv, step, slot)
     want = k.clone()
     for target, source in ((7, 12), (12, 14), (1, 2)):
         want[:, target] = k[:, source]
@@ -130,22 +130,22 @@ def test_compact_moves_the_path_to_its_positions() -> None:
 
 @pytest.mark.parametrize("is_tree", [False, True])
 def test_pack_places_nodes_and_their_ancestors(is_tree: bool) -> None:
-    cells = cells_of([[4, 5, 6], [7], [1] * 30], max_nodes=3)
+    state = cells_of([[4, 5, 6], [7], [1] * 30], max_nodes=3)
     table = torch.randperm(30, generator=torch.Generator().manual_seed(0)).view(3, 10).to(DEVICE)
-    cells.table_XB.copy_(table)
+    state.table_XB.copy_(table)
     chain = [[-1, 0, 1], [-1, 0, 1]]
     parents = [[-1, 0, -1], [-1, 0, 0]] if is_tree else chain
     for row, line, above in ((2, [10, 11, 12], parents[0]), (0, [20, 21, 22], parents[1])):
-        cells.draft_XG[row], cells.parents_XG[row] = torch.tensor(line), torch.tensor(above)
-    cells.count_X.copy_(numbers(3, 3, 3))
-    cells.is_done_X[1] = 1
+        state.draft_XG[row], state.parents_XG[row] = torch.tensor(line), torch.tensor(above)
+    state.count_X.copy_(numbers(3, 3, 3))
+    state.is_done_X[1] = 1
     names = ("pos_T", "slot_T", "seq_T", "base_T")
     out = {name: torch.full((16,), -7, device=DEVICE) for name in names}
     tree = torch.full((16, 3), -7, device=DEVICE) if is_tree else None
     attn = AttnInputs(**out, table_SB=table, tree_TP=tree, block_size=4)
     ids_T = torch.full((16,), -7, device=DEVICE)
     step = step_of([2, 0, -1, 1], 3, allowed=[9, 2, 9, 9])
-    gpu_spec.pack(cells, step, 3, ids_T, attn)
+    gpu_step.pack(state, step, 3, ids_T, attn)
 
     def slot(row: int, pos: int) -> int:
         return int(table[row, pos // 4]) * 4 + pos % 4

@@ -37,7 +37,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def guarded_update(device: DeviceRows, rows: list[int], *rest: Any) -> list[int]:
         for row in filter(device.is_stale, rows):
-            device.cells.table_XB[row] = NO_BLOCK
+            device.state.table_XB[row] = NO_BLOCK
         return update(device, rows, *rest)
 
     def guarded_start(rows: RowBuffers, what: Any) -> None:

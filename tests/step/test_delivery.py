@@ -10,13 +10,13 @@ pytest.importorskip("triton")
 
 import plain_steps
 from hunch import LLM, SamplingParams
-from hunch.kernels import gpu_mail, gpu_spec
+from hunch.kernels import gpu_step, gpu_transfer
 from hunch.kernels.attention import AttnInputs
 from hunch.step.delivery import SLOTS, Delivery
 from tiny_models import write_llama
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NUM_COLUMNS = gpu_spec.FIRST + 1
+NUM_COLUMNS = gpu_step.FIRST + 1
 Kernels = ModuleType | SimpleNamespace
 
 
@@ -25,8 +25,8 @@ class Steps:
 
     def __init__(self, kernels: Kernels, num_rows: int, num_columns: int = NUM_COLUMNS) -> None:
         self.kernels, self.num_rows, self.num_columns = kernels, num_rows, num_columns
-        self.cells = gpu_spec.Cells.create(num_rows, 8, 2, 1, 2, 4, DEVICE)
-        self.cells.known_X.fill_(1)
+        self.state = gpu_step.RowState.create(num_rows, 8, 2, 1, 2, 4, DEVICE)
+        self.state.known_X.fill_(1)
         self.delivery = Delivery(num_rows * num_columns, DEVICE)
 
     def run(self, ids: list[int], mark: int) -> None:
@@ -34,13 +34,13 @@ class Steps:
         ids_R = torch.tensor(ids, device=DEVICE)
         none_R = torch.zeros_like(ids_R)
         result_RC = torch.full((len(ids), self.num_columns), mark, device=DEVICE)
-        rows = gpu_spec.StepRows(
+        rows = gpu_step.StepRows(
             ids_R, none_R, none_R, none_R.clone(), none_R[:, None].clone(), result_RC
         )
         packed_5T = torch.zeros(5, len(ids), dtype=torch.int64, device=DEVICE)
-        attn = AttnInputs(*packed_5T[1:4], self.cells.table_XB, packed_5T[4], None, 4)
-        self.kernels.pack(self.cells, rows, 0, packed_5T[0], attn)
-        self.kernels.deliver(self.cells, rows, self.delivery.slots_QW)
+        attn = AttnInputs(*packed_5T[1:4], self.state.table_XB, packed_5T[4], None, 4)
+        self.kernels.pack(self.state, rows, 0, packed_5T[0], attn)
+        self.kernels.deliver(self.state, rows, self.delivery.slots_QW)
 
     def launch(self, mark: int) -> int:
         self.run(list(range(self.num_rows)), mark)
@@ -52,7 +52,7 @@ class Steps:
         return set(result_RC.flatten().tolist())
 
 
-TRITON = SimpleNamespace(pack=gpu_spec.pack, deliver=gpu_mail.deliver)
+TRITON = SimpleNamespace(pack=gpu_step.pack, deliver=gpu_transfer.deliver)
 KERNELS = pytest.mark.parametrize("kernels", [TRITON, plain_steps], ids=["triton", "plain"])
 
 

@@ -1,4 +1,4 @@
-"""The device's cells hold what the host's rows do, and a step's inputs, however much changed."""
+"""The device's state hold what the host's rows do, and a step's inputs, however much changed."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("triton")
 
 import plain_steps
-from hunch.kernels import gpu_mail
-from hunch.kernels.gpu_spec import Cells
+from hunch.kernels import gpu_transfer
+from hunch.kernels.gpu_step import RowState
 from hunch.step import device_rows
 from hunch.step.device_rows import PINNED, RING, DeviceRows
 from hunch.step.rows import RowBuffers
@@ -16,7 +16,7 @@ from hunch.types import Capacity, Request, RowStart, SamplingParams
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAPACITY = Capacity(num_blocks=3000, block_size=4, max_rows=3, max_len=PINNED + 100, max_nodes=0)
 UPDATES = pytest.mark.parametrize(
-    "update", [gpu_mail.update, plain_steps.update], ids=["triton", "plain"]
+    "update", [gpu_transfer.update, plain_steps.update], ids=["triton", "plain"]
 )
 
 
@@ -33,13 +33,13 @@ def sit_down(rows: RowBuffers, row: int, tokens: list[int]) -> None:
     rows.start(RowStart(row=row, request=request, tokens=tokens, blocks=blocks, num_computed=(0,)))
 
 
-def assert_same(cells: Cells, rows: RowBuffers, row: int) -> None:
+def assert_same(state: RowState, rows: RowBuffers, row: int) -> None:
     known, blocks = int(rows.known[row]), rows.num_blocks[row]
-    assert int(cells.known_X[row]) == known
-    assert int(cells.end_X[row]) == int(rows.end[row])
-    assert int(cells.stop_XS[row, 0]) == row + 2
-    assert cells.tokens_XL[row, :known].tolist() == rows.tokens[row, :known].tolist()
-    assert cells.table_XB[row, :blocks].tolist() == rows.table[row, :blocks].tolist()
+    assert int(state.known_X[row]) == known
+    assert int(state.end_X[row]) == int(rows.end[row])
+    assert int(state.stop_XS[row, 0]) == row + 2
+    assert state.tokens_XL[row, :known].tolist() == rows.tokens[row, :known].tolist()
+    assert state.table_XB[row, :blocks].tolist() == rows.table[row, :blocks].tolist()
 
 
 @UPDATES
@@ -52,18 +52,18 @@ def test_cells_are_what_the_host_holds(update: object, monkeypatch: pytest.Monke
     assert device.update([2, 0], [0, 1], [3, 4], 4) == [2, 0]
     assert device.inputs_3R.tolist() == [[2, 0, -1, -1], [0, 1, -1, -1], [3, 4, -1, -1]]
     for row in (0, 2):
-        assert_same(device.cells, rows, row)
+        assert_same(device.state, rows, row)
     for block in range(2 * RING):  # only a table grows
         rows.add_blocks(0, (50 + block,))
         assert device.update([0], [block], [2], 1) == []
         assert device.inputs_3R[:, 0].tolist() == [0, block, 2]
-        assert_same(device.cells, rows, 0)
+        assert_same(device.state, rows, 0)
 
 
 def test_rows_that_only_decode_send_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
-    def update(cells: Cells, inputs_3R: object, letter_W: object, num_changes: int) -> None:
+    def update(state: RowState, inputs_3R: object, letter_W: object, num_changes: int) -> None:
         sent.append(num_changes)
 
     monkeypatch.setattr(device_rows, "update", update)
@@ -90,7 +90,7 @@ def test_a_row_that_somebody_else_takes(update: object, monkeypatch: pytest.Monk
     sit_down(rows, 0, [3, 4])  # fewer blocks than the one before
     device.touch(0)
     assert device.update([0], [0], [0], 1) == [0]
-    assert_same(device.cells, rows, 0)
+    assert_same(device.state, rows, 0)
     assert device.update([0], [0], [0], 1) == []
 
 
@@ -109,5 +109,5 @@ def test_a_request_that_ended_where_a_longer_one_sat(
     rows.leave(0)  # by the host's step; the engine, which has not read it, names it once more
     rows.add_blocks(1, (77,))
     assert device.update([0, 1], [0, 0], [0, 0], 2) == [0]
-    assert device.cells.is_done_X[:2].tolist() == [1, 0]
-    assert_same(device.cells, rows, 1)
+    assert device.state.is_done_X[:2].tolist() == [1, 0]
+    assert_same(device.state, rows, 1)

@@ -17,8 +17,8 @@ pytest.importorskip("triton")
 import hunch.drafting.device_auto
 from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
-from hunch.drafting.pace import Gait
-from hunch.kernels.gpu_spec import CHECKED, REASON, TOKENS
+from hunch.drafting.pace import StepShape
+from hunch.kernels.gpu_step import CHECKED, REASON, TOKENS
 from hunch.step.gpu_runner import GraphRunner
 from hunch.step.graphs import Graph, StepGraph
 from hunch.types import StepPlan
@@ -80,17 +80,17 @@ def graph_runner(llm: LLM) -> GraphRunner:
     return runner
 
 
-def watch(runner: GraphRunner, patch: pytest.MonkeyPatch) -> list[Gait | None]:
+def watch(runner: GraphRunner, patch: pytest.MonkeyPatch) -> list[StepShape | None]:
     """How every step goes; None: by the host."""
-    gaits: list[Gait | None] = []
+    shapes: list[StepShape | None] = []
     decide = runner._gait
 
-    def note(plan: StepPlan) -> Gait | None:
-        gaits.append(decide(plan))
-        return gaits[-1]
+    def note(plan: StepPlan) -> StepShape | None:
+        shapes.append(decide(plan))
+        return shapes[-1]
 
     patch.setattr(runner, "_gait", note)
-    return gaits
+    return shapes
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -107,7 +107,7 @@ def test_text_does_not_depend_on_who_drafts(
     kinds = {"one": ["greedy"], "all": list(PARAMS), "few blocks": ["filters"]}[engine]
     given = {**SMALL, **ENGINES[engine]}
     with LLM(str(model), speculate=f"auto:draft={draft}", **given) as llm:
-        monkeypatch.setattr(graph_runner(llm).gaits, "_seconds", lambda *_: 1.0)
+        monkeypatch.setattr(graph_runner(llm).shapes, "_seconds", lambda *_: 1.0)
         for kind in kinds:
             assert tokens(llm, PARAMS[kind]) == plain[kind], kind
         drafters = llm.stats()["drafters"]
@@ -120,9 +120,23 @@ def test_text_does_not_depend_on_who_drafts(
 
 
 WALKS = {
-    "off and on": [Gait(15, 2), Gait(15, 2), Gait(0), Gait(3), Gait(7, 1), Gait(7, 1), Gait(0)],
-    "sizes": [Gait(1, 1), Gait(15, 2), Gait(15, 2), Gait(3, 1), Gait(7, 1)],
-    "a long hole": [*[Gait(0)] * 5, *[Gait(7, 1)] * 3],
+    "off and on": [
+        StepShape(15, 2),
+        StepShape(15, 2),
+        StepShape(0),
+        StepShape(3),
+        StepShape(7, 1),
+        StepShape(7, 1),
+        StepShape(0),
+    ],
+    "sizes": [
+        StepShape(1, 1),
+        StepShape(15, 2),
+        StepShape(15, 2),
+        StepShape(3, 1),
+        StepShape(7, 1),
+    ],
+    "a long hole": [*[StepShape(0)] * 5, *[StepShape(7, 1)] * 3],
 }
 
 
@@ -138,30 +152,34 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
     monkeypatch.setattr(hunch.drafting.device_auto, "SURE", 99)
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         runner, turns = graph_runner(llm), iter(WALKS[walk] * 100)
-        waiting: list[Gait] = []
+        waiting: list[StepShape] = []
 
-        def choose(row_R: Any, *, is_host: bool = False) -> Gait:
-            """A gait that must wait for the host is asked for until it comes."""
-            gait = waiting.pop() if waiting else next(turns)
-            if not runner.gaits.is_ready(gait, row_R):
-                waiting.append(gait)
-            return gait
+        def choose(row_R: Any, *, is_host: bool = False) -> StepShape:
+            """A shape that must wait for the host is asked for until it comes."""
+            shape = waiting.pop() if waiting else next(turns)
+            if not runner.shapes.is_ready(shape, row_R):
+                waiting.append(shape)
+            return shape
 
-        monkeypatch.setattr(runner.gaits, "choose", choose)
+        monkeypatch.setattr(runner.shapes, "choose", choose)
         landed: list[tuple[int, list[int]]] = []
-        learn = runner.gaits.learn
+        learn = runner.shapes.learn
 
         def note(row_R: Any, result_RC: Any, graph: Any) -> list[str] | None:
-            landed.extend(zip(runner.gaits._way[row_R].tolist(), result_RC.tolist(), strict=True))
+            landed.extend(
+                zip(runner.shapes._source[row_R].tolist(), result_RC.tolist(), strict=True)
+            )
             return learn(row_R, result_RC, graph)
 
-        monkeypatch.setattr(runner.gaits, "learn", note)
+        monkeypatch.setattr(runner.shapes, "learn", note)
         for kind in ("greedy", "filters"):
             assert tokens(llm, PARAMS[kind]) == plain[kind]
-    drafts = [(way, line) for way, line in landed if way and line[CHECKED] and not line[REASON]]
-    chains = [line for way, line in drafts if way == 1]
+    drafts = [
+        (source, line) for source, line in landed if source and line[CHECKED] and not line[REASON]
+    ]
+    chains = [line for source, line in drafts if source == 1]
     assert [line[TOKENS] - 1 for line in chains] == [line[CHECKED] for line in chains]
-    trees = [line for way, line in drafts if way == 2 and line[CHECKED] == 15]
+    trees = [line for source, line in drafts if source == 2 and line[CHECKED] == 15]
     assert {line[TOKENS] - 1 for line in trees} <= {5}
     assert len(chains) > 3
     assert trees or walk == "a long hole"
@@ -176,20 +194,22 @@ def test_load_takes_the_draft_model_out_and_lets_it_in_again(
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         runner = graph_runner(llm)
         for size, seconds in ((1, 1.0), (2, 1.0), (8, 1.05), (16, 1.1), (32, 9.0), (128, 40.0)):
-            runner.gaits.costs.curve.record(size, seconds)
-        monkeypatch.setattr(runner.gaits, "landed", lambda *_: (0.0, 0.0))
-        monkeypatch.setattr(runner.gaits, "at", lambda rows: [Gait(0), Gait(7), Gait(7, 1)])
-        gaits = watch(runner, monkeypatch)
+            runner.shapes.costs.curve.record(size, seconds)
+        monkeypatch.setattr(runner.shapes, "landed", lambda *_: (0.0, 0.0))
+        monkeypatch.setattr(
+            runner.shapes, "at", lambda rows: [StepShape(0), StepShape(7), StepShape(7, 1)]
+        )
+        shapes = watch(runner, monkeypatch)
         llm.generate(PROMPTS[1], long)
-        assert set(gaits[:-2]) == {Gait(7, 1)}  # the last steps have nothing left to draft
-        gaits.clear()
+        assert set(shapes[:-2]) == {StepShape(7, 1)}  # the last steps have nothing left to draft
+        shapes.clear()
         answers = llm.generate(PROMPTS, [short, long, short, short])
         assert [len(out.outputs[0].token_ids) for out in answers] == [12, 60, 12, 12]
     # All four at first, without it; then one is left, the host reads it once, and it drafts.
-    assert gaits[0] == Gait(0)
-    back = gaits.index(None)
-    assert set(gaits[:back]) == {Gait(0)}
-    assert set(gaits[back + 1 : -2]) == {Gait(7, 1)}
+    assert shapes[0] == StepShape(0)
+    back = shapes.index(None)
+    assert set(shapes[:back]) == {StepShape(0)}
+    assert set(shapes[back + 1 : -2]) == {StepShape(7, 1)}
 
 
 def test_rows_too_long_for_the_draft_model(
@@ -208,9 +228,9 @@ def test_rows_too_long_for_the_draft_model(
 def test_drafting_that_seemed_slower_than_a_whole_step(model: Path) -> None:
     """Another process may sit on the device while one of the two is timed."""
     with LLM(str(model), speculate="suffix", **SMALL) as llm:
-        gaits = graph_runner(llm).gaits
+        shapes = graph_runner(llm).shapes
         graph = StepGraph(Graph(lambda: None, torch.device("cpu"), None), 1, 3, 0, 1e-3, 9.0)
-        seconds = [gaits.landed(graph, 1e-3) for _ in range(20)]
+        seconds = [shapes.landed(graph, 1e-3) for _ in range(20)]
         assert all(0 < plain <= target <= 1e-3 for target, plain in seconds)
         assert len(llm.generate(PROMPTS[0], PARAMS["greedy"])[0].outputs[0].token_ids) == 24
 

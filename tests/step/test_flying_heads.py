@@ -114,10 +114,10 @@ def test_steps_of_every_size_and_steps_without_drafts(
     """What a head keeps of a text has no hole after steps in which it did not draft."""
     with load(world.model, name) as llm:
         runner, seen = llm.engine.runner, Drafts(llm, monkeypatch)
-        sizes = [gait.num_nodes for gait in runner.gaits.pace.gaits]
+        sizes = [shape.num_nodes for shape in runner.shapes.pace.shapes]
         assert sizes == sorted({0, 1, 3, runner.device_drafter.num_levels})
-        walk = Random(0).choices(runner.gaits.pace.gaits, k=200)
-        monkeypatch.setattr(runner.gaits, "choose", lambda row_R: walk.pop())
+        walk = Random(0).choices(runner.shapes.pace.shapes, k=200)
+        monkeypatch.setattr(runner.shapes, "choose", lambda row_R: walk.pop())
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert {len(guesses) for _, guesses in seen.found} >= set(sizes)
         seen.check(world.heads[name], world.study, 30)

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from hunch import LLM, SamplingParams
 from hunch.drafting.on_device import DeviceLookup
-from hunch.drafting.pace import Gait, Pace
+from hunch.drafting.pace import Pace, StepShape
 from hunch.errors import CapacityError
 from hunch.step.gpu_runner import GraphRunner
 from plain_steps import stand_in
@@ -153,37 +153,39 @@ def test_an_answer_may_end_with_its_first_token_in_a_longer_ones_row(
 def test_the_runner_knows_whether_requests_keep_coming(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "choose", lambda *_: Gait(0))  # so that equal answers end together
+    monkeypatch.setattr(
+        Pace, "choose", lambda *_: StepShape(0)
+    )  # so that equal answers end together
     long, short = (replace(PARAMS["greedy"], max_tokens=count) for count in (60, 12))
     with LLM(str(model), speculate="suffix:adaptive=true", max_num_seqs=2, **SMALL) as llm:
         runner = llm.engine.runner
         assert isinstance(runner, GraphRunner)
         for _ in range(2):  # two that come together, and two again when both are done
             llm.generate(PROMPTS[:2], long)
-            assert runner.gaits.pace.flow == 0.0
+            assert runner.shapes.pace.flow == 0.0
         llm.generate(PROMPTS[:3], [long, short, short])  # the third takes the second's place
-        assert runner.gaits.pace.flow > 0.0
+        assert runner.shapes.pace.flow > 0.0
 
 
 @pytest.mark.usefixtures("flying")
 def test_steps_too_large_to_check_anything_do_not_draft(
     model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hunch.step.gaits.MAX_CHECKED", 3)  # one row may check a node
+    monkeypatch.setattr("hunch.step.step_shapes.MAX_CHECKED", 3)  # one row may check a node
     drafted: list[int] = []
     draft = DeviceLookup.draft
     monkeypatch.setattr(
         DeviceLookup,
         "draft",
-        lambda self, cells, step, *rest: (
+        lambda self, state, step, *rest: (
             drafted.append(len(step.ids_R)),
-            draft(self, cells, step, *rest),
+            draft(self, state, step, *rest),
         ),
     )
     # The first row says more than the others: at the end it is alone, and drafts.
     params = [replace(PARAMS["greedy"], max_tokens=24 if i == 0 else 8) for i in range(5)]
     with LLM(str(model), speculate="suffix", max_num_seqs=5, **SMALL) as llm:
-        assert not llm.engine.runner.gaits.drafts_at(8)
+        assert not llm.engine.runner.shapes.drafts_at(8)
         got = tokens(llm, params)
     assert set(drafted) == {1}
     want = plain["greedy"]

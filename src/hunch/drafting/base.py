@@ -10,7 +10,7 @@ import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.cost import CostCurve
-from hunch.drafting.pace import Gait
+from hunch.drafting.pace import StepShape
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels.attention import KVCache
 from hunch.sampling.state import SamplingState
@@ -56,11 +56,11 @@ class DeviceDrafter(Protocol):
     def num_nodes(self) -> int:
         """Every draft has room for so many."""
 
-    def depth(self, way: int) -> int:
-        """Of its trees; 0: in this way it drafts chains."""
+    def depth(self, source: int) -> int:
+        """Of its trees; 0: in this source it drafts chains."""
 
     @property
-    def gaits(self) -> tuple[Gait, ...]:
+    def shapes(self) -> tuple[StepShape, ...]:
         """How its steps may go, one without nodes among them where none may be best."""
 
     @property
@@ -87,18 +87,18 @@ class DeviceDrafter(Protocol):
     def watch(self) -> AcceptanceWatch | None:
         """Is told what became of its drafts."""
 
-    def draft(self, cells: Any, step: Any, hidden: Any, kind: int, way: int = 0) -> None:
-        """Put a draft for each row of the step into its cells: kernels only, no host.
+    def draft(self, state: Any, step: Any, hidden: Any, kind: int, source: int = 0) -> None:
+        """Put a draft for each row of the step into its state: kernels only, no host.
 
         hidden: the target's states of the step's packed tokens.
         kind: all rows are greedy (0), some are sampled (1), some with filters (2).
-        way: one of those its gaits name.
+        source: one of those its shapes name.
         """
 
-    def works(self, way: int) -> bool:
-        """Whether it does anything in a step of this way."""
+    def works(self, source: int) -> bool:
+        """Whether it does anything in a step of this source."""
 
-    def writes_kv(self, way: int) -> bool:
+    def writes_kv(self, source: int) -> bool:
         """Whether drafting so leaves KV of its own for all that is known."""
 
     def can_follow(self, rows: Rows) -> bool:
@@ -110,8 +110,8 @@ class DeviceDrafter(Protocol):
     def is_ready(self, rows: Rows) -> np.ndarray | None:
         """Of which rows everything that drafting needs is on the device; None: of all, always."""
 
-    def drafted_by(self, way: int, matched: int) -> str:
-        """The method behind a row's draft, by the way and the length of the lookup's match."""
+    def drafted_by(self, source: int, matched: int) -> str:
+        """The method behind a row's draft, by the source and the length of the lookup's match."""
 
 
 @runtime_checkable

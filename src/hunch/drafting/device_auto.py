@@ -1,6 +1,6 @@
 """`auto` with a draft model on a device: both draft in one step, a long match outbids the model.
 
-The cheaper way of its steps is the lookup alone. In the other the draft model guesses for every
+The cheaper source of its steps is the lookup alone. In the other the draft model guesses for every
 row, and rows whose end stood in their text before, for `SURE` tokens or more, take what followed.
 Tokens that were accepted from a lookup have no KV of the model's, so each step processes anew as
 many tokens as it could have committed.
@@ -14,9 +14,9 @@ from typing import Any
 from hunch.draft import Rows
 from hunch.drafting.device_draft import DeviceDraft
 from hunch.drafting.on_device import DeviceLookup
-from hunch.drafting.pace import CHAIN, TREE, Gait, levels_after
+from hunch.drafting.pace import CHAIN, TREE, StepShape, levels_after
 from hunch.kernels.gpu_lookup import lookup
-from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.kernels.gpu_step import RowState, StepRows
 
 SURE = 4  # tokens a match must have to be asked before the draft model
 CHAIN_NODES = (1, 3, 7)  # checked in steps of the one
@@ -51,33 +51,35 @@ class DeviceAuto:
         return self.network.num_levels
 
     @property
-    def gaits(self) -> tuple[Gait, ...]:
-        chains = [Gait(n, CHAIN) for n in CHAIN_NODES if n <= self.num_nodes]
-        trees = [Gait(n, TREE) for n in (self.tree.num_nodes,) if n <= self.num_nodes]
-        return (*self.matches.gaits, *chains, *trees)
+    def shapes(self) -> tuple[StepShape, ...]:
+        chains = [StepShape(n, CHAIN) for n in CHAIN_NODES if n <= self.num_nodes]
+        trees = [StepShape(n, TREE) for n in (self.tree.num_nodes,) if n <= self.num_nodes]
+        return (*self.matches.shapes, *chains, *trees)
 
-    def depth(self, way: int) -> int:
+    def depth(self, source: int) -> int:
         """A lookup's chain may be checked as a tree, as deep as it has nodes."""
-        return self.tree.num_nodes if way == TREE else 0
+        return self.tree.num_nodes if source == TREE else 0
 
-    def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Any, kind: int, source: int = 0
+    ) -> None:
         at = self.matches
-        if not way:
-            at.look(cells, step, self.num_nodes)
+        if not source:
+            at.look(state, step, self.num_nodes)
             return
         num_tokens = step.path_RK.shape[1]  # that this step could have committed
-        if way == TREE:
-            self.tree.grow(cells, step, kind, self.tree.num_levels, num_tokens)
+        if source == TREE:
+            self.tree.grow(state, step, kind, self.tree.num_levels, num_tokens)
         else:
             num_levels = levels_after(num_tokens, self.num_levels)
-            self.network.grow(cells, step, kind, num_levels, num_tokens)
-        lookup(cells, step, self.num_nodes, at.min_match, at.max_match, SURE)
+            self.network.grow(state, step, kind, num_levels, num_tokens)
+        lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
 
-    def works(self, way: int) -> bool:
+    def works(self, source: int) -> bool:
         return True
 
-    def writes_kv(self, way: int) -> bool:
-        return way > 0
+    def writes_kv(self, source: int) -> bool:
+        return source > 0
 
     def can_follow(self, rows: Rows) -> bool:
         return self.network.can_follow(rows)
@@ -88,8 +90,8 @@ class DeviceAuto:
     def is_ready(self, rows: Rows) -> None:
         return None
 
-    def drafted_by(self, way: int, matched: int) -> str:
-        is_looked_up = not way or matched >= SURE
+    def drafted_by(self, source: int, matched: int) -> str:
+        is_looked_up = not source or matched >= SURE
         return self.matches.name if is_looked_up else self.network.name
 
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Rows
-from hunch.drafting.pace import TREE, Gait, chains_of, levels_after
+from hunch.drafting.pace import TREE, StepShape, chains_of, levels_after
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_draft import known_inputs, new_inputs
 from hunch.kernels.gpu_grow import grow_level
-from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.kernels.gpu_step import RowState, StepRows
 from hunch.sampling.state import SamplingState
 
 
@@ -55,26 +55,26 @@ class DeviceDraft:
     def num_nodes(self) -> int:
         return self.num_levels * self.width
 
-    def depth(self, way: int) -> int:
-        return self.num_levels if way == TREE else 0
+    def depth(self, source: int) -> int:
+        return self.num_levels if source == TREE else 0
 
     @property
-    def gaits(self) -> tuple[Gait, ...]:
+    def shapes(self) -> tuple[StepShape, ...]:
         if self.width == 1:
             return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
-        whole = Gait(self.num_nodes, TREE)
-        return (Gait(0), whole) if self.is_adaptive else (whole,)
+        whole = StepShape(self.num_nodes, TREE)
+        return (StepShape(0), whole) if self.is_adaptive else (whole,)
 
     @property
     def num_again(self) -> int:
         """Tokens processed anew: of a chain only the last node lacks KV, a tree's moved."""
         return 2 if self.width == 1 else self.num_levels + 1
 
-    def works(self, way: int) -> bool:
-        return way > 0
+    def works(self, source: int) -> bool:
+        return source > 0
 
-    def writes_kv(self, way: int) -> bool:
-        return way > 0
+    def writes_kv(self, source: int) -> bool:
+        return source > 0
 
     def can_follow(self, rows: Rows) -> bool:
         return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
@@ -85,31 +85,33 @@ class DeviceDraft:
     def is_ready(self, rows: Rows) -> np.ndarray:
         return np.asarray(rows.end_X.numpy()[rows.ids_R.numpy()] <= self.max_len)
 
-    def drafted_by(self, way: int, matched: int) -> str:
+    def drafted_by(self, source: int, matched: int) -> str:
         return self.name
 
-    def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Any, kind: int, source: int = 0
+    ) -> None:
         num_levels = self.num_levels
         if self.width == 1:
             num_levels = levels_after(step.path_RK.shape[1], num_levels)
-        self.grow(cells, step, kind, num_levels, self.num_again)
+        self.grow(state, step, kind, num_levels, self.num_again)
 
     def grow(
-        self, cells: Cells, step: StepRows, kind: int, num_levels: int, again: int
+        self, state: RowState, step: StepRows, kind: int, num_levels: int, again: int
     ) -> None:  # fmt: skip
         """So many levels, after the last `again` known tokens were processed anew."""
         num_rows, width = len(step.ids_R), self.width
-        ids_T, attn = self._inputs(cells, num_rows, again, 0)
-        known_inputs(cells, step, ids_T, attn)
+        ids_T, attn = self._inputs(state, num_rows, again, 0)
+        known_inputs(state, step, ids_T, attn)
         hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD[again - 1 :: again]
         row_T = attn.seq_T[again - 1 :: again]
         chances_RW = torch.empty(num_rows, width, dtype=torch.float32, device=ids_T.device)
         for level in range(num_levels):
             is_last = level + 1 == num_levels
             most = 0 if width == 1 else self.num_levels
-            following = None if is_last else self._inputs(cells, num_rows, width, most)
+            following = None if is_last else self._inputs(state, num_rows, width, most)
             grow_level(
-                cells, step, self.model.logits(hidden_TD), chances_RW, self.sampling, depth=level,
+                state, step, self.model.logits(hidden_TD), chances_RW, self.sampling, depth=level,
                 num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self.ids_C,
                 following=following,
             )  # fmt: skip
@@ -121,10 +123,10 @@ class DeviceDraft:
     # --- passes -----------------------------------------------------------------------------------
 
     def _inputs(
-        self, cells: Cells, num_rows: int, width: int, depth: int
+        self, state: RowState, num_rows: int, width: int, depth: int
     ) -> tuple[Tensor, AttnInputs]:
         num_tokens = num_rows * width
-        ids_T, attn = new_inputs(cells, num_tokens, depth)
+        ids_T, attn = new_inputs(state, num_tokens, depth)
         key = num_rows, width
         if key not in self._tilings:  # made before a capture, as it comes from the host
             spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Rows
-from hunch.drafting.pace import Gait, chains_of, levels_after
+from hunch.drafting.pace import StepShape, chains_of, levels_after
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.drafting.window import covered
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_attention import Tiling
 from hunch.kernels.gpu_draft import committed_inputs, new_inputs
 from hunch.kernels.gpu_grow import grow_level
-from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.kernels.gpu_step import RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
 from hunch.sampling.state import SamplingState
@@ -68,16 +68,16 @@ class DeviceFeature:
         return self.net.feature_layers
 
     @property
-    def gaits(self) -> tuple[Gait, ...]:
+    def shapes(self) -> tuple[StepShape, ...]:
         return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
 
-    def depth(self, way: int) -> int:
+    def depth(self, source: int) -> int:
         return 0
 
-    def works(self, way: int) -> bool:
+    def works(self, source: int) -> bool:
         return True
 
-    def writes_kv(self, way: int) -> bool:
+    def writes_kv(self, source: int) -> bool:
         return True
 
     def can_follow(self, rows: Rows) -> bool:
@@ -89,28 +89,30 @@ class DeviceFeature:
     def is_ready(self, rows: Rows) -> np.ndarray:
         return covered(rows, self.group, self.max_len)
 
-    def drafted_by(self, way: int, matched: int) -> str:
+    def drafted_by(self, source: int, matched: int) -> str:
         return self.name
 
-    def draft(self, cells: Cells, step: StepRows, hidden: Hidden, kind: int, way: int = 0) -> None:
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
         num_rows, net = len(step.ids_R), self.net
         width = len(hidden.last_TD) // num_rows
-        if not self._tilings and cells.flat.is_cuda:
-            self._warm_up(cells)
-        ids_T, attn = self._inputs(cells, num_rows, width)
+        if not self._tilings and state.flat.is_cuda:
+            self._warm_up(state)
+        ids_T, attn = self._inputs(state, num_rows, width)
         last_R = ids_T.new_empty(num_rows)
-        committed_inputs(cells, step, ids_T, attn, last_R)
+        committed_inputs(state, step, ids_T, attn, last_R)
         fused_TD = net.fuse(hidden.last_TD, hidden.features)
         state_RD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)
-        if not way:
+        if not source:
             return
         row_R, num_levels = attn.seq_T[::width], levels_after(width, self.num_levels)
         chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
         for level in range(num_levels):
             is_last = level + 1 == num_levels
-            following = None if is_last else self._inputs(cells, num_rows, 1)
+            following = None if is_last else self._inputs(state, num_rows, 1)
             grow_level(
-                cells, step, net.logits(state_RD), chances_R1, self.sampling, depth=level,
+                state, step, net.logits(state_RD), chances_R1, self.sampling, depth=level,
                 num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self._ids_C,
                 following=following, is_ahead=True,
             )  # fmt: skip
@@ -119,26 +121,26 @@ class DeviceFeature:
             ids_R, attn = following
             state_RD = net.step(ids_R, state_RD, attn, self.kv)
 
-    def _warm_up(self, cells: Cells) -> None:
+    def _warm_up(self, state: RowState) -> None:
         """Kernels that cover prompts are compiled now: at their first use somebody would wait."""
         for count in PROMPTS:
-            zero_T = cells.flat.new_zeros(count)
+            zero_T = state.flat.new_zeros(count)
             attn = AttnInputs(
                 pos_T=zero_T,
                 slot_T=zero_T - 1,  # nothing is written
                 seq_T=zero_T,
-                table_SB=cells.table_XB,
+                table_SB=state.table_XB,
                 base_T=zero_T + 1,
                 tree_TP=None,
-                block_size=cells.block_size,
+                block_size=state.block_size,
                 spans=(Span(0, count, 0, 0, count),),
             )
             size, dtype = (count, self.net.spec.width), self.net.kv_dtype
             state_TD = torch.zeros(size, dtype=dtype, device=zero_T.device)
             self.net.step(zero_T, state_TD, attn, self.kv)
 
-    def _inputs(self, cells: Cells, num_rows: int, width: int) -> tuple[Tensor, AttnInputs]:
-        ids_T, attn = new_inputs(cells, num_rows * width)
+    def _inputs(self, state: RowState, num_rows: int, width: int) -> tuple[Tensor, AttnInputs]:
+        ids_T, attn = new_inputs(state, num_rows * width)
         key = num_rows, width
         if key not in self._tilings:  # made before a capture, as it comes from the host
             spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Rows
-from hunch.drafting.pace import Gait, chains_of, levels_after
+from hunch.drafting.pace import StepShape, chains_of, levels_after
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels.gpu_draft import committed_inputs, new_inputs
 from hunch.kernels.gpu_grow import grow_level
-from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.kernels.gpu_step import RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.parts import Fuse
 from hunch.sampling.state import SamplingState
@@ -54,16 +54,16 @@ class DeviceHeads:
         return () if self.fuse is None else self.fuse.layers
 
     @property
-    def gaits(self) -> tuple[Gait, ...]:
+    def shapes(self) -> tuple[StepShape, ...]:
         return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
 
-    def depth(self, way: int) -> int:
+    def depth(self, source: int) -> int:
         return 0
 
-    def works(self, way: int) -> bool:
-        return way > 0
+    def works(self, source: int) -> bool:
+        return source > 0
 
-    def writes_kv(self, way: int) -> bool:
+    def writes_kv(self, source: int) -> bool:
         return False
 
     def can_follow(self, rows: Rows) -> bool:
@@ -75,15 +75,17 @@ class DeviceHeads:
     def is_ready(self, rows: Rows) -> None:
         return None
 
-    def drafted_by(self, way: int, matched: int) -> str:
+    def drafted_by(self, source: int, matched: int) -> str:
         return self.name
 
-    def draft(self, cells: Cells, step: StepRows, hidden: Hidden, kind: int, way: int = 0) -> None:
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
         num_rows = len(step.ids_R)
         width = len(hidden.last_TD) // num_rows
-        ids_T, attn = new_inputs(cells, num_rows * width)
+        ids_T, attn = new_inputs(state, num_rows * width)
         last_R = ids_T.new_empty(num_rows)
-        committed_inputs(cells, step, ids_T, attn, last_R)
+        committed_inputs(state, step, ids_T, attn, last_R)
         row_R, token_R = attn.seq_T[::width], ids_T.index_select(0, last_R)
         state_RE = hidden.last_TD.index_select(0, last_R)
         if self.fuse is not None:
@@ -94,9 +96,9 @@ class DeviceHeads:
         logits_RC, num_levels = next(guesses), levels_after(width, self.num_levels)
         for level in range(num_levels):
             is_last = level + 1 == num_levels
-            following = None if is_last else new_inputs(cells, num_rows)
+            following = None if is_last else new_inputs(state, num_rows)
             grow_level(
-                cells, step, logits_RC.float(), chances_R1, self.sampling, depth=level,
+                state, step, logits_RC.float(), chances_R1, self.sampling, depth=level,
                 num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self.ids_C,
                 following=following,
             )  # fmt: skip

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from hunch.drafting import pace, record
-from hunch.drafting.pace import Gait, Pace
+from hunch.drafting.pace import Pace, StepShape
 from hunch.drafting.record import Array
 from hunch.kernels.native_pace import NativePace, is_available
 
 
 def new_pace(
     num_rows: int,
-    gaits: Sequence[Gait],
+    shapes: Sequence[StepShape],
     margin: float = 0.0,
     num_levels: int = 0,
     *,
     is_guided: bool = False,
 ) -> Pace:
-    """The faster one where it knows the gaits and can be built."""
-    is_choosing = len(gaits) > 1 and not any(gait.way for gait in gaits)
+    """The faster one where it knows the shapes and can be built."""
+    is_choosing = len(shapes) > 1 and not any(shape.source for shape in shapes)
     kind = FastPace if is_choosing and is_available() else Pace
-    return kind(num_rows, gaits, margin, num_levels, is_guided=is_guided)
+    return kind(num_rows, shapes, margin, num_levels, is_guided=is_guided)
 
 
 class FastPace(Pace):
@@ -32,13 +32,13 @@ class FastPace(Pace):
     def __init__(
         self,
         num_rows: int,
-        gaits: Sequence[Gait],
+        shapes: Sequence[StepShape],
         margin: float = 0.0,
         num_levels: int = 0,
         *,
         is_guided: bool = False,
     ) -> None:
-        super().__init__(num_rows, gaits, margin, num_levels, is_guided=is_guided)
+        super().__init__(num_rows, shapes, margin, num_levels, is_guided=is_guided)
         lookup = self.lookup
         self._native = NativePace(
             {
@@ -71,11 +71,13 @@ class FastPace(Pace):
         self._passed_R = None
         self._native.learn(row_R, num_R, tokens_RK, guess_RG, matched_R)
 
-    def _gains(self, row_R: Array, gaits: list[Gait], left_R: Array | None) -> dict[Gait, float]:
-        some = [gait for gait in gaits if gait.num_nodes]
+    def _gains(
+        self, row_R: Array, shapes: list[StepShape], left_R: Array | None
+    ) -> dict[StepShape, float]:
+        some = [shape for shape in shapes if shape.num_nodes]
         left_R = np.ones(len(row_R), dtype=np.int64) if left_R is None else left_R
         is_flowing = self.flow > pace.LEAST_FLOW
-        sizes = tuple(gait.num_nodes for gait in some)
+        sizes = tuple(shape.num_nodes for shape in some)
         return dict(
             zip(some, self._native.gains(row_R, left_R, sizes, is_flowing=is_flowing), strict=True)
         )

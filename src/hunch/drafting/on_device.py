@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hunch.draft import Rows
-from hunch.drafting.pace import REST, Gait
+from hunch.drafting.pace import REST, StepShape
 from hunch.kernels.gpu_lookup import DevicePhrases, lookup
-from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.kernels.gpu_step import RowState, StepRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,27 +35,29 @@ class DeviceLookup:
         return self.phrases is not None
 
     @property
-    def gaits(self) -> tuple[Gait, ...]:
+    def shapes(self) -> tuple[StepShape, ...]:
         """A step takes as long for 2, 4, 8 or 16 tokens as for a few less."""
         if not self.is_adaptive:
-            return (Gait(self.num_nodes),)
+            return (StepShape(self.num_nodes),)
         sizes = (1, 3, 7, 15) if self.num_nodes > 2 else (self.num_nodes,)
-        return (Gait(0), *(Gait(n) for n in sizes if n <= self.num_nodes))
+        return (StepShape(0), *(StepShape(n) for n in sizes if n <= self.num_nodes))
 
-    def depth(self, way: int) -> int:
+    def depth(self, source: int) -> int:
         return 0
 
-    def draft(self, cells: Cells, step: StepRows, hidden: Any, kind: int, way: int = 0) -> None:
-        self.look(cells, step, self.num_nodes)
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Any, kind: int, source: int = 0
+    ) -> None:
+        self.look(state, step, self.num_nodes)
 
-    def look(self, cells: Cells, step: StepRows, num_nodes: int) -> None:
+    def look(self, state: RowState, step: StepRows, num_nodes: int) -> None:
         """A chain of so many nodes for each row."""
-        lookup(cells, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases)
+        lookup(state, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases)
 
-    def works(self, way: int) -> bool:
-        return way != REST
+    def works(self, source: int) -> bool:
+        return source != REST
 
-    def writes_kv(self, way: int) -> bool:
+    def writes_kv(self, source: int) -> bool:
         return False
 
     def can_follow(self, rows: Rows) -> bool:
@@ -67,5 +69,5 @@ class DeviceLookup:
     def is_ready(self, rows: Rows) -> None:
         return None
 
-    def drafted_by(self, way: int, matched: int) -> str:
+    def drafted_by(self, source: int, matched: int) -> str:
         return self.name

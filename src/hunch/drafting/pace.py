@@ -5,7 +5,7 @@ ways: by lookup, or by a network as well, as a chain or a tree. Of lookups, ever
 compared with what the target said teaches, whether it was checked or not; of the network's drafts
 those that were checked. How long the match was that the host last heard of tells most of what the
 next guess by lookup is worth: nothing matched, it is right one time in ten; 16 tokens, nine times.
-Every gait's tokens per second are then known well enough to choose by.
+Every shape's tokens per second are then known well enough to choose by.
 
 Shape letters: X rows of the engine, R rows of the step, G guesses, K tokens of a step, S sizes; 2
 is the first guess and a further one.
@@ -21,12 +21,12 @@ import numpy as np
 from hunch.drafting.record import NO_HINT, Array, Record
 
 NEW = 1.0  # doublings of the match taken for a row of which nothing was heard
-CHAIN, TREE = 1, 2  # ways with a network
-NETWORK = {CHAIN: (0.5, 0.6), TREE: (0.65, 0.65)}  # chances by way; a tree's: any of a level
+CHAIN, TREE = 1, 2  # sources with a network
+NETWORK = {CHAIN: (0.5, 0.6), TREE: (0.65, 0.65)}  # chances by source; a tree's: any of a level
 # Powers of a row's time to its end, with lookups and with a network: 1 would give the mean time, a
 # large one the longest. A network's rows differ less, and of the least it knows too little.
 SLOW, NETWORK_SLOW = 16, 4
-REST = -1  # the way of a step in which nobody guesses
+REST = -1  # the source of a step in which nobody guesses
 # Requests keep coming if one came beside others that had gone so many steps, of late: of an
 # arrival so much is left after each step, and it counts down to the least.
 SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
@@ -46,19 +46,19 @@ GUIDED = Habit((0.25, 0.45), (0.75, 0.65))  # with a phrase table
 BESIDE = Habit((0.3, 0.7), (0.0, 0.0), 0.06, 0.7)  # beside a network, whatever was matched
 
 
-class Gait(NamedTuple):
-    """How a step goes: nodes it checks, and in which way it drafts for the next one."""
+class StepShape(NamedTuple):
+    """How a step goes: nodes it checks, and in which source it drafts for the next one."""
 
     num_nodes: int
-    way: int = 0  # 0: without a network; REST: nobody drafts
+    source: int = 0  # 0: without a network; REST: nobody drafts
 
 
-def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[Gait, ...]:
-    """Gaits of a drafter that is a network alone: some of its levels are checked, or none."""
+def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
+    """StepShapes of a drafter that is a network alone: some of its levels are checked, or none."""
     if not is_adaptive:
-        return (Gait(num_levels, CHAIN),)
+        return (StepShape(num_levels, CHAIN),)
     sizes = sorted({1, min(3, num_levels), num_levels})
-    return (Gait(0), *(Gait(size, CHAIN) for size in sizes))
+    return (StepShape(0), *(StepShape(size, CHAIN) for size in sizes))
 
 
 def levels_after(num_tokens: int, most: int) -> int:
@@ -70,35 +70,35 @@ def levels_after(num_tokens: int, most: int) -> int:
 
 
 class Pace:
-    """Chooses among `gaits`; one without nodes is among them where none may be best."""
+    """Chooses among `shapes`; one without nodes is among them where none may be best."""
 
     def __init__(
         self,
         num_rows: int,
-        gaits: Sequence[Gait],
+        shapes: Sequence[StepShape],
         margin: float = 0.0,
         num_levels: int = 0,  # nodes on the longest path of the network
         *,
         is_guided: bool = False,  # lookups ask a phrase table too
     ) -> None:
-        self.gaits, self.margin = tuple(sorted(gaits)), margin
-        num_guesses = max(gait.num_nodes for gait in self.gaits)
-        ways = sorted({gait.way for gait in self.gaits} - {0})
-        habit = BESIDE if ways else GUIDED if is_guided else LOOKUP
+        self.shapes, self.margin = tuple(sorted(shapes)), margin
+        num_guesses = max(shape.num_nodes for shape in self.shapes)
+        sources = sorted({shape.source for shape in self.shapes} - {0})
+        habit = BESIDE if sources else GUIDED if is_guided else LOOKUP
         self.lookup = Record(
             num_rows, num_guesses, {0: habit.hope}, rate=habit.rate, doubt=habit.doubt
         )
         self.match_21 = np.array(habit.by_match)[:, None]
-        self.has_lookup = any(gait.num_nodes for gait in self.gaits if not gait.way)
+        self.has_lookup = any(shape.num_nodes for shape in self.shapes if not shape.source)
         # A network's step takes long matches too: they are no reason to go on without it.
-        self.is_by_match = not ways
+        self.is_by_match = not sources
         # Doublings of the match last heard of (0 tokens: none, 1: one, 3: two), and before it.
         self.match_X = np.full(num_rows, NEW * self.is_by_match)
         self.before_X = self.match_X.copy()
-        hopes = {way: NETWORK[way] for way in ways}
+        hopes = {source: NETWORK[source] for source in sources}
         self.network = Record(num_rows, num_guesses, hopes, rate=0.06, num_levels=num_levels)
         self.guess_XG = np.full((num_rows, num_guesses), -1, dtype=np.int64)
-        self.is_learning = len(self.gaits) > 1
+        self.is_learning = len(self.shapes) > 1
         self.num_steps, self.flow = 0, 0.0
         self._passed_R: Array | None = None  # rows of the last step, if nobody guessed in it
         self.age_X = np.zeros(num_rows, dtype=np.int64)  # steps of the row's request
@@ -160,11 +160,11 @@ class Pace:
         self.seen_X[row_R] = self.num_steps
 
     def learn_network(
-        self, way: int, row_R: Array, num_right_R: Array, num_nodes: int, is_over_R: Array
+        self, source: int, row_R: Array, num_right_R: Array, num_nodes: int, is_over_R: Array
     ) -> None:
-        """So many tokens drafted in this way were right; of what ended the rest is not known."""
+        """So many tokens drafted in this source were right; of what ended the rest is not known."""
         missed_R = ~is_over_R & (num_right_R < num_nodes)
-        self.network.learn(row_R, num_right_R, missed_R, way)
+        self.network.learn(row_R, num_right_R, missed_R, source)
 
     def fade(self, row_R: Array) -> None:
         """No network guessed for these rows."""
@@ -173,23 +173,25 @@ class Pace:
     def choose(
         self,
         row_R: Array,
-        seconds: Mapping[Gait, float],  # what a step of each gait costs
+        seconds: Mapping[StepShape, float],  # what a step of each shape costs
         left_R: Array | None = None,  # tokens each row may still say; None: as many each
-    ) -> Gait:
-        """The gait with the most tokens per second."""
-        gaits = sorted(seconds)
-        gains = self._gains(row_R, gaits, left_R)
-        best, best_rate = Gait(0), 0.0
-        for gait in gaits:
-            rate = (1.0 + gains.get(gait, 0.0)) / seconds[gait]
+    ) -> StepShape:
+        """The shape with the most tokens per second."""
+        shapes = sorted(seconds)
+        gains = self._gains(row_R, shapes, left_R)
+        best, best_rate = StepShape(0), 0.0
+        for shape in shapes:
+            rate = (1.0 + gains.get(shape, 0.0)) / seconds[shape]
             if rate > best_rate:
-                best, best_rate = gait, rate
-                if not gait.num_nodes:
+                best, best_rate = shape, rate
+                if not shape.num_nodes:
                     best_rate *= 1.0 + self.margin
         return best
 
-    def _gains(self, row_R: Array, gaits: list[Gait], left_R: Array | None) -> dict[Gait, float]:
-        """Tokens beside the bonus that a step of each gait would bring a row; sizes rise.
+    def _gains(
+        self, row_R: Array, shapes: list[StepShape], left_R: Array | None
+    ) -> dict[StepShape, float]:
+        """Tokens beside the bonus that a step of each shape would bring a row; sizes rise.
 
         Every row waits for what the others check, and requests that came together are done when the
         last of them is: those count that gain least and have most left to say. While requests keep
@@ -197,23 +199,23 @@ class Pace:
         the least.
         """
         is_flowing = self.flow > LEAST_FLOW
-        by_way: dict[int, list[Gait]] = {}
-        for gait in gaits:
-            if gait.num_nodes:
-                by_way.setdefault(gait.way, []).append(gait)
-        gains: dict[Gait, float] = {}
-        for way, some in by_way.items():
-            sizes_S = np.array([gait.num_nodes for gait in some])
-            record = self.network if way else self.lookup
-            hint_2R = NO_HINT if way else self.match_21 * self.match_X[row_R]
-            gain_RS = record.gains(row_R, sizes_S, way, hint_2R, is_doubtful=not is_flowing)
+        by_source: dict[int, list[StepShape]] = {}
+        for shape in shapes:
+            if shape.num_nodes:
+                by_source.setdefault(shape.source, []).append(shape)
+        gains: dict[StepShape, float] = {}
+        for source, some in by_source.items():
+            sizes_S = np.array([shape.num_nodes for shape in some])
+            record = self.network if source else self.lookup
+            hint_2R = NO_HINT if source else self.match_21 * self.match_X[row_R]
+            gain_RS = record.gains(row_R, sizes_S, source, hint_2R, is_doubtful=not is_flowing)
             if len(row_R) == 1:
                 gain_S = gain_RS[0]
             elif is_flowing:
                 gain_S = 0.5 * (gain_RS.mean(0) + gain_RS.min(0))
             else:
                 left = np.ones(len(row_R)) if left_R is None else left_R
-                gain_S = _slow_gain(gain_RS, left, NETWORK_SLOW if way else SLOW)
+                gain_S = _slow_gain(gain_RS, left, NETWORK_SLOW if source else SLOW)
             gains.update(zip(some, gain_S.tolist(), strict=True))
         return gains
 

@@ -2,7 +2,7 @@
 
 Texts differ: where first guesses are often right, further ones are too. So the log-odds of both
 have a term of the row, learned while its request runs, and one shared by all requests. Different
-ways to make guesses differ by what was hoped of them: what is learned of one holds for the others.
+sources differ by what was hoped of them: what is learned of one holds for the others.
 Past a network's last level only what all rows had there is known. Whoever asks may have a hint of
 what a row's next guesses are worth: then the terms are what is learned beside it.
 
@@ -36,7 +36,7 @@ NO_HINT = np.zeros((2, 1))
 
 
 class Record:
-    """Chances of guesses, by the way they are made in; `hopes` gives those to start from."""
+    """Chances of guesses, by the source they are made in; `hopes` gives those to start from."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Record:
         past: float = 0.4,  # chance of a guess after its last
         doubt: float = 0.0,  # of a new row, in log-odds for each doubling of a step's rows
     ) -> None:
-        self.hopes = {way: _log_odds(np.array(chances)) for way, chances in hopes.items()}
+        self.hopes = {source: _log_odds(np.array(chances)) for source, chances in hopes.items()}
         self.common, self.rate = np.zeros(2), rate
         self.own_2X = np.zeros((2, num_rows))
         self.first_X, self.next_X = self.own_2X
@@ -68,11 +68,11 @@ class Record:
         row_R: Array,
         run_R: Array,
         missed_R: Array,
-        way: int = 0,
+        source: int = 0,
         hint_2R: Array = NO_HINT,  # log-odds the guesses were thought to have more
     ) -> None:
         """So many of each row's guesses were right in a row, and whether the next was wrong."""
-        term, most = self.hopes[way] + self.common, self.num_levels - 1
+        term, most = self.hopes[source] + self.common, self.num_levels - 1
         is_first_R = run_R > 0
         right_R = np.minimum(np.maximum(run_R - 1, 0), most)
         asked_R = right_R + (missed_R & is_first_R & (run_R <= most))
@@ -113,7 +113,7 @@ class Record:
         self,
         row_R: Array,
         sizes_S: Array,
-        way: int = 0,
+        source: int = 0,
         hint_2R: Array = NO_HINT,
         *,
         is_doubtful: bool = True,
@@ -121,8 +121,8 @@ class Record:
         """Tokens that so many guesses would bring each row, by row and size; sizes rise."""
         if len(row_R) == 1:
             hints = hint_2R[:, 0].tolist()
-            return np.array([self._gains_of_one(int(row_R[0]), sizes_S.tolist(), way, hints)])
-        term, most = self.hopes[way] + self.common, self.num_levels
+            return np.array([self._gains_of_one(int(row_R[0]), sizes_S.tolist(), source, hints)])
+        term, most = self.hopes[source] + self.common, self.num_levels
         log_odds_2R = term[:, None] + hint_2R + self.own_2X.take(row_R, axis=1)
         if is_doubtful and self.doubt:
             log_odds_2R -= log2(len(row_R)) * self.doubt_X[row_R]
@@ -134,13 +134,13 @@ class Record:
         return np.asarray(first_R1 * gain_RS)
 
     def _gains_of_one(
-        self, row: int, sizes: list[int], way: int, hints: list[float]
+        self, row: int, sizes: list[int], source: int, hints: list[float]
     ) -> list[float]:
         """The same for a step of one row, where what numpy takes per call would be felt.
 
         It waits for no other: there is no doubt.
         """
-        (first, further), most = (self.hopes[way] + self.common).tolist(), self.num_levels
+        (first, further), most = (self.hopes[source] + self.common).tolist(), self.num_levels
         chance = _chance_of(first + hints[0] + float(self.first_X[row]))
         further = _chance_of(further + hints[1] + float(self.next_X[row]))
         further_ones = [further] * (most - 1) + self.past_G.tolist()

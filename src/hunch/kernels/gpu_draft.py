@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.kernels.gpu_step import RowState, StepRows
 
 
 @triton.jit
@@ -75,37 +75,37 @@ def _committed_kernel(
     tl.store(last_ptr + r, r * width + tl.maximum(count - 1, 0))
 
 
-def new_inputs(cells: Cells, num_tokens: int, depth: int = 0) -> tuple[Tensor, AttnInputs]:
+def new_inputs(state: RowState, num_tokens: int, depth: int = 0) -> tuple[Tensor, AttnInputs]:
     """Room for the inputs of a pass: token ids, and what attention needs."""
-    packed_5T = cells.flat.new_empty(5, num_tokens)
+    packed_5T = state.flat.new_empty(5, num_tokens)
     attn = AttnInputs(
         pos_T=packed_5T[1],
         slot_T=packed_5T[2],
         seq_T=packed_5T[3],
-        table_SB=cells.table_XB,
+        table_SB=state.table_XB,
         base_T=packed_5T[4],
         tree_TP=packed_5T.new_empty(num_tokens, depth) if depth else None,
-        block_size=cells.block_size,
+        block_size=state.block_size,
     )
     return packed_5T[0], attn
 
 
-def known_inputs(cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs) -> None:
+def known_inputs(state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs) -> None:
     """Inputs of a pass over the last W known tokens of each row; places before them are padding.
 
     A row that ended has its KV completed: others may begin as it did.
     """
     width = len(ids_T) // len(step.ids_R)
     _known_kernel[(len(step.ids_R),)](
-        step.ids_R, step.count_R, cells.tokens_XL, cells.known_X, cells.table_XB, ids_T,
-        attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, cells.tokens_XL.stride(0),
-        cells.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
+        step.ids_R, step.count_R, state.tokens_XL, state.known_X, state.table_XB, ids_T,
+        attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, state.tokens_XL.stride(0),
+        state.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
         BLOCK=next_power_of_2(width), **options(1),
     )  # fmt: skip
 
 
 def committed_inputs(
-    cells: Cells, step: StepRows, ids_T: Tensor, attn: AttnInputs, last_R: Tensor
+    state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs, last_R: Tensor
 ) -> None:
     """Inputs of a pass over the tokens each row just committed, for a network that sees at
     position t the target's state of t and token t + 1.
@@ -116,8 +116,8 @@ def committed_inputs(
     """
     width = len(ids_T) // len(step.ids_R)
     _committed_kernel[(len(step.ids_R),)](
-        step.ids_R, step.count_R, step.result_RC, cells.tokens_XL, cells.known_X, cells.table_XB,
+        step.ids_R, step.count_R, step.result_RC, state.tokens_XL, state.known_X, state.table_XB,
         ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, last_R, step.result_RC.stride(0),
-        cells.tokens_XL.stride(0), cells.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
+        state.tokens_XL.stride(0), state.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
         BLOCK=next_power_of_2(width), **options(1),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from hunch.kernels.gpu_draft import slots_of
 from hunch.kernels.gpu_filters import ID_BITS, edges, rank_of
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_sampling import scores_of
-from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.kernels.gpu_step import RowState, StepRows
 
 CHUNK = 1024  # columns of one program: many small ones finish sooner than a few large ones
 
@@ -226,7 +226,7 @@ def _grow_kernel(
 
 
 def grow_level(
-    cells: Cells, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
+    state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
     depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
 ) -> None:  # fmt: skip
@@ -253,7 +253,7 @@ def grow_level(
         )  # fmt: skip
     ids = step.ids_R if ids_C is None else ids_C
     _children_kernel[(len(logits_TC), num_chunks)](
-        logits_TC, step.ids_R, cells.known_X, ids, asked.temperature_X, asked.log_min_p_X,
+        logits_TC, step.ids_R, state.known_X, ids, asked.temperature_X, asked.log_min_p_X,
         asked.seed_X, asked.sample_X, edge_T, best_T, rank_TKW, top_TK, mass_TK, num_columns,
         num_parents, depth, IS_SAMPLED=kind > 0, HAS_EDGE=kind > 1, HAS_IDS=ids_C is not None,
         WIDTH=width, ID_BITS=ID_BITS, CHUNK=CHUNK, **options(4),
@@ -265,14 +265,14 @@ def grow_level(
     block_n, block_w, block_k = (next_power_of_2(size) for size in sizes)
     _grow_kernel[(num_rows,)](
         rank_TKW, top_TK, mass_TK, chances_RW, ids, step.ids_R, step.room_R, step.count_R,
-        cells.known_X, cells.end_X, cells.is_done_X, cells.count_X, cells.table_XB,
-        cells.draft_XG, cells.parents_XG, step.result_RC, ids_T, *places,
+        state.known_X, state.end_X, state.is_done_X, state.count_X, state.table_XB,
+        state.draft_XG, state.parents_XG, step.result_RC, ids_T, *places,
         ids_T if tree_TP is None else tree_TP, num_chunks, depth * width,
         (depth - 1) * width if depth else -1, depth, 0 if tree_TP is None else tree_TP.shape[1],
-        cells.draft_XG.stride(0), cells.table_XB.stride(0), step.result_RC.stride(0),
+        state.draft_XG.stride(0), state.table_XB.stride(0), step.result_RC.stride(0),
         step.result_RC.shape[1] - num_nodes, NUM_PARENTS=num_parents, WIDTH=width,
         HAS_IDS=ids_C is not None, HAS_NEXT=attn is not None, IS_TREE=tree_TP is not None,
-        IS_AHEAD=is_ahead, BLOCK_SIZE=cells.block_size, ID_BITS=ID_BITS, BLOCK_N=block_n,
+        IS_AHEAD=is_ahead, BLOCK_SIZE=state.block_size, ID_BITS=ID_BITS, BLOCK_N=block_n,
         BLOCK_W=block_w, BLOCK_K=block_k,
         **options(1 if block_n * block_w * block_k <= 1024 else 4),
     )  # fmt: skip

@@ -5,7 +5,7 @@ has the better chance it says the next token instead; from there on it goes on a
 log-odds that come with a table only those by match, by level and of one against the other are used:
 what `kernels.guided` knows beyond them brought less than half a percent of the tokens.
 
-Shape letters: as in `gpu_spec`; E entries, O orders of a context, W ways of a bucket.
+Shape letters: as in `gpu_step`; E entries, O orders of a context, W ways of a bucket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_spec import Cells, StepRows
+from hunch.kernels.gpu_step import RowState, StepRows
 from hunch.kernels.lookup import LENGTHS
 from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, PhraseTable
 
@@ -214,7 +214,7 @@ def _lookup_kernel(
 
 
 def lookup(
-    cells: Cells,
+    state: RowState,
     step: StepRows,
     num_nodes: int,
     min_match: int,
@@ -231,9 +231,9 @@ def lookup(
         entries, needed, bits = phrases.entries, phrases.needed, phrases.bits
         max_order = min(MAX_ORDER, phrases.table.max_order)
     _lookup_kernel[(len(step.ids_R),)](
-        step.ids_R, step.room_R, step.count_R, cells.tokens_XL, cells.known_X, cells.end_X,
-        cells.is_done_X, cells.count_X, cells.draft_XG, cells.parents_XG, step.result_RC,
-        entries, needed, cells.tokens_XL.stride(0), cells.draft_XG.stride(0),
+        step.ids_R, step.room_R, step.count_R, state.tokens_XL, state.known_X, state.end_X,
+        state.is_done_X, state.count_X, state.draft_XG, state.parents_XG, step.result_RC,
+        entries, needed, state.tokens_XL.stride(0), state.draft_XG.stride(0),
         step.result_RC.stride(0), num_nodes, step.result_RC.shape[1] - num_nodes, bits,
         min(num_nodes, NUM_ASKED), MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,

@@ -18,7 +18,7 @@ ALIGNED = 16  # numbers: slots that start so are written in wide pieces
 
 
 class Delivery:
-    """The host's side of `kernels.gpu_mail.deliver`."""
+    """The host's side of `kernels.gpu_transfer.deliver`."""
 
     def __init__(self, room: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"

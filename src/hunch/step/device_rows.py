@@ -1,4 +1,4 @@
-"""The host's rows as cells on the device: what changed is written there before a step.
+"""The host's rows as state on the device: what changed is written there before a step.
 
 Shape letters: R rows of the step, X rows of the engine, L longest sequence, S stop ids, W room of
 a letter.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hunch.kernels.gpu_mail import update
-from hunch.kernels.gpu_spec import Cells
+from hunch.kernels.gpu_step import RowState
+from hunch.kernels.gpu_transfer import update
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
 
@@ -28,7 +28,7 @@ class DeviceRows:
         num_rows, room = rows.tokens.shape
         self.rows, self.device = rows, device
         max_nodes = max(capacity.max_nodes, 1)
-        self.cells = Cells.create(
+        self.state = RowState.create(
             num_rows,
             room,
             rows.table.shape[1],
@@ -37,12 +37,12 @@ class DeviceRows:
             rows.block_size,
             device,
         )
-        cells = self.cells
+        state = self.state
         self._at = {
-            name: getattr(cells, name).storage_offset()
+            name: getattr(state, name).storage_offset()
             for name in ("known_X", "end_X", "is_done_X", "count_X", "stop_XS", "table_XB")
         }
-        self._tokens_at = cells.tokens_XL.storage_offset()
+        self._tokens_at = state.tokens_XL.storage_offset()
         self._stale = set(range(num_rows))
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
         # What a step's rows are and may do, for up to `width` of them.
@@ -144,7 +144,7 @@ class DeviceRows:
             np.concatenate(places + values, out=held_W[num_inputs:])
         if num_changes > PINNED:
             letter_W = letter_W.to(self.device)
-        update(self.cells, self.inputs_3R, letter_W, num_changes)
+        update(self.state, self.inputs_3R, letter_W, num_changes)
         self._sent = inputs
 
 

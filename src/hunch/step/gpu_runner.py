@@ -20,16 +20,16 @@ import numpy as np
 import torch
 
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
-from hunch.drafting.pace import Gait
+from hunch.drafting.pace import StepShape
 from hunch.errors import CapacityError
 from hunch.sampling.processors import needs_history
 from hunch.step.batch import Batch
 from hunch.step.device_rows import MAX_STOPS, DeviceRows
-from hunch.step.gaits import Gaits
 from hunch.step.graphs import PassGraphs, StepGraph, StepGraphs, bucket, new_pool
 from hunch.step.landing import land_rows
 from hunch.step.reading import Reader
 from hunch.step.runner import LocalRunner, Outcome
+from hunch.step.step_shapes import StepShapes
 from hunch.types import Request, RowWork, StepPlan, StepResult
 from hunch.verify.exact import exact
 
@@ -82,16 +82,16 @@ class GraphRunner(LocalRunner):
             capacity.block_size,
             pool,
         )
-        self.gaits = Gaits(found, self.rows)
+        self.shapes = StepShapes(found, self.rows)
         self.steps = StepGraphs(
             self.target,
             self.kv[0],
             self.sampling,
             found,
-            self.device_rows.cells,
+            self.device_rows.state,
             self.device_rows.inputs_3R,
             capacity.block_size,
-            self.gaits.drafts_at,
+            self.shapes.drafts_at,
             pool,
         )
         self.reader: Reader | None = None
@@ -112,9 +112,9 @@ class GraphRunner(LocalRunner):
     def _max_draft_rows(self) -> int | None:
         """Rows with which a step still drafts; None: with any number."""
         num_rows = bucket(self.capacity.max_rows)
-        if not self.can_fly or self.gaits.checks_at(num_rows):
+        if not self.can_fly or self.shapes.checks_at(num_rows):
             return None
-        while num_rows and not self.gaits.checks_at(num_rows):
+        while num_rows and not self.shapes.checks_at(num_rows):
             num_rows //= 2
         return num_rows
 
@@ -125,13 +125,13 @@ class GraphRunner(LocalRunner):
             todo += self.reader.preparations()
         num_rows = 1
         while self.can_fly and num_rows <= bucket(min(self.capacity.max_rows, MAX_WARM)):
-            todo += [partial(self._prepare, num_rows, g) for g in self.gaits.to_prepare(num_rows)]
+            todo += [partial(self._prepare, num_rows, g) for g in self.shapes.to_prepare(num_rows)]
             num_rows *= 2
         return todo
 
-    def _prepare(self, num_rows: int, gait: Gait) -> None:
-        graph = self.steps.step(num_rows, gait.num_nodes, 0, gait.way)
-        self.gaits.captured(graph)
+    def _prepare(self, num_rows: int, shape: StepShape) -> None:
+        graph = self.steps.step(num_rows, shape.num_nodes, 0, shape.source)
+        self.shapes.captured(graph)
 
     # --- the engine's side ------------------------------------------------------------------------
 
@@ -149,13 +149,13 @@ class GraphRunner(LocalRunner):
         crew = self._crew(plan.work)
         if crew is not None and self.device_drafter is not None:
             crew = self._ready(crew, self.device_drafter)
-        gait = None if crew is None else self._gait(crew)
-        if crew is None or gait is None:
+        shape = None if crew is None else self._gait(crew)
+        if crew is None or shape is None:
             # Rows that flew until now go on by the host, which must know all.
             self._land_all()
             self._queue.append(self._run(plan))
             return
-        flight = self._launch(plan, crew, gait)
+        flight = self._launch(plan, crew, shape)
         self._queue.append(flight)
         if len(crew.work) < len(plan.work):
             aloft = set(crew.ids)
@@ -192,7 +192,7 @@ class GraphRunner(LocalRunner):
         began = perf_counter()
         rows = [row.row for row in result.rows if self.rows.requests[row.row] is not None]
         rows = [row for row in rows if self._is_decoding[row] and self._is_simple[row]]
-        self.gaits.read(rows, self.reader)
+        self.shapes.read(rows, self.reader)
         result.draft_seconds += perf_counter() - began
 
     def collect(self) -> StepResult:
@@ -206,7 +206,7 @@ class GraphRunner(LocalRunner):
         super()._enter(plan)
         if plan.starts:
             self._last = None
-            self.gaits.start([start.row for start in plan.starts])
+            self.shapes.start([start.row for start in plan.starts])
         for start in plan.starts:
             params = start.request.params
             self._is_decoding[start.row] = False
@@ -257,17 +257,19 @@ class GraphRunner(LocalRunner):
         ready = [work for work, is_ready in pairs if is_ready]
         return Crew(ready) if ready else None
 
-    def _gait(self, crew: Crew) -> Gait | None:
+    def _gait(self, crew: Crew) -> StepShape | None:
         """How the step goes, if the rows' network has seen enough for it."""
-        gait = self.gaits.choose(crew.row_R) if crew.is_drafting else Gait(0)
-        return gait if self.gaits.is_ready(gait, crew.row_R) else None
+        shape = self.shapes.choose(crew.row_R) if crew.is_drafting else StepShape(0)
+        return shape if self.shapes.is_ready(shape, crew.row_R) else None
 
-    def _launch(self, plan: StepPlan, crew: Crew, gait: Gait) -> Flight:
+    def _launch(self, plan: StepPlan, crew: Crew, shape: StepShape) -> Flight:
         ids = crew.ids
         asks = int(np.bitwise_or.reduce(self.sampling.asks_X[crew.row_R]))
-        gait = self.gaits.launch(gait if crew.has_waiting else Gait(0, gait.way), crew.row_R)
-        graph = self.steps.step(len(ids), gait.num_nodes, asks, gait.way)
-        self.gaits.captured(graph)
+        shape = self.shapes.launch(
+            shape if crew.has_waiting else StepShape(0, shape.source), crew.row_R
+        )
+        graph = self.steps.step(len(ids), shape.num_nodes, asks, shape.source)
+        self.shapes.captured(graph)
         renewed = self.device_rows.update(ids, crew.allowed, crew.room, graph.num_rows)
         if renewed:  # from here on the device drafts; what the host held is stale
             self.drafter.forget(renewed)
@@ -286,13 +288,13 @@ class GraphRunner(LocalRunner):
         before, self._landed_at = self._landed_at, perf_counter()
         sources = None
         if drafter is not None:
-            sources = self.gaits.learn(crew.row_R, result_RC, graph)
-        writes_kv = drafter is not None and drafter.writes_kv(graph.way)
+            sources = self.shapes.learn(crew.row_R, result_RC, graph)
+        writes_kv = drafter is not None and drafter.writes_kv(graph.source)
         said, results = land_rows(
             self.rows, crew.row_R, result_RC, flight.requests, sources, writes_kv=writes_kv
         )
         since = None if before is None else self._landed_at - before
-        target_seconds, plain_seconds = self.gaits.landed(graph, seconds, since)
+        target_seconds, plain_seconds = self.shapes.landed(graph, seconds, since)
         result = StepResult(
             id=flight.plan.id,
             rows=results,

@@ -21,9 +21,9 @@ from torch import Tensor
 from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_attention import Tiling, programs_for, tiles_of
-from hunch.kernels.gpu_mail import deliver
 from hunch.kernels.gpu_sampling import choose
-from hunch.kernels.gpu_spec import FIRST, Cells, StepRows, commit, compact, pack
+from hunch.kernels.gpu_step import FIRST, RowState, StepRows, commit, compact, pack
+from hunch.kernels.gpu_transfer import deliver
 from hunch.models.decoder import Hidden
 from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
 from hunch.step.batch import Batch
@@ -177,7 +177,7 @@ class StepGraph:
     graph: Graph
     num_rows: int
     num_nodes: int
-    way: int  # in which it drafts
+    source: int  # in which it drafts
     seconds: float  # on the device
     draft_seconds: float  # of these, for drafting
 
@@ -186,7 +186,7 @@ class StepGraph:
 
 
 class StepGraphs:
-    """Whole steps by (rows, nodes, kind of sampling, way of drafting)."""
+    """Whole steps by (rows, nodes, kind of sampling, source of drafting)."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class StepGraphs:
         kv: KVCache,
         sampling: SamplingState,
         drafter: DeviceDrafter | None,
-        cells: Cells,
+        state: RowState,
         inputs_3R: Tensor,
         block_size: int,
         drafts_at: Callable[[int], bool],  # whether steps of so many rows draft
@@ -202,7 +202,7 @@ class StepGraphs:
     ) -> None:
         self.target, self.kv, self.sampling, self.drafter = target, kv, sampling, drafter
         self.drafts_at = drafts_at
-        self.cells, self.inputs_3R = cells, inputs_3R
+        self.state, self.inputs_3R = state, inputs_3R
         self.block_size, self.pool = block_size, pool
         self.device: torch.device = target.device
         self.num_guesses = 0 if drafter is None else drafter.num_nodes
@@ -214,9 +214,9 @@ class StepGraphs:
         self._buffers: dict[tuple[int, int, int], tuple[Tensor, StepRows, AttnInputs]] = {}
         self._steps: dict[tuple[int, int, int, int], StepGraph] = {}
 
-    def step(self, num_rows: int, num_nodes: int, asks: int, way: int = 0) -> StepGraph:
+    def step(self, num_rows: int, num_nodes: int, asks: int, source: int = 0) -> StepGraph:
         """The step for up to so many rows, captured now if it is the first of its size."""
-        key = bucket(num_rows), num_nodes, kind_of(asks), way
+        key = bucket(num_rows), num_nodes, kind_of(asks), source
         if key not in self._steps:
             waiting_3R = self.inputs_3R.clone()
             self._steps[key] = self._capture(*key)
@@ -227,12 +227,12 @@ class StepGraphs:
         """Of the result of a step with so many nodes."""
         return FIRST + num_nodes + 1 + self.num_guesses
 
-    def _capture(self, num_rows: int, num_nodes: int, kind: int, way: int) -> StepGraph:
+    def _capture(self, num_rows: int, num_nodes: int, kind: int, source: int) -> StepGraph:
         self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
         drafter, target = self.drafter, self.target
-        if drafter is None or not (self.drafts_at(num_rows) and drafter.works(way)):
+        if drafter is None or not (self.drafts_at(num_rows) and drafter.works(source)):
             drafter = None
-        depth = drafter.depth(way) if drafter is not None and num_nodes else 0
+        depth = drafter.depth(source) if drafter is not None and num_nodes else 0
         size = num_rows, num_nodes, depth
         if size not in self._buffers:
             self._buffers[size] = self._new_buffers(*size)
@@ -240,24 +240,24 @@ class StepGraphs:
 
         def draft(hidden: Hidden) -> None:
             if drafter is not None:
-                drafter.draft(self.cells, rows, hidden, kind, way)
+                drafter.draft(self.state, rows, hidden, kind, source)
 
         def body() -> None:
-            pack(self.cells, rows, num_nodes, ids_T, attn)
+            pack(self.state, rows, num_nodes, ids_T, attn)
             hidden = target.forward(ids_T, attn, self.kv, self.layers)
             choice_M = self._choose(target.logits(hidden.last_TD), attn, kind)
-            commit(self.cells, rows, choice_M, num_nodes)
+            commit(self.state, rows, choice_M, num_nodes)
             if attn.tree_TP is not None:
                 compact(self.kv, rows, attn.slot_T)
             draft(hidden)
-            deliver(self.cells, rows, self.delivery.slots_QW)
+            deliver(self.state, rows, self.delivery.slots_QW)
 
         graph = Graph(body, self.device, self.pool)
         seconds, draft_seconds = seconds_of(graph, self.device), 0.0
         if drafter is not None:
             alone = Graph(partial(draft, self._states(len(ids_T))), self.device, self.pool)
             draft_seconds = seconds_of(alone, self.device)
-        return StepGraph(graph, num_rows, num_nodes, way, seconds, draft_seconds)
+        return StepGraph(graph, num_rows, num_nodes, source, seconds, draft_seconds)
 
     def _states(self, num_tokens: int) -> Hidden:
         """Any will do to time what is made of them."""
@@ -284,7 +284,7 @@ class StepGraphs:
     def _new_buffers(
         self, num_rows: int, num_nodes: int, depth: int
     ) -> tuple[Tensor, StepRows, AttnInputs]:
-        """A step's packed tokens, its rows and what attention needs; all kinds and ways share."""
+        """A step's packed tokens, its rows and what attention needs."""
         num_k, num_columns = num_nodes + 1, self.num_columns(num_nodes)
         packed_5T = torch.zeros(5, num_rows * num_k, dtype=torch.int64, device=self.device)
         rows = StepRows(
@@ -300,7 +300,7 @@ class StepGraphs:
             pos_T=packed_5T[1],
             slot_T=packed_5T[2],
             seq_T=packed_5T[3],
-            table_SB=self.cells.table_XB,
+            table_SB=self.state.table_XB,
             base_T=packed_5T[4],
             tree_TP=packed_5T.new_zeros(num_rows * num_k, depth) if depth else None,
             block_size=self.block_size,

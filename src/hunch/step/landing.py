@@ -9,7 +9,7 @@ from operator import is_
 
 import numpy as np
 
-from hunch.kernels.gpu_spec import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
+from hunch.kernels.gpu_step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
 from hunch.sampling.stop import REASONS
 from hunch.step.rows import RowBuffers
 from hunch.types import Request, RowResult

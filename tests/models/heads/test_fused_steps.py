@@ -31,7 +31,7 @@ from tiny_models import write_llama
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_ROWS, NUM_BLOCKS = 2, 8
-DAILY = {"eagle", "eagle3 normed", "mtp deepseek"}  # the three ways to join token and state
+DAILY = {"eagle", "eagle3 normed", "mtp deepseek"}  # the three sources to join token and state
 # A prompt of many tokens, chunks of few, a chain's level, and a tree.
 STEPS = [
     [Seq(range(21)), Seq(range(2))],
@@ -114,15 +114,15 @@ def test_whole_drafts(model: Path, study: head_files.Study, tmp_path: Path) -> N
     net = load_eagle3(tmp_path, fast_target(model))
     fused, found = net.fused, []
     for net.fused in (fused, None):
-        cells, step, hidden = rows()
+        state, step, hidden = rows()
         noise = torch.Generator().manual_seed(3)
         size = (len(hidden.last_TD), study.width)
         states = [torch.randn(size, generator=noise).half().to(DEVICE) for _ in range(3)]
         head = drafter(net, 0)
-        num_slots = cells.table_XB.numel() * cells.block_size
+        num_slots = state.table_XB.numel() * state.block_size
         head.kv = KVCache(*torch.zeros(2, 1, num_slots, 2, 32, device=DEVICE).half())
-        head.draft(cells, step, Hidden(states[0], tuple(states[1:])), 0, CHAIN)
-        drafts = [cells.draft_XG[row, :count].tolist() for row, count in enumerate(cells.count_X)]
+        head.draft(state, step, Hidden(states[0], tuple(states[1:])), 0, CHAIN)
+        drafts = [state.draft_XG[row, :count].tolist() for row, count in enumerate(state.count_X)]
         found.append((drafts, head.kv))
     (drafts, kv), (want, kv_ref) = found
     assert list(map(len, want)) == [3, 2, 0]

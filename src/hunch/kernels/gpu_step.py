@@ -1,6 +1,6 @@
 """Pack, commit and compact on the device: a step that never asks the host.
 
-Rows live in cells that the host updates by scatter. A step names its rows by ids_R; -1 is padding.
+Rows live in state that the host updates by scatter. A step names its rows by ids_R; -1 is padding.
 What a step did stands in result_RC, one line per row: tokens committed, why the row ended, nodes
 checked, length of the match behind the next draft, its nodes, known length, tokens, guesses.
 
@@ -34,7 +34,7 @@ HAS_CLOCK = tl.constexpr(not IS_INTERPRETED)
 
 
 @dataclass(slots=True)
-class Cells:
+class RowState:
     """Per-request state on the device, all in one buffer: one scatter updates any of it."""
 
     flat: Tensor
@@ -54,12 +54,12 @@ class Cells:
     def create(
         num_rows: int, room: int, max_blocks: int, max_nodes: int, num_stops: int,
         block_size: int, device: torch.device | str,
-    ) -> Cells:  # fmt: skip
+    ) -> RowState:  # fmt: skip
         widths = (1, 1, 1, 1, num_stops, max_blocks, max_nodes, max_nodes, room)
         flat = torch.zeros(num_rows * sum(widths), dtype=torch.int64, device=device)
         parts = flat.split([num_rows * width for width in widths])
         tables = (part.view(num_rows, -1) for part in parts[4:])
-        return Cells(flat, *parts[:4], *tables, block_size, flat.new_zeros(2))
+        return RowState(flat, *parts[:4], *tables, block_size, flat.new_zeros(2))
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ def _pack_kernel(
         tl.store(base_ptr + at, p + 1, mask=is_in)
 
 
-def pack(cells: Cells, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs) -> None:
+def pack(state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs) -> None:
     """A step of N + 1 tokens per row into given buffers: the row's last known token, its nodes.
 
     Places past a row's nodes, and rows that ended, are padding (slot -1). seq_T names rows of the
@@ -152,11 +152,11 @@ def pack(cells: Cells, step: StepRows, num_nodes: int, ids_T: Tensor, attn: Attn
     """
     tree_TP = attn.tree_TP
     _pack_kernel[(len(step.ids_R),)](
-        step.ids_R, step.allowed_R, step.count_R, cells.tokens_XL, cells.known_X, cells.is_done_X,
-        cells.count_X, cells.table_XB, cells.draft_XG, cells.parents_XG, ids_T, attn.pos_T,
-        attn.slot_T, attn.seq_T, attn.base_T, ids_T if tree_TP is None else tree_TP, cells.clock_2,
-        num_nodes, 0 if tree_TP is None else tree_TP.shape[1], cells.tokens_XL.stride(0),
-        cells.table_XB.stride(0), cells.draft_XG.stride(0), BLOCK_SIZE=attn.block_size,
+        step.ids_R, step.allowed_R, step.count_R, state.tokens_XL, state.known_X, state.is_done_X,
+        state.count_X, state.table_XB, state.draft_XG, state.parents_XG, ids_T, attn.pos_T,
+        attn.slot_T, attn.seq_T, attn.base_T, ids_T if tree_TP is None else tree_TP, state.clock_2,
+        num_nodes, 0 if tree_TP is None else tree_TP.shape[1], state.tokens_XL.stride(0),
+        state.table_XB.stride(0), state.draft_XG.stride(0), BLOCK_SIZE=attn.block_size,
         IS_TREE=tree_TP is not None, BLOCK_N=next_power_of_2(num_nodes + 1), **options(1),
     )  # fmt: skip
 
@@ -214,16 +214,16 @@ def _commit_kernel(
         tl.store(count_ptr + row, tl.zeros((), tl.int64))
 
 
-def commit(cells: Cells, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
+def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
     """Append what each row decided; choice_M holds the target's token after root and nodes.
 
     Tokens after a stop id or past the end are not committed. The waiting draft is used up.
     """
-    num_stops = cells.stop_XS.shape[1]
+    num_stops = state.stop_XS.shape[1]
     _commit_kernel[(len(step.ids_R),)](
-        step.ids_R, choice_M, step.count_R, cells.draft_XG, cells.parents_XG, cells.tokens_XL,
-        cells.known_X, cells.end_X, cells.is_done_X, cells.count_X, cells.stop_XS, step.path_RK,
-        step.result_RC, num_nodes, cells.draft_XG.stride(0), cells.tokens_XL.stride(0),
+        step.ids_R, choice_M, step.count_R, state.draft_XG, state.parents_XG, state.tokens_XL,
+        state.known_X, state.end_X, state.is_done_X, state.count_X, state.stop_XS, step.path_RK,
+        step.result_RC, num_nodes, state.draft_XG.stride(0), state.tokens_XL.stride(0),
         step.result_RC.stride(0), num_stops, FIRST=FIRST,
         BLOCK_N=next_power_of_2(max(num_nodes, 1)), BLOCK_S=next_power_of_2(num_stops),
         **options(1),

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_spec import Cells, StepRows, now
+from hunch.kernels.gpu_step import RowState, StepRows, now
 
 # --- to the device --------------------------------------------------------------------------------
 
@@ -32,12 +32,12 @@ def _update_kernel(
     tl.store(flat_ptr + place, value, mask=is_change)
 
 
-def update(cells: Cells, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
-    """Take in a letter: the step's inputs, then the places of changed cells, then their values."""
+def update(state: RowState, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
+    """Take in a letter: the step's inputs, then the places of changed state, then their values."""
     size = inputs_3R.numel()
     # It stands between two captured steps, and starts when all of the first is over.
     _update_kernel[(cdiv(max(size, num_changes), 256),)](
-        cells.flat, inputs_3R, letter_W, num_changes, NUM_INPUTS=size, BLOCK=256, num_warps=4
+        state.flat, inputs_3R, letter_W, num_changes, NUM_INPUTS=size, BLOCK=256, num_warps=4
     )
 
 
@@ -62,7 +62,7 @@ def _deliver_kernel(
         tl.store(slots_ptr + slot_stride - 1, now() - tl.load(clock_ptr + 1), mask=is_step)
 
 
-def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
+def deliver(state: RowState, step: StepRows, slots_QW: Tensor) -> None:
     """The step's result into the slot of its turn: steps so far, modulo Q; its time at the end.
 
     A step without rows leaves the slots alone.
@@ -70,6 +70,6 @@ def deliver(cells: Cells, step: StepRows, slots_QW: Tensor) -> None:
     size = step.result_RC.numel()
     block = min(1024, next_power_of_2(size))
     _deliver_kernel[(cdiv(size, block),)](
-        step.ids_R, cells.clock_2, step.result_RC, slots_QW, size, *slots_QW.shape, BLOCK=block,
+        step.ids_R, state.clock_2, step.result_RC, slots_QW, size, *slots_QW.shape, BLOCK=block,
         **options(4),
     )  # fmt: skip
