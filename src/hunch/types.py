@@ -38,6 +38,10 @@ class StructuredOutput:
     choice: Sequence[str] | None = None  # one of these texts
     grammar: str | None = None  # in Lark's manner, or llama.cpp's GBNF
     whitespace: bool = False  # JSON may be laid out freely, not only as {"a": 1, "b": 2}
+    frame: str | None = None  # Lark in which @body stands for the above: what may be around it
+    reasoning_begin: str | None = None  # what reasoning begins with; None: the answer is in it
+    reasoning_end: str | None = None  # the text that ends reasoning ...
+    reasoning_budget: int | None = None  # ... and the tokens after which it is written at latest
 
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {

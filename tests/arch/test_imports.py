@@ -19,6 +19,7 @@ TABLE: dict[str, set[str]] = {
     "compat": {"errors", "registry", "types", "config"},
     "hub": {"errors"},
     "text": {"types", "errors", "hub"},
+    "chat": {"types", "errors"},
     "grammar": {"types", "errors"},
     "draft": {"torch", "types"},
     "kernels": {"torch", "triton", "errors"},
@@ -38,7 +39,7 @@ TABLE: dict[str, set[str]] = {
         "layers", "grammar", "sampling", "models", "verify", "drafting",
     },
     "engine": {"types", "config", "errors"},
-    "server": {"engine.client", "types", "config", "errors"},
+    "server": {"engine.client", "types", "config", "errors", "chat"},
     "train": {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
         "hub",

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from hunch.errors import GrammarError
-from hunch.grammar.matcher import Grammar
+from hunch.grammar.matcher import Budget, Grammar
 from hunch.grammar.source import source_of
 from hunch.types import StructuredOutput
 
@@ -47,25 +47,32 @@ class GrammarCompiler:
         self._tokenizer_lock = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Budget | None], Grammar] = OrderedDict()
 
     def __call__(self, asked: StructuredOutput) -> Grammar:
         """The compiled grammar, or GrammarError within the time limit."""
         if not self._codec.eos_ids:
             raise GrammarError("structured_outputs needs an end-of-text token; the model has none")
-        source = source_of(asked)
+        source, budget = source_of(asked), self._budget(asked)
         with self._lock:
-            if source in self._kept:
-                self._kept.move_to_end(source)
-                return self._kept[source]
-        grammar = self._compile(source)
+            if (source, budget) in self._kept:
+                self._kept.move_to_end((source, budget))
+                return self._kept[source, budget]
+        grammar = self._compile(source, budget)
         with self._lock:
-            self._kept[source] = grammar
+            self._kept[source, budget] = grammar
             if len(self._kept) > NUM_KEPT:
                 self._kept.popitem(last=False)
         return grammar
 
-    def _compile(self, source: str) -> Grammar:
+    def _budget(self, asked: StructuredOutput) -> Budget | None:
+        if asked.reasoning_end is None or asked.reasoning_budget is None:
+            return None
+        ids = self._codec.encode(asked.reasoning_end, add_special_tokens=False)
+        begin = (asked.reasoning_begin or "").encode()
+        return Budget(asked.reasoning_budget, begin, asked.reasoning_end.encode(), tuple(ids))
+
+    def _compile(self, source: str, budget: Budget | None) -> Grammar:
         if not self._places.acquire(timeout=self._max_seconds):
             raise GrammarError("other grammars are being compiled; try again later")
         found: list[LLMatcher] = []
@@ -87,7 +94,7 @@ class GrammarCompiler:
             raise GrammarError("the grammar cannot be compiled")
         if found[0].is_error():
             raise GrammarError(f"the grammar cannot be compiled: {_short(found[0].get_error())}")
-        return Grammar(found[0], self._load(), self._codec.eos_ids, self._codec.vocab_size)
+        return Grammar(found[0], self._load(), self._codec, budget)
 
     def _load(self) -> LLTokenizer:
         with self._tokenizer_lock:

@@ -10,6 +10,8 @@ Shape letters: M the root and the nodes of a draft, V vocabulary of the logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +20,43 @@ from llguidance import LLMatcher, LLTokenizer
 Mask = npt.NDArray[np.bool_]
 
 
+class Codec(Protocol):
+    """What a matcher needs of a tokenizer."""
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Reasoning ends with `end` after so many tokens at latest: then `end_ids` must follow."""
+
+    max_tokens: int
+    begin: bytes  # what an answer with reasoning begins with; empty: it is in it from the start
+    end: bytes
+    end_ids: tuple[int, ...]
+
+
+class Reasoning(NamedTuple):
+    """Where a sequence stands in its reasoning; None stands for one that is over, or never was."""
+
+    is_open: bool
+    num_tokens: int = 0
+    text: bytes = b""  # what may be part of the next mark
+    num_due: int = 0  # of `end_ids`, written because the budget was spent
+
+
 class Grammar:
     """A compiled grammar; requests share it."""
 
     def __init__(
-        self, start: LLMatcher, tokenizer: LLTokenizer, eos_ids: Sequence[int], vocab_size: int
+        self, start: LLMatcher, tokenizer: LLTokenizer, codec: Codec, budget: Budget | None = None
     ) -> None:
-        self.tokenizer, self.eos_ids, self.vocab_size = tokenizer, frozenset(eos_ids), vocab_size
-        self.end = eos_ids[0]
+        self.tokenizer, self.codec, self.budget = tokenizer, codec, budget
+        self.eos_ids, self.vocab_size = frozenset(codec.eos_ids), codec.vocab_size
+        self.end = codec.eos_ids[0]
         self._start = start
 
     def matcher(self) -> Matcher:
@@ -34,6 +65,31 @@ class Grammar:
 
     def fresh(self) -> LLMatcher:
         return self._start.deep_copy()
+
+    def start_reasoning(self) -> Reasoning | None:
+        return None if self.budget is None else Reasoning(is_open=not self.budget.begin)
+
+    def due(self, at: Reasoning | None) -> int | None:
+        """The token that must follow, as the budget is spent."""
+        if at is None or self.budget is None or not at.is_open:
+            return None
+        return self.budget.end_ids[at.num_due] if at.num_tokens >= self.budget.max_tokens else None
+
+    def reason(self, at: Reasoning | None, token: int) -> Reasoning | None:
+        """One token further."""
+        if at is None or self.budget is None:
+            return None
+        num_due = at.num_due + (self.due(at) == token)
+        num_tokens, text = at.num_tokens + 1, at.text + self.codec.token_bytes(token)
+        if not at.is_open:
+            text = text.lstrip()
+            if not text.startswith(self.budget.begin):
+                is_possible = self.budget.begin.startswith(text)
+                return Reasoning(False, num_tokens, text) if is_possible else None
+            text = text[len(self.budget.begin) :]
+        if self.budget.end in text or num_due == len(self.budget.end_ids):
+            return None
+        return Reasoning(True, num_tokens, text[1 - len(self.budget.end) :], num_due)
 
 
 class Matcher:
@@ -45,6 +101,7 @@ class Matcher:
         self._tokens: list[int] = []  # consumed for good
         self._is_over = False  # end-of-text was consumed
         self._error = ""  # the last limit it met
+        self._reasoning = [grammar.start_reasoning()]  # after the tokens, then after each branch
 
     def consume(self, tokens: Sequence[int]) -> int:
         """Go on by the tokens for good; how many the grammar takes."""
@@ -53,9 +110,12 @@ class Matcher:
                 return count
             self._tokens.append(token)
             self._is_over = token in self.grammar.eos_ids
+            self._reasoning[0] = self.grammar.reason(self._reasoning[0], token)
         return len(tokens)
 
     def _step(self, token: int) -> bool:
+        if self.grammar.due(self._reasoning[-1]) not in (None, token):
+            return False
         if token in self.grammar.eos_ids:
             return bool(self._at.is_accepting())
         return bool(self._at.try_consume_tokens([token]) == 1)
@@ -70,20 +130,26 @@ class Matcher:
         for node, parent in enumerate(parents):
             children[parent + 1].append(node)
         if not self._is_over:
-            self._fill(0, tokens, children, mask_MV)
+            self._fill(0, tokens, children, mask_MV, self._reasoning[-1])
         if self._at.is_error():
             self._restore()
 
     def _fill(
-        self, place: int, tokens: Sequence[int], children: list[list[int]], mask_MV: Mask
+        self,
+        place: int,
+        tokens: Sequence[int],
+        children: list[list[int]],
+        mask_MV: Mask,
+        reasoning: Reasoning | None,
     ) -> None:
-        self._mask(mask_MV[place])
+        self._mask(mask_MV[place], reasoning)
         for node in children[place]:
             token = tokens[node]
             if token in self.grammar.eos_ids or not mask_MV[place, token]:
                 continue  # nothing follows an end, or what may not stand
             if self._at.try_consume_tokens([token]) == 1:
-                self._fill(node + 1, tokens, children, mask_MV)
+                after = self.grammar.reason(reasoning, token)
+                self._fill(node + 1, tokens, children, mask_MV, after)
                 self._at.rollback(1)
             if self._at.is_error():
                 self._restore(self._path_to(place, children, tokens))
@@ -96,7 +162,11 @@ class Matcher:
             place = next(p for p, below in enumerate(children) if place - 1 in below)
         return path[::-1]
 
-    def _mask(self, mask_V: Mask) -> None:
+    def _mask(self, mask_V: Mask, reasoning: Reasoning | None) -> None:
+        due = self.grammar.due(reasoning)
+        if due is not None:
+            mask_V[due] = True
+            return
         bits = self._at.compute_bitmask()
         if self._at.is_error():
             return
@@ -115,24 +185,32 @@ class Matcher:
 
     def branch(self, token: int) -> bool:
         """Go on by a token for a look; False, and nothing happens, if it is forbidden."""
-        if self._is_over or token in self.grammar.eos_ids:
+        if self._is_over or token in self.grammar.eos_ids or not self._step(token):
             return False
-        return bool(self._at.try_consume_tokens([token]) == 1)
+        self._reasoning.append(self.grammar.reason(self._reasoning[-1], token))
+        return True
 
     def back(self, count: int) -> None:
         """Take back so many branch steps."""
         if count:
             self._at.rollback(count)
+            del self._reasoning[-count:]
         if self._at.is_error():
             self._restore()
 
     def may_end(self) -> bool:
-        return not self._is_over and bool(self._at.is_accepting())
+        is_due = self.grammar.due(self._reasoning[-1]) is not None
+        return not (self._is_over or is_due) and bool(self._at.is_accepting())
 
     def forced(self, max_tokens: int) -> list[int]:
         """A likely spelling of what the grammar leaves no choice about."""
         if self._is_over or max_tokens <= 0 or self._at.is_error():
             return []
+        at = self._reasoning[-1]
+        if self.grammar.due(at) is not None:
+            assert self.grammar.budget is not None
+            assert at is not None
+            return list(self.grammar.budget.end_ids[at.num_due :][:max_tokens])
         text = self._at.compute_ff_bytes()
         # A token has a byte at least, so this many bytes are enough.
         tokens = self.grammar.tokenizer.tokenize_bytes(text[: 16 * max_tokens]) if text else []
@@ -141,7 +219,10 @@ class Matcher:
         tokens = tokens[:taken]
         if len(tokens) < max_tokens and self._at.is_stopped() and not self._at.is_error():
             tokens.append(self.grammar.end)
-        self.back(taken)
+        if taken:
+            self._at.rollback(taken)
+        if self._at.is_error():
+            self._restore()
         return tokens
 
     def problem(self) -> str:

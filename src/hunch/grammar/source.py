@@ -17,6 +17,15 @@ MAX_BYTES = 256 * 1024  # of a schema, regex or grammar
 
 def source_of(asked: StructuredOutput) -> str:
     """The grammar's text; raises GrammarError for what is not one, or is too large."""
+    body = _body_of(asked)
+    if asked.frame is None:
+        return body
+    inner = json.loads(body)["grammars"][0] if body.startswith("{") else {"lark_grammar": body}
+    frame = {"name": "frame", "lark_grammar": _bounded("frame", asked.frame)}
+    return json.dumps({"grammars": [frame, {**inner, "name": "body"}]})
+
+
+def _body_of(asked: StructuredOutput) -> str:
     if asked.regex is not None:
         return str(LLMatcher.grammar_from_regex(_bounded("regex", asked.regex)))
     if asked.grammar is not None:

@@ -51,6 +51,12 @@ class Tokenizer:
     def eos_token(self) -> str | None:
         return self.backend.id_to_token(self.eos_ids[0]) if self.eos_ids else None
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Tokens that are marks and not text, by name."""
+        added = self.backend.get_added_tokens_decoder()
+        return {added[index].content: index for index in sorted(self.special_ids)}
+
     def vocab(self) -> dict[str, int]:
         """Every token as the vocabulary spells it."""
         vocab: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)

@@ -1,0 +1,228 @@
+"""A model's way to write chats: which calls and reasoning it was trained on, and how to hold it
+to them. Chosen from the chat template; a name given by the user goes before."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hunch.chat import harmony
+from hunch.chat.families import TOOL_FORMS, tools_of
+from hunch.chat.lark import Rules, quote
+from hunch.chat.pieces import Reader, Tidy
+from hunch.chat.reasoning import REASONING_FORMS, ReasoningReader, reasoning_of
+from hunch.chat.tools import PlainReader, Tool
+from hunch.errors import ConfigError
+from hunch.types import StructuredOutput
+
+AUTO = "auto"
+PREAMBLE = """You may call functions. They are given as JSON schemas between <tools> marks:
+<tools>
+{tools}
+</tools>
+To call one, write a JSON object with its name and arguments between <tool_call> marks:
+<tool_call>
+{{"name": "function name", "arguments": {{"key": "value"}}}}
+</tool_call>"""
+
+
+class ChatFormat:
+    """What is known of a model's chats. `special_ids` are tokens that are not text, by name."""
+
+    def __init__(
+        self,
+        template: str | None,
+        special_ids: Mapping[str, int],
+        *,
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> None:
+        self._template = template or ""
+        self._special_ids = special_ids
+        found = tools_of(self._template)
+        self.knows_tools = found is not None
+        name = found if tool_parser == AUTO else _known("tool_call_parser", tool_parser, TOOL_FORMS)
+        self.tool_parser = name or "hermes"  # what is asked of a model whose template knows none
+        self._tool_form = TOOL_FORMS[self.tool_parser]
+        self.reasoning_parser = reasoning_of(self._template)
+        if reasoning_parser != AUTO:
+            _known("reasoning_parser", reasoning_parser, REASONING_FORMS)
+            self.reasoning_parser = reasoning_parser
+        elif found == "openai":
+            self.reasoning_parser = "openai_gptoss"
+        self._reasoning = REASONING_FORMS[self.reasoning_parser]
+        self._is_harmony = self.reasoning_parser == "openai_gptoss"
+        if self._is_harmony:
+            self._tool_form = TOOL_FORMS["openai"]
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self._is_harmony or self._reasoning is not None
+
+    @property
+    def call_id_length(self) -> int | None:
+        """Mistral's templates take only ids of this length."""
+        return 9 if self.tool_parser == "mistral" else None
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def reader(
+        self, tools: Sequence[Tool], prompt_end: str, *, keeps_specials: bool = False
+    ) -> Reader | None:
+        """For one answer to a prompt that ends so; None where all of it is text.
+
+        It must be fed text that has special tokens' names in it.
+        """
+        if not tools and not self.has_reasoning:
+            return None
+        specials = () if keeps_specials else self._special_ids.keys() - set(self._kept(tools))
+        form = self._tool_form if tools or self._is_harmony else None
+        reader: Reader = form.reader(specials, tools) if form else PlainReader(specials)
+        if self._reasoning is not None:
+            is_open = self._reasoning.is_open(prompt_end)
+            reader = ReasoningReader(self._reasoning, is_open=is_open, rest=reader)
+        return Tidy(reader)
+
+    def _kept(self, tools: Sequence[Tool]) -> list[str]:
+        marks = [*self._tool_form.marks] if tools or self._is_harmony else []
+        if self._reasoning is not None:
+            marks += [*self._reasoning.begin, *self._reasoning.end]
+        return marks
+
+    # --- holding an answer to it ----------------------------------------------------------------
+
+    def structured(
+        self,
+        tools: Sequence[Tool],
+        prompt_end: str,
+        *,
+        asked: StructuredOutput | None = None,
+        must_call: bool = False,
+        many: bool = True,
+        budget: int | None = None,
+    ) -> StructuredOutput | None:
+        """What the whole answer must look like: reasoning, then calls, or what was asked for."""
+        if not tools and asked is None and budget is None:
+            return None
+        rules = Rules(self._special_ids, is_loose=self._is_harmony)
+        before = self._before(rules, prompt_end)
+        if not tools and not before and budget is None:
+            return asked
+        if asked is not None and must_call:
+            asked = None  # nothing but calls may come
+        start = self._start(rules, tools, asked, must_call, many)
+        frame = rules.text(f"{before} ({start})" if before else start)
+        whole = replace(asked, frame=frame) if asked else StructuredOutput(grammar=frame)
+        if budget is None or not before:
+            return whole
+        begin, end = self._reasoning_marks(prompt_end)
+        return replace(whole, reasoning_begin=begin, reasoning_end=end, reasoning_budget=budget)
+
+    def _start(
+        self,
+        rules: Rules,
+        tools: Sequence[Tool],
+        asked: StructuredOutput | None,
+        must_call: bool,
+        many: bool,
+    ) -> str:
+        text = "TEXT" if asked is None else "@body"
+        if self._is_harmony:
+            text = f"{harmony.answer_start(rules)} {text}"
+        if not tools:
+            return text
+        must_call = must_call or asked is not None
+        calls = self._tool_form.write(rules, tools, must_call=must_call, many=many)
+        return f"{text} | {calls}" if asked is not None else calls
+
+    def _before(self, rules: Rules, prompt_end: str) -> str:
+        """Lark for the reasoning that comes first, or may."""
+        if self._is_harmony:
+            return harmony.reasoning_rule(rules)
+        if self._reasoning is None or prompt_end.rstrip().endswith(self._reasoning.end):
+            return ""
+        rules.lines.append(r"GAP: /[ \n]{1,2}/")
+        begin, end = self._reasoning.begin[0], self._reasoning.end[0]
+        if self._reasoning.is_open(prompt_end):
+            return f"{rules.after_text(end)} GAP?"
+        if {begin, end} <= self._special_ids.keys():
+            return f"({rules.mark(begin)} TEXT {rules.mark(end)} GAP?)?"
+        rules.lines.append(f"thought[lazy]: {quote(begin)} TEXT {quote(end)}")
+        return "(thought GAP?)?"
+
+    def _reasoning_marks(self, prompt_end: str) -> tuple[str | None, str]:
+        """What reasoning begins with, unless the answer is in it already, and what ends it."""
+        if self._is_harmony:
+            return harmony.CHANNEL + "analysis", harmony.END
+        assert self._reasoning is not None
+        is_open = self._reasoning.is_open(prompt_end)
+        return None if is_open else self._reasoning.begin[0], self._reasoning.end[0]
+
+    # --- the prompt -----------------------------------------------------------------------------
+
+    def prepare(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """Messages and tools as the template takes them."""
+        plain = [self._plain(message) for message in messages]
+        if self.knows_tools:
+            return plain, [dict(tool) for tool in tools] or None
+        plain = [_as_text(message) for message in plain]
+        if tools:
+            lines = "\n".join(json.dumps(tool.get("function", tool)) for tool in tools)
+            note = PREAMBLE.format(tools=lines)
+            if plain and plain[0]["role"] == "system":
+                plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{note}"}
+            else:
+                plain.insert(0, {"role": "system", "content": note})
+        return plain, None
+
+    def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {key: value for key, value in message.items() if value is not None}
+        if plain["role"] == "developer" and "developer" not in self._template:
+            plain["role"] = "system"
+        calls = plain.get("tool_calls")
+        if calls:
+            plain["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+        else:
+            plain.pop("tool_calls", None)
+        if "content" not in plain:
+            plain["content"] = None if calls and "is none" in self._template else ""
+        return plain
+
+
+def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates write the arguments as JSON themselves."""
+    function = dict(call["function"])
+    try:
+        parsed = json.loads(function.get("arguments") or "{}")
+    except (ValueError, RecursionError):
+        return {**call, "function": function}
+    if isinstance(parsed, dict):
+        function["arguments"] = parsed
+    return {**call, "function": function}
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Calls and results as text, for a template that knows neither."""
+    content = message.get("content") or ""
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        said = {"name": function["name"], "arguments": function.get("arguments", {})}
+        content += f"\n<tool_call>\n{json.dumps(said)}\n</tool_call>"
+    if message["role"] == "tool":
+        content = f"<tool_response>\n{content}\n</tool_response>"
+        return {"role": "user", "content": content}
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": content.strip("\n") if "tool_calls" in message else content}
+
+
+def _known(name: str, given: str, table: Mapping[str, Any]) -> str:
+    if given in table:
+        return given
+    near = difflib.get_close_matches(given, table, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"{name}={given!r} must be auto or one of {', '.join(table)}{hint}")

@@ -1,0 +1,113 @@
+"""Reasoning, told from the answer that follows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hunch.chat.pieces import Marks, Piece, Reader
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningForm:
+    """How a family marks its reasoning. The prompt may have written `begin` already."""
+
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+    is_always_there: bool = False  # reasoning comes first even where nothing says so
+
+    def is_open(self, prompt_end: str) -> bool:
+        """Whether the answer to a prompt that ends so begins within reasoning."""
+        tail = prompt_end.rstrip()
+        if tail.endswith(self.begin):
+            return True
+        return self.is_always_there and not tail.endswith(self.end)
+
+
+THINK = ReasoningForm(("<think>",), ("</think>",))
+# vLLM's names. None: nothing is told apart. "openai_gptoss" is read with the calls (harmony).
+REASONING_FORMS: dict[str, ReasoningForm | None] = {
+    "none": None,
+    "qwen3": THINK,
+    "deepseek_r1": ReasoningForm(("<think>",), ("</think>",), is_always_there=True),
+    "deepseek_v3": THINK,
+    "glm45": THINK,
+    "holo2": THINK,
+    "hunyuan_a13b": THINK,
+    "kimi_k2": THINK,
+    "minimax_m2": THINK,
+    "nemotron_v3": THINK,
+    "olmo3": THINK,
+    "step3": ReasoningForm(("<think>",), ("</think>",), is_always_there=True),
+    "ernie45": THINK,
+    "mistral": ReasoningForm(("[THINK]",), ("[/THINK]",)),
+    "seed_oss": ReasoningForm(("<seed:think>",), ("</seed:think>",)),
+    "granite": ReasoningForm(
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+    ),
+    "openai_gptoss": None,
+}
+
+
+def reasoning_of(template: str) -> str:
+    """The name of the form a chat template speaks of; "none" where it speaks of none."""
+    if "<seed:think>" in template:
+        return "seed_oss"
+    if "[THINK]" in template:
+        return "mistral"
+    if "</think>" in template or "<think>" in template:
+        return "qwen3"
+    if "Here is my thought process" in template:
+        return "granite"
+    return "none"
+
+
+class ReasoningReader:
+    """Reasoning first, then what another reader makes of the rest."""
+
+    def __init__(self, form: ReasoningForm, *, is_open: bool, rest: Reader) -> None:
+        self._form, self._rest = form, rest
+        self._place = "inside" if is_open else "before"
+        self._begins, self._marks = Marks(form.begin), Marks((*form.begin, *form.end))
+        self._held = ""
+
+    def feed(self, text: str) -> list[Piece]:
+        if self._place == "after":
+            return self._rest.feed(text)
+        self._held += text
+        if self._place == "before" and not self._look():
+            return []
+        if self._place == "after":  # there is no reasoning
+            held, self._held = self._held, ""
+            return self._rest.feed(held)
+        return self._read()
+
+    def _look(self) -> bool:
+        """Whether it is certain by now if reasoning comes."""
+        text = self._held.lstrip()
+        before, mark, held = self._begins.split(text)
+        if mark is not None and not before:
+            self._place, self._held = "inside", held
+            return True
+        if not text or held == text:
+            return False
+        self._place = "after"
+        return True
+
+    def _read(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        while True:
+            safe, mark, self._held = self._marks.split(self._held)
+            if safe:
+                pieces.append(Piece("reasoning", safe))
+            if mark is None:
+                return pieces
+            if mark in self._form.end:
+                held, self._held, self._place = self._held, "", "after"
+                return [*pieces, *self._rest.feed(held)]
+
+    def finish(self) -> list[Piece]:
+        held, self._held = self._held, ""
+        if self._place == "inside":
+            return [Piece("reasoning", held), *self._rest.finish()]
+        return [*self._rest.feed(held), *self._rest.finish()] if held else self._rest.finish()

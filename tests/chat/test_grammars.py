@@ -1,0 +1,218 @@
+"""A grammar takes what its family writes, and nothing that a tool's schema forbids."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken
+
+from hunch.chat.families import TOOL_FORMS
+from hunch.chat.format import ChatFormat
+from hunch.chat.lark import closed
+from hunch.chat.pieces import read
+from hunch.chat.tools import Tool
+from hunch.grammar.compile import GrammarCompiler
+from hunch.text.tokenizer import Tokenizer, load_tokenizer
+from hunch.types import StructuredOutput
+from tiny_models import write_tokenizer
+
+WEATHER = Tool(
+    "get_weather",
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+    },
+)
+NOW = Tool("now")
+ARGUMENTS = {"city": "Rome", "days": 3}
+JSON = json.dumps(ARGUMENTS)
+SPECIALS = ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<|constrain|>",
+            "[TOOL_CALLS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|tool_call|>", "<escape>",
+            "<start_function_call>", "<end_function_call>"]  # fmt: skip
+CALL = f'{{"name": "get_weather", "arguments": {JSON}}}'
+WRITTEN = {
+    "hermes": f"<tool_call>\n{CALL}\n</tool_call>",
+    "llama3_json": f'{{"name": "get_weather", "parameters": {JSON}}}',
+    "mistral": f"[TOOL_CALLS][{CALL}]",
+    "openai": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + JSON,
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+    f"```json\n{JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    f"{JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "pythonic": '[get_weather(city="Rome", days=3)]',
+    "functiongemma": "<start_function_call>call:get_weather{city:<escape>Rome<escape>,days:3}"
+    "<end_function_call>",
+    "granite": f"<|tool_call|>[{CALL}]",
+    "phi4_mini_json": f"functools[{CALL}]",
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "json": CALL,
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(path)
+    return load_tokenizer(path)
+
+
+@pytest.fixture(scope="module")
+def special(plain: Tokenizer) -> Tokenizer:
+    """The same, where marks are tokens of their own."""
+    backend = type(plain.backend).from_str(plain.backend.to_str())
+    backend.add_special_tokens([AddedToken(name, special=True) for name in SPECIALS])
+    return Tokenizer(backend, eos_ids=plain.eos_ids)
+
+
+@pytest.fixture(scope="module")
+def compilers(plain: Tokenizer, special: Tokenizer) -> dict[str, tuple[Tokenizer, GrammarCompiler]]:
+    return {
+        "plain": (plain, GrammarCompiler(plain)),
+        "special": (special, GrammarCompiler(special)),
+    }
+
+
+def chat_format(tokenizer: Tokenizer, parser: str, reasoning: str = "none") -> ChatFormat:
+    reasoning = "openai_gptoss" if parser == "openai" else reasoning
+    ids = tokenizer.special_tokens
+    return ChatFormat("tools", ids, tool_parser=parser, reasoning_parser=reasoning)
+
+
+def takes(compiler: Any, tokenizer: Tokenizer, asked: StructuredOutput | None, text: str) -> bool:
+    assert asked is not None
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    matcher = compiler(asked).matcher()
+    return matcher.consume(ids) == len(ids) and matcher.may_end()
+
+
+@pytest.mark.parametrize("parser", WRITTEN)
+@pytest.mark.parametrize("kind", ["plain", "special"])
+@pytest.mark.parametrize("must_call", [False, True])
+def test_what_a_family_writes_is_allowed_and_read(
+    compilers: Any, parser: str, kind: str, must_call: bool
+) -> None:
+    tokenizer, compiler = compilers[kind]
+    if parser == "openai" and kind == "plain":
+        pytest.skip("harmony's marks are always tokens of their own")
+    formatted = chat_format(tokenizer, parser)
+    asked = formatted.structured([WEATHER, NOW], "", must_call=must_call)
+    text = WRITTEN[parser]
+    assert takes(compiler, tokenizer, asked, text)
+    reader = formatted.reader([WEATHER, NOW], "")
+    assert reader is not None
+    (call,) = read(reader, text).calls or ()
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", ARGUMENTS)
+    if must_call or parser != "pythonic":  # nothing but its name tells a call from text there
+        wrong = text.replace("get_weather", "get_whether")
+        assert not takes(compiler, tokenizer, asked, wrong)
+    assert not takes(compiler, tokenizer, asked, text.replace("days", "hours"))
+    answer = "It is warm.\n"
+    if parser == "openai":
+        answer = f"<|channel|>final<|message|>{answer}"
+    assert takes(compiler, tokenizer, asked, answer) is not must_call
+
+
+def test_the_table_has_no_form_without_a_test() -> None:
+    tested = {id(TOOL_FORMS[name]) for name in WRITTEN}
+    kinds = {type(TOOL_FORMS[name]).__name__ for name in WRITTEN}
+    for name, form in TOOL_FORMS.items():
+        assert id(form) in tested or type(form).__name__ in kinds - {"ObjectForm"}, name
+
+
+def test_text_calls_and_parallel_calls(compilers: Any) -> None:
+    tokenizer, compiler = compilers["plain"]
+    formatted = chat_format(tokenizer, "hermes")
+    call = WRITTEN["hermes"]
+    many = formatted.structured([WEATHER], "")
+    assert takes(compiler, tokenizer, many, f"I see.\n{call}\n{call}\n")
+    one = formatted.structured([WEATHER], "", many=False)
+    assert takes(compiler, tokenizer, one, f"I see.\n{call}")
+    assert not takes(compiler, tokenizer, one, f"{call}\n{call}")
+    forced = formatted.structured([WEATHER], "", must_call=True, many=False)
+    assert not takes(compiler, tokenizer, forced, "I see.")
+    assert takes(compiler, tokenizer, forced, call)
+
+
+PERSON = StructuredOutput(json={"type": "object", "properties": {"a": {"type": "integer"}},
+                                "required": ["a"], "additionalProperties": False})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [PERSON, StructuredOutput(regex=r'\{"a": \d+\}'), StructuredOutput(choice=['{"a": 5}', "no"]),
+     StructuredOutput(grammar='start: "{\\"a\\": " N "}"\nN: /[0-9]+/')],
+)  # fmt: skip
+def test_a_form_begins_after_the_reasoning(compilers: Any, asked: StructuredOutput) -> None:
+    tokenizer, compiler = compilers["plain"]
+    formatted = chat_format(tokenizer, "hermes", "qwen3")
+    opened = formatted.structured([], "<think>\n", asked=asked)
+    assert takes(compiler, tokenizer, opened, 'so {"b": 1}\n</think>\n\n{"a": 5}')
+    assert not takes(compiler, tokenizer, opened, '{"a": 5}')
+    assert not takes(compiler, tokenizer, opened, 'so</think>{"b": 5}')
+    free = formatted.structured([], "assistant\n", asked=asked)
+    assert takes(compiler, tokenizer, free, '{"a": 5}')
+    assert takes(compiler, tokenizer, free, '<think>x</think>\n\n{"a": 5}')
+    assert formatted.structured([], "<think>\n\n</think>\n\n", asked=asked) == asked
+
+
+def test_calls_or_a_form(compilers: Any) -> None:
+    tokenizer, compiler = compilers["plain"]
+    formatted = chat_format(tokenizer, "hermes", "qwen3")
+    asked = formatted.structured([WEATHER], "<think>", asked=PERSON)
+    assert takes(compiler, tokenizer, asked, 'so</think>\n\n{"a": 5}')
+    assert takes(compiler, tokenizer, asked, f"so</think>\n\n{WRITTEN['hermes']}")
+    assert not takes(compiler, tokenizer, asked, "so</think>\n\nIt is warm.")
+
+
+@pytest.mark.parametrize("prompt_end", ["<think>\n", "assistant\n"])
+def test_a_budget_ends_the_reasoning(compilers: Any, prompt_end: str) -> None:
+    tokenizer, compiler = compilers["plain"]
+    formatted = chat_format(tokenizer, "hermes", "qwen3")
+    asked = formatted.structured([], prompt_end, asked=PERSON, budget=12)
+    assert asked is not None
+    matcher = compiler(asked).matcher()
+    start = "<think>" if prompt_end.startswith("a") else ""
+    ids = tokenizer.encode(start + "a" * 12, add_special_tokens=False)[:12]
+    end = tokenizer.encode("</think>", add_special_tokens=False)
+    assert matcher.consume(ids[:-1]) == len(ids) - 1
+    assert matcher.branch(ids[-1])  # looked at and taken back: nothing of it stays
+    assert matcher.forced(30)[: len(end)] == end
+    matcher.back(1)
+    assert matcher.consume(ids[-1:]) == 1
+    tokens = [*end[:2], ids[-1]]
+    mask_MV = np.zeros((4, tokenizer.vocab_size), dtype=np.bool_)
+    matcher.fill(tokens, [-1, 0, 1], mask_MV)
+    assert [np.flatnonzero(row).tolist() for row in mask_MV[:3]] == [[t] for t in end[:3]]
+    assert not mask_MV[3].any()
+    assert matcher.consume(tokenizer.encode("b")) == 0
+    rest = tokenizer.encode('</think>\n{"a": 5}', add_special_tokens=False)
+    assert matcher.consume(rest) == len(rest)
+    assert matcher.may_end()
+
+
+def test_a_budget_leaves_an_answer_without_reasoning_alone(compilers: Any) -> None:
+    tokenizer, compiler = compilers["plain"]
+    formatted = chat_format(tokenizer, "hermes", "qwen3")
+    asked = formatted.structured([], "assistant\n", budget=4)
+    assert takes(compiler, tokenizer, asked, "It is a warm day.")
+    assert takes(compiler, tokenizer, asked, "<think>a</think>It is a warm day.") is False
+    assert takes(compiler, tokenizer, asked, "<thin gs")
+
+
+def test_silent_schemas_are_closed() -> None:
+    nested = {"properties": {"a": {"properties": {"b": {}}}, "c": {"items": [{"anyOf": []}]}}}
+    assert closed(nested) == {
+        "properties": {
+            "a": {"properties": {"b": {}}, "additionalProperties": False},
+            "c": {"items": [{"anyOf": []}]},
+        },
+        "additionalProperties": False,
+    }
+    assert "additionalProperties" not in closed({"properties": {}})
+    assert closed({"properties": {"a": {}}, "additionalProperties": True})["additionalProperties"]
