@@ -39,9 +39,8 @@ class StructuredOutput:
     grammar: str | None = None  # in Lark's manner, or llama.cpp's GBNF
     whitespace: bool = False  # JSON may be laid out freely, not only as {"a": 1, "b": 2}
     frame: str | None = None  # Lark in which @body stands for the above: what may be around it
-    reasoning_begin: str | None = None  # what reasoning begins with; None: the answer is in it
-    reasoning_end: str | None = None  # the text that ends reasoning ...
-    reasoning_budget: int | None = None  # ... and the tokens after which it is written at latest
+    # What reasoning begins with (empty: the answer is in it), what ends it, most tokens before.
+    reasoning: tuple[str, str, int] | None = None
 
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {
@@ -53,10 +52,8 @@ class StructuredOutput:
         if self.json_object is False:
             del given["json_object"]
         if len(given) != 1:
-            raise RequestError(
-                f"structured_outputs needs exactly one of {', '.join(kinds)}; "
-                f"{' and '.join(given) or 'none'} given"
-            )
+            names, told = ", ".join(kinds), " and ".join(given) or "none"
+            raise RequestError(f"structured_outputs needs exactly one of {names}; {told} given")
         for name, value in given.items():
             if not isinstance(value, kinds[name]):
                 raise RequestError(f"structured_outputs.{name}: a {type(value).__name__} given")
@@ -66,9 +63,8 @@ class StructuredOutput:
     @staticmethod
     def read(given: Mapping[str, Any]) -> StructuredOutput:
         known = StructuredOutput.__dataclass_fields__
-        for name in given:
-            if name not in known:
-                raise RequestError(f"structured_outputs: {name!r} is not one of {', '.join(known)}")
+        if unknown := [name for name in given if name not in known]:
+            raise RequestError(f"structured_outputs: {unknown[0]!r} is none of {', '.join(known)}")
         return StructuredOutput(**given)
 
 

@@ -118,8 +118,7 @@ class ChatFormat:
         whole = replace(asked, frame=frame) if asked else StructuredOutput(grammar=frame)
         if budget is None or not before:
             return whole
-        begin, end = self._reasoning_marks(prompt_end)
-        return replace(whole, reasoning_begin=begin, reasoning_end=end, reasoning_budget=budget)
+        return replace(whole, reasoning=(*self._reasoning_marks(prompt_end), budget))
 
     def _start(
         self,
@@ -153,13 +152,13 @@ class ChatFormat:
         rules.lines.append(f"thought[lazy]: {quote(begin)} TEXT {quote(end)}")
         return "(thought GAP?)?"
 
-    def _reasoning_marks(self, prompt_end: str) -> tuple[str | None, str]:
+    def _reasoning_marks(self, prompt_end: str) -> tuple[str, str]:
         """What reasoning begins with, unless the answer is in it already, and what ends it."""
         if self._is_harmony:
             return harmony.CHANNEL + "analysis", harmony.END
         assert self._reasoning is not None
         is_open = self._reasoning.is_open(prompt_end)
-        return None if is_open else self._reasoning.begin[0], self._reasoning.end[0]
+        return "" if is_open else self._reasoning.begin[0], self._reasoning.end[0]
 
     # --- the prompt -----------------------------------------------------------------------------
 

@@ -66,11 +66,11 @@ class GrammarCompiler:
         return grammar
 
     def _budget(self, asked: StructuredOutput) -> Budget | None:
-        if asked.reasoning_end is None or asked.reasoning_budget is None:
+        if asked.reasoning is None:
             return None
-        ids = self._codec.encode(asked.reasoning_end, add_special_tokens=False)
-        begin = (asked.reasoning_begin or "").encode()
-        return Budget(asked.reasoning_budget, begin, asked.reasoning_end.encode(), tuple(ids))
+        begin, end, max_tokens = asked.reasoning
+        ids = self._codec.encode(end, add_special_tokens=False)
+        return Budget(max_tokens, begin.encode(), end.encode(), tuple(ids))
 
     def _compile(self, source: str, budget: Budget | None) -> Grammar:
         if not self._places.acquire(timeout=self._max_seconds):
