@@ -306,7 +306,9 @@ def _load_target(
         try:
             return CudaDecoder(decoder)
         except UnsupportedModelError as error:
-            log.warning("%s: using torch's own kernels, which round by batch size", error)
+            log.warning("%s: using torch's own kernels, slowly, so that text stays exact", error)
+    if device.type == "cuda":
+        decoder.make_exact()
     return decoder
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from hunch.kernels.activation import ACTIVATIONS, gated, gated_ref
 from hunch.kernels.kv_store import kv_store, kv_store_ref
-from hunch.kernels.linear import MAX_SINGLE, MAX_SKINNY, linear, linear_ref
+from hunch.kernels.linear import linear, linear_ref
 from hunch.kernels.norm import layer_norm, layer_norm_ref, rms_norm, rms_norm_ref
 from hunch.kernels.rope import rope, rope_ref, rotation
 
@@ -22,7 +22,7 @@ def _seeded():
         yield
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, MAX_SINGLE, MAX_SINGLE + 1, MAX_SKINNY, MAX_SKINNY + 1])
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 4, 70])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear(num_rows, has_bias):
     x, w = torch.randn(num_rows, 33), torch.randn(21, 33)

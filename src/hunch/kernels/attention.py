@@ -237,6 +237,29 @@ def attention(
     return out_TNH
 
 
+def attention_by_token(
+    q_TNH: Tensor,
+    k_CMH: Tensor,
+    v_CMH: Tensor,
+    attn: AttnInputs,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """torch's attention, one call per token: its shape follows from the token's position alone."""
+    key = ("tokens", window)
+    if key not in attn.memo:
+        live = [token for token, slot in enumerate(attn.slot_T.tolist()) if slot >= 0]
+        attn.memo[key] = [
+            (token, key_slots(attn, token)[-(window or 0) :].to(q_TNH.device)) for token in live
+        ]
+    out_TNH = torch.zeros_like(q_TNH)
+    for token, slots_K in attn.memo[key]:
+        piece = Piece(token, token + 1, 0, len(slots_K), slots_K, None)
+        # A copy: where a query begins in memory can decide how it is summed.
+        out_TNH[token] = _attend(q_TNH[token].clone()[None], k_CMH, v_CMH, piece, scale)[0]
+    return out_TNH
+
+
 def _attend(q_WNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, piece: Piece, scale: float) -> Tensor:
     if piece.slots_K is None:
         k_KMH = k_CMH.narrow(0, piece.slot, piece.num_keys)

@@ -58,6 +58,11 @@ def _library() -> ctypes.CDLL | None:
         "hunch_matrix_rows": (None, _POINTER, _POINTER, _I64, _POINTER),
         "hunch_matrix_free": (None, _POINTER),
         "hunch_multiply": (None, _POINTER, _POINTER, _POINTER, _I64, _POINTER),
+        "hunch_panel": (_I32,),
+        "hunch_multiply_rows": (
+            None, _POINTER, _POINTER, _I64, _I64, _POINTER, _I32, _I64, _POINTER,
+        ),
+        "hunch_attend": (None, *([_POINTER] * 10), *([_I64] * 8), _POINTER),
         "hunch_decoder_new": (_POINTER, _POINTER),
         "hunch_decoder_free": (None, _POINTER),
         "hunch_decoder_forward": (_I32, _POINTER, _POINTER, _POINTER),

@@ -12,8 +12,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache, attention, live_tokens
+from hunch.kernels.attention import (
+    AttnInputs,
+    KVCache,
+    attention,
+    attention_by_token,
+    live_tokens,
+)
 from hunch.kernels.kv_store import kv_store
+from hunch.kernels.native_rows import attend, can_attend
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
@@ -57,7 +64,20 @@ class Paged:
             kv_store(k_TMH, v_TMH, k_CMH, v_CMH, self.slot_T)
         else:
             kv_store(k_TMH[self.live_T], v_TMH[self.live_T], k_CMH, v_CMH, self.slot_T)
+        return self.read(q_TNH, k_CMH, v_CMH, heads)
+
+    def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, heads: Heads) -> Tensor:
         return attention(q_TNH, k_CMH, v_CMH, self.attn, heads.scale, heads.window)
+
+
+class ExactPaged(Paged):
+    """The same for a target: what a token reads is the same bits whatever tokens are beside it."""
+
+    def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, heads: Heads) -> Tensor:
+        where = (self.attn, heads.scale, heads.window)
+        if q_TNH.device.type == "cpu" and can_attend(heads.head_dim):
+            return attend(q_TNH, k_CMH, v_CMH, *where).to(q_TNH.dtype)
+        return attention_by_token(q_TNH, k_CMH, v_CMH, *where)
 
 
 def split_heads(

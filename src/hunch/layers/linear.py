@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hunch.kernels.linear import linear
+from hunch.kernels.linear import linear, linear_in_tiles
 from hunch.layers.part import Part
 from hunch.parallel.group import SINGLE, Group
 
@@ -15,12 +15,19 @@ from hunch.parallel.group import SINGLE, Group
 class Linear(Part):
     """y = x W^T + b. Split by outputs it needs no word with the group: each rank has its own."""
 
+    num_tile_rows = 0  # rows of every product; 0: as many as there are
+
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
         self.weight_NK = weight_NK
         self.bias_N = bias_N
 
     def __call__(self, x_TK: Tensor) -> Tensor:
-        return linear(x_TK, self.weight_NK, self.bias_N)
+        return self._multiply(x_TK, self.bias_N)
+
+    def _multiply(self, x_TK: Tensor, bias_N: Tensor | None) -> Tensor:
+        if self.num_tile_rows:
+            return linear_in_tiles(x_TK, self.weight_NK, bias_N, self.num_tile_rows)
+        return linear(x_TK, self.weight_NK, bias_N)
 
 
 class RowLinear(Linear):
@@ -34,6 +41,6 @@ class RowLinear(Linear):
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         if self.group.size == 1:
-            return linear(x_TK, self.weight_NK, self.bias_N)
-        y_TN = self.group.all_reduce(linear(x_TK, self.weight_NK))
+            return self._multiply(x_TK, self.bias_N)
+        y_TN = self.group.all_reduce(self._multiply(x_TK, None))
         return y_TN if self.bias_N is None else y_TN + self.bias_N

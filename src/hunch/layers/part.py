@@ -20,6 +20,14 @@ class Part:
         for name, value in vars(self).items():
             yield from _walk(f"{prefix}{name}", value)
 
+    def parts(self) -> Iterator[Part]:
+        """This part and every part in it."""
+        yield self
+        for value in vars(self).values():
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, Part):
+                    yield from part.parts()
+
     def replace_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
         """Put `change(tensor)` in place of every tensor; one that is shared stays shared."""
         done: dict[int, tuple[Tensor, Tensor]] = {}  # the old ones are kept, so ids stay unique

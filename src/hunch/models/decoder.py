@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.layers.attention import Attend, Paged
+from hunch.layers.attention import Attend, ExactPaged, Paged
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 from hunch.layers.rope import Rope
@@ -22,6 +22,8 @@ from hunch.models.build import LLAMA_NAMES, Names, build_block, local_heads
 from hunch.models.source import RandomSource, Source
 from hunch.models.spec import Config, ModelSpec, read_common
 from hunch.registry import MODELS, resolve
+
+TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
 
 Progress = Callable[[Iterable[str]], Iterable[str]]
 
@@ -48,6 +50,8 @@ class Decoder(Part):
         self.dtype = source.dtype
         self.kv_dtype = source.dtype
         self.group = source.group
+        # A row's bits are the same whatever rows are beside it: on a CPU, or after make_exact.
+        self.is_exact = source.device.type == "cpu"
         self.heads = local_heads(spec, source.group)
         self.rope = None
         if spec.rope is not None:
@@ -122,8 +126,15 @@ class Decoder(Part):
         `feature_layers` asks for the stream after so many layers; 0 is what enters the first.
         """
         rotation = None if self.rope is None else self.rope(attn.pos_T)
-        attend = Paged(attn, kv, rotation)
+        attend = (ExactPaged if self.is_exact else Paged)(attn, kv, rotation)
         return self.run(self.start(ids_T, attn.pos_T), attend, feature_layers)
+
+    def make_exact(self) -> None:
+        """Compute every row in one way on a GPU too, where torch's products go by their number."""
+        self.is_exact = True
+        for part in self.parts():
+            if isinstance(part, Linear):
+                part.num_tile_rows = TILE_ROWS
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state."""

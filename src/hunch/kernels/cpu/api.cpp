@@ -1,10 +1,13 @@
 // What Python calls, on plain pointers.
 #include <cstring>
+#include <vector>
 
+#include "attention.h"
 #include "chain.h"
 #include "decoder.h"
 #include "lookup.h"
 #include "pool.h"
+#include "rows.h"
 #include "sampling.h"
 
 using namespace hunch;
@@ -67,6 +70,32 @@ void hunch_multiply(const Matrix* w, Team* team, const float* x, int64_t num_row
             for (int r = 0; r < count; r++)
                 std::memcpy(out + (size_t)(row + r) * w->num_out + first, &part[(size_t)r * size],
                             (last - first) * sizeof(float));
+        });
+    });
+}
+
+// The same with a weight as torch holds it, float32 (0), bfloat16 (1) or float16 (2).
+void hunch_multiply_rows(Team* team, const float* x, int64_t num_rows, int64_t num_in, const void* w,
+                         int stored, int64_t num_out, float* out) {
+    multiply_rows(*team, x, (int)num_rows, (int)num_in, w, (Stored)stored, (int)num_out, out);
+}
+
+// Attention of one layer over a float32 cache; q as AttnCall has it, out [num_rows][head][head_dim].
+void hunch_attend(Team* team, const float* q, const float* k, const float* v, const int64_t* pos,
+                  const int64_t* slot, const int64_t* seq, const int64_t* base, const int64_t* table,
+                  const int64_t* tree, int64_t num_rows, int64_t table_stride, int64_t tree_stride,
+                  int64_t block_size, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                  int64_t window, float* out) {
+    Places places{(int)num_rows, pos, slot, seq, base, table, tree, table_stride, tree_stride,
+                  block_size};
+    Heads heads{(int)num_heads, (int)num_kv_heads, (int)head_dim, false};
+    AttnCall call{q, k, v, window};
+    Attention attention(heads, places, team->size());
+    team->run([&](Worker& worker) {
+        std::vector<float> scratch(Attention::scratch_floats(heads));
+        attention.run(worker, call, scratch.data());
+        worker.each((int)num_rows, [&](int row) {
+            attention.read_row(row, call, out + (size_t)row * num_heads * head_dim);
         });
     });
 }
