@@ -136,15 +136,19 @@ def test_no_draft_reaches_past_the_last_token():
         assert plan.work[0].max_draft <= max(4 - num_said - 1, 0)
 
 
-def test_nobody_drafts_in_a_large_batch():
+def test_nobody_drafts_or_checks_in_a_large_batch():
+    """Neither rows that were just admitted, nor rows that drafted before the others came."""
     engine = make(max_nodes=5, max_batch=2)
-    for name in "abc":
-        ask(engine, name, 2, 12)
+    ask(engine, "a", 2, 30)
+    engine.step()
+    assert engine.runner.plans[0].work[0].max_draft > 0
+    for name in "bc":
+        ask(engine, name, 2, 6)
     finish(engine)
     for plan in engine.runner.plans:
-        if len(plan.work) > 2 and not plan.starts:
-            assert all(work.max_draft == 0 for work in plan.work)
-    assert any(work.max_draft for plan in engine.runner.plans for work in plan.work)
+        if len(plan.work) > 2:
+            assert all(work.max_draft == work.num_nodes == 0 for work in plan.work)
+    assert any(work.num_nodes for plan in engine.runner.plans for work in plan.work)
 
 
 @pytest.mark.parametrize("is_brief", [False, True])

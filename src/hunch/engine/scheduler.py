@@ -129,8 +129,10 @@ class Scheduler:
         return plan, members
 
     def _see_load(self) -> None:
+        """Whether this step may draft and check, with the requests that it admits."""
         limit = self._max_draft_rows
-        is_drafting = limit is None or len(self.running) <= limit
+        num_rows = len(self.running) + min(len(self.waiting), len(self._free_rows))
+        is_drafting = limit is None or num_rows <= limit
         if is_drafting is not self._is_drafting:
             self._is_drafting = is_drafting
             for sequence in self.running:
@@ -226,11 +228,12 @@ class Scheduler:
         num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, what flies decides the token
         # Of what flies nobody knows yet how much it says: the runner cuts drafts at the row's end.
         num_wanted = NO_LIMIT if sequence.num_flying else sequence.end - num_known
-        num_nodes, max_draft = sequence.num_nodes, sequence.max_nodes
+        num_nodes = sequence.num_nodes if self._is_drafting else 0
+        max_draft = sequence.max_nodes if self._is_drafting else 0
         if num_nodes:
             num_nodes = min(num_nodes, budget - num_tokens, num_wanted - 1)
         if max_draft:
-            max_draft = max(min(max_draft, num_wanted - 2), 0) if self._is_drafting else 0
+            max_draft = max(min(max_draft, num_wanted - 2), 0)
 
         pool, table = self.pool, sequence.table
         reach, least = sequence.reach, self._least_slots(sequence)
