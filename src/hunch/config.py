@@ -29,6 +29,8 @@ class ModelConfig:
     threads: int | None = None  # CPU threads; None: the machine's cores
     kernels: str = "auto"  # torch: stock products alone, whatever else is there
     chat_template: str | None = None
+    tool_call_parser: str = "auto"  # how tool calls are written; auto: as the template has it
+    reasoning_parser: str = "auto"  # how reasoning is marked; none: it is text
     logprobs_mode: str = "raw_logprobs"  # or processed_logprobs: after penalties, filters, grammar
 
     def __post_init__(self) -> None:

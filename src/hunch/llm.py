@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
+from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import config_from_vllm, spec_from_vllm
 from hunch.config import DEFAULT_MODEL, Config, SpecConfig
 from hunch.drafters import shipped
@@ -110,22 +111,29 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool | None = None,
+        **wishes: Any,
     ) -> list[RequestOutput]:
-        """One conversation, or several: each is a list of {"role", "content"}."""
+        """One conversation, or several: each is a list of {"role", "content"}.
+
+        `tools` are OpenAI's, `wishes` fields of hunch.chat.turn.Wish; answers have a `message`.
+        """
         if not messages:
-            raise RequestError("chat needs at least one message")
-        is_one = isinstance(messages[0], Mapping)
-        conversations = [messages] if is_one else messages
-        prompts = [
-            self.tokenizer.render_chat(
-                list(conversation),  # type: ignore[arg-type]
-                template=chat_template or self.config.model.chat_template,
-                add_generation_prompt=add_generation_prompt,
-            )
-            for conversation in conversations
-        ]
-        return self.generate(prompts, params, sampling_params=sampling_params, use_tqdm=use_tqdm)
+            raise RequestError("a chat needs at least one message")
+        batch: Any = [messages] if isinstance(messages[0], Mapping) else messages
+        each = _one_per_prompt(params if params is not None else sampling_params, len(batch))
+        wish = Wish(tools=tools or (), template_values=chat_template_kwargs or {}, **wishes)
+        template = chat_template or self.config.model.chat_template
+        form = chat_format(self.config.model, self.tokenizer, template)
+        how = {"template": template, "add_generation_prompt": add_generation_prompt}
+        pairs = zip(batch, each, strict=True)
+        turns = [open_turn(form, self.tokenizer, list(m), one, wish, **how) for m, one in pairs]
+        prompts, held = [t.prompt_ids for t in turns], [t.params for t in turns]
+        outputs = self.generate(prompts, held, use_tqdm=use_tqdm)
+        add_messages(turns, outputs)
+        return outputs
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -164,11 +172,7 @@ class LLM:
         *,
         stream: bool,
     ) -> list[str]:
-        if params is None:
-            params = SamplingParams()
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts but {len(each)} sampling parameters")
+        each = _one_per_prompt(params, len(prompts))
         ids: list[str] = []
         try:
             for prompt, one in zip(prompts, each, strict=True):
@@ -366,29 +370,33 @@ def _pick_device(device: str) -> str:
     return device
 
 
+def _one_per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    params = SamplingParams() if params is None else params
+    each = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
+    if len(each) != num_prompts:
+        raise RequestError(f"{num_prompts} prompts but {len(each)} sampling parameters")
+    return each
+
+
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     if isinstance(prompts, (str, Mapping)):
         return True
     return len(prompts) > 0 and isinstance(prompts[0], int)
 
 
-class _progress:  # noqa: N801  (a context manager, read like a function)
+@contextmanager
+def _progress(
+    total: int, wanted: bool | None, what: str = "generating"
+) -> Iterator[Callable[[], None]]:
     """A bar on stderr for long work, when a person watches."""
+    if not (wanted or (wanted is None and total > 1 and sys.stderr.isatty())):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, total: int, wanted: bool | None, what: str = "generating") -> None:
-        self.bar: Any = None
-        if wanted or (wanted is None and total > 1 and sys.stderr.isatty()):
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self.bar = Progress(console=Console(stderr=True), transient=True)
-            self.task = self.bar.add_task(what, total=total)
-
-    def __enter__(self) -> Any:
-        if self.bar is not None:
-            self.bar.start()
-        return lambda: self.bar and self.bar.advance(self.task)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

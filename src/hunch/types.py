@@ -39,8 +39,7 @@ class StructuredOutput:
     grammar: str | None = None  # in Lark's manner, or llama.cpp's GBNF
     whitespace: bool = False  # JSON may be laid out freely, not only as {"a": 1, "b": 2}
     frame: str | None = None  # Lark in which @body stands for the above: what may be around it
-    # What reasoning begins with (empty: the answer is in it), what ends it, most tokens before.
-    reasoning: tuple[str, str, int] | None = None
+    reasoning: tuple[str, str, int] | None = None  # what begins it, what ends it, most tokens
 
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {
@@ -385,6 +384,7 @@ class CompletionOutput:
     seed: int = 0
     stats: dict[str, Any] = field(default_factory=dict)
     trace: list[DraftTrace] | None = None  # per step, when asked for
+    message: dict[str, Any] | None = None  # of a chat: text, reasoning and tool calls, as OpenAI's
 
 
 @dataclass(kw_only=True, slots=True)
