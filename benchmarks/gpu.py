@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from enlarged import SEVEN_BILLION, EnlargedWeights
 from exactness import price
 from gpu_vllm import METHODS, beside, is_installed
 
 import hunch.llm as front
 from hunch import LLM, SamplingParams
+from hunch.bench.device.enlarged import SEVEN_BILLION, EnlargedWeights
 from hunch.hub import resolve
 from hunch.models.cuda import CudaDecoder
 from hunch.models.load import load_decoder

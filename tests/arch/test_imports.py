@@ -44,7 +44,9 @@ TABLE: dict[str, set[str]] = {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
         "hub",
     },
-    "bench": {"hunch", "errors", "types"},
+    "bench": {"torch", "hunch", "errors", "types"},
+    # What measures a part alone, or makes a target of another cost, reaches inside.
+    "bench.device": {"torch", "hunch", "errors", "types", "hub", "models", "kernels", "step"},
     "parallel": {"torch", "types", "draft", "errors", "step", "parallel.group"},
     "web": set(),
     "drafters": set(),
@@ -67,7 +69,7 @@ def room_of(module: str) -> str:
     if len(parts) == 1:
         return "hunch"
     name = ".".join(parts[1:])
-    for room in ("parallel.group", "engine.client"):
+    for room in ("parallel.group", "engine.client", "bench.device"):
         if name == room or name.startswith(room + "."):
             return room
     return parts[1]

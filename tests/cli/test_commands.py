@@ -114,17 +114,6 @@ def test_verify_sees_a_verifier_that_accepts_everything(
     assert "NO" in out
 
 
-def test_bench_compares_methods(run: Callable, model: str, prompts: str) -> None:
-    code, out, _ = run(
-        "bench", "-m", model, "--prompts", prompts, "--speculate", "ngram", "--max-tokens", "8",
-        "--repeats", "1", "--json",
-    )  # fmt: skip
-    report = json.loads(out)
-    assert code == 0
-    assert set(report) == {"off", "ngram"}
-    assert report["ngram"]["identical"]
-
-
 def test_doctor_on_a_model(run: Callable, model: str) -> None:
     code, out, _ = run("doctor", "-m", model, "--json")
     found = json.loads(out)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 T = TypeVar("T")
+Array = NDArray[Any]
 NUM_DRAWS = 1000
 SEED = 0  # the same interval every time a report is read
 
@@ -44,16 +48,32 @@ def bootstrap(
 
 
 def ratio_of_sums(
-    pairs: Sequence[tuple[float, float]], num_draws: int = NUM_DRAWS
+    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], num_draws: int = NUM_DRAWS
 ) -> Interval | None:
-    """Sum of the first over sum of the second, prompts drawn as pairs; None without pairs."""
-    if not pairs or not sum(second for _, second in pairs):
+    """Of two tables (a line per prompt, a column per round): one sum over the other.
+
+    A prompt counts with its median over the rounds. Prompts are drawn as pairs and rounds for
+    each table, so that a slow round shows in the interval. None without prompts.
+    """
+    one, two = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if not one.size or not two.size or not two.sum():
         return None
 
-    def value(some: Sequence[tuple[float, float]]) -> float:
-        return sum(first for first, _ in some) / max(sum(second for _, second in some), 1e-12)
+    chooser = np.random.default_rng(SEED)
+    rows = chooser.integers(len(one), size=(num_draws, len(one)))
+    sums = [_drawn_sums(table, rows, chooser) for table in (one, two)]
+    low, high = np.quantile(sums[0] / np.maximum(sums[1], 1e-12), (0.025, 0.975))
+    whole = np.median(one, axis=1).sum() / np.median(two, axis=1).sum()
+    return Interval(float(whole), float(low), float(high))
 
-    return bootstrap(pairs, value, num_draws)
+
+def _drawn_sums(table: Array, rows: Array, chooser: np.random.Generator) -> Array:
+    """For each draw of rows: the sum of their medians over as many columns, drawn too."""
+    num_columns = table.shape[1]
+    columns = np.sort(chooser.integers(num_columns, size=(len(rows), num_columns)), axis=1)
+    distinct, places = np.unique(columns, axis=0, return_inverse=True)
+    medians = np.stack([np.median(table[:, some], axis=1) for some in distinct])
+    return np.asarray(medians[places.reshape(-1, 1), rows].sum(axis=1))
 
 
 def spread(values: Sequence[float]) -> float:

@@ -1,68 +1,151 @@
-"""Time methods against each other: interleaved, repeated, medians."""
+"""Measures methods at points, in rounds in which all take their turn, and can be resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from statistics import median
-from time import perf_counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
-from hunch import LLM, RequestOutput, SamplingParams
+from hunch import SamplingParams
+from hunch.bench.loads import Job, Load
+from hunch.bench.records import Report, Round, Run, load_report
+from hunch.bench.workloads import Prompt, cycle
+from hunch.errors import RequestError
+
+OnAnswer = Callable[[str, str, Any], None]  # method, prompt id, the engine's output
 
 
-@dataclass(slots=True)
-class Measured:
-    """One method over a prompt set. `seconds` holds one entry per repeat."""
+class Subject(Protocol):
+    """What is measured: an engine with a method, or a server."""
 
-    seconds: list[float] = field(default_factory=list)
-    num_tokens: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    is_equal: bool = True
-    outputs: list[RequestOutput] = field(default_factory=list)
+    name: str
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.num_tokens / median(self.seconds)
+    def warm(self, jobs: Sequence[Job]) -> None: ...
+    def drive(
+        self, jobs: Sequence[Job], load: Load, on_answer: Callable[[str, Any], None] | None = None
+    ) -> Round: ...
+    def close(self) -> None: ...
 
-    @property
-    def tokens_per_pass(self) -> float:
-        return self.num_tokens / max(self.steps, 1)
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of a sweep: its axes' values, the load and the requests."""
+
+    point: dict[str, Any]
+    load: Load
+    jobs: Sequence[Job]
+
+
+def make_jobs(
+    prompts: Sequence[Prompt],
+    encode: Callable[[Prompt], list[int]] | None,
+    params: Mapping[str, Any],
+    count: int | None = None,
+) -> list[Job]:
+    """Requests for prompts, repeated up to `count`. A prompt keeps its seed when it comes again."""
+    many = cycle(list(prompts), count or len(prompts))
+    jobs = []
+    for place, prompt in enumerate(many):
+        given = dict(params)
+        if given.get("seed") is not None:
+            given["seed"] += place % len(prompts)
+        if prompt.max_tokens is not None:
+            given["max_tokens"] = min(prompt.max_tokens, given["max_tokens"])
+        if prompt.schema is not None:
+            given |= {"structured_outputs": {"json": prompt.schema}, "ignore_eos": False}
+        jobs.append(
+            Job(
+                id=prompt.id,
+                category=prompt.category,
+                token_ids=encode(prompt) if encode is not None else [],
+                params=SamplingParams(prediction=prompt.prediction, **given),
+                body=prompt.body(),
+                conversation=prompt.conversation,
+            )
+        )
+    return jobs
+
+
+def open_report(path: Path | None, fresh: Report) -> Report:
+    """The report of an earlier run that was stopped, if it measured the same; else the new one."""
+    if path is None or not path.exists():
+        return fresh
+    found = load_report(path)
+    if found.settings != fresh.settings:
+        differing = sorted(
+            name
+            for name in found.settings.keys() | fresh.settings.keys()
+            if found.settings.get(name) != fresh.settings.get(name)
+        )
+        raise RequestError(
+            f"{path} holds another measurement ({', '.join(differing)} differ): give another file, "
+            "or remove it"
+        )
+    return found
 
 
 def measure(
-    llms: dict[str, LLM],
-    prompts: list[list[int]],
-    params: SamplingParams,
-    repeats: int = 3,
-    on_answer: Callable[[int, str, RequestOutput], None] | None = None,
-) -> dict[str, Measured]:
-    """Each prompt by each method in turn, so that a busy moment of the machine hits all alike."""
-    measured = {name: Measured(seconds=[0.0] * repeats) for name in llms}
-    for repeat in range(repeats):
-        for index, prompt in enumerate(prompts):
-            for name, llm in llms.items():
-                llm.reset_cache()
-                began = perf_counter()
-                (output,) = llm.generate([prompt], params, use_tqdm=False)
-                measured[name].seconds[repeat] += perf_counter() - began
-                if repeat == 0:
-                    _count(measured[name], output)
-                    if on_answer is not None:
-                        on_answer(index, name, output)
-    first = next(iter(measured.values()))
-    for one in measured.values():
-        one.is_equal = [o.outputs[0].token_ids for o in one.outputs] == [
-            o.outputs[0].token_ids for o in first.outputs
-        ]
-    return measured
+    subjects: Sequence[Subject],
+    cells: Sequence[Cell],
+    num_rounds: int,
+    report: Report,
+    *,
+    on_done: Callable[[Run, bool], None] | None = None,
+    on_answer: OnAnswer | None = None,
+    save: Path | None = None,
+) -> None:
+    """Fill the report. Rounds it already holds are not measured again.
+
+    `on_done` hears of every turn, and whether it was there before.
+    """
+    warmed: set[str] = set()
+    for number in range(num_rounds):
+        for cell in cells:
+            runs = [_run_of(report, subject.name, cell.point) for subject in subjects]
+            todo = [
+                (subject, run)
+                for subject, run in zip(subjects, runs, strict=True)
+                if len(run.rounds) <= number
+            ]
+            for subject, _ in todo:
+                if subject.name not in warmed:
+                    subject.warm(cell.jobs)
+                    warmed.add(subject.name)
+            first = number % len(todo) if todo else 0  # nobody always goes first
+            listen = on_answer if number == 0 else None
+            rounds = _turns([subject for subject, _ in todo], first, cell, listen)
+            for _, run in todo:
+                run.rounds.append(rounds[run.method])
+            if save is not None and todo:
+                report.save(save)
+            for run in runs:
+                if on_done is not None:
+                    on_done(run, all(run is not other for _, other in todo))
 
 
-def _count(measured: Measured, output: RequestOutput) -> None:
-    for answer in output.outputs:
-        measured.num_tokens += len(answer.token_ids)
-        measured.steps += answer.stats["steps"]
-        measured.drafted += answer.stats["drafted"]
-        measured.accepted += answer.stats["accepted"]
-    measured.outputs.append(output)
+def _turns(
+    subjects: Sequence[Subject], first: int, cell: Cell, on_answer: OnAnswer | None
+) -> dict[str, Round]:
+    """One round. Where requests come one by one, so do the turns."""
+    is_one_by_one = cell.load.concurrency == 1
+    pieces = [[job] for job in cell.jobs] if is_one_by_one else [list(cell.jobs)]
+    rounds = {subject.name: Round() for subject in subjects}
+    for piece in pieces:
+        for subject in [*subjects[first:], *subjects[:first]]:
+            name = subject.name
+
+            def listen(prompt_id: str, output: Any, name: str = name) -> None:
+                if on_answer is not None:
+                    on_answer(name, prompt_id, output)
+
+            rounds[name].add(subject.drive(piece, cell.load, listen))
+    return rounds
+
+
+def _run_of(report: Report, method: str, point: dict[str, Any]) -> Run:
+    run = report.find(method, point)
+    if run is None:
+        run = Run(method, point)
+        report.runs.append(run)
+    return run

@@ -88,7 +88,7 @@ class UrlSubject:
         }
         if params.top_p != 1.0:
             fields["top_p"] = params.top_p
-        if params.temperature and params.seed is not None:
+        if params.seed is not None:
             fields["seed"] = params.seed
         if params.ignore_eos:
             fields["ignore_eos"] = True

@@ -1,45 +1,209 @@
-"""Figures as a table for people and as JSON for programs."""
+"""A report for people and for programs: a table, JSON, CSV, Markdown, and what it says in words."""
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
-from hunch.bench.measure import Measured
+from hunch.bench import analysis
+from hunch.bench.environment import busy_words
+from hunch.bench.intervals import spread
+from hunch.bench.metrics import figures
+from hunch.bench.records import Report, Run
+
+MILLISECONDS = ("first_token", "per_token", "gap", "end_to_end")
+# column -> heading of the table for people
+HEADINGS = {
+    "method": "method",
+    "tokens_per_pass": "tokens per pass",
+    "accepted": "accepted",
+    "tokens_per_second": "tok/s",
+    "speedup": "speed-up",
+    "first_token": "first token, ms (P50, P99)",
+    "per_token": "per token, ms (P50, P99)",
+    "goodput": "goodput, req/s",
+    "energy_per_token": "J per token",
+    "identical": "identical",
+}
 
 
-def as_table(measured: dict[str, Measured]) -> Table:
-    """Methods as rows; the first is what the others are compared with."""
-    base = next(iter(measured.values()))
-    table = Table(
-        "method", "passes", "tokens per pass", "accepted", "tok/s", "speed-up", "identical"
-    )
-    for name, one in measured.items():
-        table.add_row(
-            name,
-            str(one.steps),
-            f"{one.tokens_per_pass:.2f}",
-            f"{one.accepted} of {one.drafted}" if one.drafted else "-",
-            f"{one.tokens_per_second:.1f}",
-            f"{one.tokens_per_second / base.tokens_per_second:.2f}x",
-            "yes" if one.is_equal else "NO",
-        )
+def rows(report: Report, limits: Mapping[str, float] | None = None) -> list[dict[str, Any]]:
+    """One flat row per run: its point, all its figures, its speed-up, whether texts are equal."""
+    plain = analysis.plain_of(report)
+    found = []
+    for run in report.runs:
+        if not run.rounds:
+            continue
+        row: dict[str, Any] = {"method": run.method, **run.point}
+        row |= figures(run, limits)
+        row["spread"] = spread(_speeds(run))
+        base = report.find(plain, run.point) if plain is not None else None
+        interval = analysis.speedup(base, run) if base is not None else None
+        if interval is not None:
+            is_base = run is base
+            row["speedup"] = 1.0 if is_base else interval.value
+            row["speedup_low"] = 1.0 if is_base else interval.low
+            row["speedup_high"] = 1.0 if is_base else interval.high
+        equal = analysis.num_equal(report, run)
+        if equal is not None:
+            row["num_equal"], row["num_compared"] = equal
+            row["identical"] = equal[0] == equal[1]
+        row["time_saved"] = analysis.time_saved(report, run)
+        found.append(row)
+    return found
+
+
+def _speeds(run: Run) -> list[float]:
+    return [sum(a.num_tokens for a in r.answers) / r.seconds for r in run.rounds if r.seconds]
+
+
+def _shown(report: Report, found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Columns that say something about this report."""
+    some = list(found)
+    is_alone = all(run.point.get("concurrency") == 1 for run in report.runs)
+    is_speculative = any(row.get("drafted") for row in some)
+    wanted = {
+        "tokens_per_pass": is_speculative,
+        "accepted": is_speculative,
+        "first_token": not is_alone,
+        "per_token": not is_alone,
+        "goodput": any("goodput" in row for row in some),
+        "energy_per_token": any(row.get("energy_per_token") for row in some),
+        "identical": any("identical" in row for row in some),
+    }
+    return [name for name in HEADINGS if wanted.get(name, True)]
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    value = row.get(name)
+    if name == "accepted":
+        return f"{row['accepted']} of {row['drafted']}" if row.get("drafted") else "-"
+    if name == "identical":
+        if value is None:
+            return "-"
+        return "yes" if value else f"NO ({row['num_equal']} of {row['num_compared']})"
+    if value is None:
+        return "-"
+    if name == "tokens_per_second":
+        return f"{value:,.1f}" + (f" ±{row['spread']:.0%}" if row.get("spread") else "")
+    if name == "speedup":
+        low, high = row["speedup_low"], row["speedup_high"]
+        return f"{value:.2f}x" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
+    if name in MILLISECONDS:
+        p50, p99 = value["p50"], value["p99"]
+        return "-" if p50 is None else f"{1e3 * p50:,.1f}, {1e3 * p99:,.1f}"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return str(value)
+
+
+def table_cells(
+    report: Report, limits: Mapping[str, float] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and lines of the table for people."""
+    found = rows(report, limits)
+    axes, columns = analysis.varied_axes(report), _shown(report, found)
+    lines = [
+        [*(str(row.get(axis, "-")) for axis in axes), *(_cell(name, row) for name in columns)]
+        for row in found
+    ]
+    return [*axes, *(HEADINGS[name] for name in columns)], lines
+
+
+def as_table(
+    report: Report, limits: Mapping[str, float] | None = None, width: int | None = None
+) -> Table:
+    """For a terminal: columns that matter less are left out where it is too narrow for all."""
+    headings, lines = table_cells(report, limits)
+    for name in ("energy_per_token", "accepted", "per_token", "tokens_per_pass", "first_token"):
+        words = [max(heading.split(), key=len) for heading in headings]
+        sizes = [max(map(len, column)) for column in zip(words, *lines, strict=True)]
+        if width is None or sum(sizes) + 3 * len(sizes) <= width:
+            break
+        if HEADINGS[name] in headings:
+            place = headings.index(HEADINGS[name])
+            headings = headings[:place] + headings[place + 1 :]
+            lines = [line[:place] + line[place + 1 :] for line in lines]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading, column in zip(headings, zip(*lines, strict=True), strict=True):
+        least = max(map(len, column)) if heading == "method" else None  # never cut short
+        table.add_column(heading, overflow="fold", min_width=least)
+    for line in lines:
+        table.add_row(*line)
     return table
 
 
-def as_json(measured: dict[str, Measured]) -> dict[str, Any]:
-    base = next(iter(measured.values()))
-    return {
-        name: {
-            "passes": one.steps,
-            "tokens": one.num_tokens,
-            "tokens_per_pass": one.tokens_per_pass,
-            "drafted": one.drafted,
-            "accepted": one.accepted,
-            "tokens_per_second": one.tokens_per_second,
-            "speedup": one.tokens_per_second / base.tokens_per_second,
-            "identical": one.is_equal,
-        }
-        for name, one in measured.items()
-    }
+def as_markdown(report: Report, limits: Mapping[str, float] | None = None) -> str:
+    """A table for a README, with the machine, the commit and the command under it."""
+    headings, lines = table_cells(report, limits)
+    text = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    text += ["| " + " | ".join(line) + " |" for line in lines]
+    where = report.environment
+    machine = where.get("gpu") or f"{where.get('cpu')}, {where.get('num_cpus')} CPUs"
+    text += ["", f"{machine}; hunch {where.get('hunch')}, commit {where.get('commit')}:", ""]
+    text += [f"    {where.get('command')}", ""]
+    text += [f"- {line}" for line in findings(report)]
+    return "\n".join(text).rstrip() + "\n"
+
+
+def as_csv(report: Report, limits: Mapping[str, float] | None = None) -> str:
+    """Every figure of every run, flat: percentiles and positions become columns."""
+    flat = [dict(_flat(row)) for row in rows(report, limits)]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            yield from ((f"{prefix}{name}.{place}", one) for place, one in enumerate(value, 1))
+        else:
+            yield prefix + name, value
+
+
+def as_json(report: Report, limits: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The whole report and, beside it, its figures."""
+    return {**report.to_json(), "figures": rows(report, limits), "findings": findings(report)}
+
+
+def findings(report: Report) -> list[str]:
+    """What the figures say, in sentences."""
+    said = [str(inversion) for inversion in analysis.inversions(report)]
+    said += _auto(report)
+    errors = [answer for run in report.runs for answer in run.errors()]
+    if errors:
+        said.append(f"{len(errors)} requests failed; the first: {errors[0].error}")
+    busy = busy_words(report.environment.get("busy_share"))
+    return said + ([busy] if busy else [])
+
+
+def _auto(report: Report) -> list[str]:
+    found = analysis.envelope(report)
+    if not found:
+        return []
+    worst = min(found, key=lambda one: one.ratio.value)
+    axes = analysis.varied_axes(report)
+    where = analysis.describe_point(worst.point, axes)
+    is_on = all(one.is_on for one in found)
+    said = [
+        f"auto is {'within' if is_on else 'NOT within'} 2% of the fastest method everywhere: at "
+        f"worst {worst.ratio} of {worst.best} ({where})"
+    ]
+    below = [one for one in found if not one.is_above_plain]
+    if below:
+        points = "; ".join(analysis.describe_point(one.point, axes) for one in below)
+        said.append(f"auto is SLOWER than plain decoding at {points}")
+    else:
+        said.append("auto is never slower than plain decoding beyond noise and 2%")
+    return said

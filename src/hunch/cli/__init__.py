@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from hunch.cli.bench import bench
+from hunch.cli.bench import app as bench_app
 from hunch.cli.chat import chat
 from hunch.cli.doctor import doctor
 from hunch.cli.generate import generate
@@ -27,9 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, verify, bench, doctor, pull, train):
+for command in (generate, chat, verify, doctor, pull, train):
     app.command()(command)
 app.command(context_settings=SERVE_CONTEXT)(serve)
+app.add_typer(bench_app, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,84 +1,402 @@
-"""hunch bench: methods side by side on the same prompts, and whether their texts are identical."""
+"""hunch bench: does it pay on my workload? Methods, servers and loads, measured side by side."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hunch.cli import options as o
+from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
     from hunch import RequestOutput
+    from hunch.bench.records import Report
+    from hunch.bench.session import Asked
+
+app = typer.Typer(
+    help="Measure methods, servers and loads against plain decoding.", no_args_is_help=False
+)
+
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        help="Methods, commas between; plain decoding (off) is always measured first. With --url: "
+        "modes of a hunch server. Default: ngram,suffix,auto."
+    ),
+]
+Workload = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        "-w",
+        help="What is asked, commas between: mixed, chat, code, summary, math, retrieval, rewrite, "
+        "json, random, multi-turn, long:2k to long:32k; or a file of prompts, [FORM:]PATH.",
+    ),
+]
+Url = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Measure a server that speaks OpenAI's API: [NAME=]http://host:port. Repeat it to set "
+        "servers side by side. Its key comes from OPENAI_API_KEY."
+    ),
+]
+ServedModel = Annotated[str | None, typer.Option(help="The server's model; default: its first.")]
+Limit = Annotated[int | None, typer.Option(help="Only the first N prompts of each kind.", min=1)]
+IgnoreEos = Annotated[bool, typer.Option(help="Always generate all of --max-tokens.")]
+Repeats = Annotated[
+    int, typer.Option("--repeats", "--rounds", help="Timed rounds; medians count.", min=1)
+]
+Goodput = Annotated[
+    str | None,
+    typer.Option(help="Limits in ms; counts requests within them: ttft:200,tpot:30,e2e:4000."),
+]
+Html = Annotated[Path | None, typer.Option(help="Write a page with plots, in one file.")]
+Csv = Annotated[Path | None, typer.Option(help="Write every figure as CSV.")]
+Markdown = Annotated[Path | None, typer.Option(help="Write the table for a README.")]
+MaxLen = Annotated[int | None, typer.Option(help="Context of the engine.", min=16)]
+Rows = Annotated[
+    int | None, typer.Option("--max-num-seqs", help="Requests that run at once.", min=1)
+]
+KvGib = Annotated[
+    float | None, typer.Option(help="GiB of KV cache for each method; on a GPU 8.", min=0.01)
+]
+Enlarge = Annotated[
+    str | None,
+    typer.Option(help="The same text at a larger model's cost: 7b, or 1b for a look on a CPU."),
+]
+Burstiness = Annotated[
+    float, typer.Option(help="Of arrivals: 1 is Poisson, less comes in bursts.", min=0.01)
+]
+Seconds = Annotated[float, typer.Option(help="Of arrivals in a round of an open load.", min=0.1)]
+Warmup = Annotated[int, typer.Option(help="First requests of a round that do not count.", min=0)]
 
 
+@app.callback(invoke_without_command=True)
 def bench(
+    context: typer.Context,
     model: o.Model = o.DEFAULT_MODEL,
-    speculate: Annotated[
-        str, typer.Option(help="Methods, commas between; 'off' is always measured first.")
-    ] = "ngram,suffix,auto",
+    speculate: Methods = None,
+    workload: Workload = "mixed",
     prompts: o.Prompts = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
+    limit: Limit = None,
+    url: Url = None,
+    served_model: ServedModel = None,
+    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second, in place of --concurrency.")
+    ] = None,
+    burstiness: Burstiness = 1.0,
+    seconds: Seconds = 10.0,
+    warmup: Warmup = 0,
     max_tokens: o.MaxTokens = 96,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
     seed: o.Seed = 0,
-    repeats: Annotated[int, typer.Option(help="Timed rounds; the median counts.", min=1)] = 3,
+    ignore_eos: IgnoreEos = False,
+    repeats: Repeats = 3,
+    goodput: Goodput = None,
     show: Annotated[bool, typer.Option(help="Print every answer, side by side.")] = False,
+    enlarge: Enlarge = None,
+    max_model_len: MaxLen = None,
+    max_num_seqs: Rows = None,
+    kv_gib: KvGib = None,
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    html: Html = None,
+    csv: Csv = None,
+    markdown: Markdown = None,
     as_json: o.Json = False,
 ) -> None:
-    """Measure methods against plain decoding, a request at a time. Exit code 1 if texts differ."""
+    """Methods side by side on the same prompts. Exit code 1 if a method changes the text.
+
+    One copy of the weights serves all methods; they take turns prompt by prompt, so that a busy
+    moment hits all alike. `hunch bench sweep` varies load, lengths and temperatures.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from hunch.bench.session import Asked, expand
+
+    names = (speculate or ("" if url else "ngram,suffix,auto")).split(",")
+    methods = [name.strip() for name in names if name.strip()]
+    asked = Asked(
+        model=model,
+        methods=expand(methods) if not url or methods else (),
+        workload=str(prompts) if prompts is not None else workload,
+        limit=limit,
+        urls=tuple(url or ()),
+        served_model=served_model,
+        temperatures=(temperature,),
+        concurrency=(concurrency,),
+        rates=() if rate is None else (rate,),
+        burstiness=burstiness,
+        seconds=seconds,
+        num_warmup=warmup,
+        max_tokens=max_tokens,
+        top_p=top_p,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        rounds=repeats,
+        engine=_engine(threads, dtype, device, max_model_len, max_num_seqs, kv_gib),
+        enlarge=enlarge,
+    )
+    outputs = Outputs(html, csv, markdown, as_json, goodput)
+    report = _measure("bench", asked, outputs, show=show)
+    outputs.finish(report)
+
+
+@app.command()
+def sweep(
+    model: o.Model = o.DEFAULT_MODEL,
+    speculate: Methods = None,
+    draft_lengths: Annotated[
+        str | None, typer.Option(help="Fixed draft lengths of each method: 3,7.")
+    ] = None,
+    trees: Annotated[
+        str | None, typer.Option(help="Tree shapes of each method: chain,dynamic.")
+    ] = None,
+    temperatures: Annotated[str, typer.Option(help="0 is greedy: 0,0.7,1,1.5.")] = "0",
+    concurrency: Annotated[
+        str | None, typer.Option(help="Requests at once: 1,2,4,8 (the default).")
+    ] = None,
+    rates: Annotated[
+        str | None, typer.Option(help="Requests per second, in place of --concurrency: 1,4,16.")
+    ] = None,
+    contexts: Annotated[
+        str | None, typer.Option(help="Context lengths, in place of a workload: 2k,8k.")
+    ] = None,
+    burstiness: Burstiness = 1.0,
+    seconds: Seconds = 10.0,
+    min_requests: Annotated[
+        int, typer.Option(help="Fewest requests of a round of an open load.", min=1)
+    ] = 8,
+    warmup: Warmup = 0,
+    workload: Workload = "mixed",
+    prompts: o.Prompts = None,
+    limit: Limit = None,
+    url: Url = None,
+    served_model: ServedModel = None,
+    max_tokens: o.MaxTokens = 96,
+    top_p: o.TopP = 1.0,
+    seed: o.Seed = 0,
+    ignore_eos: IgnoreEos = False,
+    repeats: Repeats = 1,
+    goodput: Goodput = None,
+    out: Annotated[Path, typer.Option(help="The report; a stopped sweep goes on from it.")] = Path(
+        "sweep.json"
+    ),
+    enlarge: Enlarge = None,
+    max_model_len: MaxLen = None,
+    max_num_seqs: Rows = None,
+    kv_gib: KvGib = None,
+    threads: o.Threads = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    html: Html = None,
+    csv: Csv = None,
+    markdown: Markdown = None,
+    as_json: o.Json = False,
+) -> None:
+    """Vary methods, draft lengths, trees, temperatures, load and context in one run.
+
+    It says from which load on a method costs time, and whether `auto` ever does. Run the same
+    command again to go on after a stop.
+    """
+    from hunch.bench.session import Asked, expand
+
+    if rates and concurrency:
+        raise ConfigError("give --rates or --concurrency, not both")
+    names = (speculate or ("" if url else "ngram,suffix,auto")).split(",")
+    methods = [name.strip() for name in names if name.strip()]
+    asked = Asked(
+        model=model,
+        methods=expand(methods, _numbers("draft-lengths", draft_lengths, int), _words(trees))
+        if not url or methods
+        else (),
+        workload=str(prompts) if prompts is not None else workload,
+        limit=limit,
+        urls=tuple(url or ()),
+        served_model=served_model,
+        temperatures=_numbers("temperatures", temperatures, float),
+        contexts=_words(contexts),
+        concurrency=_numbers("concurrency", concurrency or "1,2,4,8", int),
+        rates=_numbers("rates", rates, float),
+        burstiness=burstiness,
+        seconds=seconds,
+        min_requests=min_requests,
+        num_warmup=warmup,
+        max_tokens=max_tokens,
+        top_p=top_p,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        rounds=repeats,
+        engine=_engine(threads, dtype, device, max_model_len, max_num_seqs, kv_gib),
+        enlarge=enlarge,
+    )
+    outputs = Outputs(html, csv, markdown, as_json, goodput)
+    report = _measure("sweep", asked, outputs, save=out)
+    outputs.finish(report)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="A report of hunch bench --json or sweep --out.")],
+    after: Annotated[Path, typer.Argument(help="A later one.")],
+    as_json: o.Json = False,
+) -> None:
+    """What changed between two reports beyond noise. Exit code 1 where something got slower."""
     from rich.console import Console
 
-    from hunch.bench.measure import measure
-    from hunch.bench.report import as_json as report_json
-    from hunch.bench.report import as_table
-    from hunch.bench.workloads import PROMPTS
+    from hunch.bench import compare as comparing
+    from hunch.bench.records import load_report
 
-    records = o.read_prompts(prompts, limit) if prompts else PROMPTS[:limit]
-    params = o.sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    names = ["off", *(name for name in speculate.split(",") if name not in ("", "off"))]
-    llms = {
-        name: o.open_llm(
-            model,
-            name,
-            quiet=as_json,
-            threads=threads,
-            dtype=dtype,
-            device=device,
-            max_num_seqs=1,
-        )
-        for name in names
-    }
-    token_ids = [o.prompt_ids(llms["off"], record) for record in records]
-    console = Console()
-    answers: dict[int, dict[str, RequestOutput]] = {}
-
-    def on_answer(index: int, name: str, output: RequestOutput) -> None:
-        answers.setdefault(index, {})[name] = output
-        if show and len(answers[index]) == len(names):
-            _show(console, records[index]["id"], answers[index])
-
-    measured = measure(llms, token_ids, params, repeats, on_answer)
+    changes = comparing.compare(load_report(before), load_report(after))
     if as_json:
-        print(json.dumps(report_json(measured)))
+        print(json.dumps([change.to_json() for change in changes]))
     else:
-        console.print(as_table(measured))
-    if not all(one.is_equal for one in measured.values()):
+        Console().print(comparing.as_table(changes))
+        for line in comparing.findings(changes):
+            typer.echo(line)
+    if any(change.verdict == "slower" for change in changes):
         raise typer.Exit(1)
 
 
-def _show(console: object, title: str, answers: dict[str, RequestOutput]) -> None:
+class Outputs:
+    """Where a report goes."""
+
+    def __init__(
+        self,
+        html: Path | None,
+        csv: Path | None,
+        markdown: Path | None,
+        as_json: bool,
+        goodput: str | None,
+    ) -> None:
+        from hunch.bench.metrics import read_limits
+
+        self.html, self.csv, self.markdown, self.as_json = html, csv, markdown, as_json
+        self.limits = read_limits(goodput)
+        if html is not None:
+            from hunch.bench.plots import check_installed
+
+            check_installed()  # before minutes of work, not after
+        for path in (html, csv, markdown):
+            if path is not None and not path.parent.is_dir():
+                raise ConfigError(f"{path}: there is no directory {path.parent}")
+
+    def finish(self, report: Report) -> None:
+        """Write the files, print the table, and leave with 1 where a text was changed."""
+        from rich.console import Console
+
+        from hunch.bench import report as reports
+        from hunch.bench.analysis import is_all_equal
+
+        if self.html is not None:
+            from hunch.bench.html import as_html
+
+            self.html.write_text(as_html(report, self.limits), encoding="utf-8")
+        if self.csv is not None:
+            self.csv.write_text(reports.as_csv(report, self.limits), encoding="utf-8")
+        if self.markdown is not None:
+            self.markdown.write_text(reports.as_markdown(report, self.limits), encoding="utf-8")
+        if self.as_json:
+            print(json.dumps(reports.as_json(report, self.limits)))
+        else:
+            console = Console()
+            console.print(reports.as_table(report, self.limits, console.width))
+            for line in reports.findings(report):
+                console.print(line, highlight=False)
+        is_ours = not report.settings["urls"]
+        if is_ours and not is_all_equal(report):
+            raise typer.Exit(1)
+
+
+def _measure(
+    kind: str, asked: Asked, outputs: Outputs, *, show: bool = False, save: Path | None = None
+) -> Report:
     from rich.console import Console
+
+    from hunch.bench.analysis import describe_point
+    from hunch.bench.records import Run
+    from hunch.bench.session import Session, progress
+
+    console = Console()
+    status = Console(stderr=True)
+    if save is not None:
+        from hunch.bench.measure import open_report
+        from hunch.bench.records import Report
+
+        open_report(save, Report(kind, asked.settings(), {}))  # a wrong file is said at once
+    with status.status(f"loading {asked.model}" if not asked.urls else "asking the server"):
+        session = Session(asked, lambda text: status.print(text, highlight=False))
+    answers: dict[str, dict[str, RequestOutput]] = {}
+    names = [subject.name for subject in session.subjects]
+
+    def on_answer(method: str, prompt_id: str, output: RequestOutput) -> None:
+        answers.setdefault(prompt_id, {})[method] = output
+        if show and len(answers[prompt_id]) == len(names):
+            _show(console, prompt_id, {name: answers[prompt_id][name] for name in names})
+
+    total = asked.rounds * len(session.cells) * len(names)
+    try:
+        with progress(total, outputs.as_json) as advance:
+
+            def on_done(run: Run, is_old: bool) -> None:
+                where = describe_point(run.point, list(run.point))
+                advance(f"{run.method}, {where}, round {len(run.rounds)}", is_old)
+
+            return session.run(
+                kind, save=save, on_done=on_done, on_answer=on_answer if show else None
+            )
+    except KeyboardInterrupt:
+        if save is not None:
+            status.print(f"stopped; what was measured is in {save}: the same command goes on")
+        raise typer.Exit(130) from None
+    finally:
+        session.close()
+
+
+def _engine(
+    threads: int | None,
+    dtype: str,
+    device: str,
+    max_model_len: int | None,
+    max_num_seqs: int | None,
+    kv_gib: float | None,
+) -> dict[str, Any]:
+    given = {
+        "threads": threads,
+        "dtype": dtype,
+        "device": device,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "kv_bytes": None if kv_gib is None else int(kv_gib * 2**30),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _numbers(name: str, text: str | None, kind: Any) -> tuple[Any, ...]:
+    try:
+        numbers = tuple(kind(word) for word in _words(text))
+    except ValueError:
+        raise ConfigError(f"--{name} {text!r} must be numbers, commas between") from None
+    if any(number < 0 or (number == 0 and name != "temperatures") for number in numbers):
+        raise ConfigError(f"--{name} {text!r}: too small")
+    return numbers
+
+
+def _show(console: Any, title: str, answers: dict[str, RequestOutput]) -> None:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
 
-    assert isinstance(console, Console)
     plain, *_ = answers
     best = min(answers, key=lambda name: answers[name].outputs[0].stats["steps"])
     grid = Table.grid(expand=True, padding=(0, 1))

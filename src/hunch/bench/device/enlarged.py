@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hunch.models.weights import Weights
+from hunch.hub import resolve
+from hunch.models.weights import Weights, open_weights
 
 SEVEN_BILLION = {
     "hidden_size": 4096,
@@ -26,6 +27,22 @@ SEVEN_BILLION = {
     "head_dim": 128,
     "num_hidden_layers": 32,
 }
+ONE_BILLION = {  # for a look on a CPU
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 30,
+}
+SIZES = {"7b": SEVEN_BILLION, "1b": ONE_BILLION}
+
+
+def enlarged(model: str, size: str, device: str) -> EnlargedWeights:
+    """A model's weights at another size's cost; `auto` is a GPU where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return EnlargedWeights(open_weights(resolve(model)), SIZES[size], device)
 
 
 class EnlargedWeights:

@@ -1,0 +1,222 @@
+"""What a report says: speed-ups with their intervals, where a method starts to cost, and `auto`."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hunch.bench.intervals import Interval, ratio_of_sums
+from hunch.bench.records import Point, Report, Run
+
+PLAIN = "off"
+LOAD_AXES = ("rate", "concurrency")
+TOLERANCE = 0.02  # by which `auto` may be slower than the best before it is said to be
+
+
+def seconds_by_prompt(run: Run) -> dict[str, list[float]]:
+    """Of each request: its end-to-end seconds in every round, per token of its answer."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for answer in run.answers():
+        seconds[answer.id].append(answer.end_to_end / max(answer.num_tokens, 1))
+    return seconds
+
+
+def _tables(base: Run, other: Run) -> tuple[list[list[float]], list[list[float]]]:
+    """The seconds of the requests both have, a line each, cut to the rounds all of them have.
+
+    Seconds are per token times the tokens of `base`: where texts differ in length, so would
+    the seconds.
+    """
+    first, second = seconds_by_prompt(base), seconds_by_prompt(other)
+    tokens = {answer.id: answer.num_tokens for answer in base.answers()}
+    both = sorted(first.keys() & second.keys())
+    tables = []
+    for some in (first, second):
+        num_rounds = min((len(some[name]) for name in both), default=0)
+        tables.append([[tokens[name] * x for x in some[name][:num_rounds]] for name in both])
+    return tables[0], tables[1]
+
+
+def speedup(base: Run, other: Run) -> Interval | None:
+    """Time of `base` over time of `other` for the same requests; None without any."""
+    return ratio_of_sums(*_tables(base, other))
+
+
+def plain_of(report: Report) -> str | None:
+    """The method others are compared with: plain decoding, else the first."""
+    methods = report.methods()
+    return PLAIN if PLAIN in methods else (methods[0] if methods else None)
+
+
+def speedups(report: Report) -> dict[str, list[tuple[dict[str, Any], Interval]]]:
+    """By method: each point with the speed-up against plain decoding there."""
+    plain = plain_of(report)
+    found: dict[str, list[tuple[dict[str, Any], Interval]]] = defaultdict(list)
+    for run in report.runs:
+        base = report.find(plain, run.point) if plain is not None else None
+        if base is None or run is base:
+            continue
+        interval = speedup(base, run)
+        if interval is not None:
+            found[run.method].append((run.point, interval))
+    return dict(found)
+
+
+def num_equal(report: Report, run: Run) -> tuple[int, int] | None:
+    """Answers equal to plain decoding's at the same point, and answers; None for plain itself."""
+    plain = plain_of(report)
+    base = report.find(plain, run.point) if plain is not None else None
+    if base is None:
+        return None
+    expected = {answer.id: answer.digest for answer in base.answers()}
+    both = [answer for answer in run.answers() if answer.id in expected]
+    return sum(answer.digest == expected[answer.id] for answer in both), len(both)
+
+
+def is_all_equal(report: Report) -> bool:
+    """Whether every method wrote plain decoding's text at every point."""
+    counts = [num_equal(report, run) for run in report.runs]
+    return all(count is None or count[0] == count[1] for count in counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Inversion:
+    """Where a method starts to cost time as the load rises."""
+
+    method: str
+    axis: str  # "rate" or "concurrency"
+    others: dict[str, Any]  # the other axes' values
+    at: float | None  # the load; None: it does not within the measured loads
+    is_always: bool  # it costs time from the first measured load on
+    last: float  # the highest load measured
+
+    def __str__(self) -> str:
+        unit = "requests per second" if self.axis == "rate" else "requests at once"
+        if self.is_always:
+            return f"{self.method}: costs time at every measured load (from {self.at:g} {unit})"
+        if self.at is None:
+            return f"{self.method}: pays or breaks even up to {self.last:g} {unit}"
+        return f"{self.method}: costs time from {self.at:.3g} {unit} on"
+
+
+def load_axis(report: Report) -> str | None:
+    """The axis of load that was swept."""
+    for axis in LOAD_AXES:
+        values = {point[axis] for point in report.points() if axis in point}
+        if len(values) > 1:
+            return axis
+    return None
+
+
+def inversions(report: Report) -> list[Inversion]:
+    """One for each method and combination of the axes that are not the load."""
+    axis = load_axis(report)
+    if axis is None:
+        return []
+    found = []
+    for method, points in speedups(report).items():
+        lines: dict[str, list[tuple[float, Interval]]] = defaultdict(list)
+        rest: dict[str, dict[str, Any]] = {}
+        for point, interval in points:
+            others = {name: value for name, value in point.items() if name != axis}
+            rest[repr(others)] = others
+            lines[repr(others)].append((float(point[axis]), interval))
+        for key, line in lines.items():
+            found.append(_inversion(method, axis, rest[key], sorted(line, key=lambda x: x[0])))
+    return found
+
+
+def _inversion(
+    method: str, axis: str, others: dict[str, Any], line: Sequence[tuple[float, Interval]]
+) -> Inversion:
+    """The load at which the curve crosses 1 for good, beyond noise, on a logarithmic axis."""
+    costing = [place for place, (_, interval) in enumerate(line) if interval.is_below_one]
+    last = line[-1][0]
+    paying = [place for place, (_, interval) in enumerate(line) if interval.value >= 1.0]
+    if not costing or (paying and paying[-1] > costing[-1]):
+        return Inversion(method, axis, others, None, False, last)
+    place = (paying[-1] if paying else -1) + 1  # from here on it never pays again
+    if place == 0:
+        return Inversion(method, axis, others, line[0][0], True, last)
+    (x0, before), (x1, after) = line[place - 1], line[place]
+    share = (before.value - 1) / (before.value - after.value)
+    at = math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0)))
+    return Inversion(method, axis, others, at, False, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """`auto` at one point beside the fastest of the others."""
+
+    point: dict[str, Any]
+    best: str
+    ratio: Interval  # the best one's time over auto's: 1 is as fast
+    against_plain: Interval
+
+    @property
+    def is_on(self) -> bool:
+        """As fast as the best within the tolerance, or not distinguishable from it."""
+        return self.ratio.high >= 1 - TOLERANCE
+
+    @property
+    def is_above_plain(self) -> bool:
+        return self.against_plain.high >= 1 - TOLERANCE
+
+
+def is_auto(method: str) -> bool:
+    return method.partition(":")[0] == "auto"
+
+
+def envelope(report: Report) -> list[Envelope]:
+    """`auto` against the upper envelope of all other methods, point by point."""
+    plain = plain_of(report)
+    auto = next((method for method in report.methods() if is_auto(method)), None)
+    if auto is None or plain is None or auto == plain:
+        return []
+    found = []
+    for point in report.points():
+        mine, base = report.find(auto, point), report.find(plain, point)
+        if mine is None or base is None or not mine.answers() or not base.answers():
+            continue
+        best = min(
+            (run for run in report.runs if run.point == point and run is not mine),
+            key=lambda run: _total(run, base),
+        )
+        ratio, against = speedup(best, mine), speedup(base, mine)
+        if ratio is not None and against is not None:
+            found.append(Envelope(point, best.method, ratio, against))
+    return found
+
+
+def _total(run: Run, base: Run) -> float:
+    """Seconds of the requests both have."""
+    _, table = _tables(base, run)
+    return sum(median(line) for line in table) if table else math.inf
+
+
+def time_saved(report: Report, run: Run) -> dict[str, float | None] | None:
+    """Seconds saved against plain decoding: by the clock, and as the engine counts them."""
+    plain = plain_of(report)
+    base: Run | None = report.find(plain, run.point) if plain is not None else None
+    if base is None or run is base or not run.rounds:
+        return None
+    pairs = zip(base.rounds, run.rounds, strict=False)
+    by_clock = sum(one.seconds - two.seconds for one, two in pairs)
+    return {"by_clock": by_clock, "by_engine": run.counts().get("time_saved_seconds")}
+
+
+def describe_point(point: Point, axes: Sequence[str]) -> str:
+    return ", ".join(f"{name} {point[name]}" for name in axes if name in point) or "all"
+
+
+def varied_axes(report: Report) -> list[str]:
+    """Axes with more than one value."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for point in report.points():
+        for name, value in point.items():
+            values[name].add(repr(value))
+    return [name for name, some in values.items() if len(some) > 1]

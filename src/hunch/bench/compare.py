@@ -1,0 +1,100 @@
+"""Two reports side by side: what changed beyond noise, prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from hunch.bench.analysis import describe_point, speedup
+from hunch.bench.intervals import Interval
+from hunch.bench.metrics import figures
+from hunch.bench.records import Report
+from hunch.errors import RequestError
+
+LEAST = 0.01  # a change smaller than this is not worth a word, however sure it is
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One method at one point, before and after."""
+
+    method: str
+    point: dict[str, Any]
+    speedup: Interval  # time before over time after: above 1 is faster now
+    tokens_per_pass: tuple[float | None, float | None]
+    num_same_text: int
+    num_answers: int
+
+    @property
+    def verdict(self) -> str:
+        if self.speedup.is_above_one and self.speedup.value > 1 + LEAST:
+            return "faster"
+        if self.speedup.is_below_one and self.speedup.value < 1 - LEAST:
+            return "slower"
+        return "same"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def compare(before: Report, after: Report) -> list[Change]:
+    """Every method and point that both have, over the prompts that both have."""
+    changes = []
+    for new in after.runs:
+        old = before.find(new.method, new.point)
+        interval = speedup(old, new) if old is not None else None
+        if old is None or interval is None:
+            continue
+        texts = {answer.id: answer.digest for answer in old.answers()}
+        both = {a.id: a.digest for a in new.answers() if a.id in texts}
+        changes.append(
+            Change(
+                new.method,
+                new.point,
+                interval,
+                (figures(old)["tokens_per_pass"], figures(new)["tokens_per_pass"]),
+                sum(digest == texts[name] for name, digest in both.items()),
+                len(both),
+            )
+        )
+    if not changes:
+        raise RequestError(
+            "the two reports have no method, point and prompt in common: "
+            f"{', '.join(before.methods()) or 'nothing'} and "
+            f"{', '.join(after.methods()) or 'nothing'}"
+        )
+    return changes
+
+
+def as_table(changes: Sequence[Change]) -> Table:
+    table = Table(
+        "method", "point", "speed, after over before", "tokens per pass", "same text", "verdict",
+        box=box.SIMPLE_HEAD,
+    )  # fmt: skip
+    for change in changes:
+        passes = " -> ".join("-" if x is None else f"{x:.2f}" for x in change.tokens_per_pass)
+        table.add_row(
+            change.method,
+            describe_point(change.point, list(change.point)),
+            str(change.speedup),
+            passes,
+            f"{change.num_same_text} of {change.num_answers}",
+            change.verdict,
+        )
+    return table
+
+
+def findings(changes: Sequence[Change]) -> list[str]:
+    said = []
+    for word in ("slower", "faster"):
+        names = [change.method for change in changes if change.verdict == word]
+        if names:
+            said.append(f"{word} beyond noise: {', '.join(dict.fromkeys(names))}")
+    other = [change.method for change in changes if change.num_same_text < change.num_answers]
+    if other:
+        said.append(f"other texts than before: {', '.join(dict.fromkeys(other))}")
+    return said or ["nothing changed beyond noise"]

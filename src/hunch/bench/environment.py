@@ -1,0 +1,140 @@
+"""Where and how a measurement was made, and whether the machine did other work meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import hunch
+
+BUSY = 0.10  # share of the CPUs in other hands that is worth a word
+PACKAGES = ("torch", "triton", "transformers", "numpy")
+
+
+def describe(**more: Any) -> dict[str, Any]:
+    """Machine, versions, commit, command and time; `more` is added as it is."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["hunch", *sys.argv[1:]]),
+        "hunch": hunch.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "memory_bytes": _memory(),
+        "gpu": _gpu(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        **more,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with "+" where files differ from it; None outside of one."""
+    root = Path(hunch.__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    words = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run(
+            [*words, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10
+        )
+        changes = subprocess.run(
+            [*words, "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True, text=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if head.returncode:
+        return None
+    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
+
+
+def _cpu_name() -> str:
+    parts: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            parts.setdefault(name.strip(), value.strip())
+    except OSError:
+        pass
+    if "model name" in parts:
+        return parts["model name"]
+    if "CPU part" in parts:  # ARM tells numbers only
+        return f"ARM implementer {parts.get('CPU implementer')}, part {parts['CPU part']}"
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _gpu() -> str | None:
+    torch = sys.modules.get("torch")  # where nothing was run on torch, no GPU was used
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_name(0))
+
+
+class BusyWatch:
+    """The share of this machine's CPUs that others used between its making and `share`."""
+
+    def __init__(self) -> None:
+        self._began = _all_seconds()
+        self._own = _own_seconds()
+        self._clock = time.monotonic()
+
+    def share(self) -> float | None:
+        """None where the system does not tell."""
+        now = _all_seconds()
+        if now is None or self._began is None:
+            return None
+        busy, total = (after - before for after, before in zip(now, self._began, strict=True))
+        if total <= 0:
+            return None
+        return max(0.0, busy - (_own_seconds() - self._own)) / total
+
+
+def _all_seconds() -> tuple[float, float] | None:
+    """Seconds all CPUs were busy, and seconds they had."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    values = [int(field) / ticks for field in fields]
+    total = sum(values)
+    return total - values[3] - values[4], total  # idle and waiting for disks are not busy
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def busy_words(share: float | None) -> str | None:
+    """A word of warning where the machine was not ours alone."""
+    if share is None or share < BUSY:
+        return None
+    return (
+        f"other processes used {share:.0%} of the CPUs meanwhile: compare ratios, not tokens per "
+        "second"
+    )

@@ -1,0 +1,348 @@
+"""Plots of a report, each of which answers one question. Drawn by matplotlib, light and dark."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hunch.bench import analysis
+from hunch.bench.metrics import figures
+from hunch.bench.records import Report, Run
+from hunch.errors import ConfigError
+
+# Told apart by people who see colours differently (Okabe and Ito); plain decoding is grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1")
+MARKERS = "osD^vPX"
+THEMES = {
+    "light": {"ink": "#1f2328", "soft": "#8b949e", "paper": "#ffffff", "grid": "#e4e7ea"},
+    "dark": {"ink": "#e6edf3", "soft": "#8b949e", "paper": "#0d1117", "grid": "#2a3038"},
+}
+AXIS_NAMES = {
+    "rate": "requests per second",
+    "concurrency": "requests at once",
+    "temperature": "temperature",
+    "context": "tokens of context",
+}
+Line = Sequence[tuple[float, float, float, float]]  # x, value, low, high
+
+
+def check_installed() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "--html draws its plots with matplotlib: pip install 'hunch-llm[bench]'"
+        ) from None
+
+
+class Chart:
+    """One figure: a question as its title, axes in plain words."""
+
+    def __init__(self, question: str, draw: Callable[[Any, Mapping[str, str]], None]) -> None:
+        self.question, self._draw = question, draw
+
+    def render(self, theme: str = "light", form: str = "svg") -> bytes:
+        from matplotlib.figure import Figure
+
+        ink = THEMES[theme]
+        with _style(ink):
+            figure = Figure(figsize=(7.2, 3.9), layout="constrained")
+            axes = figure.add_subplot()
+            self._draw(axes, ink)
+            axes.set_title(self.question, loc="left", fontsize=11, fontweight="bold", pad=12)
+            out = io.BytesIO()
+            metadata = {"Date": None} if form == "svg" else None
+            figure.savefig(out, format=form, metadata=metadata, dpi=140)
+        return out.getvalue()
+
+
+@contextmanager
+def _style(ink: Mapping[str, str]) -> Iterator[None]:
+    import matplotlib as mpl
+
+    settings = {
+        "font.family": "sans-serif", "font.size": 9.5, "svg.hashsalt": "hunch",
+        "figure.facecolor": ink["paper"], "savefig.facecolor": ink["paper"],
+        "axes.facecolor": ink["paper"], "axes.edgecolor": ink["soft"],
+        "axes.labelcolor": ink["ink"], "text.color": ink["ink"],
+        "axes.spines.top": False, "axes.spines.right": False,
+        "xtick.color": ink["ink"], "ytick.color": ink["ink"],
+        "axes.grid": True, "grid.color": ink["grid"], "grid.linewidth": 0.8,
+        "legend.frameon": False, "axes.axisbelow": True, "lines.linewidth": 1.8,
+    }  # fmt: skip
+    with mpl.rc_context(settings):
+        yield
+
+
+def charts(report: Report, limits: Mapping[str, float] | None = None) -> list[Chart]:
+    """The plots that this report has data for."""
+    axis = analysis.load_axis(report)
+    found: list[Chart | None] = []
+    if axis is not None:
+        found.append(_speedup_by(report, axis))
+        found.append(_throughput(report, axis))
+        found.append(_latency(report, axis))
+        if limits:
+            found.append(_goodput(report, axis, limits))
+    for other in ("temperature", "context"):
+        if other in analysis.varied_axes(report):
+            found.append(_speedup_by(report, other))
+            found.append(_passes_by(report, other))
+    if axis is None and not found:
+        found += [_speedup_bars(report), _by_category(report), _waiting(report)]
+    positions = _positions(report)
+    return [chart for chart in [*found, positions] if chart is not None]
+
+
+def _colour(report: Report, method: str, ink: Mapping[str, str]) -> tuple[str, str]:
+    others = [name for name in report.methods() if name != analysis.plain_of(report)]
+    if method not in others:
+        return ink["soft"], "."
+    place = others.index(method)
+    return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        from hunch.bench.workloads import length_of
+
+        return float(length_of(value))
+    return float(value)
+
+
+def _lines(
+    report: Report, axis: str, value: Callable[[Run], tuple[float, float, float] | None]
+) -> dict[str, Line]:
+    """By method, along one axis; of the other axes the first value."""
+    points = report.points()
+    fixed = {name: points[0][name] for name in points[0] if name != axis}
+    lines: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
+    for run in report.runs:
+        if any(run.point.get(name) != one for name, one in fixed.items()) or axis not in run.point:
+            continue
+        found = value(run) if run.answers() else None
+        if found is not None:
+            lines[run.method].append((_number(run.point[axis]), *found))
+    return {method: sorted(line) for method, line in lines.items()}
+
+
+def _draw_lines(axes: Any, ink: Mapping[str, str], report: Report, lines: dict[str, Line]) -> None:
+    for method, line in lines.items():
+        colour, marker = _colour(report, method, ink)
+        x, value, low, high = zip(*line, strict=True)
+        axes.plot(x, value, color=colour, marker=marker, markersize=5, label=method)
+        if low != high:
+            axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+    axes.legend(loc="best", fontsize=8.5)
+
+
+def _load_axis(axes: Any, axis: str, lines: dict[str, Line]) -> None:
+    values = sorted({x for line in lines.values() for x, *_ in line})
+    if axis in analysis.LOAD_AXES and len(values) > 2 and values[0] > 0:
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{x:g}" for x in values])
+    axes.minorticks_off()
+    axes.set_xlabel(AXIS_NAMES.get(axis, axis))
+
+
+def _speedup_by(report: Report, axis: str) -> Chart:
+    plain = analysis.plain_of(report)
+
+    def value(run: Run) -> tuple[float, float, float] | None:
+        base = report.find(plain, run.point) if plain is not None else None
+        interval = analysis.speedup(base, run) if base is not None and base is not run else None
+        return None if interval is None else (interval.value, interval.low, interval.high)
+
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        lines = _lines(report, axis, value)
+        axes.axhline(1.0, color=ink["soft"], linewidth=1.2, linestyle="--", label=plain)
+        _draw_lines(axes, ink, report, lines)
+        for inversion in analysis.inversions(report):
+            if axis == inversion.axis and inversion.at is not None and not inversion.is_always:
+                colour, _ = _colour(report, inversion.method, ink)
+                axes.plot(
+                    [inversion.at], [1.0], marker="o", markersize=9, markerfacecolor="none",
+                    markeredgecolor=colour, markeredgewidth=1.6, linestyle="none",
+                )  # fmt: skip
+                axes.annotate(
+                    f"{inversion.at:.3g}", (inversion.at, 1.0), textcoords="offset points",
+                    xytext=(0, 9), ha="center", fontsize=8.5, color=colour,
+                )  # fmt: skip
+        _load_axis(axes, axis, lines)
+        axes.set_ylabel("times as fast as plain decoding")
+
+    words = {"rate": "At which load does drafting pay?", "temperature": "What does sampling cost?",
+             "context": "Does it hold for long contexts?"}  # fmt: skip
+    return Chart(words.get(axis, "With how many requests at once does drafting pay?"), draw)
+
+
+def _figure(name: str, percent: str | None = None) -> Callable[[Run], Any]:
+    def value(run: Run) -> tuple[float, float, float] | None:
+        found = figures(run)[name]
+        if percent is not None:
+            found = found[percent]
+        return None if found is None else (found, found, found)
+
+    return value
+
+
+def _throughput(report: Report, axis: str) -> Chart:
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        lines = _lines(report, axis, _figure("tokens_per_second"))
+        _draw_lines(axes, ink, report, lines)
+        _load_axis(axes, axis, lines)
+        axes.set_ylabel("tokens per second")
+        axes.set_ylim(bottom=0)
+
+    return Chart("How many tokens does it deliver?", draw)
+
+
+def _latency(report: Report, axis: str) -> Chart:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        lines = _lines(report, axis, _figure("end_to_end", "p50"))
+        slow = _lines(report, axis, _figure("end_to_end", "p99"))
+        for method, line in slow.items():
+            colour, _ = _colour(report, method, ink)
+            x, value, *_ = zip(*line, strict=True)
+            axes.plot(x, value, color=colour, linewidth=1.0, linestyle=":")
+        _draw_lines(axes, ink, report, lines)
+        _load_axis(axes, axis, lines)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_ylabel("seconds to the last token")
+        axes.text(
+            0.99, 0.02, "lines: half of the requests; dotted: 99 of 100", fontsize=8,
+            transform=axes.transAxes, ha="right", color=ink["soft"],
+        )  # fmt: skip
+
+    return Chart("How long does a request take?", draw)
+
+
+def _goodput(report: Report, axis: str, limits: Mapping[str, float]) -> Chart:
+    def value(run: Run) -> tuple[float, float, float]:
+        found = 100 * figures(run, limits)["goodput_share"]
+        return found, found, found
+
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        lines = _lines(report, axis, value)
+        _draw_lines(axes, ink, report, lines)
+        _load_axis(axes, axis, lines)
+        axes.set_ylim(0, 104)
+        axes.set_ylabel("% of requests within the limits")
+
+    words = ", ".join(f"{n.replace('_', ' ')} {1e3 * s:g} ms" for n, s in limits.items())
+    return Chart(f"How many requests are served in time ({words})?", draw)
+
+
+def _passes_by(report: Report, axis: str) -> Chart:
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        lines = _lines(report, axis, _figure("tokens_per_pass"))
+        _draw_lines(axes, ink, report, lines)
+        _load_axis(axes, axis, lines)
+        axes.set_ylabel("tokens per pass of the target")
+
+    return Chart(f"How good are the guesses, by {axis}?", draw)
+
+
+def _speedup_bars(report: Report) -> Chart:
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        found = {method: points[0][1] for method, points in analysis.speedups(report).items()}
+        for place, (method, interval) in enumerate(reversed(found.items())):
+            colour, _ = _colour(report, method, ink)
+            error = [[interval.value - interval.low], [interval.high - interval.value]]
+            axes.barh(place, interval.value, color=colour, height=0.6)
+            axes.errorbar(interval.value, place, xerr=error, color=ink["ink"], capsize=3)
+            axes.text(
+                0.03, place, f"{interval.value:.2f}x", va="center", fontsize=9,
+                color="#ffffff", fontweight="bold",
+            )  # fmt: skip
+        axes.set_yticks(range(len(found)), list(reversed(found)))
+        axes.axvline(1.0, color=ink["soft"], linewidth=1.2, linestyle="--")
+        axes.set_xlim(left=0)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("times as fast as plain decoding (95% interval over prompts)")
+
+    return Chart("How much faster is each method?", draw)
+
+
+def _by_category(report: Report) -> Chart | None:
+    plain = analysis.plain_of(report)
+    base = next((run for run in report.runs if run.method == plain), None)
+    kinds = list(dict.fromkeys(a.category for a in base.answers())) if base else []
+    others = [run for run in report.runs if run is not base]
+    if base is None or len(kinds) < 2 or not others:
+        return None
+
+    def ratio(run: Run, kind: str) -> float:
+        sums = [sum(a.end_to_end for a in r.answers() if a.category == kind) for r in (base, run)]
+        return sums[0] / sums[1] if sums[1] else 0.0
+
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        width = 0.8 / len(others)
+        for place, run in enumerate(others):
+            colour, _ = _colour(report, run.method, ink)
+            x = [k - 0.4 + width * (place + 0.5) for k in range(len(kinds))]
+            axes.bar(x, [ratio(run, k) for k in kinds], width * 0.92, color=colour,
+                     label=run.method)  # fmt: skip
+        axes.set_xticks(range(len(kinds)), kinds)
+        axes.axhline(1.0, color=ink["soft"], linewidth=1.2, linestyle="--")
+        axes.grid(visible=False, axis="x")
+        axes.set_ylabel("times as fast as plain decoding")
+        axes.legend(loc="upper left", fontsize=8.5, ncols=min(len(others), 4))
+        axes.set_ylim(top=1.25 * max(ratio(run, k) for run in others for k in kinds))
+
+    return Chart("On which kind of text does it pay?", draw)
+
+
+def _waiting(report: Report) -> Chart:
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        for run in report.runs:
+            colour, _ = _colour(report, run.method, ink)
+            times = sorted(a.end_to_end for a in run.answers())
+            if times:
+                shares = [100 * (place + 1) / len(times) for place in range(len(times))]
+                axes.step(times, shares, where="post", color=colour, label=run.method)
+        axes.set_xlabel("seconds to the last token")
+        axes.set_ylabel("% of the answers are complete")
+        axes.set_ylim(0, 104)
+        axes.set_xlim(left=0)
+        axes.legend(loc="lower right", fontsize=8.5)
+
+    return Chart("How long does an answer take?", draw)
+
+
+def _common_positions(run: Run) -> list[float]:
+    """Shares accepted at the positions that enough drafts reached to say something."""
+    guessed = run.counts().get("guessed_per_position") or [0]
+    num_common = sum(count >= max(8, 0.05 * guessed[0]) for count in guessed)
+    return list((figures(run).get("per_position") or [])[:num_common])
+
+
+def _positions(report: Report) -> Chart | None:
+    first = report.points()[0] if report.points() else {}
+    found = {run.method: _common_positions(run) for run in report.runs if run.point == first}
+    found = {method: shares for method, shares in found.items() if shares}
+    if not found:
+        return None
+
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        most = min(max(map(len, found.values())), 12)
+        for method, shares in found.items():
+            colour, marker = _colour(report, method, ink)
+            some = [100 * share for share in shares[:most]]
+            axes.plot(range(1, len(some) + 1), some, color=colour, marker=marker, markersize=5,
+                      label=method)  # fmt: skip
+        axes.set_xticks(range(1, most + 1))
+        axes.set_ylim(0, 104)
+        axes.set_xlabel("position in the draft")
+        axes.set_ylabel("% of guesses accepted")
+        axes.legend(loc="best", fontsize=8.5)
+
+    return Chart("How far ahead are guesses right?", draw)

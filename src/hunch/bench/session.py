@@ -1,0 +1,272 @@
+"""One measurement from what a user asked for to a filled report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from hunch import LLM
+from hunch.bench import environment
+from hunch.bench.energy import EnergyMeter
+from hunch.bench.loads import Load
+from hunch.bench.measure import Cell, OnAnswer, Subject, make_jobs, measure, open_report
+from hunch.bench.offline import EngineSubject
+from hunch.bench.readers import read_workloads
+from hunch.bench.records import Report, Run
+from hunch.bench.remote import UrlSubject
+from hunch.bench.workloads import Prompt, length_of, long_context
+from hunch.errors import ConfigError, RequestError
+
+GPU_KV = 8 * 2**30  # bytes each engine gets on a GPU, where several share it
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Everything that decides what is measured; kept in the report, compared on resuming."""
+
+    model: str
+    methods: tuple[str, ...]
+    workload: str = "mixed"
+    limit: int | None = None
+    urls: tuple[str, ...] = ()  # [NAME=]http://...; instead of an engine in this process
+    served_model: str | None = None
+    temperatures: tuple[float, ...] = (0.0,)
+    contexts: tuple[str, ...] = ()  # lengths like 2k, in place of the workload
+    concurrency: tuple[int, ...] = (1,)
+    rates: tuple[float, ...] = ()  # requests per second, in place of concurrency
+    burstiness: float = 1.0
+    seconds: float = 10.0  # of arrivals in a round of an open load
+    min_requests: int = 8
+    num_warmup: int = 0
+    max_tokens: int = 96
+    top_p: float = 1.0
+    seed: int | None = 0
+    ignore_eos: bool = False
+    rounds: int = 3
+    engine: dict[str, Any] = field(default_factory=dict)  # further arguments of LLM
+    enlarge: str | None = None  # a size the model is enlarged to, at equal text
+
+    def settings(self) -> dict[str, Any]:
+        """As JSON has it, so that settings read back compare equal."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+
+def expand(
+    methods: Sequence[str], lengths: Sequence[int] = (), trees: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Methods with each draft length and tree shape; `off` first, `auto` as it is.
+
+    A draft length is fixed: the method drafts as many, whether they pay or not.
+    """
+    found = ["off"]
+    for method in methods:
+        is_fixed = method.partition(":")[0] in ("off", "auto")
+        shapes = [""] if is_fixed else [f":tree={tree}" for tree in trees] or [""]
+        sizes = [""] if is_fixed else [f":num_nodes={n}:adaptive=false" for n in lengths] or [""]
+        found += [method + shape + size for shape, size in product(shapes, sizes)]
+    return tuple(dict.fromkeys(found))
+
+
+class Session:
+    """Subjects opened, prompts read, cells laid out."""
+
+    def __init__(self, asked: Asked, say: Callable[[str], None]) -> None:
+        self.asked, self.say = asked, say
+        self.llm: LLM | None = None
+        self.subjects: list[Subject] = []
+        try:
+            self._open()
+            self.cells = list(self._cells())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for subject in self.subjects:
+            subject.close()
+
+    def _open(self) -> None:
+        asked = self.asked
+        for name in asked.contexts:  # what is wrong with these is said before a model is loaded
+            length_of(name)
+        self._given = [] if asked.contexts else read_workloads(asked.workload, asked.limit)
+        if asked.urls:
+            self.subjects += _servers(asked)
+            return
+        rows = None if asked.rates else max(asked.concurrency)
+        arguments = {"max_num_seqs": rows, **asked.engine}
+        first, *others = asked.methods
+        self.llm = LLM(
+            asked.model, weights=_weights(asked), speculate=first, **_with_kv(arguments, others)
+        )
+        meter = EnergyMeter(_device(self.llm))
+        self.subjects.append(EngineSubject(first, self.llm, meter))
+        for method in others:  # one copy of the weights for all
+            self.subjects.append(EngineSubject(method, self.llm.sibling(method), meter))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        assert self.llm is not None
+        if not prompt.messages:
+            return self.llm.tokenizer.encode(prompt.text)
+        said = [{"role": role, "content": content} for role, content in prompt.messages]
+        return self.llm.encode_chat(said)
+
+    def _cells(self) -> Iterator[Cell]:
+        asked = self.asked
+        loads: list[dict[str, Any]] = [{"rate": rate} for rate in asked.rates]
+        loads = loads or [{"concurrency": count} for count in asked.concurrency]
+        for context, temperature, axis in product(
+            asked.contexts or (None,), asked.temperatures, loads
+        ):
+            load = Load(
+                **axis, burstiness=asked.burstiness, num_warmup=asked.num_warmup,
+                seed=asked.seed or 0,
+            )  # fmt: skip
+            prompts = self._prompts(context)
+            count = load.num_requests(len(prompts), asked.seconds, asked.min_requests)
+            params = {
+                "max_tokens": asked.max_tokens, "temperature": temperature, "top_p": asked.top_p,
+                "seed": asked.seed, "ignore_eos": asked.ignore_eos,
+            }  # fmt: skip
+            encode = None if self.llm is None else self.encode
+            point = {**axis, "temperature": temperature}
+            if context is not None:
+                point["context"] = context
+            yield Cell(point, load, make_jobs(prompts, encode, params, count))
+
+    def _prompts(self, context: str | None) -> list[Prompt]:
+        """Those that the model's context has room for; what had to go is said."""
+        asked, prompts = self.asked, self._given
+        if context is not None:
+            prompts = long_context(length_of(context))[: asked.limit]
+        if self.llm is None:
+            return prompts
+        room = self.llm.engine.capacity.max_len
+        kept = [p for p in prompts if len(self.encode(p)) + asked.max_tokens <= room]
+        if not kept:
+            raise RequestError(
+                f"no prompt of {context or asked.workload} fits the context of {room} tokens with "
+                f"{asked.max_tokens} to generate: give smaller ones or a larger --max-model-len"
+            )
+        if len(kept) < len(prompts):
+            gone = len(prompts) - len(kept)
+            self.say(f"{gone} of {len(prompts)} prompts left out: longer than {room} tokens")
+        return kept
+
+    def run(
+        self,
+        kind: str,
+        *,
+        save: Path | None = None,
+        on_done: Callable[[Run, bool], None] | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> Report:
+        """Measure everything that is not in the file `save` already."""
+        watch = environment.BusyWatch()
+        report = open_report(save, Report(kind, self.asked.settings(), {}))
+        report.environment = environment.describe(**self._about())
+        measure(
+            self.subjects, self.cells, self.asked.rounds, report,
+            on_done=on_done, on_answer=on_answer, save=save,
+        )  # fmt: skip
+        report.environment["busy_share"] = watch.share()
+        if save is not None:
+            report.save(save)
+        return report
+
+    def _about(self) -> dict[str, Any]:
+        if self.llm is None:
+            return {"servers": list(self.asked.urls)}
+        import torch
+
+        capacity = self.llm.engine.capacity
+        return {
+            "model": self.asked.model,
+            "enlarged_to": self.asked.enlarge,
+            "dtype": self.llm.config.model.dtype,
+            "device": _device(self.llm),
+            "kernels": capacity.kernels,
+            "threads": torch.get_num_threads(),
+            "max_num_seqs": capacity.max_rows,
+            "max_model_len": capacity.max_len,
+        }
+
+
+def _servers(asked: Asked) -> list[Subject]:
+    subjects: list[Subject] = []
+    for number, text in enumerate(asked.urls, 1):
+        name, is_named, url = text.partition("=")
+        if not is_named or "//" in name:
+            name, url = (f"server {number}" if len(asked.urls) > 1 else "server"), text
+        if not asked.methods:
+            subjects.append(UrlSubject(name, url, asked.served_model))
+        for method in asked.methods:  # hunch's own field: other servers are asked without it
+            label = method if len(asked.urls) == 1 else f"{name} {method}"
+            wish = {"mode": method}
+            subjects.append(UrlSubject(label, url, asked.served_model, speculation=wish))
+    return subjects
+
+
+def _device(llm: LLM) -> str:
+    return "cuda" if llm.engine.capacity.kernels == "triton" else llm.config.model.device
+
+
+def _with_kv(arguments: dict[str, Any], others: Sequence[str]) -> dict[str, Any]:
+    """On a GPU every engine gets a part of the memory, as the first would take it all."""
+    if others and "kv_bytes" not in arguments and arguments.get("device") in ("cuda", "auto"):
+        import torch
+
+        if torch.cuda.is_available():
+            return {**arguments, "kv_bytes": GPU_KV}
+    return arguments
+
+
+def _weights(asked: Asked) -> Any:
+    if asked.enlarge is None:
+        return None
+    from hunch.bench.device.enlarged import SIZES, enlarged
+
+    if asked.enlarge not in SIZES:
+        raise ConfigError(f"--enlarge {asked.enlarge!r} is not one of {', '.join(SIZES)}")
+    return enlarged(asked.model, asked.enlarge, str(asked.engine.get("device", "auto")))
+
+
+@contextmanager
+def progress(total: int, is_quiet: bool) -> Iterator[Callable[[str, bool], None]]:
+    """A bar with the time left for a person, a line per turn in a pipe, nothing if quiet."""
+    if is_quiet:
+        yield lambda label, is_old: None
+        return
+    if not sys.stderr.isatty():
+        console, done = Console(stderr=True, highlight=False, width=200), [0]
+
+        def line(label: str, is_old: bool) -> None:
+            done[0] += 1
+            if not is_old:
+                console.print(f"[{done[0]} of {total}] {label}", markup=False)
+
+        yield line
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeLeft()
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring", total=total)
+
+        def advance(label: str, is_old: bool) -> None:
+            bar.update(task, advance=1, description=label[:60])
+
+        yield advance

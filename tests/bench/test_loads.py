@@ -1,0 +1,130 @@
+"""Loads: when requests come, and what is written down of them, by an engine and by a server."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import pytest
+
+from hunch import LLM
+from hunch.bench.energy import EnergyMeter
+from hunch.bench.loads import Load
+from hunch.bench.measure import make_jobs
+from hunch.bench.offline import EngineSubject
+from hunch.bench.remote import UrlSubject
+from hunch.bench.workloads import Prompt
+from hunch.errors import ConfigError, RequestError
+from server.live_server import LiveServer, free_port
+from tiny_models import write_llama
+
+PROMPTS = [Prompt(f"p{n}", "all", text="fast token " * (n + 2)) for n in range(4)]
+PARAMS = {"max_tokens": 12, "temperature": 0.0, "seed": 0, "ignore_eos": True}
+
+
+def test_poisson_arrivals_have_their_rate_and_spread() -> None:
+    moments = Load(rate=5.0, seed=3).arrivals(4000)
+    gaps = [b - a for a, b in itertools.pairwise(moments)]
+    assert fmean(gaps) == pytest.approx(0.2, rel=0.05)
+    assert pstdev(gaps) == pytest.approx(0.2, rel=0.1)  # as long as the mean: exponential
+    assert moments == Load(rate=5.0, seed=3).arrivals(4000)
+    assert moments != Load(rate=5.0, seed=4).arrivals(4000)
+
+
+def test_bursts_have_the_same_rate_and_a_wider_spread() -> None:
+    moments = Load(rate=5.0, burstiness=0.25).arrivals(8000)
+    gaps = [b - a for a, b in itertools.pairwise(moments)]
+    assert fmean(gaps) == pytest.approx(0.2, rel=0.1)
+    assert pstdev(gaps) == pytest.approx(0.4, rel=0.1)  # 1 / sqrt(0.25) times the mean
+
+
+@pytest.mark.parametrize("given", [{}, {"rate": 1.0, "concurrency": 1}, {"rate": 0.0}])
+def test_a_load_is_open_or_closed(given: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Load(**given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    model = write_llama(tmp_path_factory.mktemp("loads") / "model")
+    return LLM(str(model), speculate="ngram:adaptive=false", max_num_seqs=4, threads=1)
+
+
+def test_an_open_load_on_an_engine_skips_idle_time(llm: LLM) -> None:
+    subject = EngineSubject("ngram", llm, EnergyMeter(rapl=Path("/nonexistent")))
+    jobs = make_jobs(PROMPTS, lambda p: llm.tokenizer.encode(p.text), PARAMS, 6)
+    load = Load(rate=0.02, num_warmup=2)  # one in 50 seconds
+    began = time.perf_counter()
+    found = subject.drive(jobs, load)
+    assert time.perf_counter() - began < 30 < found.seconds
+    assert [a.id for a in found.answers] == ["p0", "p1", "p2", "p3", "p0#1", "p1#1"]
+    assert [a.is_warmup for a in found.answers] == [True, True, False, False, False, False]
+    assert [a.start for a in found.answers] == load.arrivals(6)
+    assert all(0 < (a.first_token or 0) <= a.end_to_end < 30 for a in found.answers)
+    assert found.answers[4].digest == found.answers[0].digest  # the same prompt, the same text
+    assert found.counts["generation_tokens"] == 6 * 12
+    assert found.counts["drafted"] == sum(a.drafted or 0 for a in found.answers) > 0
+    assert found.joules is None
+
+
+def test_a_closed_load_keeps_so_many_under_way(llm: LLM) -> None:
+    subject = EngineSubject("ngram", llm)
+    jobs = make_jobs(PROMPTS, lambda p: llm.tokenizer.encode(p.text), PARAMS, 6)
+    found = subject.drive(jobs, Load(concurrency=2))
+    spans = [(a.start, a.start + a.end_to_end) for a in found.answers]
+    for start, _ in spans:
+        assert sum(s <= start < e for s, e in spans) <= 2
+    assert max(end for _, end in spans) <= found.seconds + 1e-3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
+    live = LiveServer(tmp_path_factory.mktemp("server") / "log", {})
+    yield live  # type: ignore[misc]
+    live.stop()
+
+
+def test_a_server_is_measured_over_http(server: LiveServer) -> None:
+    subject = UrlSubject("here", server.url)
+    assert subject.model == "bytes"
+    chat = Prompt.chat("chat", "chat", "hello")
+    jobs = make_jobs([*PROMPTS[:2], chat], None, {**PARAMS, "ignore_eos": False}, 6)
+    subject.warm(jobs)
+    closed = subject.drive(jobs, Load(concurrency=3))
+    assert [a.error for a in closed.answers] == [None] * 6
+    for answer in closed.answers:
+        assert answer.num_prompt_tokens > 0
+        assert 0 < answer.num_tokens <= 12
+        assert 0 < (answer.first_token or 0) <= answer.end_to_end
+        assert answer.num_passes is not None  # hunch tells; others need not
+    assert closed.answers[0].digest == closed.answers[3].digest
+    rate = subject.drive(jobs, Load(rate=50.0))
+    assert [a.start for a in rate.answers] == Load(rate=50.0).arrivals(6)
+
+
+def test_a_refused_request_is_an_answer_with_an_error(server: LiveServer) -> None:
+    subject = UrlSubject("here", server.url, "no-such-model")
+    jobs = make_jobs(PROMPTS[:1], None, PARAMS)
+    found = subject.drive(jobs, Load(concurrency=1))
+    assert "404" in (found.answers[0].error or "")
+
+
+def test_no_server_is_said_in_one_line() -> None:
+    with pytest.raises(RequestError, match="no answer"):
+        UrlSubject("here", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(RequestError, match="address"):
+        UrlSubject("here", "localhost:8000")
+
+
+def test_energy_is_read_from_rapl(tmp_path: Path) -> None:
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    (package / "max_energy_range_uj").write_text("1000000000")
+    (package / "energy_uj").write_text("999000000")
+    meter = EnergyMeter(rapl=tmp_path)
+    assert meter.sources == ["RAPL"]
+    meter.start()
+    (package / "energy_uj").write_text("4000000")  # it began again at zero
+    assert meter.stop() == pytest.approx(5.0)

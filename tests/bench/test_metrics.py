@@ -1,0 +1,93 @@
+"""Every figure of docs/metrics.md on numbers computed by hand, and percentiles against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hunch.bench import metrics
+from hunch.bench.records import Answer, Round, Run
+from hunch.errors import ConfigError
+
+
+def answer(name: str = "a", **changes: object) -> Answer:
+    """20 tokens in 8 passes: first token after 0.1 s, the last after 0.48 s."""
+    values: dict[str, object] = {
+        "id": name, "category": "chat", "num_prompt_tokens": 10, "num_tokens": 20, "start": 0.0,
+        "first_token": 0.1, "end_to_end": 0.48, "num_passes": 8, "drafted": 24, "accepted": 12,
+    }  # fmt: skip
+    return Answer(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_worked_example_of_the_docs() -> None:
+    # 8 passes, 3 guesses each, 12 of the 24 accepted: 12 + 8 of the target's own = 20 tokens.
+    assert metrics.acceptance_rate(12, 24) == 0.5
+    assert metrics.tokens_per_pass(20, 8) == 2.5
+    # 8 guesses at each position; right 6, 4 and 2 times.
+    assert metrics.per_position([8, 8, 8], [6, 4, 2]) == [0.75, 0.5, 0.25]
+    # A guess costs 0.05 of a pass: 2.5 / (0.05 * 3 + 1).
+    assert metrics.memory_bound_speedup(2.5, 0.05, 3) == pytest.approx(2.5 / 1.15)
+    assert metrics.draft_overhead(0.06, 0.40) == pytest.approx(0.15)
+    assert metrics.token_rate_ratio(50.0, 25.0) == 2.0
+    assert metrics.energy_per_token(90.0, 20) == 4.5
+    # 0.38 s for the 19 tokens after the first.
+    assert answer().per_token == pytest.approx(0.02)
+
+
+def test_expected_tokens_is_the_sum_of_the_chances() -> None:
+    # 1 + 0.8 + 0.64 + 0.512
+    assert metrics.expected_tokens(0.8, 3) == pytest.approx(2.952)
+    assert metrics.expected_tokens(1.0, 5) == 6
+    assert metrics.expected_tokens(0.0, 5) == 1
+
+
+def test_nothing_drafted_gives_no_rate() -> None:
+    assert metrics.acceptance_rate(0, 0) is None
+    assert metrics.tokens_per_pass(0, 0) is None
+    assert metrics.energy_per_token(None, 10) is None
+    assert metrics.percentile([], 50) is None
+
+
+@pytest.mark.parametrize("percent", [0, 50, 90, 95, 99, 100])
+def test_percentiles_are_numpys(percent: int) -> None:
+    values = [0.3, 5.0, 1.25, 2.0, 9.5, 0.01, 4.4]
+    assert metrics.percentile(values, percent) == pytest.approx(np.percentile(values, percent))
+
+
+def test_figures_of_a_run() -> None:
+    counts = {
+        "draft_seconds": 0.06, "target_seconds": 0.40, "time_saved_seconds": 0.3,
+        "guessed_per_position": [8, 8, 8], "accepted_per_position": [6, 4, 2],
+        "drafters": {"ngram": {"drafted": 24, "accepted": 12}, "draft": {"drafted": 0,
+                                                                         "accepted": 0}},
+    }  # fmt: skip
+    slow = answer("slow", first_token=0.3, end_to_end=0.68)
+    first = Round(0.5, [answer()], counts, joules=45.0)
+    second = Round(1.0, [slow, answer("warm", is_warmup=True)], {}, joules=60.0)
+    found = metrics.figures(Run("ngram", {}, [first, second]), {"first_token": 0.2})
+    assert found["num_answers"] == 2  # the warm-up is no answer, but it took its time
+    assert found["tokens_per_second"] == pytest.approx(40.0)  # 20 / 0.5 and 40 / 1.0
+    assert found["requests_per_second"] == pytest.approx(2.0)
+    assert found["first_token"]["p50"] == pytest.approx(0.2)
+    assert found["tokens_per_pass"] == 2.5
+    assert found["acceptance_rate"] == 0.5
+    assert found["per_position"] == [0.75, 0.5, 0.25]
+    assert found["memory_bound_speedup"] == pytest.approx(2.5 / 1.15)
+    assert found["drafters"] == {"ngram": {"drafted": 24, "accepted": 12, "acceptance_rate": 0.5}}
+    assert found["energy_per_token"] == pytest.approx(105.0 / 60)
+    assert found["goodput_share"] == 0.5
+    assert found["goodput"] == pytest.approx(1.0)
+
+
+def test_a_server_that_tells_nothing_has_no_passes() -> None:
+    found = metrics.figures(Run("server", {}, [Round(1.0, [answer(num_passes=None)])]))
+    assert found["tokens_per_pass"] is None
+    assert found["tokens_per_second"] == 20
+
+
+def test_limits_are_read_in_milliseconds_by_vllms_names() -> None:
+    assert metrics.read_limits("ttft:200 tpot:30,e2e:4000") == {
+        "first_token": 0.2, "per_token": 0.03, "end_to_end": 4.0,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="ttft:200"):
+        metrics.read_limits("speed:3")

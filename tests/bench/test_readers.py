@@ -1,0 +1,116 @@
+"""Prompt files in the forms people have, made here in the same form; and the built-in workloads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hunch.bench.readers import READERS, read_file, read_workloads
+from hunch.bench.workloads import WORKLOADS, built_in, cycle, length_of
+from hunch.errors import HunchError
+
+FORMS: dict[str, list[dict[str, Any]]] = {
+    "hunch": [{"id": "x", "turns": ["first", "second"]}, {"prompt": "raw"},
+              {"messages": [{"role": "user", "content": "hi"}], "prediction": "hello"}],
+    "spec-bench": [{"question_id": 81, "category": "writing", "turns": ["Compose.", "Rewrite."]}],
+    "mt-bench": [{"question_id": 82, "category": "math", "turns": ["Add."], "reference": ["2"]}],
+    "speed-bench": [{"question_id": "q1", "category": "coding", "sub_category": "python",
+                     "turns": ["Sort."], "source": "s", "src_id": "1", "difficulty": "low",
+                     "multiturn": False}],
+    "humaneval": [{"task_id": "HumanEval/0", "prompt": "def add(a, b):\n", "entry_point": "add",
+                   "canonical_solution": "    return a + b\n", "test": "assert add(1, 1) == 2"}],
+    "gsm8k": [{"question": "How many?", "answer": "Two. #### 2"}],
+    "cnn-dm": [{"id": "c1", "article": "News.", "highlights": "Short."}],
+    "vllm": [{"prompt": "Tell me.", "output_tokens": 12}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_json_lines_are_read_and_recognised(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, FORMS[form])) + "\n\n")
+    named, seen = read_file(path, form), read_file(path)
+    assert named == seen
+    assert len(named) == len(FORMS[form])
+    assert all(prompt.messages or prompt.text for prompt in named)
+
+
+def test_what_is_asked(tmp_path: Path) -> None:
+    def first(form: str) -> Any:
+        path = tmp_path / f"{form}.jsonl"
+        path.write_text(json.dumps(FORMS[form][0]))
+        return read_workloads(f"{form}:{path}")[0]
+
+    assert first("spec-bench").messages == (("user", "Compose."),)
+    assert first("spec-bench").id == "81"
+    assert first("humaneval").text == "def add(a, b):\n"  # completed as it is, not chatted about
+    assert first("gsm8k").messages == (("user", "How many?"),)
+    assert first("cnn-dm").messages[0][1].endswith("News.")
+    assert first("vllm").max_tokens == 12
+
+
+def test_sharegpt_is_one_list_and_silent_conversations_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.json"
+    path.write_text(json.dumps([
+        {"id": "a", "conversations": [{"from": "human", "value": "Q"},
+                                      {"from": "gpt", "value": "A"}]},
+        {"id": "b", "conversations": [{"from": "gpt", "value": "A"}]},
+    ]))  # fmt: skip
+    (prompt,) = read_file(path)
+    assert prompt.messages == (("user", "Q"),)
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "cnn.csv"
+    path.write_text('id,article,highlights\n1,"One, two.",Short\n')
+    assert read_file(path)[0].messages[0][1].endswith("One, two.")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a"}\n{"prompt": \n', "line 2"),
+        ('{"text": "a"}', "none of the known forms"),
+        ("", "no prompts"),
+        ("[1]", "must be an object"),
+        ('{"turns": []}', "record 1"),
+    ],
+)
+def test_a_broken_file_is_named(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text(text)
+    with pytest.raises(HunchError, match=message):
+        read_file(path)
+
+
+def test_built_in_workloads_are_whole_and_differ() -> None:
+    for name in WORKLOADS:
+        prompts = built_in(name)
+        assert len(prompts) >= 3, name
+        assert len({prompt.id for prompt in prompts}) == len(prompts)
+        assert prompts == built_in(name)  # the same every time
+    assert all(prompt.prediction for prompt in built_in("rewrite"))
+    assert all(prompt.schema for prompt in built_in("json"))
+    assert {p.conversation for p in built_in("multi-turn")} == {"office"}
+    size = len(built_in("long:8k")[0].messages[0][1])
+    assert 3 * 8192 < size < 4 * 8192
+    with pytest.raises(HunchError, match="chat"):
+        built_in("chta")
+
+
+def test_lengths() -> None:
+    assert (length_of("2k"), length_of("32k"), length_of("3000")) == (2048, 32768, 3000)
+    with pytest.raises(HunchError, match="2k"):
+        length_of("long")
+
+
+def test_several_workloads_and_repeats() -> None:
+    prompts = read_workloads("chat,code", limit=2)
+    assert [p.category for p in prompts] == ["chat", "chat", "code", "code"]
+    many = cycle(prompts, 6)
+    assert many[4].messages == prompts[0].messages
+    assert len({p.id for p in many}) == 6
+    assert set(READERS) >= set(FORMS)

@@ -1,0 +1,136 @@
+"""`hunch bench` as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hunch.cli import main
+from tiny_models import write_llama
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_llama(tmp_path_factory.mktemp("bench") / "model"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "x", "turns": ["fast token fast token"]}\n{"prompt": "the model"}\n')
+    return str(path)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Call:
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["bench", *words])
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return call
+
+
+def test_methods_side_by_side(run: Call, model: str, prompts: str, tmp_path: Path) -> None:
+    table, page = tmp_path / "table.md", tmp_path / "figures.csv"
+    code, out, _ = run(
+        "-m", model, "--prompts", prompts, "--speculate", "ngram", "--max-tokens", "8",
+        "--repeats", "2", "--json", "--markdown", str(table), "--csv", str(page), "--threads", "1",
+        "--goodput", "ttft:60000",
+    )  # fmt: skip
+    report = json.loads(out)
+    assert code == 0
+    off, ngram = report["figures"]
+    assert (off["method"], ngram["method"]) == ("off", "ngram")
+    assert ngram["identical"]
+    assert ngram["num_answers"] == 4
+    assert ngram["goodput_share"] == 1.0
+    assert ngram["time_saved"].keys() == {"by_clock", "by_engine"}
+    where = report["environment"]
+    assert where["model"] == model
+    assert {"commit", "cpu", "command", "date", "hunch", "kernels", "threads"} <= where.keys()
+    assert "| ngram |" in table.read_text()
+    assert page.read_text().startswith("method,")
+
+
+def test_a_sweep_goes_on_where_it_stopped(
+    run: Call, model: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hunch.bench.offline import EngineSubject
+
+    out = tmp_path / "sweep.json"
+    words = (
+        "sweep", "-m", model, "--prompts", prompts, "--speculate", "ngram,auto",
+        "--draft-lengths", "2", "--rates", "50,200", "--seconds", "0.1", "--min-requests", "3",
+        "--max-tokens", "6", "--out", str(out), "--threads", "1",
+    )  # fmt: skip
+    drive, calls = EngineSubject.drive, []
+
+    def stop_after_four(self, *rest):
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        calls.append(self.name)
+        return drive(self, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineSubject, "drive", stop_after_four)
+        code, _, err = run(*words)
+    assert code == 130
+    assert "goes on" in err
+    assert calls == ["off", "ngram:num_nodes=2:adaptive=false", "auto", "off"]
+    calls.clear()
+
+    def count(self, *rest):
+        calls.append(self.name)
+        return drive(self, *rest)
+
+    monkeypatch.setattr(EngineSubject, "drive", count)
+    code, text, _ = run(*words)
+    assert code == 0
+    assert len(calls) == 3  # of the second rate alone
+    assert "auto is" in text
+    assert "ngram:num_nodes=2:adaptive=false" in text
+    assert len(json.loads(out.read_text())["runs"]) == 6
+    code, _, err = run(*words, "--seed", "5")
+    assert code == 2
+    assert "seed" in err
+
+
+def test_compare_two_reports(run: Call, model: str, prompts: str, tmp_path: Path) -> None:
+    paths = []
+    for name in "ab":
+        code, out, _ = run(
+            "-m", model, "--prompts", prompts, "--speculate", "ngram", "--max-tokens", "4",
+            "--repeats", "1", "--json", "--threads", "1",
+        )  # fmt: skip
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(out)
+    code, out, _ = run("compare", str(paths[0]), str(paths[1]), "--json")
+    changes = json.loads(out)
+    assert code in (0, 1)  # a busy machine may be slower the second time
+    assert [change["num_same_text"] for change in changes] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--workload", "chta"), "chat"),
+        (("--goodput", "speed:1"), "ttft"),
+        (("--url", "nowhere"), "http://"),
+        (("sweep", "--rates", "1,x"), "numbers"),
+        (("sweep", "--rates", "1", "--concurrency", "2"), "not both"),
+        (("compare", "none.json", "none.json"), "no such file"),
+        (("--html", "no/such/dir/x.html"), "no directory"),
+    ],
+)
+def test_mistakes_get_one_line(run: Call, words: tuple[str, ...], message: str) -> None:
+    code, _, err = run(*words)
+    assert code == 2
+    assert message in err.replace("\n", " ")
+    assert "Traceback" not in err
