@@ -1,0 +1,215 @@
+"""Options and outputs that the commands of `hunch bench` share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hunch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hunch import RequestOutput
+    from hunch.bench.records import Report
+    from hunch.bench.session import Asked
+
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        help="Methods, commas between; plain decoding (off) is always measured first. With --url: "
+        "modes of a hunch server. Default: ngram,suffix,auto."
+    ),
+]
+Workload = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        "-w",
+        help="What is asked, commas between: mixed, chat, code, summary, math, retrieval, rewrite, "
+        "json, random, multi-turn, long:2k to long:32k; or a file of prompts, [FORM:]PATH.",
+    ),
+]
+Url = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Measure a server that speaks OpenAI's API: [NAME=]http://host:port. Repeat it to set "
+        "servers side by side. Its key comes from OPENAI_API_KEY."
+    ),
+]
+ServedModel = Annotated[str | None, typer.Option(help="The server's model; default: its first.")]
+Limit = Annotated[int | None, typer.Option(help="Only the first N prompts of each kind.", min=1)]
+IgnoreEos = Annotated[bool, typer.Option(help="Always generate all of --max-tokens.")]
+Repeats = Annotated[
+    int, typer.Option("--repeats", "--rounds", help="Timed rounds; medians count.", min=1)
+]
+Goodput = Annotated[
+    str | None,
+    typer.Option(help="Limits in ms; counts requests within them: ttft:200,tpot:30,e2e:4000."),
+]
+Html = Annotated[Path | None, typer.Option(help="Write a page with plots, in one file.")]
+Csv = Annotated[Path | None, typer.Option(help="Write every figure as CSV.")]
+Markdown = Annotated[Path | None, typer.Option(help="Write the table for a README.")]
+MaxLen = Annotated[int | None, typer.Option(help="Context of the engine.", min=16)]
+Rows = Annotated[
+    int | None, typer.Option("--max-num-seqs", help="Requests that run at once.", min=1)
+]
+KvGib = Annotated[
+    float | None, typer.Option(help="GiB of KV cache for each method; on a GPU 8.", min=0.01)
+]
+Enlarge = Annotated[
+    str | None,
+    typer.Option(help="The same text at a larger model's cost: 7b, or 1b for a look on a CPU."),
+]
+Burstiness = Annotated[
+    float, typer.Option(help="Of arrivals: 1 is Poisson, less comes in bursts.", min=0.01)
+]
+Seconds = Annotated[float, typer.Option(help="Of arrivals in a round of an open load.", min=0.1)]
+Warmup = Annotated[int, typer.Option(help="First requests of a round that do not count.", min=0)]
+
+
+class Outputs:
+    """Where a report goes."""
+
+    def __init__(
+        self,
+        html: Path | None,
+        csv: Path | None,
+        markdown: Path | None,
+        as_json: bool,
+        goodput: str | None,
+    ) -> None:
+        from hunch.bench.metrics import read_limits
+
+        self.html, self.csv, self.markdown, self.as_json = html, csv, markdown, as_json
+        self.limits = read_limits(goodput)
+        if html is not None:
+            from hunch.bench.plots import check_installed
+
+            check_installed()  # before minutes of work, not after
+        for path in (html, csv, markdown):
+            if path is not None and not path.parent.is_dir():
+                raise ConfigError(f"{path}: there is no directory {path.parent}")
+
+    def finish(self, report: Report) -> None:
+        """Write the files, print the table, and leave with 1 where a text was changed."""
+        from rich.console import Console
+
+        from hunch.bench import report as reports
+        from hunch.bench.analysis import is_all_equal
+
+        if self.html is not None:
+            from hunch.bench.html import as_html
+
+            self.html.write_text(as_html(report, self.limits), encoding="utf-8")
+        if self.csv is not None:
+            self.csv.write_text(reports.as_csv(report, self.limits), encoding="utf-8")
+        if self.markdown is not None:
+            self.markdown.write_text(reports.as_markdown(report, self.limits), encoding="utf-8")
+        if self.as_json:
+            print(json.dumps(reports.as_json(report, self.limits)))
+        else:
+            console = Console()
+            console.print(reports.as_table(report, self.limits, console.width))
+            for line in reports.findings(report):
+                console.print(line, highlight=False)
+        is_ours = not report.settings["urls"]
+        if is_ours and not is_all_equal(report):
+            raise typer.Exit(1)
+
+
+def measure(
+    kind: str, asked: Asked, outputs: Outputs, *, show: bool = False, save: Path | None = None
+) -> Report:
+    from rich.console import Console
+
+    from hunch.bench.analysis import describe_point
+    from hunch.bench.records import Run
+    from hunch.bench.session import Session, progress
+
+    console = Console()
+    status = Console(stderr=True)
+    if save is not None:
+        from hunch.bench.measure import open_report
+        from hunch.bench.records import Report
+
+        open_report(save, Report(kind, asked.settings(), {}))  # a wrong file is said at once
+    with status.status(f"loading {asked.model}" if not asked.urls else "asking the server"):
+        session = Session(asked, lambda text: status.print(text, highlight=False))
+    answers: dict[str, dict[str, RequestOutput]] = {}
+    names = [subject.name for subject in session.subjects]
+
+    def on_answer(method: str, prompt_id: str, output: RequestOutput) -> None:
+        answers.setdefault(prompt_id, {})[method] = output
+        if show and len(answers[prompt_id]) == len(names):
+            _show(console, prompt_id, {name: answers[prompt_id][name] for name in names})
+
+    total = asked.rounds * len(session.cells) * len(names)
+    try:
+        with progress(total, outputs.as_json) as advance:
+
+            def on_done(run: Run, is_old: bool) -> None:
+                where = describe_point(run.point, list(run.point))
+                advance(f"{run.method}, {where}, round {len(run.rounds)}", is_old)
+
+            return session.run(
+                kind, save=save, on_done=on_done, on_answer=on_answer if show else None
+            )
+    except KeyboardInterrupt:
+        if save is not None:
+            status.print(f"stopped; what was measured is in {save}: the same command goes on")
+        raise typer.Exit(130) from None
+    finally:
+        session.close()
+
+
+def engine(
+    threads: int | None,
+    dtype: str,
+    device: str,
+    max_model_len: int | None,
+    max_num_seqs: int | None,
+    kv_gib: float | None,
+) -> dict[str, Any]:
+    given = {
+        "threads": threads,
+        "dtype": dtype,
+        "device": device,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "kv_bytes": None if kv_gib is None else int(kv_gib * 2**30),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def numbers(name: str, text: str | None, kind: Any) -> tuple[Any, ...]:
+    try:
+        found = tuple(kind(word) for word in words(text))
+    except ValueError:
+        raise ConfigError(f"--{name} {text!r} must be numbers, commas between") from None
+    if any(number < 0 or (number == 0 and name != "temperatures") for number in found):
+        raise ConfigError(f"--{name} {text!r}: too small")
+    return found
+
+
+def _show(console: Any, title: str, answers: dict[str, RequestOutput]) -> None:
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    plain, *_ = answers
+    best = min(answers, key=lambda name: answers[name].outputs[0].stats["steps"])
+    grid = Table.grid(expand=True, padding=(0, 1))
+    panels = []
+    for name in (plain, best):
+        answer = answers[name].outputs[0]
+        passes = f"{name}: {len(answer.token_ids)} tokens in {answer.stats['steps']} passes"
+        panels.append(Panel(Text(answer.text.strip()), title=f"{title}, {passes}"))
+        grid.add_column(ratio=1)
+    grid.add_row(*panels)
+    console.print(grid)
