@@ -120,10 +120,8 @@ class LLM:
 
         `tools` are OpenAI's, `wishes` fields of hunch.chat.turn.Wish; answers have a `message`.
         """
-        if not messages:
-            raise RequestError("a chat needs at least one message")
-        batch: Any = [messages] if isinstance(messages[0], Mapping) else messages
-        each = _one_per_prompt(params if params is not None else sampling_params, len(batch))
+        batch: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        each = _one_per_prompt(params or sampling_params, len(batch))
         wish = Wish(tools=tools or (), template_values=chat_template_kwargs or {}, **wishes)
         template = chat_template or self.config.model.chat_template
         form = chat_format(self.config.model, self.tokenizer, template)
