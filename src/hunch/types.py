@@ -165,11 +165,7 @@ _RULES: list[tuple[str, Callable[[Any], bool], str]] = [
     ("stop", _are_texts, "strings that are not empty"),
     ("bad_words", _are_texts, "strings that are not empty"),
     ("stop_token_ids", _are_ids, "token ids"),
-    (
-        "allowed_token_ids",
-        lambda v: v is None or (v and _are_ids(v)),
-        "token ids, not none",
-    ),
+    ("allowed_token_ids", lambda v: v is None or (v and _are_ids(v)), "token ids, not none"),
     ("prediction", _is_text_or_ids, "a text, or token ids"),
 ]
 
@@ -189,6 +185,8 @@ class Request:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     prediction_ids: tuple[int, ...] = ()  # what the user expects to be generated
     grammar: Any = None  # what the output must follow, compiled by what was given to the engine
+    priority: int = 0  # lower ones get rows first, and keep them
+    cache_salt: str = ""  # prefixes are found again only under the same one
 
 
 # --- what the engine asks of the runner --------------------------------------------------------
@@ -396,5 +394,6 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = False
+    num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     stats: dict[str, Any] = field(default_factory=dict)

@@ -1,14 +1,18 @@
 """Grammars of every kind compile; broken and hostile ones get an error in time."""
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hunch.errors import GrammarError, RequestError
 from hunch.grammar.compile import GrammarCompiler
+from hunch.grammar.source import choice_regex
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import SamplingParams, StructuredOutput
 from tiny_models import write_tokenizer
@@ -38,6 +42,7 @@ SCHEMA = {
     "required": ["name"],
     "additionalProperties": False,
 }
+UNIQUE = {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True}
 KINDS = [
     ({"json": SCHEMA}, '{"name": "Ada", "age": 36}', '{"name": "Augusta"}'),
     ({"json": json.dumps(SCHEMA)}, '{"name": "é"}', '{"age": 36}'),
@@ -47,6 +52,16 @@ KINDS = [
     ({"json_object": True}, '{"a": [1, {"b": null}]}', "[1]"),
     ({"regex": "[0-9]{4}-[0-9]{2}"}, "2024-05", "2024-5"),
     ({"choice": ["yes", 'no "maybe"', "é"]}, 'no "maybe"', "no"),
+    (
+        {"choice": [f"choice number {n}" for n in range(2500)]},
+        "choice number 1234",
+        "choice number",
+    ),
+    ({"choice": ["a", "ab", "abc\n(d)"]}, "abc\n(d)", "abc"),
+    ({"json": {"oneOf": [{"type": "integer"}, {"minimum": 2}]}}, "1", "x"),
+    ({"json": UNIQUE}, '["b", "a"]', '["b", "b"]'),
+    ({"json": {**UNIQUE, "minItems": 2}}, '["c", "a", "b"]', '["b"]'),
+    ({"json": {"items": {"type": "string"}, "uniqueItems": True}}, '["any"]', "[1]"),
     ({"grammar": 'start: "a" b+\nb: "x" | "yy"\n'}, "axyy", "ay"),
     ({"grammar": 'root ::= "q" [0-9]+ ("," [a-c])*\n'}, "q12,a,b", "q,a"),
 ]
@@ -56,6 +71,19 @@ KINDS = [
 def test_every_kind(asked, good, bad, compile_grammar, tokenizer):
     assert takes(compile_grammar, tokenizer, good, **asked)
     assert not takes(compile_grammar, tokenizer, bad, **asked)
+
+
+@given(st.sets(st.text("ab(|?\\\n ", max_size=6), min_size=1), st.text("ab(|?\\\n ", max_size=6))
+def test_a_choice_is_all_of_its_texts_and_no_other(texts, other):
+    pattern = re.compile(choice_regex(sorted(texts)))
+    assert all(pattern.fullmatch(text) for text in texts)
+    assert bool(pattern.fullmatch(other)) == (other in texts)
+
+
+def test_a_choice_that_nests_deeply_keeps_its_texts():
+    pattern = re.compile(choice_regex(["a" * n for n in range(1, 300)]))
+    assert pattern.fullmatch("a" * 299)
+    assert not pattern.fullmatch("a" * 300)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hunch import LLM, SamplingParams
-from hunch.engine.client import EngineClient
 from hunch.errors import GrammarError
 from tiny_models import write_llama
 
@@ -57,38 +56,34 @@ def test_an_error_offline(name: str, llm: LLM, undisturbed: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_another_request_goes_on_meanwhile(
-    name: str, llm: LLM, undisturbed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through the client that a server has: its engine steps in a thread of its own."""
-    monkeypatch.setattr(llm.engine, "close", lambda: None)  # the next test uses it too
+def test_another_request_goes_on_meanwhile(name: str, llm: LLM, undisturbed: list[int]) -> None:
+    """As a server does it: requests are checked in a thread while the engine steps in another."""
     refused: list[str] = []
     took: list[float] = []
     is_over = threading.Event()
-    with EngineClient(llm.engine) as client:
 
-        def ask() -> None:
-            began = time.perf_counter()
-            try:
-                client.submit(PROMPT, SamplingParams(structured_outputs=HOSTILE[name]))
-            except GrammarError as error:
-                refused.append(str(error))
-            took.append(time.perf_counter() - began)
-            is_over.set()
+    def ask() -> None:
+        began = time.perf_counter()
+        try:
+            llm.engine.check(name, PROMPT, SamplingParams(structured_outputs=HOSTILE[name]))
+        except GrammarError as error:
+            refused.append(str(error))
+        took.append(time.perf_counter() - began)
+        is_over.set()
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        gaps: list[float] = []
-        while True:  # at least one whole answer, and answers for as long as the other one asks
-            is_last, last = is_over.is_set(), time.perf_counter()
-            tokens: list[int] = []
-            for output in client.submit(PROMPT, LONG):
-                gaps.append(time.perf_counter() - last)
-                last, tokens = time.perf_counter(), output.outputs[0].token_ids
-            assert tokens == undisturbed
-            if is_last:
-                break
-        asking.join()
+    asking = threading.Thread(target=ask)
+    asking.start()
+    gaps: list[float] = []
+    while True:  # at least one whole answer, and answers for as long as the other one asks
+        is_last, last = is_over.is_set(), time.perf_counter()
+        tokens: list[int] = []
+        for output in llm.stream(PROMPT, LONG):
+            gaps.append(time.perf_counter() - last)
+            last, tokens = time.perf_counter(), output.outputs[0].token_ids
+        assert tokens == undisturbed
+        if is_last:
+            break
+    asking.join()
     assert refused
     assert took[0] < 10
     assert max(gaps) < 1.5

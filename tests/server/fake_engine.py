@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Any, ClassVar
 
 from hunch.config import Config
 from hunch.engine.engine import Engine
@@ -99,8 +100,15 @@ class FakeText:
     vocab_size = 257
     eos_ids = (EOS,)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    generation_config: ClassVar[dict[str, Any]] = {}
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         return list(text.encode())
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
@@ -114,12 +122,21 @@ class FakeText:
         return FakeMatcher(stops, include)
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, str]], *, template: str | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        max_tokens: int | None = None,
     ) -> list[int]:
         if any(message["content"] == "BAD TEMPLATE" for message in messages):
             raise RequestError("the chat template failed")
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return self.encode("".join(lines) + "assistant: ")
+        prompt = "".join(lines)
+        if continue_final_message:
+            prompt = prompt.removesuffix("\n")
+        return self.encode(prompt + "assistant: " * add_generation_prompt)
 
 
 class Row:
@@ -255,6 +272,8 @@ def compile_grammar(asked: StructuredOutput) -> None:
     """No grammar at all; a regex may ask for trouble."""
     if asked.regex == "slow":
         time.sleep(1.5)
+    if asked.regex == "unforeseen":
+        raise ZeroDivisionError("a bug")
     if asked.regex == "bad":
         raise GrammarError("the grammar cannot be compiled: bad")
 

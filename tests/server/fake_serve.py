@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from hunch.config import Config, ModelConfig, ScheduleConfig
+from hunch.server import connections
 from hunch.server.run import serve
 from hunch.server.settings import Limits, ServeConfig
 
 
 def main() -> int:
     settings = json.loads(sys.argv[1])
+    seconds = os.environ.get("FAKE_HEADER_SECONDS")
+    if seconds is not None:
+        connections.HEADER_SECONDS = float(seconds)
     schedule = ScheduleConfig(max_num_seqs=settings.pop("max_num_seqs", 64))
     config = Config(model=ModelConfig(model=settings.pop("model", "bytes")), schedule=schedule)
     limits = Limits(**settings.pop("limits", {}))
-    for name in ("api_keys", "cors_origins"):
+    for name in ("api_keys", "cors_origins", "allowed_hosts"):
         settings[name] = tuple(settings.get(name, ()))
     names = ("bytes", "alias")
     return serve(

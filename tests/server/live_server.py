@@ -61,7 +61,8 @@ class LiveServer:
         self.client = httpx.Client(timeout=60, verify=False, limits=limits)
         settings = {"port": self.port, "log_format": "json", **settings}
         command = [sys.executable, str(HERE / "fake_serve.py"), json.dumps(settings)]
-        env = {**os.environ, "PYTHONPATH": str(HERE.parent), **env}
+        paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
         with log.open("w") as file:
             self.process = subprocess.Popen(command, stderr=file, env=env)
         self._wait()
@@ -85,9 +86,8 @@ class LiveServer:
 
     @property
     def engine_pid(self) -> int:
-        match = re.search(r'"engine_pid": (\d+)', self.log())
-        assert match
-        return int(match.group(1))
+        """The newest: an engine that died may have been started again."""
+        return int(re.findall(r'"engine_pid": (\d+)', self.log())[-1])
 
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
         return self.client.get(self.url + path, **kwargs)

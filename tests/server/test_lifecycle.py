@@ -88,7 +88,7 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_step(
 ) -> None:
     body = json.dumps({**LONG, "stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", slow.port)) as sock:
-        head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         sock.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         wait_for(lambda: slow.stats()["num_open"] == 1)
         time.sleep(0.1)
@@ -121,7 +121,7 @@ def test_a_reader_that_stalls_does_not_stall_others(
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
-        head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         sock.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         wait_for(lambda: server.stats()["num_open"] == 16)
         for seed in range(5):
@@ -166,7 +166,7 @@ def test_after_the_drain_limit_the_rest_is_told(start_server: Callable[..., Live
 
 
 def test_a_killed_engine_is_told_to_everyone(start_server: Callable[..., LiveServer]) -> None:
-    server = start_server(env=SLOW, death_grace=1.5)
+    server = start_server(env=SLOW, death_grace=1.5, engine_restarts=0)
     with ThreadPoolExecutor(6) as pool:
         streams = [pool.submit(read_stream, server, LONG) for _ in range(4)]
         whole = pool.submit(server.post, COMPLETE, LONG)
@@ -183,6 +183,44 @@ def test_a_killed_engine_is_told_to_everyone(start_server: Callable[..., LiveSer
         assert server.post(COMPLETE, LONG).status_code == 503
     assert server.process.wait(10) == 1
     assert "was killed by SIGKILL" in server.log()
+
+
+def test_a_dead_and_a_hung_engine_are_started_again(
+    start_server: Callable[..., LiveServer],
+) -> None:
+    server = start_server(env=SLOW, engine_restarts=2, engine_timeout=6)
+    short = {**LONG, "max_tokens": 5}
+    pids = [server.engine_pid]
+    os.kill(pids[0], signal.SIGKILL)
+    wait_for(lambda: server.get("/health").status_code == 503)
+    wait_for(lambda: server.get("/ready").status_code == 200, 20)
+    pids.append(server.engine_pid)
+    assert server.post(COMPLETE, short).json()["choices"][0]["text"] == expected_text("Once", 3, 5)
+
+    os.kill(pids[1], signal.SIGSTOP)
+    began = time.monotonic()
+    late = server.post(COMPLETE, {**short, "timeout": 0.5})  # it is not even accepted
+    assert late.json()["error"]["code"] == "deadline_exceeded"
+    assert time.monotonic() - began < 3
+    for path in ("/health", "/ready"):
+        wait_for(lambda path=path: server.get(path).status_code == 503, 5)
+    assert "has not answered" in server.get("/health").json()["error"]["message"]
+    wait_for(lambda: server.get("/ready").status_code == 200, 20)
+    pids.append(server.engine_pid)
+    assert len(set(pids)) == 3
+    assert server.post(COMPLETE, short).json()["choices"][0]["text"] == expected_text("Once", 3, 5)
+    assert server.log().count("it is started again") == 2
+
+
+def test_an_error_nobody_foresaw_ends_one_request_alone(server: LiveServer) -> None:
+    body = {"prompt": "x", "max_tokens": 3, "guided_regex": "unforeseen"}
+    answer = server.post(COMPLETE, body)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "a bug" not in answer.text
+    assert "ZeroDivisionError: a bug" in server.log()
+    del body["guided_regex"]
+    assert server.post(COMPLETE, body).status_code == 200
 
 
 def test_the_engine_leaves_when_the_server_is_killed(

@@ -62,7 +62,7 @@ def test_metrics_have_vllms_names_and_count_what_happened(
     for seed in range(3):
         body = {"prompt": "hello", "seed": seed, "max_tokens": 20}
         assert server.post(COMPLETE, body).status_code == 200
-    server.post(COMPLETE, {"prompt": "hello", "max_tokens": -1})
+    server.post(COMPLETE, {"prompt": "hello", "max_tokens": -2})
     server.wait_idle()
     now = read(server)
     assert now["hunch:prompt_tokens_total"][()] == 15

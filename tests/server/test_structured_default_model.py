@@ -117,7 +117,7 @@ def test_costly_grammars_are_answered_or_refused_in_time(
         chat(client, extra_body=fields, max_tokens=24)
     except openai.BadRequestError as error:
         code = error.code
-    assert code in (None, "invalid_grammar")
+    assert code in (None, "invalid_grammar", "generation_failed")
     assert time.monotonic() - start < 30
 
 

@@ -86,8 +86,9 @@ def run(words: Sequence[str]) -> int:
     has_page = not given.pop("no_page", False)
     given.pop("model", None)
     config = _engine_config(model, given)
-    if settings.get("cors_origins"):
-        settings["cors_origins"] = tuple(settings["cors_origins"])
+    for name in ("cors_origins", "allowed_hosts"):
+        if name in settings:
+            settings[name] = tuple(settings[name])
     try:
         from hunch.server.run import serve as serve_forever
     except ModuleNotFoundError as error:

@@ -26,6 +26,7 @@ class BlockTable:
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # of the leading full blocks of its tokens
     num_published: list[int] = field(default_factory=list)  # per group: leading blocks published
+    salt: bytes = b""  # begins every key: other salts find nothing of this table
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,6 @@ class BlockPool:
     def _extend_keys(self, table: BlockTable, tokens: list[int], num_blocks: int) -> None:
         keys, size = table.keys, self.block_size
         for place in range(len(keys), min(num_blocks, len(tokens) // size)):
-            parent = keys[-1] if keys else b""
+            parent = keys[-1] if keys else table.salt
             ids = array("q", tokens[place * size : (place + 1) * size])
             keys.append(blake2b(parent + ids.tobytes(), digest_size=16).digest())

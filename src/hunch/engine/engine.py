@@ -11,6 +11,7 @@ from typing import Any
 
 from hunch.config import Config
 from hunch.engine import scheduler as scheduling
+from hunch.engine.blocks import BlockTable
 from hunch.engine.intake import Asked, Intake
 from hunch.engine.output import SequenceOutput
 from hunch.engine.stats import EngineStats, Share, Tally, together
@@ -38,7 +39,7 @@ class Job:
 
 
 class Engine:
-    """Not thread-safe, except `check` and `stats`; `client.EngineClient` gives it a thread."""
+    """Not thread-safe, except `check` and `stats`."""
 
     def __init__(
         self,
@@ -86,12 +87,10 @@ class Engine:
         request_id: str,
         prompt_ids: Sequence[int],
         params: SamplingParams,
-        *,
-        prompt: str | None = None,
-        stream: bool = True,
+        **options: Any,
     ) -> Asked:
         """The request made ready for `admit`, or the error it deserves. Any thread may call it."""
-        return self._intake.check(request_id, prompt_ids, params, prompt=prompt, stream=stream)
+        return self._intake.check(request_id, prompt_ids, params, **options)
 
     def admit(self, asked: Asked) -> None:
         if asked.id in self._jobs:
@@ -109,6 +108,7 @@ class Engine:
                 output=SequenceOutput(request, self._codec, Tally(now, drafter_bytes)),
                 max_nodes=allowed if wish.max_nodes is None else min(allowed, wish.max_nodes),
                 tokens=asked.prompt_ids.copy(),
+                table=BlockTable(salt=request.cache_salt.encode("utf-8", "surrogatepass")),
                 end=len(asked.prompt_ids) + request.max_tokens,
                 leader=job.sequences[0] if job.sequences else None,
                 is_streaming=asked.is_streaming,
@@ -243,6 +243,7 @@ class Engine:
             prompt_token_ids=asked.prompt_ids,
             outputs=answers,
             finished=not job.num_open,
+            num_cached_tokens=job.sequences[0].num_cached or 0,
             prompt_logprobs=scores,
             stats=stats,
         )

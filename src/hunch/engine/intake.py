@@ -58,6 +58,8 @@ class Intake:
         *,
         prompt: str | None = None,
         stream: bool = True,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> Asked:
         """Raises RequestError, or CapacityError for what could never fit into the KV memory."""
         ids = list(prompt_ids)
@@ -93,6 +95,8 @@ class Intake:
             bad_word_ids=self._bad_words(params.bad_words),
             grammar=grammar,
             prediction_ids=self._prediction(params.prediction),
+            priority=priority,
+            cache_salt=cache_salt,
         )
         requests = [first]
         if params.n > 1:

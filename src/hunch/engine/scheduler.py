@@ -1,9 +1,9 @@
 """Who takes part in the next step, with how many tokens, and in which blocks.
 
 There is no prefill and no decode: a sequence has known tokens, some of them computed, and catches
-up. Running rows come first, in order of arrival, then waiting ones, first come first served, while
+up. Running rows come first, in order of arrival, then waiting ones, by priority and arrival, while
 rows, blocks and the step's token budget last. Where tokens are short, every row gets one before any
-gets more; where blocks are short, drafts are trimmed first, then the last arrived is preempted.
+gets more; where blocks are short, drafts are trimmed first, then the last row is preempted.
 
 A step may be planned while earlier ones are *flying* (submitted, not collected). What they commit
 is known only as a range: at least one token each, at most one more than the nodes they check.
@@ -11,6 +11,7 @@ is known only as a range: at least one token each, at most one more than the nod
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
@@ -50,6 +51,7 @@ class Sequence:
     state: State = State.WAITING
     is_over: bool = False  # it has its finish reason; nothing that still flies counts
     row: int = -1
+    num_cached: int | None = None  # prompt tokens found in the cache when it first got a row
     num_computed: int = 0  # tokens whose target KV is written, by all collected steps
     num_nodes: int = 0  # most nodes that may wait to be checked in the next planned step
     num_flying: int = 0  # steps that name it and are not collected
@@ -59,6 +61,11 @@ class Sequence:
     member: Member | None = None  # of the step before; mostly the next is the same
     calm_until: int = 0  # known tokens, with those that fly at least, up to which it is the same
     calm_slots: int = 0  # and with all that may fly
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Who has the lower one goes first."""
+        return self.request.priority, self.arrival
 
     @property
     def flying_least(self) -> int:
@@ -110,7 +117,13 @@ class Scheduler:
         self._next_id = 0
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        if not self.waiting or self.waiting[-1].place < sequence.place:
+            self.waiting.append(sequence)
+        else:
+            self.waiting.insert(bisect(self.waiting, sequence.place, key=_place), sequence)
 
     def plan(self) -> tuple[StepPlan, list[Member]]:
         """The next step. Without work there is nothing to submit."""
@@ -191,6 +204,8 @@ class Scheduler:
             self.waiting.popleft()
             sequence.state, sequence.row = State.RUNNING, self._free_rows.pop()
             sequence.num_computed = hit.num_computed[0]
+            if sequence.num_cached is None:
+                sequence.num_cached = hit.num_computed[0]
             self.running.append(sequence)
             plan.starts.append(
                 RowStart(
@@ -296,11 +311,13 @@ class Scheduler:
         return member
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Preempt the last arrived until `sequence` can have its blocks; True if it can now."""
+        """Preempt the least urgent until `sequence` can have its blocks; True if it can now."""
         pool = self.pool
         num_needed = pool.num_missing(sequence.table, self._least_slots(sequence))
         while pool.num_free + sum(pool.num_owned(s.table) for s in self._leaving) < num_needed:
-            victim = self.running[-1]
+            # Rows before it are part of this step already.
+            rest = self.running[self.running.index(sequence) :]
+            victim = max(reversed(rest), key=lambda one: one.request.priority)
             self.num_preemptions += 1
             self._leave(victim)
             if victim is sequence:
@@ -374,5 +391,8 @@ class Scheduler:
             sequence.state = State.GONE
             return
         sequence.state = State.WAITING
-        place = sum(other.arrival < sequence.arrival for other in self.waiting)
-        self.waiting.insert(place, sequence)
+        self._wait(sequence)
+
+
+def _place(sequence: Sequence) -> tuple[int, int]:
+    return sequence.place

@@ -143,6 +143,7 @@ class Tally:
                 name: {"drafted": drafted, "accepted": accepted}
                 for name, (drafted, accepted) in drafters.items()
             },
+            "drafts_by_accepted": self.by_accepted(),
         }
 
     def _drafters(self) -> dict[str, tuple[int, int]]:
@@ -164,6 +165,13 @@ class Tally:
         """Drafts whose guess there was accepted."""
         checks = self.checks.copy().items()
         return _at_least_each((accepted, times) for (*_, accepted), times in checks)
+
+    def by_accepted(self) -> list[int]:
+        """How many drafts had none of their nodes accepted, how many one, and so on."""
+        counts: Counter[int] = Counter()
+        for (*_, accepted), times in self.checks.copy().items():
+            counts[accepted] += times
+        return [counts[number] for number in range(max(counts, default=-1) + 1)]
 
     def per_position(self) -> list[float]:
         """Of the drafts that had a guess at each depth, the share whose guess was accepted."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby, permutations, takewhile
 from typing import Any
 
 from llguidance import LLMatcher
@@ -13,6 +15,10 @@ from hunch.errors import GrammarError
 from hunch.types import StructuredOutput
 
 MAX_BYTES = 256 * 1024  # of a schema, regex or grammar
+MAX_NESTING = 100  # groups of a regex within each other
+MAX_UNIQUE = 5  # values whose orders are spelt out: 326 of them
+
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 
 def source_of(asked: StructuredOutput) -> str:
@@ -39,7 +45,10 @@ def _from_schema(schema: Any, whitespace: bool) -> str:
     try:
         text = schema if isinstance(schema, str) else json.dumps(_plain(schema))
         _bounded("json", text)
-        layout: dict[str, Any] = {"whitespace_flexible": whitespace}
+        if '"uniqueItems"' in text:
+            text = _bounded("json", json.dumps(_without_unique(json.loads(text))))
+        # Where alternatives of a oneOf overlap, whatever fits one of them is let through.
+        layout: dict[str, Any] = {"whitespace_flexible": whitespace, "coerce_one_of": True}
         if not whitespace:  # as most JSON in a model's training was written
             layout |= {"item_separator": ", ", "key_separator": ": "}
         return str(LLMatcher.grammar_from_json_schema(text, overrides=layout))
@@ -54,8 +63,80 @@ def _plain(schema: Any) -> Any:
 def _from_choice(choice: Any) -> str:
     if not choice:
         raise GrammarError("structured_outputs.choice is empty")
-    options = " | ".join(json.dumps(text) for text in choice)
-    return str(LLMatcher.grammar_from_lark(_bounded("choice", f"start: {options}")))
+    _bounded("choice", "".join(choice))
+    return str(LLMatcher.grammar_from_regex(choice_regex(sorted(set(choice)))))
+
+
+def choice_regex(texts: Sequence[str], depth: int = 0) -> str:
+    """A regex for one of these sorted texts, common beginnings written once.
+
+    A list of alternatives would keep thousands of them open at the first token, where the grammar
+    engine gives up; here they part ways letter by letter.
+    """
+    if depth == MAX_NESTING:
+        return f"(?:{'|'.join(map(_escaped, texts))})"
+    first, last = texts[0], texts[-1]
+    pairs = zip(first, last, strict=False)
+    prefix = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    rest = [text[len(prefix) :] for text in texts]
+    is_end = rest[0] == ""
+    branches = [
+        choice_regex(list(group), depth + 1)
+        for _, group in groupby(rest[is_end:], key=lambda text: text[0])
+    ]
+    if not branches:
+        return _escaped(prefix)
+    tail = f"(?:{'|'.join(branches)})" if len(branches) > 1 or is_end else branches[0]
+    return _escaped(prefix) + tail + "?" * is_end
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", text)
+
+
+def _without_unique(node: Any) -> Any:
+    """The schema without `uniqueItems`: few possible items are spelt out in all their orders.
+
+    A grammar cannot remember which of endlessly many items were there: of those it is not held.
+    """
+    if isinstance(node, list):
+        return [_without_unique(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    node = {name: _without_unique(one) for name, one in node.items()}
+    # A property may have that name, too; then it holds a schema.
+    if not isinstance(is_unique := node.get("uniqueItems"), bool):
+        return node
+    del node["uniqueItems"]
+    values = _values(node.get("items"))
+    if not is_unique or "prefixItems" in node or not 0 < len(values) <= MAX_UNIQUE:
+        return node
+    least, most = node.pop("minItems", 0), node.pop("maxItems", len(values))
+    del node["items"]
+    orders = [
+        {
+            "type": "array",
+            "prefixItems": [{"const": value} for value in order],
+            "items": False,
+            "minItems": size,
+        }
+        for size in range(least, min(most, len(values)) + 1)
+        for order in permutations(values, size)
+    ]
+    if not orders:
+        raise GrammarError(f"structured_outputs.json: no {least} of {len(values)} items differ")
+    return {**{name: one for name, one in node.items() if name != "type"}, "anyOf": orders}
+
+
+def _values(items: Any) -> list[Any]:
+    """What an item can be, where that is a list."""
+    if not isinstance(items, dict):
+        return []
+    if isinstance(items.get("enum"), list):
+        return [json.loads(text) for text in dict.fromkeys(map(json.dumps, items["enum"]))]
+    if "const" in items:
+        return [items["const"]]
+    return [False, True] if items.get("type") == "boolean" else []
 
 
 def _from_grammar(text: str) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from hunch.server.origins import Painter, Piece, origins_of
+from hunch.server.origins import Painter, Piece
+from hunch.server.summary import Json, ending, prompt_logprobs
 from hunch.server.text import Text
 from hunch.types import CompletionOutput, Logprob, RequestOutput
-
-Json = dict[str, Any]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,7 +75,18 @@ class Shape(Protocol):
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json: ...
 
-    def opening(self, num_choices: int) -> Iterator[Json]: ...
+    id: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether chunks with nothing but text differ in their text alone."""
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether an answer can be opened only once its prompt was read."""
+
+    def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
+        """What comes before the text of the answer with this index."""
 
     def chunk(self, delta: Delta) -> Json: ...
 
@@ -89,7 +99,17 @@ class ChatShape:
     model: str
     text: Text
     num_top: int  # alternatives shown where logprobs were asked for
+    has_token_ids: bool = False
+    has_prompt_logprobs: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.has_token_ids
+
+    @property
+    def needs_prompt(self) -> bool:
+        return False
 
     @property
     def head(self) -> Json:
@@ -106,21 +126,29 @@ class ChatShape:
                 "logprobs": self._logprobs(choice.token_ids, choice.logprobs),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
+                **({"token_ids": choice.token_ids} if self.has_token_ids else {}),
             }
             for choice in outputs[0].outputs
         ]
         return {
             **self._head("chat.completion"),
             "choices": choices,
-            "usage": usage(outputs),
-            "hunch": report(outputs),
+            **self._of_prompt(outputs[0]),
+            **ending(outputs),
         }
 
-    def opening(self, num_choices: int) -> Iterator[Json]:
-        for index in range(num_choices):
-            delta = {"role": "assistant", "content": ""}
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            yield {**self.head, "choices": [choice]}
+    def _of_prompt(self, output: RequestOutput) -> Json:
+        found: Json = {}
+        if self.has_token_ids:
+            found["prompt_token_ids"] = output.prompt_token_ids
+        if self.has_prompt_logprobs:
+            found["prompt_logprobs"] = prompt_logprobs(output)
+        return found
+
+    def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        yield {**self.head, "choices": [choice], **(self._of_prompt(output) if not index else {})}
 
     def chunk(self, delta: Delta) -> Json:
         choice = {
@@ -129,6 +157,8 @@ class ChatShape:
             "logprobs": self._logprobs(delta.token_ids, delta.logprobs),
             "finish_reason": delta.finish_reason,
         }
+        if self.has_token_ids:
+            choice["token_ids"] = delta.token_ids
         return _with_pieces({**self.head, "choices": [choice]}, delta)
 
     def _logprobs(
@@ -143,9 +173,11 @@ class ChatShape:
         return {"content": content}
 
     def _logprob(self, token: int, entry: Logprob) -> Json:
-        string = token_text(self.text, token, entry)
-        raw = None if "\ufffd" in string else list(string.encode())
-        return {"token": string, "logprob": max(entry.logprob, -9999.0), "bytes": raw}
+        return {
+            "token": token_text(self.text, token, entry),
+            "logprob": max(entry.logprob, -9999.0),
+            "bytes": list(self.text.token_bytes(token)),  # of half a character, too
+        }
 
 
 @dataclass(kw_only=True)
@@ -158,8 +190,19 @@ class CompletionShape:
     num_top: int  # alternatives shown where logprobs were asked for
     num_answers: int  # n: the answers of one prompt
     echo: Sequence[str] | None = None  # the prompts' texts, to be repeated
+    has_logprobs: bool = True  # they may be there for best_of alone
+    has_token_ids: bool = False
+    has_prompt_logprobs: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.has_token_ids
+
+    @property
+    def needs_prompt(self) -> bool:
+        return self.echo is not None
 
     @property
     def head(self) -> Json:
@@ -183,17 +226,34 @@ class CompletionShape:
                         "logprobs": self._whole_logprobs(index, output, choice),
                         "finish_reason": choice.finish_reason,
                         "stop_reason": choice.stop_reason,
+                        **({"token_ids": choice.token_ids} if self.has_token_ids else {}),
+                        **self._of_prompt(output),
                     }
                 )
-        return {**self.head, "choices": choices, "usage": usage(outputs), "hunch": report(outputs)}
+        return {**self.head, "choices": choices, **ending(outputs)}
 
-    def opening(self, num_choices: int) -> Iterator[Json]:
-        if self.echo is None:
+    def _of_prompt(self, output: RequestOutput) -> Json:
+        found: Json = {}
+        if self.has_token_ids:
+            found["prompt_token_ids"] = output.prompt_token_ids
+        if self.has_prompt_logprobs:
+            found["prompt_logprobs"] = prompt_logprobs(output)
+        return found
+
+    def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
+        if self.echo is None and not self.has_token_ids:
             return
-        for index in range(num_choices):
-            text = self.echo[index // self.num_answers]
-            choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-            yield {**self.head, "choices": [choice]}
+        logprobs = None
+        if self.echo is not None and output.prompt_logprobs is not None and self.has_logprobs:
+            logprobs = self._logprobs(index, output.prompt_token_ids, output.prompt_logprobs)
+        choice = {
+            "index": index,
+            "text": self.echo[index // self.num_answers] if self.echo is not None else "",
+            "logprobs": logprobs,
+            "finish_reason": None,
+            **self._of_prompt(output),
+        }
+        yield {**self.head, "choices": [choice]}
 
     def chunk(self, delta: Delta) -> Json:
         logprobs = self._logprobs(delta.index, delta.token_ids, delta.logprobs)
@@ -203,12 +263,14 @@ class CompletionShape:
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
         }
+        if self.has_token_ids:
+            choice["token_ids"] = delta.token_ids
         return _with_pieces({**self.head, "choices": [choice]}, delta)
 
     def _whole_logprobs(
         self, index: int, output: RequestOutput, choice: CompletionOutput
     ) -> Json | None:
-        if choice.logprobs is None:
+        if choice.logprobs is None or not self.has_logprobs:
             return None
         ids: list[int] = list(choice.token_ids)
         entries: list[dict[int, Logprob] | None] = list(choice.logprobs)
@@ -246,43 +308,6 @@ class CompletionShape:
             "top_logprobs": tops,
             "text_offset": offsets,
         }
-
-
-def usage(outputs: Sequence[RequestOutput]) -> Json:
-    """Token counts; a prompt is counted once however many answers it gets."""
-    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    num_output = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "completion_tokens_details": _predicted(outputs),
-    }
-
-
-def _predicted(outputs: Sequence[RequestOutput]) -> Json:
-    """How much of what clients expected was written; 0 and 0 where they expected nothing."""
-    accepted = rejected = 0
-    for output in outputs:
-        for choice in output.outputs:
-            counts = choice.stats.get("drafters", {}).get("prediction")
-            if counts is not None:
-                accepted += counts["accepted"]
-                rejected += counts["drafted"] - counts["accepted"]
-    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
-
-
-def report(outputs: Sequence[RequestOutput]) -> Json:
-    """The `hunch` object: per answer its stats, its seed and, when asked, its tokens' origins."""
-    answers: list[Json] = []
-    for output in outputs:
-        for choice in output.outputs:
-            answer: Json = {"index": len(answers), "seed": choice.seed, "stats": choice.stats}
-            if choice.trace is not None:
-                answer["origins"] = origins_of(choice)
-            answers.append(answer)
-    stats = outputs[0].stats if len(outputs) == 1 else {}
-    return {"stats": stats or answers[0]["stats"], "answers": answers}
 
 
 def token_text(text: Text, token: int, entry: Logprob | None) -> str:

@@ -41,7 +41,7 @@ PAGE_HEADERS = {
     "x-frame-options": "DENY",
 }
 FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
+    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 }
 
 
@@ -70,9 +70,10 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
     guard = Guard(
         app,
         keys=Keys(settings.api_keys),
-        public_paths=frozenset({"/health", *(PAGE if settings.has_page else ())}),
+        public_paths=frozenset({"/health", "/ready", *(PAGE if settings.has_page else ())}),
         body_paths=frozenset(posts),
         max_body_bytes=settings.limits.max_body_bytes,
+        hosts=settings.hosts,
         is_draining=lambda: service.is_draining,
         answered=answered,
     )
@@ -82,7 +83,7 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
         guard,
         allow_origins=settings.cors_origins,
         allow_methods=["GET", "POST"],
-        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        allow_headers=["*"],  # clients send their own (x-stainless-*); origins are what counts
         expose_headers=["X-Request-Id", "Retry-After"],
     )
 
@@ -135,13 +136,15 @@ def _add_openai(app: FastAPI, service: Service) -> None:
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the process is of use at all: 503 once the engine is dead."""
-        if service.engine.death is not None:
-            raise ProblemError(503, service.engine.death, code="engine_unavailable")
+        """Whether the process is of use at all: 503 once the engine is dead or hung."""
+        if (trouble := service.engine.trouble()) is not None:
+            raise ProblemError(503, trouble, code="engine_unavailable")
         return {"status": "ok"}
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> dict[str, str]:
         """Whether to send requests here: 503 while draining."""

@@ -1,16 +1,19 @@
 """The engine's own process: commands in, steps, differences out. HTTP work never stalls it.
 
 One thread does all of it: between two steps it takes the commands that have arrived, so an abort
-takes effect within one step and nothing competes with the step for the interpreter.
+takes effect within one step and nothing competes with the step for the interpreter. A second one
+says every second that the process is alive, and how long the step that runs has taken.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import select
 import signal
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -18,12 +21,15 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from hunch.errors import HunchError
-from hunch.server import wire
+from hunch.server import logs, wire
 from hunch.types import Capacity, RequestOutput, SamplingParams
 
 STATS_SECONDS = 1.0  # between two reports while requests run
 IDLE_SECONDS = 5.0  # between two reports while none do
+BEAT_SECONDS = 1.0  # between two signs of life
 RECEIVE_BYTES = 1 << 18
+
+log = logging.getLogger("hunch.server.engine")
 
 
 class Engine(Protocol):
@@ -39,8 +45,7 @@ class Engine(Protocol):
         request_id: str,
         prompt_ids: list[int],
         params: SamplingParams,
-        *,
-        stream: bool = True,
+        **options: Any,
     ) -> Any: ...
 
     def check_queue(self, num_coming: int) -> None: ...
@@ -64,6 +69,7 @@ class Channel:
         self._sock = sock
         self._unpacker = wire.Unpacker()
         self._unsent = bytearray()
+        self._sending = threading.Lock()
         self._bell, self._button = socket.socketpair()
         self.is_open = True
 
@@ -72,15 +78,19 @@ class Channel:
         self._button.send(b"!")
 
     def send(self, message: wire.Message) -> None:
-        self._unsent += wire.pack(message)
-        self._flush()
+        """Any thread may call it."""
+        frame = wire.pack(message)
+        with self._sending:
+            self._unsent += frame
+            self._flush()
 
     def receive(self, timeout: float) -> list[wire.Message]:
         """The messages that have arrived; waits up to `timeout` seconds for the first."""
         writers = [self._sock] if self._unsent else []
         readable, writable, _ = select.select([self._sock, self._bell], writers, [], timeout)
         if writable:
-            self._flush()
+            with self._sending:
+                self._flush()
         if self._bell in readable:
             self._bell.recv(RECEIVE_BYTES)
         if self._sock not in readable:
@@ -97,7 +107,8 @@ class Channel:
         end = time.monotonic() + timeout
         while self._unsent and self.is_open and time.monotonic() < end:
             select.select([], [self._sock], [], max(0.0, end - time.monotonic()))
-            self._flush()
+            with self._sending:
+                self._flush()
 
     def _flush(self) -> None:
         try:
@@ -118,11 +129,21 @@ class Loop:
         self.sent: dict[str, wire.Sent] = {}
         self.is_closing = False
         self._next_stats = 0.0
+        self._step_began: float | None = None
         # Grammars are compiled beside the steps; requests that bring one wait for it here.
         self._checking: dict[str, Future[Any]] = {}
         self._checkers = ThreadPoolExecutor(2, thread_name_prefix="hunch-check")
 
+    def beat(self) -> None:
+        """Signs of life, from a thread of their own, for as long as anybody listens."""
+        while self.channel.is_open and not self.is_closing:
+            began = self._step_began
+            seconds = 0.0 if began is None else time.monotonic() - began
+            self.channel.send({"op": "alive", "step_seconds": seconds})
+            time.sleep(BEAT_SECONDS)
+
     def run(self) -> None:
+        threading.Thread(target=self.beat, name="hunch-beat", daemon=True).start()
         while self.channel.is_open and not self.is_closing:
             has_work = self.engine.has_work()
             for message in self.channel.receive(0.0 if has_work else IDLE_SECONDS):
@@ -155,14 +176,14 @@ class Loop:
                 request_id,
                 message["prompt_ids"],
                 params,
-                stream=message["stream"],
+                **message["options"],
             )
             if params.structured_outputs is not None:
                 waiting = self._checking[request_id] = self._checkers.submit(check)
                 waiting.add_done_callback(lambda _: self.channel.ring())
                 return
             self._admit(request_id, check())
-        except HunchError as error:
+        except Exception as error:  # whatever is wrong with one request ends that one alone
             self._refuse(request_id, error)
 
     def _admit_checked(self) -> None:
@@ -170,7 +191,7 @@ class Loop:
         for request_id in done:
             try:
                 self._admit(request_id, self._checking.pop(request_id).result())
-            except HunchError as error:
+            except Exception as error:  # see _submit
                 self._refuse(request_id, error)
 
     def _admit(self, request_id: str, asked: Any) -> None:
@@ -179,12 +200,18 @@ class Loop:
         self.sent[request_id] = wire.Sent()
         self.channel.send({"op": "accepted", "id": request_id})
 
-    def _refuse(self, request_id: str, error: HunchError) -> None:
+    def _refuse(self, request_id: str, error: Exception) -> None:
+        if not isinstance(error, HunchError):
+            log.error("a request could not be checked", exc_info=error)
+            error = HunchError("the request failed inside the server")
         self.channel.send({"op": "refused", "id": request_id, **wire.dump_error(error)})
 
     def _step(self) -> None:
         items = []
-        for output in self.engine.step():
+        self._step_began = time.monotonic()
+        outputs = self.engine.step()
+        self._step_began = None
+        for output in outputs:
             sent = self.sent.get(output.request_id)
             if sent is None:
                 continue
@@ -199,6 +226,16 @@ class Loop:
         if is_idle or now >= self._next_stats:
             self._next_stats = now + STATS_SECONDS
             self.channel.send({"op": "stats", "stats": self.engine.stats()})
+
+
+def _info(capacity: Capacity, config: wire.Message) -> wire.Message:
+    """What the HTTP side has to know. The longest text is one that fits into the KV memory."""
+    info: wire.Message = {
+        name: getattr(capacity, name) for name in ("num_blocks", "block_size", "max_rows")
+    }
+    num_slots = capacity.num_blocks * capacity.block_size
+    max_len = min(config["model"]["max_model_len"] or capacity.max_len, capacity.max_len)
+    return info | {"max_len": min(max_len, num_slots), "methods": list(capacity.methods)}
 
 
 def resolve(path: str) -> Any:
@@ -217,6 +254,7 @@ def main(fd: int) -> int:
         start = next(iter(channel.receive(IDLE_SECONDS)), None)
         if not channel.is_open:
             return 0
+    logs.set_up(*start["logs"])
     try:
         engine: Engine = resolve(start["factory"])(wire.load_config(start["config"]))
     except HunchError as error:
@@ -225,13 +263,8 @@ def main(fd: int) -> int:
         return 1
     gc.collect()
     gc.freeze()  # what is there now stays: looking through it again would stop steps
-    capacity = engine.capacity
-    info: dict[str, Any] = {
-        name: getattr(capacity, name) for name in ("num_blocks", "block_size", "max_rows")
-    }
     channel.send({"op": "stats", "stats": engine.stats()})
-    info |= {"max_len": capacity.max_len, "methods": list(capacity.methods)}
-    channel.send({"op": "ready", "info": info})
+    channel.send({"op": "ready", "info": _info(engine.capacity, start["config"])})
     loop = Loop(engine, channel)
     try:
         loop.run()

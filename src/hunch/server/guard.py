@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import json
 import logging
 import re
@@ -24,11 +25,16 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Where a stream finds the server's own `send`: what comes after the headers passes nobody else's
 # hands, and a token's event is not handed through every layer of the application.
 BODY_SEND = "hunch.send"
+ARRIVAL = "arrival"  # in the state of a request: when it came, by the event loop's clock
 BODY_SECONDS = 30.0  # how long a client may take to send its body
+# A body of millions of tiny values costs a hundred times its size once it is read. These many
+# bytes are allowed for each value, and for each object or list, on an average.
+BYTES_PER_VALUE, BYTES_PER_CONTAINER = 8, 64
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 QUIET = frozenset({"/health", "/ready", "/metrics", "/stats"})  # polled; not worth a line each
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[{,'))
 
 
 class Keys:
@@ -59,14 +65,17 @@ class Guard:
         public_paths: frozenset[str],
         body_paths: frozenset[str],
         max_body_bytes: int,
+        hosts: frozenset[str] | None,
         is_draining: Callable[[], bool],
         answered: Callable[[str, int, float], None],
     ) -> None:
+        """`hosts` are the names this server may be called by, besides addresses; None: any."""
         self.app = app
         self.keys = keys
         self.public_paths = public_paths
         self.body_paths = body_paths
         self.max_body_bytes = max_body_bytes
+        self.hosts = hosts
         self.is_draining = is_draining
         self.answered = answered
 
@@ -76,7 +85,9 @@ class Guard:
         headers = {name.lower(): value for name, value in scope["headers"]}
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state[ARRIVAL] = asyncio.get_running_loop().time()
         scope[BODY_SEND] = send
         token = logs.request_id.set(request_id)
         start = time.monotonic()
@@ -113,6 +124,8 @@ class Guard:
 
     async def _check(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Receive:
         path = scope["path"]
+        if self.hosts is not None:
+            _check_host(headers.get(b"host", b"").decode("latin-1"), self.hosts)
         if self.keys and path not in self.public_paths:
             header = headers.get(b"authorization", b"").decode("latin-1")
             if not self.keys.admit(header):
@@ -128,6 +141,7 @@ class Guard:
         if kind.lower() != "application/json":
             raise ProblemError(415, "send the body with 'Content-Type: application/json'")
         body = await self._read(headers, receive)
+        check_values(body, self.max_body_bytes)
         if _SURROGATE.search(body):
             _check_characters(body)
         return _replay(body, receive)
@@ -170,6 +184,49 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive_again
+
+
+def check_values(body: bytes, max_bytes: int) -> None:
+    """Refuse a body of more values than any request has use for, before it is parsed.
+
+    Counts commas and opening brackets outside of strings. A pair of quotes side by side can be
+    dropped without a look: whatever stands before or after it is as much in a string as it was.
+    """
+    if body.count(b",") <= max_bytes // BYTES_PER_VALUE and (
+        body.count(b"{") + body.count(b"[") <= max_bytes // BYTES_PER_CONTAINER
+    ):
+        return  # not even if all of them were structure
+    text = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = text.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    outside = b"".join(marks.split(b'"')[::2])
+    num_containers = outside.count(b"{") + outside.count(b"[")
+    for what, count, size in (
+        ("values", outside.count(b","), BYTES_PER_VALUE),
+        ("objects and lists", num_containers, BYTES_PER_CONTAINER),
+    ):
+        if count > max_bytes // size:
+            raise ProblemError(
+                400,
+                f"the body holds {count} {what}; this server allows at most {max_bytes // size}",
+                code="limit_exceeded",
+            )
+
+
+def _check_host(header: str, hosts: frozenset[str]) -> None:
+    """A page of another site whose name leads here would be let in by the browser otherwise."""
+    name = header.lower()
+    name = name[: name.find("]") + 1] if name.startswith("[") else name.partition(":")[0]
+    if not name or name in hosts or name.endswith(".localhost"):
+        return
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        raise ProblemError(
+            403,
+            f"this server is not called {name[:100]!r}: without an API key it answers to localhost "
+            "and to addresses alone; start it with --allowed-hosts NAME, or with --api-key",
+            code="host_not_allowed",
+        ) from None
 
 
 def _check_characters(body: bytes) -> None:

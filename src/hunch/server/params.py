@@ -2,81 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from hunch.errors import ConfigError
 from hunch.server.problems import ProblemError, at_most
 from hunch.server.schemas import ChatBody, CompletionBody, SamplingBody, SpeculationBody
 from hunch.server.settings import Limits
 from hunch.server.structured import structured_output
-from hunch.types import SamplingParams, Speculation
+from hunch.types import MAX_SEED, SamplingParams, Speculation
+
+Defaults = Mapping[str, Any]  # what a model recommends, by our names
+_USUAL: Defaults = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+}  # fmt: skip
 
 
-def completion_params(body: CompletionBody, limits: Limits, max_len: int) -> SamplingParams:
-    """What /v1/completions asks for."""
-    if body.best_of is not None and body.best_of != body.n:
-        raise ProblemError(400, "best_of must be absent or equal to n", param="best_of")
+def completion_params(
+    body: CompletionBody, limits: Limits, max_len: int, defaults: Defaults = _USUAL
+) -> SamplingParams:
+    """What /v1/completions asks for. With best_of, n is the number of answers to choose from."""
+    num_answers = body.best_of or body.n
+    if num_answers < body.n:
+        message = f"best_of={num_answers} must be at least n={body.n}"
+        raise ProblemError(400, message, param="best_of")
+    if num_answers > body.n and body.stream:
+        message = "the best answers are known at the end: best_of above n cannot be streamed"
+        raise ProblemError(400, message, param="best_of")
     return _params(
         body,
         limits,
+        n=num_answers,
         max_tokens=body.max_tokens,
-        logprobs=body.logprobs,
+        # What is best shows in the logprobs.
+        logprobs=(body.logprobs or 0) if num_answers > body.n else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         max_len=max_len,
+        defaults=defaults,
     )
 
 
-def chat_params(body: ChatBody, limits: Limits, max_len: int) -> SamplingParams:
+def chat_params(
+    body: ChatBody, limits: Limits, max_len: int, defaults: Defaults = _USUAL
+) -> SamplingParams:
     """What /v1/chat/completions asks for; without max_tokens, up to the model's context."""
     if body.top_logprobs and not body.logprobs:
         raise ProblemError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    max_tokens = body.max_completion_tokens
     return _params(
         body,
         limits,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
+        n=body.n,
+        max_tokens=body.max_tokens if max_tokens is None else max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=None,
         max_len=max_len,
+        defaults=defaults,
     )
+
+
+def is_scoring(body: SamplingBody) -> bool:
+    """No token is wanted: the prompt's own scores are."""
+    most = getattr(body, "max_completion_tokens", None)
+    return (body.max_tokens if most is None else most) == 0
+
+
+def sampling_defaults(where: str, own: Mapping[str, Any]) -> Defaults:
+    """What a request gets that does not say: by the model's `own` advice, a file's, or none."""
+    if where in ("vllm", "off"):
+        return _USUAL
+    if where == "auto":
+        return recommended(own)
+    path = Path(where)
+    try:
+        found = json.loads((path / "generation_config.json" if path.is_dir() else path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"generation_config={where!r} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"generation_config={where!r} is not a JSON object")
+    return recommended(found)
+
+
+def recommended(generation_config: Mapping[str, Any]) -> Defaults:
+    """Sampling fields of a generation_config.json, under our names; what is odd is left out."""
+    found = dict(_USUAL)
+    for name, allowed in _RANGES.items():
+        value = generation_config.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and allowed(value):
+            found[name] = value
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    if isinstance(most := generation_config.get("max_new_tokens"), int) and most > 0:
+        found["max_tokens"] = most
+    return found
+
+
+_RANGES: dict[str, Callable[[Any], bool]] = {
+    "temperature": lambda v: 0 <= v <= 100,
+    "top_p": lambda v: 0 < v <= 1,
+    "top_k": lambda v: isinstance(v, int) and v >= 0,
+    "min_p": lambda v: 0 <= v <= 1,
+    "repetition_penalty": lambda v: 0.01 <= v <= 100,
+}
 
 
 def _params(
     body: SamplingBody,
     limits: Limits,
     *,
+    n: int,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
     max_len: int,
+    defaults: Defaults,
 ) -> SamplingParams:
     stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
     check_limits(body, limits, stop, logprobs)
+    at_most("n", n, limits.max_n)
     most_tokens = limits.max_tokens or max_len
     if max_tokens is None:
+        max_tokens = defaults.get("max_tokens")
+        max_tokens = min(max_tokens, most_tokens) if max_tokens else limits.max_tokens
+    elif max_tokens == -1:
         max_tokens = limits.max_tokens
     else:
         at_most("max_tokens", max_tokens, most_tokens)
+    if body.prompt_logprobs is not None:
+        prompt_logprobs = max(prompt_logprobs or 0, body.prompt_logprobs)
+    chosen = {
+        name: usual if (value := getattr(body, name)) is None else value
+        for name, usual in defaults.items()
+        if name in _USUAL
+    }
     return SamplingParams(
-        n=body.n,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
+        **chosen,
+        n=n,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias={int(k): v for k, v in body.logit_bias.items()} if body.logit_bias else None,
         bad_words=body.bad_words or (),
         allowed_token_ids=body.allowed_token_ids,
         min_tokens=body.min_tokens,
-        max_tokens=max_tokens,
+        max_tokens=max_tokens if max_tokens is None else max(max_tokens, 1),  # see is_scoring
         stop=stop,
         stop_token_ids=body.stop_token_ids or (),
         include_stop_str_in_output=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
         ignore_eos=body.ignore_eos,
-        seed=body.seed,
+        seed=_seed(body.seed),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         structured_outputs=structured_output(body, limits),
@@ -88,7 +165,6 @@ def check_limits(
     body: SamplingBody, limits: Limits, stop: Sequence[str], logprobs: int | None
 ) -> None:
     """Refuse what is larger than the operator allows."""
-    at_most("n", body.n, limits.max_n)
     at_most("stop", len(stop), limits.max_stop, "strings")
     at_most("stop_token_ids", len(body.stop_token_ids or ()), limits.max_stop, "ids")
     at_most("stop", max(map(len, stop), default=0), limits.max_stop_chars, "characters")
@@ -97,8 +173,17 @@ def check_limits(
     at_most("bad_words", longest_word, limits.max_stop_chars, "characters")
     at_most("logit_bias", len(body.logit_bias or ()), limits.max_logit_bias, "entries")
     at_most("logprobs", logprobs or 0, limits.max_logprobs)
+    at_most("prompt_logprobs", body.prompt_logprobs or 0, limits.max_logprobs)
+    if body.prompt_logprobs is not None and body.stream:
+        message = "prompt_logprobs come with a whole answer, not with a stream"
+        raise ProblemError(400, message, param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise ProblemError(400, "stream_options needs stream: true", param="stream_options")
+
+
+def _seed(given: int | None) -> int | None:
+    """-1 is no seed, as in llama.cpp and vLLM; other negative ones are as good as any."""
+    return None if given is None or given == -1 else given & MAX_SEED
 
 
 def _speculation(body: SpeculationBody | None) -> Speculation:

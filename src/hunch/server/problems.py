@@ -25,6 +25,7 @@ KINDS = {
     408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    431: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
@@ -107,7 +108,9 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
     texts = []
     param = None
     for error in errors[:3]:
-        where = ".".join(str(part) for part in error["loc"] if part != "body")
+        extra = error.get("ctx") or {}
+        place = [*error["loc"], *([extra["field"]] if "field" in extra else ())]
+        where = ".".join(str(part) for part in place if part != "body")
         where = where.encode("utf-8", "replace").decode()[:120]
         param = param or where or None
         texts.append(f"{where}: {error['msg']}" if where else str(error["msg"]))

@@ -19,6 +19,8 @@ from hunch.server import wire
 from hunch.types import RequestOutput, SamplingParams
 
 KILL_SECONDS = 5.0  # how long a process that was asked to leave may take
+SILENT_SECONDS = 3.5  # without a sign of life after which it counts as hung
+STEP_SECONDS = 300.0  # that one step may take
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +43,16 @@ class Watcher(Protocol):
 class RemoteStream(AsyncIterator[RequestOutput]):
     """One request's growing answer. A reader that is slow gets several steps' news at once."""
 
-    def __init__(self, engine: RemoteEngine, output: RequestOutput, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        engine: RemoteEngine,
+        output: RequestOutput,
+        params: SamplingParams,
+        *,
+        is_scoring: bool = False,
+    ) -> None:
         self.output = output
+        self._is_scoring = is_scoring  # the answer itself is dropped
         self.params = params
         self.id = output.request_id
         self.num_sequences = params.n
@@ -82,6 +92,8 @@ class RemoteStream(AsyncIterator[RequestOutput]):
     def update(self, item: wire.Message) -> None:
         if self.first_token is None:
             self.first_token = time.monotonic()
+        if self._is_scoring:
+            wire.drop_answer(item)
         wire.apply_delta(self.output, item)
         self._tell()
 
@@ -116,15 +128,26 @@ class _Line(asyncio.Protocol):
 class RemoteEngine:
     """The engine in its own process. All methods belong to one event loop."""
 
-    def __init__(self, config: Config, factory: str, *, max_queue: int = 256) -> None:
+    def __init__(
+        self,
+        config: Config,
+        factory: str,
+        *,
+        max_queue: int = 256,
+        log_format: str = "text",
+        log_level: str = "info",
+    ) -> None:
         self._config = config
         self._factory = factory
+        self._logs = (log_format, log_level)
         self._max_queue = max_queue
         self._streams: dict[str, RemoteStream] = {}
         self._stats: dict[str, Any] = {}
         self._fatal: str | None = None
         self._is_closing = False
         self._line: asyncio.Transport | None = None
+        self._last_word = 0.0  # when the process was last heard of
+        self._step_seconds = 0.0  # that its step had taken then
         self.watcher: Watcher | None = None
         self.num_open = 0  # sequences: a request with n = 3 is three
         self.info: EngineInfo
@@ -132,7 +155,9 @@ class RemoteEngine:
         self.death: str | None = None  # why, once it has died
 
     async def start(self) -> None:
-        """Start the process and wait until its model is loaded."""
+        """Start the process and wait until its model is loaded. After its death: another one."""
+        self._fatal = None
+        self.died.clear()
         ours, theirs = socket.socketpair()
         fd = theirs.fileno()
         command = [sys.executable, "-m", "hunch.server.engine_process", str(fd)]
@@ -148,12 +173,42 @@ class RemoteEngine:
             lambda: _Line(self._take, self._lose), sock=ours
         )
         config = wire.dump_config(self._config)
-        self._send({"op": "start", "factory": self._factory, "config": config})
+        start = {"op": "start", "factory": self._factory, "config": config, "logs": self._logs}
+        self._send(start)
         await self._ready
+        self.death = None
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the model of this process, dead or alive by now, was ever ready."""
+        return self._ready.done() and not self._ready.cancelled() and not self._ready.exception()
+
+    def trouble(self) -> str | None:
+        """Why no request can be served now."""
+        if self.death is not None:
+            return self.death
+        seconds = self.silent_seconds()
+        if seconds > SILENT_SECONDS:
+            return f"the engine has not answered for {seconds:.0f} s"
+        return None
+
+    def silent_seconds(self) -> float:
+        """How long nothing was heard of the process; a step without end counts as silence."""
+        stuck = max(0.0, self._step_seconds - STEP_SECONDS)
+        return stuck + time.monotonic() - self._last_word
+
+    def excuse(self) -> None:
+        """This side was not listening: the silence was not the engine's."""
+        self._last_word = time.monotonic()
+
+    def kill(self, reason: str) -> None:
+        """End a process that is of no use any more; the rest goes as if it had died by itself."""
+        self._fatal = reason
+        self._process.kill()
 
     async def submit(
         self,
@@ -162,18 +217,25 @@ class RemoteEngine:
         *,
         request_id: str,
         stream: bool = True,
+        is_scoring: bool = False,
+        arrival: float | None = None,
+        **options: Any,
     ) -> RemoteStream:
         """Hand a request to the engine; raises if the engine does not take it.
 
-        With stream=False the only news are the finished output.
+        With stream=False the only news are the finished output. `options` are the engine's own
+        (see `Intake.check`). With is_scoring, only the prompt's scores are of interest.
         """
         self._admit(prompt_ids, params)
         output = wire.empty_output(request_id, prompt_ids, params.n)
-        opened = RemoteStream(self, output, params)
+        opened = RemoteStream(self, output, params, is_scoring=is_scoring)
+        if arrival is not None:
+            opened.arrival = arrival
         self._streams[request_id] = opened
         self.num_open += opened.num_sequences
-        message = {"op": "submit", "id": request_id, "prompt_ids": prompt_ids, "stream": stream}
-        self._send({**message, "params": wire.dump_params(params)})
+        message = {"op": "submit", "id": request_id, "prompt_ids": prompt_ids}
+        options["stream"] = stream
+        self._send({**message, "params": wire.dump_params(params), "options": options})
         try:
             await opened.wait_accepted()
         except asyncio.CancelledError:
@@ -217,6 +279,14 @@ class RemoteEngine:
             self._process.wait()
         self._line.close()
 
+    def check_size(self, num_sequences: int) -> None:
+        """Refuse what no wait would make room for."""
+        most = self.info.max_rows + self._max_queue
+        if num_sequences > most:
+            raise RequestError(
+                f"{num_sequences} sequences asked for; this server runs and queues at most {most}"
+            )
+
     def _admit(self, prompt_ids: list[int], params: SamplingParams) -> None:
         if self.death is not None:
             raise EngineError(self.death)
@@ -225,6 +295,7 @@ class RemoteEngine:
                 f"the prompt has {len(prompt_ids)} tokens; with at least one token of output it "
                 f"must fit the context of {self.info.max_len}"
             )
+        self.check_size(params.n)
         if self.num_open + params.n > self.info.max_rows + self._max_queue:
             raise QueueFullError(
                 f"{self.num_open} sequences are running or waiting; try again later"
@@ -235,10 +306,13 @@ class RemoteEngine:
             self._line.write(wire.pack(message))
 
     def _take(self, message: wire.Message) -> None:
+        self._last_word = time.monotonic()
         match message["op"]:
             case "deltas":
                 for item in message["items"]:
                     self._take_delta(item)
+            case "alive":
+                self._step_seconds = message["step_seconds"]
             case "stats":
                 self._stats = message["stats"]
             case "accepted":

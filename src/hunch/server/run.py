@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from hunch.config import Config
 from hunch.errors import ConfigError, EngineError
 from hunch.server import logs
 from hunch.server.app import build_app
+from hunch.server.connections import KEEP_ALIVE_SECONDS, protocol
 from hunch.server.engine_process import resolve
 from hunch.server.remote import RemoteEngine
 from hunch.server.service import Service
@@ -24,6 +26,7 @@ from hunch.server.status import StatusLines
 from hunch.server.text import Text
 
 ENGINE_FACTORY = "hunch.llm:build_engine"  # Config -> Engine, called in the engine's process
+WATCH_SECONDS = 1.0  # between two looks at the engine
 TEXT_FACTORY = "hunch.llm:load_text"  # Config -> Text, called in this one
 
 
@@ -54,7 +57,13 @@ async def _serve(
     config: Config, settings: ServeConfig, engine_factory: str, text_factory: str
 ) -> int:
     sock = _bind(settings)  # before the model is loaded: a taken port is told at once
-    engine = RemoteEngine(config, engine_factory, max_queue=settings.max_queue)
+    engine = RemoteEngine(
+        config,
+        engine_factory,
+        max_queue=settings.max_queue,
+        log_format=settings.log_format,
+        log_level=settings.log_level,
+    )
     loading = asyncio.create_task(_load(config, engine, text_factory))
     _on_signals(loading.cancel)
     try:
@@ -81,9 +90,18 @@ async def _serve(
             lifespan="off",
             server_header=False,
             proxy_headers=False,  # nothing here depends on a client's address
+            http=protocol(settings.max_connections),
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=2,
         )
     )
+    if not settings.api_keys and not settings.is_local:
+        logs.event(
+            logging.WARNING,
+            f"{settings.host} can be reached from other machines, and no --api-key is set: "
+            "everybody who can reach it may use it",
+        )
     keeper = Keeper(service, server)
     host, port = sock.getsockname()[:2]
     names = ", ".join(settings.served_model_names)
@@ -138,13 +156,39 @@ class Keeper:
         self.server.should_exit = True
 
     async def watch(self) -> None:
-        """The engine's death ends the server, once the clients were told."""
-        engine = self.service.engine
-        await engine.died.wait()
+        """A dead or hung engine is started again, so many times; then its death is the server's."""
+        engine, settings = self.service.engine, self.service.settings
+        for _ in range(settings.engine_restarts):
+            await self._wait_dead()
+            if self.service.is_draining:
+                break
+            logs.event(logging.ERROR, f"the engine died: {engine.death}; it is started again")
+            try:
+                await engine.start()
+            except EngineError as error:
+                logs.event(logging.ERROR, f"the engine did not start again: {error}")
+                break
+            logs.event(logging.WARNING, "the engine was started again", engine_pid=engine.pid)
+        await self._wait_dead()
         self.exit_code = 1
         logs.event(logging.ERROR, f"the engine died: {engine.death}; the server leaves")
-        await asyncio.sleep(self.service.settings.death_grace)
+        await asyncio.sleep(settings.death_grace)
         self.server.should_exit = True
+
+    async def _wait_dead(self) -> None:
+        """Until the engine has died; one that shows no life is helped."""
+        engine, limit = self.service.engine, self.service.settings.engine_timeout
+        last = time.monotonic()
+        while not engine.died.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(engine.died.wait(), WATCH_SECONDS)
+            now = time.monotonic()
+            if now - last > 3 * WATCH_SECONDS:
+                engine.excuse()
+            last, seconds = now, engine.silent_seconds()
+            if seconds > limit:
+                engine.kill(f"it has not answered for {seconds:.0f} s")
+                await engine.died.wait()
 
 
 class _Server(uvicorn.Server):

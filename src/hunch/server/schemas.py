@@ -1,26 +1,50 @@
-"""The bodies clients send. Unknown fields and wrong types are refused, never dropped."""
+"""The bodies clients send. Unknown fields and wrong types are refused, never dropped.
+
+A list or an object is given up at its first wrong item: millions of errors would cost more than
+anything a right body could ask for.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Collection
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from hunch.types import MAX_SEED
 
 MAX_COUNT = 2**31 - 1
 MAX_IDS = 1024 * 1024
 
+T = TypeVar("T")
+Many = Annotated[list[T], Field(fail_fast=True)]
+Some = Annotated[list[T], Field(fail_fast=True, min_length=1)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_IDS)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Limit = Annotated[int, Field(ge=-1, le=MAX_COUNT)]  # a number of tokens; -1: as many as fit
 
 
 class Body(BaseModel):
-    """A JSON object whose fields are all known."""
+    """A JSON object whose fields are all known. A null stands for the field's default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = _known(cls)
+        for name in given:
+            if name not in known:
+                raise _unknown(name, known)
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class SpeculationBody(Body):
@@ -40,7 +64,7 @@ class PredictionBody(Body):
     """The answer as the client expects it: drafted from, never believed."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Many[TextPart]
 
     def plain(self) -> str:
         return _joined(self.content)
@@ -48,6 +72,8 @@ class PredictionBody(Body):
 
 class StreamOptions(Body):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # the usage so far in every chunk
+    include_obfuscation: bool = False  # OpenAI's padding against eavesdroppers; none is made here
 
 
 class SchemaBody(Body):
@@ -72,7 +98,7 @@ class StructuredBody(Body):
     json_: Annotated[str | dict[str, Any] | bool | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: Text | None = None
-    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    choice: Some[Text] | None = None
     grammar: Text | None = None
 
 
@@ -81,55 +107,59 @@ class SamplingBody(Body):
 
     model: str | None = None
     n: Count = 1
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    # Without a value, the model's own recommendation (generation_config.json) or the usual one.
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    logit_bias: dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    bad_words: list[Text] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    logit_bias: (
+        Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(fail_fast=True)]
+        | None
+    ) = None
+    bad_words: Many[Text] | None = None
+    allowed_token_ids: Ids | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
-    max_tokens: Count | None = None
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    max_tokens: Limit | None = None
+    stop: Text | Many[Text] | None = None
+    stop_token_ids: Many[TokenId] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None  # -1: none
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredBody | None = None
     guided_json: str | dict[str, Any] | bool | None = None  # vLLM's older names for the same
     guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    guided_choice: Some[Text] | None = None
     guided_grammar: Text | None = None
     speculation: SpeculationBody | None = None
     prediction: PredictionBody | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; never above the server's own
-    # Notes for the operator's books, which cannot change an answer.
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    return_token_ids: bool = False
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=MAX_COUNT)] = 0  # lower ones run first
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    # Notes for the operator's books, and advice to OpenAI's machines, which change no answer.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(fail_fast=True)] | None = None
     store: bool | None = None
     service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
 
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS)]
-        | Annotated[
-            list[Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS)]],
-            Field(min_length=1),
-        ]
-    )
-    max_tokens: Count | None = 16
+    prompt: str | Some[str] | Ids | Some[Ids]
+    max_tokens: Limit | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     echo: bool = False
     best_of: Count | None = None
@@ -138,23 +168,29 @@ class CompletionBody(SamplingBody):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
 
     def plain(self) -> dict[str, str]:
         """What a chat template reads."""
-        return {"role": self.role, "content": _joined(self.content or "")}
+        names = {"name": self.name, "tool_call_id": self.tool_call_id}
+        given = {key: value for key, value in names.items() if value is not None}
+        return {"role": self.role, "content": _joined(self.content or ""), **given}
 
 
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Count | None = None
+    messages: Some[Message]
+    max_completion_tokens: Limit | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # go on with the last message instead of a new one
+    modalities: Many[Literal["text"]] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # advice only OpenAI's models know
 
 
 class TokenizeBody(Body):
@@ -162,7 +198,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Some[Message] | None = None
     add_special_tokens: bool = True
 
 
@@ -170,7 +206,7 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_IDS)]
 
 
 class ErrorDetail(BaseModel):
@@ -188,3 +224,15 @@ class ErrorBody(BaseModel):
 
 def _joined(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+@cache
+def _known(body: type[Body]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in body.model_fields.items())
+
+
+def _unknown(name: Any, known: Collection[str]) -> PydanticCustomError:
+    shown = str(name)[:100]
+    near = get_close_matches(shown, known, n=1)
+    text = f"unknown field; did you mean {near[0]}?" if near else "unknown field"
+    return PydanticCustomError("unknown_field", "{text}", {"text": text, "field": shown})

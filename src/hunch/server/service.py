@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -16,9 +17,10 @@ from starlette.responses import JSONResponse, Response
 from hunch.errors import HunchError
 from hunch.server import logs
 from hunch.server.answers import ChatShape, CompletionShape, Cursor, Shape
+from hunch.server.guard import ARRIVAL
 from hunch.server.metrics import Metrics
 from hunch.server.origins import Painter
-from hunch.server.params import chat_params, completion_params
+from hunch.server.params import chat_params, completion_params, is_scoring, sampling_defaults
 from hunch.server.problems import ProblemError, at_most
 from hunch.server.prompt_log import PromptLog
 from hunch.server.remote import RemoteEngine, RemoteStream
@@ -28,14 +30,18 @@ from hunch.server.schemas import (
     Message,
     PredictionBody,
     SamplingBody,
+    StreamOptions,
 )
 from hunch.server.settings import ServeConfig
-from hunch.server.streaming import EventStream, collect, while_connected
+from hunch.server.streaming import EventStream, collect, until, while_connected
+from hunch.server.summary import best, check_ends
 from hunch.server.text import Text
 from hunch.types import SamplingParams
 
 INLINE_CHARS = 2048  # longer prompts are tokenized beside the event loop
 MAX_RETRY_SECONDS = 60.0
+
+Work = Callable[[float], Awaitable[Response]]  # from a deadline to an answer
 
 
 class Service:
@@ -55,6 +61,7 @@ class Service:
         self.text = text
         self.metrics = Metrics(settings.served_model_names[0], engine)
         self.prompt_log = PromptLog(settings.prompt_log) if settings.prompt_log else None
+        self.defaults = sampling_defaults(settings.generation_config, text.generation_config)
         self.started = time.time()
         self.is_draining = False
         self._mean_seconds = 1.0  # of recent requests, for Retry-After
@@ -103,17 +110,32 @@ class Service:
                 param="speculation.mode",
             )
 
+    async def run(self, body: SamplingBody, request: Request, work: Work) -> Response:
+        """`work`, given its deadline, within which all of it must be done, from the arrival on.
+
+        A client that hangs up ends it, wherever it is.
+        """
+        seconds = min(body.timeout or self.settings.request_timeout, self.settings.request_timeout)
+        deadline = request.scope["state"][ARRIVAL] + seconds
+        async with until(deadline):
+            return await while_connected(request.receive, work(deadline))
+
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """POST /v1/completions."""
+        return await self.run(body, request, partial(self._complete, body))
+
+    async def _complete(self, body: CompletionBody, deadline: float) -> Response:
         self.check_model(body.model)
         self.check_speculation(body)
         prompts = _prompts(body)
         limits = self.settings.limits
         at_most("prompt", len(prompts), limits.max_prompts, "prompts")
-        at_most("n", len(prompts) * body.n, limits.max_sequences, "sequences in all")
-        params = completion_params(body, limits, self.engine.info.max_len)
+        params = completion_params(body, limits, self.engine.info.max_len, self.defaults)
+        at_most("n", len(prompts) * params.n, limits.max_sequences, "sequences in all")
+        self.engine.check_size(len(prompts) * params.n)
         params = await self._with_prediction(params, body.prediction)
         ids = [await self.encode(prompt, body.add_special_tokens) for prompt in prompts]
+        ids = [self._truncated(one, body) for one in ids]
         echo = None
         if body.echo:
             echo = [
@@ -127,11 +149,17 @@ class Service:
             num_top=params.logprobs or 0,
             num_answers=body.n,
             echo=echo,
+            has_logprobs=body.logprobs is not None,
+            has_token_ids=body.return_token_ids,
+            has_prompt_logprobs=body.prompt_logprobs is not None,
         )
-        return await self._answer(body, ids, params, shape, request)
+        return await self._answer(body, ids, params, shape, deadline)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """POST /v1/chat/completions."""
+        return await self.run(body, request, partial(self._chat, body))
+
+    async def _chat(self, body: ChatBody, deadline: float) -> Response:
         self.check_model(body.model)
         self.check_speculation(body)
         if body.chat_template is not None and not self.settings.allow_request_chat_template:
@@ -139,16 +167,27 @@ class Service:
                 400, "this server takes no chat templates from requests", param="chat_template"
             )
         at_most("n", body.n, self.settings.limits.max_sequences, "sequences in all")
-        params = chat_params(body, self.settings.limits, self.engine.info.max_len)
+        params = chat_params(body, self.settings.limits, self.engine.info.max_len, self.defaults)
         params = await self._with_prediction(params, body.prediction)
-        ids = await self.render(body.messages, body.chat_template)
+        if body.continue_final_message and body.messages[-1].role != "assistant":
+            message = "continue_final_message needs a last message of the assistant to go on with"
+            raise ProblemError(400, message, param="continue_final_message")
+        ids = await self.render(
+            body.messages,
+            body.chat_template,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+        )
+        ids = self._truncated(ids, body)
         shape = ChatShape(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             model=body.model or self.settings.served_model_names[0],
             text=self.text,
             num_top=params.logprobs or 0,
+            has_token_ids=body.return_token_ids,
+            has_prompt_logprobs=body.prompt_logprobs is not None,
         )
-        return await self._answer(body, [ids], params, shape, request)
+        return await self._answer(body, [ids], params, shape, deadline)
 
     async def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; ids are checked instead."""
@@ -165,8 +204,22 @@ class Service:
         if len(text) <= INLINE_CHARS:
             return self.text.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(
-            self.text.encode, text, add_special_tokens=add_special_tokens
+            self.text.encode,
+            text,
+            add_special_tokens=add_special_tokens,
+            max_tokens=self.engine.info.max_len,
         )
+
+    def _truncated(self, ids: list[int], body: SamplingBody) -> list[int]:
+        """The prompt's end, where the body says how much of it is enough."""
+        most = body.truncate_prompt_tokens
+        if most is None:
+            return ids
+        if most == 0:
+            message = "truncate_prompt_tokens must be -1 (what fits) or 1 and more"
+            raise ProblemError(400, message, param="truncate_prompt_tokens")
+        most = self.engine.info.max_len - 1 if most == -1 else most
+        return ids[-most:]
 
     async def _with_prediction(
         self, params: SamplingParams, prediction: PredictionBody | None
@@ -177,12 +230,20 @@ class Service:
         ids = await self._encode(prediction.plain(), False)
         return replace(params, prediction=ids[: self.engine.info.max_len])
 
-    async def render(self, messages: Sequence[Message], template: str | None) -> list[int]:
-        """Token ids of a chat."""
+    async def render(
+        self, messages: Sequence[Message], template: str | None, **values: Any
+    ) -> list[int]:
+        """Token ids of a chat; `values` are the tokenizer's (see `Text.render_chat`)."""
         at_most("messages", len(messages), self.settings.limits.max_messages, "messages")
         plain = [message.plain() for message in messages]
         template = template or self.chat_template
-        return await asyncio.to_thread(self.text.render_chat, plain, template=template)
+        return await asyncio.to_thread(
+            self.text.render_chat,
+            plain,
+            template=template,
+            max_tokens=self.engine.info.max_len,
+            **values,
+        )
 
     def check_ids(self, ids: Sequence[int]) -> None:
         if ids and max(ids) >= self.text.vocab_size:
@@ -195,29 +256,32 @@ class Service:
         body: SamplingBody,
         prompts: list[list[int]],
         params: SamplingParams,
-        shape: ChatShape | CompletionShape,
-        request: Request,
+        shape: Shape,
+        deadline: float,
     ) -> Response:
-        seconds = min(body.timeout or self.settings.request_timeout, self.settings.request_timeout)
-        deadline = asyncio.get_running_loop().time() + seconds
-        streams = await self._submit(prompts, params, shape.id, body.stream)
+        streams = await self._submit(prompts, params, shape.id, body)
         if self.prompt_log is not None:
             for ids in prompts:
                 self.prompt_log.write(ids, self.text.decode(ids, skip_special_tokens=False))
         if body.stream:
             return self._stream(body, streams, params, shape, deadline)
-        outputs = await while_connected(request.receive, collect(streams, deadline))
+        outputs = await collect(streams)
+        check_ends(outputs)
+        if params.n > body.n:
+            outputs = [best(output, body.n) for output in outputs]
         return JSONResponse(shape.whole(outputs))
 
     async def _submit(
-        self, prompts: list[list[int]], params: SamplingParams, answer_id: str, stream: bool
+        self, prompts: list[list[int]], params: SamplingParams, answer_id: str, body: SamplingBody
     ) -> list[RemoteStream]:
         """All prompts or none."""
+        options: dict[str, Any] = {"stream": body.stream, "is_scoring": is_scoring(body)}
+        options |= {"priority": body.priority, "cache_salt": body.cache_salt or ""}
         streams: list[RemoteStream] = []
         try:
             for number, ids in enumerate(prompts):
                 opened = await self.engine.submit(
-                    ids, params, request_id=f"{answer_id}-{number}", stream=stream
+                    ids, params, request_id=f"{answer_id}-{number}", **options
                 )
                 streams.append(opened)
         except (HunchError, asyncio.CancelledError):
@@ -244,8 +308,8 @@ class Service:
                     painter = Painter(self.text, ids, params.skip_special_tokens)
                 row.append(Cursor(number * params.n + index, painter))
             cursors.append(row)
-        has_usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(streams, shape, cursors, deadline=deadline, has_usage=has_usage)
+        options = body.stream_options or StreamOptions()
+        return EventStream(streams, shape, cursors, deadline=deadline, options=options)
 
     def overview(self) -> dict[str, Any]:
         """What the page's charts and curious operators read."""

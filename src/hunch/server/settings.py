@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 from hunch.errors import ConfigError
 
@@ -42,18 +43,43 @@ class ServeConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     served_model_names: tuple[str, ...] = ("hunch",)  # the first is the one answers carry
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # names clients may call it by, where that is checked
+    max_connections: int = 4096
     max_queue: int = 256  # sequences that may be open beyond those that run at once
     request_timeout: float = 600.0  # seconds from arrival to the last byte
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
     stats_interval: float = 10.0  # seconds between two status lines; 0: none
+    engine_timeout: float = 15.0  # seconds without a sign of life that end a hung engine
+    engine_restarts: int = 1  # times a dead or hung engine is started again
     death_grace: float = 1.0  # seconds to tell clients that the engine died, before leaving
     log_format: str = "text"
     log_level: str = "info"
+    generation_config: str = "auto"  # auto: the model's; vllm or off: none; or a file
     prompt_log: str = ""  # a file that every prompt is added to; empty: none is kept
     allow_request_chat_template: bool = False
     has_page: bool = True
     version: str = "unknown"
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """Names that are checked against the Host header; None: any will do.
+
+        Who has a key, or asked the whole network in, is not protected by a name.
+        """
+        if self.api_keys or not (self.is_local or self.allowed_hosts):
+            return None
+        return frozenset({"localhost", *(name.lower() for name in self.allowed_hosts)})
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -68,6 +94,16 @@ class ServeConfig:
             raise ConfigError(f"log_level={self.log_level!r} must be debug, info, warning or error")
         if self.request_timeout <= 0:
             raise ConfigError(f"request_timeout={self.request_timeout} must be above 0")
-        for name in ("max_queue", "drain_timeout", "stats_interval", "death_grace"):
+        if self.max_connections < 1:
+            raise ConfigError(f"max_connections={self.max_connections} must be 1 or more")
+        if self.engine_timeout < 5:
+            raise ConfigError(f"engine_timeout={self.engine_timeout} must be 5 or more")
+        for name in (
+            "engine_restarts",
+            "max_queue",
+            "drain_timeout",
+            "stats_interval",
+            "death_grace",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more")

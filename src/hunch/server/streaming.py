@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 
 from hunch.errors import HunchError
-from hunch.server.answers import Cursor, Delta, Json, Shape, report, usage
+from hunch.server.answers import Cursor, Delta, Shape
 from hunch.server.guard import BODY_SEND, Receive, Scope, Send
 from hunch.server.problems import ProblemError, from_error
 from hunch.server.remote import RemoteStream
+from hunch.server.schemas import StreamOptions
+from hunch.server.summary import Json, check_ends, report, speculation, usage
 from hunch.types import RequestOutput
 
 BLANK = "\0"  # no name and no id holds one
@@ -26,6 +29,16 @@ T = TypeVar("T")
 
 class ClientGoneError(HunchError):
     """The client hung up; there is nobody to answer."""
+
+
+@asynccontextmanager
+async def until(deadline: float) -> AsyncIterator[None]:
+    """408 for what takes longer."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise too_late() from None
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
@@ -43,14 +56,11 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def collect(streams: Sequence[RemoteStream], deadline: float) -> list[RequestOutput]:
-    """The finished outputs; nothing is left running if one fails or the deadline passes."""
+async def collect(streams: Sequence[RemoteStream]) -> list[RequestOutput]:
+    """The finished outputs; nothing is left running if one fails or nobody waits any more."""
     try:
-        async with asyncio.timeout_at(deadline):
-            async for _ in merge(streams):
-                pass
-    except TimeoutError:
-        raise too_late() from None
+        async for _ in merge(streams):
+            pass
     finally:
         for stream in streams:
             stream.abort()
@@ -90,7 +100,7 @@ class EventStream(Response):
         cursors: Sequence[Sequence[Cursor]],
         *,
         deadline: float,
-        has_usage: bool,
+        options: StreamOptions,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -98,7 +108,9 @@ class EventStream(Response):
         self._shape = shape
         self._cursors = cursors
         self._deadline = deadline
-        self._has_usage = has_usage
+        self._options = options
+        self._is_opened = [False] * len(streams)
+        self._is_plain = shape.is_plain and not options.continuous_usage_stats
         self._num_open = sum(map(len, cursors))  # answers without their last chunk
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
@@ -114,9 +126,10 @@ class EventStream(Response):
     async def _write(self, begin: Send, send: Send) -> None:
         headers = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await begin(headers)
-        opening = b"".join(map(event, self._shape.opening(self._num_open)))
-        if opening:
-            await send({"type": "http.response.body", "body": opening, "more_body": True})
+        if not self._shape.needs_prompt:
+            opening = b"".join(b"".join(self._open(number)) for number in range(len(self._streams)))
+            if opening:
+                await send({"type": "http.response.body", "body": opening, "more_body": True})
         try:
             async with asyncio.timeout_at(self._deadline):
                 if len(self._streams) == 1:  # each token is news: nothing stands in between
@@ -132,11 +145,27 @@ class EventStream(Response):
         else:
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
+    def _open(self, number: int) -> Iterator[bytes]:
+        """What comes before the first text of a prompt's answers."""
+        if not self._is_opened[number]:
+            self._is_opened[number] = True
+            for cursor in self._cursors[number]:
+                yield from map(
+                    self._event, self._shape.opening(cursor.index, self._streams[number].output)
+                )
+
+    def _event(self, chunk: Json) -> bytes:
+        if self._options.continuous_usage_stats:
+            chunk["usage"] = usage([stream.output for stream in self._streams])
+        return event(chunk)
+
     async def _tell(self, send: Send, number: int, output: RequestOutput) -> None:
-        parts: list[bytes] = []
+        parts: list[bytes] = list(self._open(number))
         last: Json | None = None
+        if output.finished:
+            check_ends([output])
         for cursor, choice in zip(self._cursors[number], output.outputs, strict=True):
-            text = cursor.plain(choice)
+            text = cursor.plain(choice) if self._is_plain else None
             if text is not None:
                 parts.append(self._frame(cursor.index, text))
                 continue
@@ -144,7 +173,7 @@ class EventStream(Response):
             if delta is not None:
                 self._num_open -= delta.finish_reason is not None
                 last = self._shape.chunk(delta)
-                parts.append(event(last))
+                parts.append(self._event(last))
         if last is not None and not self._num_open:
             parts[-1:] = map(event, self._close([last]))
         if parts:
@@ -162,9 +191,10 @@ class EventStream(Response):
     def _close(self, chunks: list[Json]) -> list[Json]:
         """The last chunk says how the request went."""
         outputs = [stream.output for stream in self._streams]
-        if self._has_usage:
+        if self._options.include_usage:
             chunks.append({**self._shape.head, "choices": [], "usage": usage(outputs)})
         last = chunks[-1]
+        last["metrics"] = {"speculative_decoding": speculation(outputs)}
         last["hunch"] = {**last.get("hunch", {}), **report(outputs)}
         return chunks
 

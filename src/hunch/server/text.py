@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from hunch.types import Detokenizer
 
@@ -13,8 +13,12 @@ class Text(Protocol):
 
     vocab_size: int
     eos_ids: tuple[int, ...]
+    generation_config: Mapping[str, Any]  # how the model's makers would sample; may be empty
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Raises RequestError for a text that is clearly longer than `max_tokens`."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
@@ -22,6 +26,14 @@ class Text(Protocol):
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> Detokenizer: ...
 
+    def token_bytes(self, token: int) -> bytes: ...
+
     def render_chat(
-        self, messages: Sequence[Mapping[str, str]], *, template: str | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        max_tokens: int | None = None,
     ) -> list[int]: ...

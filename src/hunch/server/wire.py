@@ -3,9 +3,10 @@
 Both are the same interpreter, one started by the other, so marshal serves: a token's message costs
 a tenth of JSON's time, and that time is taken from the engine where cores are few.
 
-To the engine:   submit {id, prompt_ids, params, stream}, abort {id}, close {}
+To the engine:   start {factory, config, logs}, submit {id, prompt_ids, params, options},
+                 abort {id}, close {}
 From the engine: ready {info}, accepted {id}, refused {id, kind, message}, deltas {items},
-                 stats {stats}, fatal {message}
+                 stats {stats}, alive {}, fatal {message}
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ def dump_delta(output: RequestOutput, sent: Sent) -> Message:
     item: Message = {"id": output.request_id, "c": choices}
     if output.finished:
         item["s"] = output.stats
+        item["h"] = output.num_cached_tokens
     if output.prompt_logprobs is not None and not sent.has_prompt_logprobs:
         item["p"] = [None if e is None else _dump_logprobs(e) for e in output.prompt_logprobs]
         sent.has_prompt_logprobs = True
@@ -192,8 +194,18 @@ def apply_delta(output: RequestOutput, item: Message) -> None:
     if "p" in item:
         output.prompt_logprobs = [None if e is None else _load_logprobs(e) for e in item["p"]]
     if "s" in item:
-        output.stats = item["s"]
+        output.stats, output.num_cached_tokens = item["s"], item["h"]
         output.finished = True
+
+
+def drop_answer(item: Message) -> None:
+    """Leave the prompt's scores: of the one token that had to be generated nothing was wanted."""
+    for delta in item["c"]:
+        delta["x"], delta["t"] = "", []
+        if "l" in delta:
+            delta["l"] = []
+        if "f" in delta:
+            delta["f"] = ["length", None, *delta["f"][2:]]
 
 
 def empty_output(request_id: str, prompt_ids: list[int], n: int) -> RequestOutput:

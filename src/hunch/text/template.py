@@ -32,6 +32,7 @@ def render(
     bos_token: str | None = None,
     eos_token: str | None = None,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     **values: Any,
 ) -> str:
@@ -52,11 +53,24 @@ def render(
         raise RequestError("a chat needs at least one message")
     try:
         sandbox, compiled = _compiled(template)
-        return sandbox.render_bounded(compiled, names)
+        text = sandbox.render_bounded(compiled, names)
     except _FAILURES as error:
         what = str(error) or type(error).__name__
         line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise TemplateError(f"the chat template fails{line}: {what[:500]}") from error
+    return _cut_after(text, names["messages"][-1]["content"]) if continue_final_message else text
+
+
+def _cut_after(text: str, last: str | None) -> str:
+    """The prompt up to where the last message could go on: without what the template ends it by."""
+    last = last or ""
+    place = text.rfind(last.strip())
+    if not last.strip() or place < 0:
+        raise RequestError(
+            "continue_final_message: the last message is empty, or the chat template changes it"
+        )
+    whole = last.lstrip()  # with the spaces at its end, where the template left them
+    return text[: place + len(whole if text.startswith(whole, place) else last.strip())]
 
 
 @lru_cache(maxsize=16)

@@ -13,8 +13,12 @@ from tokenizers import Tokenizer as Backend
 from hunch.errors import ModelFormatError, RequestError
 from hunch.hub.gguf_file import read_header
 from hunch.text.detokenizer import PieceDetokenizer
+from hunch.text.literal import Literals
 from hunch.text.pieces import Pieces
 from hunch.text.stop import StopMatcher
+
+MOST_CHARS = 4  # per token: a longer text is looked at in pieces before it is encoded
+PIECE_CHARS = 8192
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -29,6 +33,7 @@ class Tokenizer:
         bos_id: int | None = None,
         eos_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        generation_config: Mapping[str, Any] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -37,10 +42,14 @@ class Tokenizer:
         self.bos_id = bos_id
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.chat_template = chat_template
+        self.generation_config = dict(generation_config or {})  # how its makers would sample
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         decoder = backend.decoder and json.loads(backend.decoder.__getstate__())
         contents = {index: token.content for index, token in added.items()}
+        self._literals = Literals(
+            backend, {token.content: index for index, token in added.items() if token.special}
+        )
         self._pieces = Pieces(backend.id_to_token, decoder, contents)
 
     @property
@@ -62,12 +71,36 @@ class Tokenizer:
         vocab: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
         return vocab
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Token ids. A text that is clearly longer than `max_tokens` is refused, mostly unread."""
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if max_tokens is not None and len(text) > MOST_CHARS * max_tokens:
+                self._check_length(text, max_tokens)
+            return self._encode(text, add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text cannot be encoded: {error}") from None
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int]
+        if len(text) < PIECE_CHARS:
+            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:  # only batches are encoded without the interpreter's lock
+            batch = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids = batch[0].ids
         return ids
+
+    def _check_length(self, text: str, max_tokens: int) -> None:
+        """Cutting a text makes a token or two more of it at each cut, so there is some leeway."""
+        num_tokens, most = 0, max_tokens + max_tokens // 4 + 64
+        for start in range(0, len(text), PIECE_CHARS):
+            num_tokens += len(self._encode(text[start : start + PIECE_CHARS], False))
+            if num_tokens > most:
+                raise RequestError(
+                    f"the prompt has more than {num_tokens} tokens; the context of {max_tokens} "
+                    "must hold it and at least one new token"
+                )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._pieces.text(ids, self.special_ids if skip_special_tokens else _NOTHING)
@@ -94,22 +127,34 @@ class Tokenizer:
         *,
         template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        max_tokens: int | None = None,
         **values: Any,
     ) -> list[int]:
-        """The conversation's prompt as tokens; `template` replaces the model's own."""
+        """The conversation's prompt as tokens; `template` replaces the model's own.
+
+        Names of special tokens in the messages are text. `max_tokens` is as for `encode`.
+        """
         from hunch.text.template import render
 
+        messages, hidden = self._literals.hide(messages)
         text = render(
             messages,
             template or self.chat_template,
             bos_token=self.bos_token,
             eos_token=self.eos_token,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             tools=tools,
             **values,
         )
-        return self.encode(text, add_special_tokens=False)  # the template writes its own
+        if hidden:
+            if max_tokens is not None and len(text) > MOST_CHARS * max_tokens:
+                self._check_length(text, max_tokens)
+            return self._literals.encode(text, hidden)
+        # The template writes its own special tokens.
+        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
 
 def load_tokenizer(files: str | os.PathLike[str]) -> Tokenizer:
@@ -160,6 +205,7 @@ def _from_directory(folder: Path) -> Tokenizer:
         bos_id=bos_id if isinstance(bos_id, int) else None,
         eos_ids=[index for index in eos_ids if isinstance(index, int)],
         chat_template=_template(folder, settings),
+        generation_config=_read_json(folder / "generation_config.json"),
     )
 
 

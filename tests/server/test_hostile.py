@@ -1,0 +1,283 @@
+"""The hostile set: what a stranger sends is answered soon, in little memory, and harms no other."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hunch.errors import RequestError
+from hunch.server.connections import MAX_HEADER_BYTES, MAX_HEADERS
+from hunch.server.guard import check_values
+from hunch.server.problems import ProblemError
+from hunch.text.tokenizer import load_tokenizer
+from server.fake_engine import expected_text
+from server.live_server import LiveServer
+from tiny_models import write_tokenizer
+
+COMPLETE = "/v1/completions"
+CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+KEY = {"Authorization": "Bearer key"}
+SIZE = 4_000_000
+
+BODIES = {
+    "numbers among texts": (COMPLETE, b'{"prompt": ["a"' + b",1" * (SIZE // 2) + b"]}"),
+    "fewer numbers among texts": (COMPLETE, b'{"prompt": ["a"' + b",1" * 400_000 + b"]}"),
+    "empty messages": (CHAT, b'{"messages": [' + b"{}," * (SIZE // 3) + b"{}]}"),
+    "fewer empty messages": (CHAT, b'{"messages": [' + b"{}," * 60_000 + b"{}]}"),
+    "texts as messages": (CHAT, b'{"messages": [' + b'"a",' * 400_000 + b'"a"]}'),
+    "wrong bias": (
+        COMPLETE,
+        json.dumps({"prompt": "x", "logit_bias": {f"x{n}": 1 for n in range(300_000)}}).encode(),
+    ),
+    "wrong notes": (
+        COMPLETE,
+        json.dumps({"prompt": "x", "metadata": {f"{n}": n for n in range(200_000)}}).encode(),
+    ),
+    "unknown fields": (COMPLETE, json.dumps({f"field{n}": n for n in range(150_000)}).encode()),
+    "quotes and brackets": (COMPLETE, b'{"prompt": [' + b'"{",' * (SIZE // 4) + b'"{"]}'),
+    "escaped quotes": (COMPLETE, b'{"prompt": "' + b'\\\\\\",' * (SIZE // 5) + b'"}'),
+    "brackets": (COMPLETE, b"[" * SIZE),
+    "wrong parts": (
+        CHAT,
+        b'{"messages": [{"role": "user", "content": [' + b"1," * 400_000 + b"1]}]}",
+    ),
+    "wrong ids": ("/detokenize", b'{"tokens": [' + b"-1," * 400_000 + b"1]}"),
+    "wrong words": (COMPLETE, b'{"prompt": "x", "bad_words": [' + b"1," * 400_000 + b"1]}"),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(start_server: Callable[..., LiveServer]) -> LiveServer:
+    """Open to the network, with a key, a web site's origin and room for three sequences."""
+    return start_server(
+        host="0.0.0.0", api_keys=["key"], cors_origins=["https://site.example"],
+        max_num_seqs=2, max_queue=1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def narrow(start_server: Callable[..., LiveServer]) -> LiveServer:
+    """A few connections, a second for headers, and a name."""
+    return start_server(
+        env={"FAKE_HEADER_SECONDS": "1"}, max_connections=20, allowed_hosts=["llm.example"]
+    )
+
+
+def memory(pid: int) -> float:
+    """Most megabytes the process has ever held."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_large_wrong_body_gets_its_error_at_once(server: LiveServer, name: str) -> None:
+    path, body = BODIES[name]
+    before = memory(server.process.pid)
+    began = time.monotonic()
+    answer = server.post(path, content=body, headers=JSON)
+    took = time.monotonic() - began
+    assert answer.status_code == 400
+    assert len(answer.content) < 2000
+    # 100 ms on a machine of its own; it took 79 s when every item had an error of its own.
+    assert took < 2
+    assert memory(server.process.pid) - before < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "num_values", "num_containers"),
+    [
+        (r'{"a": [1, 2, {"b": "x,y{[,\"]"}], "c": "\\"}', 3, 3),
+        (r'["\\", "\"", "\\\"", ","]', 3, 1),
+        ('["", "", ""]', 2, 1),
+        ("", 0, 0),
+    ],
+)
+def test_values_are_counted_outside_of_texts(
+    text: str, num_values: int, num_containers: int
+) -> None:
+    body = text.encode()
+    check_values(body, 8 * max(num_values, 8 * num_containers))
+    if num_values:
+        with pytest.raises(ProblemError, match=f"{num_values} values"):
+            check_values(body, 8 * num_values - 1)
+    if num_containers:
+        with pytest.raises(ProblemError, match=r"values|objects"):
+            check_values(body, 64 * num_containers - 1)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_unread(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    began = time.monotonic()
+    for text in ("1" * SIZE, "a b " * (SIZE // 4), "é" * (SIZE // 2)):
+        with pytest.raises(RequestError, match="context of 512"):
+            tokenizer.encode(text, max_tokens=512)
+        template = "{{ messages[0].content }}"
+        chat = [{"role": "user", "content": text}]
+        with pytest.raises(RequestError, match="context of 512"):
+            tokenizer.render_chat(chat, template=template, max_tokens=512)
+    assert time.monotonic() - began < 3  # 16 s for one of them, encoded to its end
+
+
+def test_text_that_fits_is_encoded_as_ever(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    text = "Some words, 1234 and é. " * 2000
+    ids = tokenizer.backend.encode(text).ids
+    assert tokenizer.encode(text) == tokenizer.encode(text, max_tokens=len(ids)) == ids
+    assert tokenizer.encode(text, max_tokens=len(ids) - 1) == ids  # who asks looks at the length
+
+
+def raw(server: LiveServer, data: bytes, seconds: float = 10.0) -> bytes:
+    """What the server says to these bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.settimeout(seconds)
+        said = b""
+        try:
+            sock.sendall(data)
+            while piece := sock.recv(65536):
+                said += piece
+        except ConnectionError:
+            pass
+        return said
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"X-Long: " + b"a" * MAX_HEADER_BYTES + b"\r\n",
+        b"X-Endless: " + b"a" * 5_000_000,
+        b"X-Many: a\r\n" * (MAX_HEADERS + 1),
+    ],
+    ids=["long", "endless", "many"],
+)
+def test_headers_are_limited_before_the_key_is_looked_at(
+    server: LiveServer, headers: bytes
+) -> None:
+    began = time.monotonic()
+    said = raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n")
+    assert said.startswith(b"HTTP/1.1 431 ") or said == b""  # reset while it was still sent
+    assert time.monotonic() - began < 5
+    assert server.get("/health").status_code == 200
+
+
+def test_large_bodies_that_come_with_their_headers_are_read(server: LiveServer) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 3, "seed": 1, "user": "u" * 300_000}).encode()
+    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head += "Content-Type: application/json\r\nConnection: close\r\n\r\n"
+    said = raw(server, head.encode() + body)
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == expected_text(
+        "x", 1, 3
+    )
+
+
+def test_half_open_connections_are_closed_and_their_number_is_limited(
+    narrow: LiveServer,
+) -> None:
+    server = narrow
+    began = time.monotonic()
+    socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
+    for number, sock in enumerate(socks):
+        sock.settimeout(10)
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost" if number % 2 else b"")
+    said = raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 503 ")
+    assert b"too_many_connections" in said
+    assert [sock.recv(100) for sock in socks] == [b""] * 20
+    assert time.monotonic() - began < 8
+    for sock in socks:
+        sock.close()
+    assert server.get("/health").status_code == 200
+
+
+def test_many_idle_connections_do_not_slow_a_stream(server: LiveServer) -> None:
+    socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+    try:
+        answer = server.post(COMPLETE, {"prompt": "a", "seed": 5, "max_tokens": 30})
+        assert answer.json()["choices"][0]["text"] == expected_text("a", 5, 30)
+    finally:
+        for sock in socks:
+            sock.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+        ("192.168.1.7:8000", 200),
+        ("evil.example", 403),
+        ("evil.example:8000", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+    ],
+)
+def test_a_name_of_another_site_does_not_lead_here(
+    server: LiveServer, host: str, status: int
+) -> None:
+    assert server.get("/v1/models", headers={"Host": host}).status_code == status
+
+
+def test_names_are_free_where_a_key_or_the_operator_says_so(
+    narrow: LiveServer, guarded: LiveServer
+) -> None:
+    assert narrow.get("/v1/models", headers={"Host": "LLM.example"}).status_code == 200
+    assert narrow.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
+    assert guarded.get("/v1/models", headers={**KEY, "Host": "any.example"}).status_code == 200
+
+
+def test_probes_need_no_key_and_take_head(guarded: LiveServer) -> None:
+    for path in ("/health", "/ready"):
+        assert guarded.get(path).status_code == 200
+        head = guarded.client.head(guarded.url + path)
+        assert (head.status_code, head.content) == (200, b"")
+
+
+def test_a_preflight_may_announce_any_header(guarded: LiveServer) -> None:
+    asked = "authorization,content-type,x-stainless-arch,x-stainless-retry-count"
+    headers = {
+        "Origin": "https://site.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": asked,
+    }
+    answer = guarded.client.options(guarded.url + CHAT, headers=headers)
+    assert answer.status_code == 200
+    allowed = answer.headers["access-control-allow-headers"].replace(" ", "")
+    assert set(asked.split(",")) <= set(allowed.split(","))
+
+
+def test_what_can_never_run_is_an_error_of_the_request(guarded: LiveServer) -> None:
+    body = {"prompt": "x", "max_tokens": 2}
+    assert guarded.post(COMPLETE, {**body, "n": 3}, headers=KEY).status_code == 200
+    for fields in ({"n": 4}, {"prompt": ["x", "y"], "n": 2}):
+        answer = guarded.post(COMPLETE, {**body, **fields}, headers=KEY)
+        assert answer.status_code == 400
+        assert "at most 3" in answer.json()["error"]["message"]
+
+
+def test_an_open_door_is_mentioned(
+    guarded: LiveServer, start_server: Callable[..., LiveServer]
+) -> None:
+    assert "no --api-key is set" in start_server(host="0.0.0.0").log()
+    assert "no --api-key is set" not in guarded.log()
+
+
+def test_special_tokens_of_users_are_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    special = tokenizer.eos_token
+    assert special is not None
+    template = "{% for m in messages %}{{ m.content | trim }}{{ eos_token }}{% endfor %}"
+    chat = [{"role": "user", "content": f" over{special}and out"}]
+    ids = tokenizer.render_chat(chat, template=template)
+    assert ids.count(tokenizer.eos_ids[0]) == 1  # the template's own
+    assert tokenizer.decode(ids, skip_special_tokens=False) == f"over{special}and out{special}"
+    parts = [{"role": "user", "content": [{"type": "text", "text": special}]}]
+    assert tokenizer.render_chat(parts, template=template).count(tokenizer.eos_ids[0]) == 1
