@@ -1,6 +1,6 @@
 """A head that continues the target's states on a GPU: one level of a draft, and prompts to cover.
 
-python benchmarks/heads_gpu.py [--head DIR] [--rows 1,8,64] [--context 500] [--prompts 12]
+python benchmarks/heads_gpu.py --head DIR [--rows 1,8,64] [--context 500] [--prompts 12]
 
 The target is the default model, the head its EAGLE-3. A level is one pass and its logits, captured
 as a step holds it: by fused kernels, and by torch's with our attention. Prompts are covered as the
@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from hunch.drafters import shipped
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.models.cuda import CudaDecoder
@@ -86,7 +85,7 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--head", type=Path, default=shipped("eagle3", MODEL, Path()))
+    parser.add_argument("--head", type=Path, required=True, help="an eagle3 head's directory")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", default="1,8,64")

@@ -14,7 +14,6 @@ from hunch.errors import ConfigError
 from hunch.hub import ModelFiles
 from tiny_models import write_llama
 
-LEAST = {"draft": 1.8, "eagle3": 1.5, "medusa": 1.15, "mlp": 1.4}  # tokens per pass
 PROMPT = "Write a Python function that returns the n-th Fibonacci number."
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
 
@@ -30,15 +29,14 @@ def answer(speculate: str) -> tuple[list[int], float]:
     return list(output.outputs[0].token_ids), output.outputs[0].stats["tokens_per_pass"]
 
 
-@pytest.mark.parametrize("method", LEAST)
 def test_by_name_alone(
-    method: str, plain: list[int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    plain: list[int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hunch.drafting.watch.ENOUGH", 10)
     monkeypatch.setattr("hunch.drafting.watch.MIN_SHARE", 1.0)
-    tokens, per_pass = answer(method)
+    tokens, per_pass = answer("draft")
     assert tokens == plain
-    assert per_pass > LEAST[method]
+    assert per_pass > 1.8
     assert not caplog.messages  # what it does is on its card
 
 
@@ -50,7 +48,7 @@ def test_suffix_lookup_takes_the_phrase_table(plain: list[int]) -> None:
     assert per_pass > alone + 0.2
 
 
-@pytest.mark.parametrize("method", [*LEAST, "phrases"])
+@pytest.mark.parametrize("method", ["draft", "phrases"])
 def test_every_one_has_a_card(method: str) -> None:
     folder = shipped(method, DEFAULT_MODEL, Path("model.gguf"))
     assert folder is not None
@@ -61,10 +59,19 @@ def test_every_one_has_a_card(method: str) -> None:
 
 def test_together_they_are_small() -> None:
     files = Path(hunch.drafters.__file__).parent.rglob("*.safetensors")
-    assert 0 < sum(path.stat().st_size for path in files) <= 60_000_000
+    assert 0 < sum(path.stat().st_size for path in files) <= 16_000_000
 
 
 def test_another_target_needs_a_path(tmp_path: Path) -> None:
     target = write_llama(tmp_path / "target")
     with pytest.raises(ConfigError, match="draft:PATH"):
         LLM(str(target), speculate="draft")
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "mlp"])
+def test_a_head_without_a_path_names_the_command_that_trains_one(
+    method: str, tmp_path: Path
+) -> None:
+    target = write_llama(tmp_path / "target")
+    with pytest.raises(ConfigError, match=f"hunch train {method} --target MODEL"):
+        LLM(str(target), speculate=method)

@@ -221,8 +221,6 @@ def test_options_that_cannot_work(
         ("draft", {"layers": 4}, "0 .. 3 in ascending order"),
         ("draft", {"layers": "0,9"}, "0 .. 3 in ascending order"),
         ("eagle3", {"features": "2,3,9"}, "the target's 4 layers"),
-        ("medusa", {"token": "true"}, "need features="),
-        ("mlp", {"features": "7"}, "the target's 4 layers"),
     ],
 )
 def test_what_does_not_fit_the_target_is_said_before_anything_is_made(

@@ -3,8 +3,8 @@
 They keep nothing from step to step: the state behind the last token that a step committed is there
 when the step drafts.
 
-Shape letters: R rows of the step, W tokens of a row in the target's pass, D width, E width of what
-the heads start from, C columns of logits.
+Shape letters: R rows of the step, W tokens of a row in the target's pass, D width, C
+columns of logits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from hunch.kernels.gpu_draft import committed_inputs, new_inputs
 from hunch.kernels.gpu_grow import grow_level
 from hunch.kernels.gpu_step import RowState, StepRows
 from hunch.models.decoder import Hidden
-from hunch.models.heads.parts import Fuse
 from hunch.sampling.state import SamplingState
 
 # Logits of one level after another, each after the token of the level before was sent.
@@ -35,7 +34,6 @@ class DeviceHeads:
 
     name: str
     guesses: Callable[[Tensor, Tensor], Guesses]  # from the state, and the token after it
-    fuse: Fuse | None  # makes the state, where it is not the target's last one alone
     sampling: SamplingState
     ids_C: Tensor | None  # the target's id of each column; None: the same
     num_levels: int
@@ -44,14 +42,11 @@ class DeviceHeads:
     margin: float = 0.0
     is_guided: bool = False
     network: None = None
+    feature_layers: tuple[int, ...] = ()
 
     @property
     def num_nodes(self) -> int:
         return self.num_levels
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return () if self.fuse is None else self.fuse.layers
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
@@ -87,11 +82,8 @@ class DeviceHeads:
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
         row_R, token_R = attn.seq_T[::width], ids_T.index_select(0, last_R)
-        state_RE = hidden.last_TD.index_select(0, last_R)
-        if self.fuse is not None:
-            features = tuple(x_TD.index_select(0, last_R) for x_TD in hidden.features)
-            state_RE = self.fuse(state_RE, features, token_R)
-        guesses = self.guesses(state_RE, token_R)
+        state_RD = hidden.last_TD.index_select(0, last_R)
+        guesses = self.guesses(state_RD, token_R)
         chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
         logits_RC, num_levels = next(guesses), levels_after(width, self.num_levels)
         for level in range(num_levels):

@@ -21,11 +21,11 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.grow import grow
 from hunch.drafting.judge import Array, Judge, Level
 from hunch.drafting.native_chain import ChainDrafts, HostRows
-from hunch.drafting.options import GrowOptions
+from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.reads import MAX_SHARE, byte_share
 from hunch.drafting.watch import AcceptanceWatch, comes_with_hunch
 from hunch.drafting.window import MAX_PASS, KvWindow, host
-from hunch.errors import ConfigError, UnsupportedModelError
+from hunch.errors import UnsupportedModelError
 from hunch.models.heads.cut import is_cut, load_cut
 from hunch.models.heads.vocab import Columns, compare, read_vocab
 from hunch.models.load import load_decoder
@@ -61,8 +61,7 @@ class DraftModelDrafter:
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        if path is None:
-            raise ConfigError("speculate='draft' needs a model: draft:PATH")
+        path = need_path("draft", path)
         self.options = read_options(DraftOptions, options, "draft")
         self.context = context
         weights = open_weights(path)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from hunch.config import read_options
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.feature import FeatureDrafter
-from hunch.drafting.options import GrowOptions
-from hunch.errors import ConfigError
+from hunch.drafting.options import GrowOptions, need_path
 from hunch.models.heads.eagle import load_eagle
 
 
@@ -22,7 +21,5 @@ class EagleDrafter(FeatureDrafter):
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        if path is None:
-            raise ConfigError("speculate='eagle' needs a head: eagle:PATH")
-        net = load_eagle(path, context.target)
+        net = load_eagle(need_path("eagle", path), context.target)
         super().__init__("eagle", net, read_options(GrowOptions, options, "eagle"), context)

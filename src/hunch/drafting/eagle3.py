@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from hunch.config import read_options
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.feature import FeatureDrafter
-from hunch.drafting.options import GrowOptions
-from hunch.errors import ConfigError
+from hunch.drafting.options import GrowOptions, need_path
 from hunch.models.heads.eagle3 import load_eagle3
 
 
@@ -21,8 +20,5 @@ class Eagle3Drafter(FeatureDrafter):
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        if path is None:
-            raise ConfigError("speculate='eagle3' needs a head: eagle3:PATH")
-        net = load_eagle3(path, context.target)
+        net = load_eagle3(need_path("eagle3", path), context.target)
         super().__init__("eagle3", net, read_options(GrowOptions, options, "eagle3"), context)
-        self.watch.spare(path)

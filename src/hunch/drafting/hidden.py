@@ -14,7 +14,6 @@ from hunch.drafting.base import DrafterContext
 from hunch.drafting.judge import Array, Shape
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.drafting.window import host
-from hunch.models.heads.parts import Fuse
 
 
 def can_fly(context: DrafterContext, shape: Shape, draft_temperature: float | None) -> bool:
@@ -27,14 +26,8 @@ def can_fly(context: DrafterContext, shape: Shape, draft_temperature: float | No
 class LastHidden:
     """Kept by observe, taken by propose; also counts how the last draft fared."""
 
-    def __init__(
-        self,
-        context: DrafterContext,
-        watch: AcceptanceWatch,
-        depth: int,
-        fuse: Fuse | None = None,  # makes the state where it is not the last one alone
-    ) -> None:
-        self.watch, self.depth, self.fuse = watch, depth, fuse
+    def __init__(self, context: DrafterContext, watch: AcceptanceWatch, depth: int) -> None:
+        self.watch, self.depth = watch, depth
         self.state_XD: Tensor | None = None  # made at the first step, which says how wide
         self.known_X = np.full(context.max_rows, -1)  # known length the state belongs to
         self.guessed: dict[int, tuple[int, int]] = {}
@@ -47,11 +40,6 @@ class LastHidden:
         device = step.hidden_TD.device
         rows_R, at_R = torch.from_numpy(ids_R).to(device), torch.from_numpy(last_R).to(device)
         state_RD = step.hidden_TD[at_R]
-        if self.fuse is not None:
-            # The token after the state's: chosen by the target, or the prompt's next.
-            token_R = host(step.rows.tokens_XL)[ids_R, host(step.known_R)]
-            features = tuple(feature_TD[at_R] for feature_TD in step.features)
-            state_RD = self.fuse(state_RD, features, torch.from_numpy(token_R).to(device))
         if self.state_XD is None:
             self.state_XD = state_RD.new_zeros(self.max_rows, state_RD.shape[1])
         self.state_XD[rows_R] = state_RD

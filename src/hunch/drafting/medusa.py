@@ -21,11 +21,10 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.grow import grow
 from hunch.drafting.hidden import LastHidden, can_fly
 from hunch.drafting.judge import Judge, Level
-from hunch.drafting.options import GrowOptions
+from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.static import StaticTree, fill, parse_choices, rank_tree
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.drafting.window import host
-from hunch.errors import ConfigError
 from hunch.models.heads.medusa import load_medusa
 
 # How often the token of a rank is the target's, averaged over the published heads: a start value
@@ -47,10 +46,8 @@ class MedusaDrafter:
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        if path is None:
-            raise ConfigError("speculate='medusa' needs its heads: medusa:PATH")
         self.context = context
-        self.net, self.ids_C = load_medusa(path, context.target)
+        self.net, self.ids_C = load_medusa(need_path("medusa", path), context.target)
         given = read_options(MedusaOptions, options, "medusa")
         self.draft_temperature, self.is_adaptive = given.draft_temperature, given.adaptive
         num_heads = len(self.net.heads)
@@ -67,12 +64,10 @@ class MedusaDrafter:
                 kinds=("chain", "dynamic", "fixed", "static"),
             )
             depth, max_nodes = self.shape.depth, self.shape.num_nodes
-        self.last = LastHidden(context, AcceptanceWatch("medusa", _REMEDY), depth, self.net.fuse)
-        self.last.watch.spare(path)
+        self.last = LastHidden(context, AcceptanceWatch("medusa", _REMEDY), depth)
         self.needs = Needs(
             max_nodes=max_nodes,
             hidden=True,
-            feature_layers=() if self.net.fuse is None else self.net.fuse.layers,
             weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
         )
 
@@ -83,15 +78,14 @@ class MedusaDrafter:
             return None
         from hunch.drafting.device_heads import DeviceHeads, Guesses
 
-        def guesses(state_RE: Tensor, token_R: Tensor) -> Guesses:
+        def guesses(state_RD: Tensor, token_R: Tensor) -> Guesses:
             for head in range(self.shape.depth):
-                yield self.net.logits(head, state_RE)
+                yield self.net.logits(head, state_RD)
 
         ids_C = None if self.ids_C is None else self.ids_C.to(self.context.device)
         return DeviceHeads(
             name="medusa",
             guesses=guesses,
-            fuse=self.net.fuse,
             sampling=self.context.sampling,
             ids_C=ids_C,
             num_levels=self.shape.depth,

@@ -18,10 +18,9 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.grow import grow
 from hunch.drafting.hidden import LastHidden, can_fly
 from hunch.drafting.judge import Judge, Level
-from hunch.drafting.options import GrowOptions
+from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.drafting.window import host
-from hunch.errors import ConfigError
 from hunch.models.heads.mlp import load_mlp
 
 
@@ -31,22 +30,16 @@ class MlpDrafter:
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        if path is None:
-            raise ConfigError("speculate='mlp' needs its network: mlp:PATH")
         self.context = context
-        self.net, self.ids_C = load_mlp(path, context.target)
+        self.net, self.ids_C = load_mlp(need_path("mlp", path), context.target)
         num_stages = self.net.num_stages
         given = read_options(GrowOptions, options, "mlp")
         self.draft_temperature, self.is_adaptive = given.draft_temperature, given.adaptive
         self.shape = given.shape(context, default=num_stages, max_depth=num_stages)
-        self.last = LastHidden(
-            context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth, self.net.fuse
-        )
-        self.last.watch.spare(path)
+        self.last = LastHidden(context, AcceptanceWatch("mlp", _REMEDY), self.shape.depth)
         self.needs = Needs(
             max_nodes=self.shape.num_nodes,
             hidden=True,
-            feature_layers=() if self.net.fuse is None else self.net.fuse.layers,
             weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
         )
 
@@ -56,8 +49,8 @@ class MlpDrafter:
             return None
         from hunch.drafting.device_heads import DeviceHeads, Guesses
 
-        def guesses(state_RE: Tensor, token_R: Tensor) -> Guesses:
-            state_RI = self.net.start(state_RE)
+        def guesses(state_RD: Tensor, token_R: Tensor) -> Guesses:
+            state_RI = self.net.start(state_RD)
             for stage in range(self.shape.depth):
                 state_RI, logits_RC = self.net.step(stage, state_RI, token_R)
                 token_R = yield logits_RC
@@ -66,7 +59,6 @@ class MlpDrafter:
         return DeviceHeads(
             name="mlp",
             guesses=guesses,
-            fuse=self.net.fuse,
             sampling=self.context.sampling,
             ids_C=ids_C,
             num_levels=self.shape.depth,

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from hunch.config import read_options
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.feature import FeatureDrafter
-from hunch.drafting.options import GrowOptions
-from hunch.errors import ConfigError
+from hunch.drafting.options import GrowOptions, need_path
 from hunch.models.heads.mtp import load_mtp
 
 
@@ -21,7 +20,5 @@ class MtpDrafter(FeatureDrafter):
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        if path is None:
-            raise ConfigError("speculate='mtp' needs its layer: mtp:PATH, often the target's own")
-        net = load_mtp(path, context.target)
+        net = load_mtp(need_path("mtp", path), context.target)
         super().__init__("mtp", net, read_options(GrowOptions, options, "mtp"), context)

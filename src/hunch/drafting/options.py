@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.judge import Shape
 from hunch.errors import ConfigError
+from hunch.registry import RECIPES
 
 KINDS = ("chain", "dynamic", "fixed")
 
@@ -86,3 +87,18 @@ class GrowOptions:
             raise ConfigError(f"draft_temperature={self.draft_temperature} must be above 0")
         if not 0 <= self.min_confidence < 1:
             raise ConfigError(f"min_confidence={self.min_confidence} must be from 0 to below 1")
+
+
+def need_path(method: str, path: str | None) -> str:
+    """The path; without one, an error that says how to get what the method needs."""
+    if path is not None:
+        return path
+    words = f"speculate={method!r} needs files made for this target: {method}:PATH"
+    if method == "mtp":
+        words += ", often the target's own directory"
+    if method in RECIPES:
+        words += (
+            f". To train them: hunch train {method} --target MODEL --prompts FILE --out DIR, then "
+            f"give {method}:DIR"
+        )
+    raise ConfigError(words)

@@ -194,7 +194,7 @@ class Doctor:
 
     def _features(self, seen: Seen) -> Finding | None:
         config = self._config()
-        key = "eagle_aux_hidden_state_layer_ids" if self.method == "eagle3" else "feature_layers"
+        key = "eagle_aux_hidden_state_layer_ids"
         layers = config.get(key) or (config.get("eagle_config") or {}).get(key)
         if layers is None:
             return None

@@ -12,7 +12,7 @@ from torch import Tensor
 from hunch.errors import ModelError, ModelFormatError, ModelNotFoundError, VocabMismatchError
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
-from hunch.models.heads.parts import Fuse, NativeLinear, Trunk
+from hunch.models.heads.parts import NativeLinear
 from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec, read_common
 from hunch.models.weights import open_weights
@@ -163,25 +163,6 @@ def read_geometry(config: Mapping[str, Any], where: str, **more: Any) -> ModelSp
     except ModelError as error:
         raise type(error)(f"{where}: {error}") from None
     return spec
-
-
-def read_fuse(source: HeadSource, config: Mapping[str, Any], target: Any) -> Fuse | None:
-    """What a head adds to the last state, where its config names further layers."""
-    given, num_layers = config.get("feature_layers"), int(target.spec.num_layers)
-    if given is None:
-        return None
-    layers = tuple(int(layer) for layer in given)
-    if not layers or min(layers) < 0 or max(layers) > num_layers:
-        raise ModelFormatError(
-            f"{source.where}: takes the target's states after layers {list(layers)}, this target "
-            f"has {num_layers}; it is a head for another model"
-        )
-    width, has_token = int(target.spec.width), bool(config.get("feature_token"))
-    embed = target.embed if has_token else None
-    num_parts, inner = len(layers) + has_token, number(config, "trunk_size", source.where, 0)
-    if inner:
-        return Trunk(layers, source.dense("fc", inner, (1 + num_parts) * width), embed)
-    return Fuse(layers, source.dense("fc", width, num_parts * width), embed)
 
 
 def check_hidden(where: str, found: int, target: Any) -> None:

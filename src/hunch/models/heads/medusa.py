@@ -1,7 +1,6 @@
 """Medusa's network: heads that each guess one further token from the target's hidden state.
 
-Shape letters: M packed rows, D width of the target, E width of what heads read, I of the trunk, C
-columns of logits.
+Shape letters: M packed rows, D width of the target, C columns of logits.
 Paper: arXiv 2401.10774. File forms: model_type "medusa" (blocks.*), and the older
 medusa_lm_head.pt (numbered modules) whose config names no sizes.
 """
@@ -24,29 +23,19 @@ from hunch.models.heads.files import (
     check_vocab,
     number,
     read_config,
-    read_fuse,
 )
-from hunch.models.heads.parts import Fuse, check_map, column_ids
+from hunch.models.heads.parts import check_map, column_ids
 
 _OLD_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
 
 class MedusaHead(Part):
-    """x + SiLU(W x + b) per layer, then an output matrix; None: the target's own.
+    """x + SiLU(W x + b) per layer, then an output matrix; None: the target's own."""
 
-    `trunk` reads the part beyond the target's state, where there is one.
-    """
+    def __init__(self, layers: list[Linear], lm_head: Linear | None) -> None:
+        self.layers, self.lm_head = layers, lm_head
 
-    def __init__(
-        self, layers: list[Linear], lm_head: Linear | None, trunk: Linear | None = None
-    ) -> None:
-        self.layers, self.lm_head, self.trunk = layers, lm_head, trunk
-
-    def hidden(self, x_ME: Tensor) -> Tensor:
-        x_MD = x_ME
-        if self.trunk is not None:
-            inner = self.trunk.weight_NK.shape[1]
-            x_MD = x_ME[:, :-inner] + self.trunk(x_ME[:, -inner:].contiguous())
+    def hidden(self, x_MD: Tensor) -> Tensor:
         for layer in self.layers:
             x_MD = x_MD + F.silu(layer(x_MD))
         return x_MD
@@ -56,17 +45,16 @@ class MedusaNet(Part):
     """Head h predicts token t + 2 + h from the hidden state of position t."""
 
     matrix_bytes = 0  # of weights held outside of tensors
-    fuse: Fuse | None = None  # what makes the state, where it is not the last one alone
 
     def __init__(self, heads: list[MedusaHead], target: Any, scale: float = 1.0) -> None:
         self.heads, self.scale = heads, scale
         self._target_logits = target.logits
 
-    def logits(self, head: int, state_ME: Tensor) -> Tensor:
+    def logits(self, head: int, state_MD: Tensor) -> Tensor:
         """What one head thinks of its token, a row per state."""
         part = self.heads[head]
         output = self._target_logits if part.lm_head is None else part.lm_head
-        logits_MC: Tensor = output(part.hidden(state_ME))
+        logits_MC: Tensor = output(part.hidden(state_MD))
         return logits_MC if self.scale == 1.0 else logits_MC * self.scale
 
 
@@ -90,7 +78,6 @@ def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None
     if is_targets and shared is None and ids_C is not None:
         shared = source.output_of(target, ids_C)
     num_layers = number(config, "num_hidden_layers", where, default=1)
-    inner = number(config, "trunk_size", where, default=0)
     heads = []
     for head in range(number(config, "num_heads", where)):
         layers = [
@@ -100,12 +87,10 @@ def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None
         lm_head = shared
         if shared is None and not is_targets:
             lm_head = source.output(f"lm_heads.{head}.weight", rows, width, num_kept)
-        trunk = source.dense(f"blocks.{head}.trunk", width, inner) if inner else None
-        heads.append(MedusaHead(layers, lm_head, trunk))
+        heads.append(MedusaHead(layers, lm_head))
     if ids_C is None and not (is_targets and shared is None):
         ids_C = column_ids(min(rows, vocab_size), vocab_size)
     net = MedusaNet(heads, target, float(config.get("logit_scale") or 1.0))
-    net.fuse = read_fuse(source, config, target)
     net.matrix_bytes = source.matrix_bytes
     return net, ids_C
 

@@ -1,9 +1,8 @@
 """The MLP speculator's network: one small stage per drafted token, fed with the token before.
 
 Shape letters: M packed nodes, D width of the target, I inner width, C columns of logits.
-Paper: arXiv 2404.19124. File form: architectures ["MLPSpeculatorPreTrainedModel"]. hunch's own
-additions: token_map, as Medusa has it, and shared_tables: emb.i.weight and head.i.weight are the
-target's tables times the matrices emb.i.factor.weight [I, D] and head.i.factor.weight [D, I].
+Paper: arXiv 2404.19124. File form: architectures ["MLPSpeculatorPreTrainedModel"], and a
+token_map as Medusa has it where the output matrix has the rows of some tokens alone.
 """
 
 from __future__ import annotations
@@ -24,46 +23,23 @@ from hunch.models.heads.files import (
     check_vocab,
     number,
     read_config,
-    read_fuse,
 )
-from hunch.models.heads.parts import BiasedNorm, Fuse, Table, check_map, column_ids
+from hunch.models.heads.parts import BiasedNorm, Table, check_map, column_ids
 
 EPS = 1e-6
-
-
-class TargetTable(Part):
-    """The target's embedding seen through a matrix."""
-
-    def __init__(self, target: Any, factor: Linear) -> None:
-        self.factor = factor
-        self._embed = target.embed
-
-    def __call__(self, token_M: Tensor) -> Tensor:
-        return self.factor(self._embed(token_M))
-
-
-class TargetHead(Part):
-    """The target's output matrix behind another."""
-
-    def __init__(self, factor: Linear, output: Linear) -> None:
-        self.factor, self.output = factor, output
-
-    def __call__(self, state_MI: Tensor) -> Tensor:
-        return self.output(self.factor(state_MI))
 
 
 class MlpNet(Part):
     """Stage i turns (state, token) into the next state and logits."""
 
     matrix_bytes = 0  # of weights held outside of tensors
-    fuse: Fuse | None = None  # what makes the first state, where it is not the last one alone
 
     def __init__(
         self,
-        emb: list[Table] | list[TargetTable],
+        emb: list[Table],
         proj: list[Linear],
         norm: list[BiasedNorm],
-        head: list[Linear] | list[TargetHead],
+        head: list[Linear],
         inner: int,
         is_scaled: bool,
     ) -> None:
@@ -109,7 +85,10 @@ def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
     num_columns = number(config, "truncated_vocab_size", where, default=rows)
     if "token_map" in source:
         ids_C = check_map(source.ids("token_map", num_columns), vocab_size, where)
-    emb, head = _tables(source, config, target, (num_stored, rows, inner), ids_C, num_columns)
+    emb = [Table(source.take(f"emb.{i}.weight", rows, inner)) for i in range(num_stored)]
+    head = [
+        source.output(f"head.{i}.weight", num_columns, inner, vocab_size) for i in range(num_stored)
+    ]
     proj = [
         source.dense(f"proj.{i}", inner, inner if i else width)
         for i in range(min(num_stages, 2) if is_tied else num_stages)
@@ -126,37 +105,5 @@ def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
         inner,
         bool(config.get("scale_input")),
     )
-    net.fuse = read_fuse(source, config, target)
     net.matrix_bytes = source.matrix_bytes
     return net, ids_C
-
-
-def _tables(
-    source: HeadSource,
-    config: dict[str, Any],
-    target: Any,
-    sizes: tuple[int, int, int],
-    ids_C: Tensor | None,
-    num_columns: int,
-) -> tuple[list[Any], list[Any]]:
-    """Embeddings and output matrices of the stages that are stored."""
-    num_stored, rows, inner = sizes
-    vocab_size, width = target.spec.vocab_size, target.spec.width
-    if not config.get("shared_tables"):
-        emb = [Table(source.take(f"emb.{i}.weight", rows, inner)) for i in range(num_stored)]
-        head = [
-            source.output(f"head.{i}.weight", num_columns, inner, vocab_size)
-            for i in range(num_stored)
-        ]
-        return emb, head
-    output = source.output_of(target, torch.arange(vocab_size) if ids_C is None else ids_C)
-    return (
-        [
-            TargetTable(target, source.dense(f"emb.{i}.factor", inner, width))
-            for i in range(num_stored)
-        ],
-        [
-            TargetHead(source.dense(f"head.{i}.factor", width, inner), output)
-            for i in range(num_stored)
-        ],
-    )

@@ -1,12 +1,10 @@
 """Small parts that several drafters' networks are made of.
 
-Shape letters: M packed rows, D width, I inner width, V vocabulary, C columns of a reduced
+Shape letters: M packed rows, D width, V vocabulary, C columns of a reduced
 vocabulary.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +14,6 @@ from hunch.errors import ModelFormatError
 from hunch.kernels.native import FLOAT, INT8, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
-
-Embed = Callable[[Tensor], Tensor]
-FEATURE_EPS = 2**-7  # the streams of early layers are small; noise is not blown up
 
 
 class NativeLinear(Linear):
@@ -58,44 +53,6 @@ class BiasedNorm(Part):
 
     def __call__(self, x_MD: Tensor) -> Tensor:
         return F.rms_norm(x_MD, self.weight_D.shape, self.weight_D, self.eps) + self.bias_D
-
-
-class Fuse(Part):
-    """The target's last state, plus a matrix times the states after some of its layers and the
-    embedding of the token it then chose.
-
-    Heads that start from the last state alone may have this in front (feature_layers, and
-    feature_token for the embedding, in their config.json; fc.weight [D, parts * D]); the published
-    ones have not.
-    """
-
-    def __init__(self, layers: tuple[int, ...], fc: Linear, embed: Embed | None = None) -> None:
-        self._layers, self.fc, self._embed = layers, fc, embed
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self._layers
-
-    def __call__(self, hidden_MD: Tensor, features: tuple[Tensor, ...], token_M: Tensor) -> Tensor:
-        return hidden_MD + self.fc(self.seen(features, token_M))
-
-    def seen(self, states: tuple[Tensor, ...], token_M: Tensor) -> Tensor:
-        """The states and the token's embedding side by side, each of the same size."""
-        parts = states if self._embed is None else (*states, self._embed(token_M))
-        normed = [F.rms_norm(x_MD, x_MD.shape[-1:], None, FEATURE_EPS) for x_MD in parts]
-        return torch.cat(normed, dim=-1)
-
-
-class Trunk(Fuse):
-    """The target's last state, and beside it one wide layer over all that Fuse sees and that state.
-
-    Every head reads the layer with a matrix of its own (trunk_size I in config.json; fc.weight
-    [I, (1 + parts) * D], blocks.h.trunk.weight [D, I]).
-    """
-
-    def __call__(self, hidden_MD: Tensor, features: tuple[Tensor, ...], token_M: Tensor) -> Tensor:
-        wide_MI = F.gelu(self.fc(self.seen((hidden_MD, *features), token_M)))
-        return torch.cat((hidden_MD, wide_MI), dim=-1)
 
 
 def column_ids(num_columns: int, vocab_size: int) -> Tensor | None:

@@ -20,7 +20,6 @@ from hunch.models.decoder import Decoder
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.fused import read_features
 from hunch.train.states import Dense, Split, Thoughts
 from hunch.train.student import Lesson, Recipe, Student, Walk, check_target, narrow
 from hunch.train.vocab import Columns
@@ -207,6 +206,19 @@ def taken_final(weights: Weights, name: str) -> Tensor:
 def _fuse(source: Source, features: tuple[Tensor, ...], width: int) -> Tensor:
     fc = source.linear(("fc",), (width,), len(features) * width)
     return fc(torch.cat(features, dim=-1))
+
+
+def read_features(text: str, num_layers: int) -> tuple[int, ...]:
+    """Layers whose states are asked for, by default low, middle and high."""
+    if not text:
+        return (min(2, num_layers), num_layers // 2, max(num_layers - 3, 0))
+    try:
+        layers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"features={text!r} must be numbers with commas") from None
+    if not layers or not 0 <= min(layers) <= max(layers) <= num_layers:
+        raise ConfigError(f"features={text!r} must be from 0 to the target's {num_layers} layers")
+    return layers
 
 
 def _check(options: Eagle3Options, spec: ModelSpec) -> None:

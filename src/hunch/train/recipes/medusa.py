@@ -1,6 +1,6 @@
 """Medusa: residual heads on the target's last state, each for one further token.
 
-Shape letters: R starts of guesses, T tokens in a row, D width, E of what heads read, C columns.
+Shape letters: R starts of guesses, T tokens in a row, D width, C columns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.medusa import MedusaHead
 from hunch.models.source import Source
 from hunch.models.weights import Weights
-from hunch.train.fused import NONE, FusedStudent, check_features
 from hunch.train.states import Thoughts
-from hunch.train.student import Fan, Lesson, Recipe, narrow
+from hunch.train.student import Fan, Lesson, Recipe, Student, narrow
 from hunch.train.vocab import Columns
 
 _HEAD = "lm_head.weight"
@@ -32,14 +31,11 @@ class MedusaOptions:
     heads: int = 4
     layers: int = 1  # residual layers of each head
     share_tables: bool = False  # the target's output matrix in place of one that learns
-    features: str = NONE  # further layers of the target whose states are added: "2,15,29"
-    token: bool = False  # the newest token's embedding is added to the state, too
-    trunk: int = 0  # width of a layer over all these that every head reads; 0: none
     loss: str = "ce"
     share: float = 1.0  # of each batch's texts it learns from
 
 
-class MedusaStudent(FusedStudent):
+class MedusaStudent(Student):
     """The heads share one output matrix, which begins as the target's, or stays it."""
 
     plain = (_HEAD,)
@@ -48,8 +44,8 @@ class MedusaStudent(FusedStudent):
         self, options: MedusaOptions, target: Decoder, columns: Columns, weights: Weights
     ) -> None:
         super().__init__(target, columns)
-        if options.heads < 1 or options.layers < 1 or options.trunk < 0:
-            raise ConfigError("medusa: heads and layers must be 1 or more, trunk 0 or more")
+        if options.heads < 1 or options.layers < 1:
+            raise ConfigError("medusa: heads and layers must be 1 or more")
         self.options = options
         width = target.spec.width
         blocks = {
@@ -60,13 +56,7 @@ class MedusaStudent(FusedStudent):
         self.head_CD = target.head.weight_NK[columns.ids_C]
         if not options.share_tables:
             blocks[_HEAD] = self.head_CD
-        more = self.take_features(
-            options.features, has_token=options.token, trunk_size=options.trunk
-        )
-        if options.trunk:
-            for head in range(options.heads):
-                blocks[f"blocks.{head}.trunk.weight"] = torch.zeros(width, options.trunk)
-        self.start({**blocks, **more})
+        self.start(blocks)
 
     def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
         t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
@@ -74,23 +64,20 @@ class MedusaStudent(FusedStudent):
         head_CD = self.head_CD
         if not self.options.share_tables:
             head_CD = source.take(_HEAD, len(self.columns), width)
-        state_TE = self.states(t)
         fan = Fan(t, self.options.loss, is_test=is_test)
         for head in range(self.options.heads):
             part = self._head(source, f"blocks.{head}.")
             # Not by brackets: their gradient would sort the rows.
-            fan.teach(part.hidden(state_TE.index_select(0, fan.start_R)), head_CD)
+            fan.teach(part.hidden(t.hidden_TD.index_select(0, fan.start_R)), head_CD)
         return fan.lesson()
 
     def _head(self, source: Source, prefix: str) -> MedusaHead:
-        width, trunk = self.target.spec.width, None
+        width = self.target.spec.width
         layers = [
             Linear(source.take(f"{prefix}layers.{layer}.weight", width, width))
             for layer in range(self.options.layers)
         ]
-        if self.options.trunk:
-            trunk = Linear(source.take(f"{prefix}trunk.weight", width, self.options.trunk))
-        return MedusaHead(layers, None, trunk)
+        return MedusaHead(layers, None)
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         spec = self.target.spec
@@ -105,11 +92,8 @@ class MedusaStudent(FusedStudent):
         }
         if self.options.share_tables:
             config["original_lm_head"] = True
-        config.update(self.feature_config())
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         return config, {**tensors, "token_map": self.columns.ids_C.cpu()}
 
 
-RECIPE = Recipe(
-    options=MedusaOptions, student=MedusaStudent, draft_vocab=16384, check=check_features
-)
+RECIPE = Recipe(options=MedusaOptions, student=MedusaStudent, draft_vocab=16384)
