@@ -1,7 +1,9 @@
 """The same processors for a device: tables over (row, vocabulary), no word from the host.
 
-`processors.py` says what they mean; a test holds the two equal bit for bit. Tables exist only once
-a request needs them.
+`processors.py` says what they mean, `kernels.process` how the tables are read; a test holds all
+forms equal bit for bit. Captured steps keep the tables' addresses. So all of them are allocated at
+their full size when a request first needs any, and stay; only tables of bad words are ever replaced
+by larger ones, and then `generation` grows.
 
 Shape letters: X rows of the engine, R rows of the step, M rows of logits, V vocabulary, P longest
 path, K tokens of a step, W bad words of a row, H tokens of a bad word before its last.
@@ -9,15 +11,33 @@ path, K tokens of a step, W bad words of a row, H tokens of a bad word before it
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hunch.sampling.penalties import penalise
+from hunch.kernels.process import (
+    ANY,
+    BAD_WORDS,
+    BANS,
+    BIAS,
+    IN_PROMPT,
+    IS_BANNED,
+    IS_STOP,
+    MIN_TOKENS,
+    NO_WORD,
+    NOTHING,
+    PENALTIES,
+    ProcessTables,
+    count_committed_ref,
+    process_ref,
+)
 from hunch.sampling.processors import has_penalties, ids_of
 from hunch.types import Request
 
-ANY = -1  # a place of a bad word's prefix that matches everything
-NOTHING = -2  # a place of a history before its first token
+NUM_WORDS, NUM_PREFIX = 32, 8  # bad words of several tokens, and tokens before a word's last
 
 
 class DeviceProcessors:
@@ -25,155 +45,142 @@ class DeviceProcessors:
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self.max_rows, self.vocab_size, self.device = max_rows, vocab_size, device
-        self.num_prompt_X = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.min_tokens_X = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.penalties_X3 = torch.tensor([1.0, 0.0, 0.0], device=device).repeat(max_rows, 1)
-        self.counts_XV: Tensor | None = None  # of each token in the output
-        self.prompt_XV: Tensor | None = None  # whether a token stands in the prompt
-        self.banned_XV: Tensor | None = None
-        self.stops_XV: Tensor | None = None  # stop ids of rows with min_tokens
-        self.bias_XV: Tensor | None = None
-        self.prefix_XWH = torch.full((max_rows, 0, 0), ANY, device=device)
-        self.last_XW = torch.zeros((max_rows, 0), dtype=torch.int64, device=device)
-        self.is_word_XW = torch.zeros((max_rows, 0), dtype=torch.bool, device=device)
-        self.tail_XH = torch.full((max_rows, 0), NOTHING, device=device)
+        self._tables: ProcessTables | None = None
+        self._generation = 0
+
+    @property
+    def tables(self) -> ProcessTables:
+        """What the kernels read; asking for them allocates them."""
+        if self._tables is None:
+            size = self.max_rows, self.vocab_size
+            self._tables = ProcessTables.create(*size, self.device, NUM_WORDS, NUM_PREFIX)
+            self._generation += 1
+        return self._tables
+
+    @property
+    def generation(self) -> int:
+        """Grows whenever `tables` has other addresses than before; 0: there are none yet."""
+        return self._generation
+
+    # --- rows come and go -------------------------------------------------------------------------
 
     def start(self, row: int, request: Request, output: list[int]) -> None:
-        self.leave(row)
-        params = request.params
-        self.num_prompt_X[row] = len(request.prompt_ids)
-        self.min_tokens_X[row] = params.min_tokens
-        if params.allowed_token_ids is not None:
-            self.banned_XV = self._table(self.banned_XV, torch.bool)
-            self.banned_XV[row] = True
-            self.banned_XV[row, self._ids(params.allowed_token_ids)] = False
-        if request.bad_word_ids:
-            self._start_bad_words(row, request.bad_word_ids, output)
-        if params.min_tokens and request.stop_ids:
-            self.stops_XV = self._table(self.stops_XV, torch.bool)
-            self.stops_XV[row, self._ids(request.stop_ids)] = True
+        """Write the tables that the request needs, each in one copy; the others are not read."""
+        params, tables = request.params, self.tables
+        rules = self._write_flags(row, request)
         if params.logit_bias:
-            self.bias_XV = self._table(self.bias_XV, torch.float32)
+            rules |= BIAS
+            bias_V = np.zeros(self.vocab_size, np.float32)
             for token, bias in params.logit_bias.items():
                 if token < self.vocab_size:
-                    self.bias_XV[row, token] = bias
+                    bias_V[token] = bias
+            self._write(tables.bias_XV[row], bias_V)
         if has_penalties(request):
-            self._start_penalties(row, request, output)
+            rules |= PENALTIES
+            if output:
+                ids = ids_of(output, self.vocab_size)
+                counts_V = np.bincount(ids, minlength=self.vocab_size).astype(np.int32)
+                self._write(tables.counts_XV[row], counts_V)
+            else:
+                tables.counts_XV[row].zero_()
+            three = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+            self._write(tables.penalties_X3[row], np.array(three, np.float32))
+        phrases = [w for w in request.bad_word_ids if len(w) > 1 and w[-1] < self.vocab_size]
+        if phrases:
+            rules |= BAD_WORDS
+            self._write_words(row, phrases, output)
+        self.tables.min_pos_X[row] = len(request.prompt_ids) + params.min_tokens
+        self.tables.rules_X[row] = rules
 
-    def _start_penalties(self, row: int, request: Request, output: list[int]) -> None:
-        params = request.params
-        self.counts_XV = self._table(self.counts_XV, torch.int32)
-        self.prompt_XV = self._table(self.prompt_XV, torch.bool)
-        self.prompt_XV[row, self._ids(request.prompt_ids)] = True
-        self.counts_XV[row] = torch.bincount(self._ids(output), minlength=self.vocab_size)
-        three = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        self.penalties_X3[row] = torch.tensor(three, device=self.device)
+    def _write_flags(self, row: int, request: Request) -> int:
+        """What the request says of single tokens; returns the rules that read it."""
+        params, rules = request.params, 0
+        flags_V = np.zeros(self.vocab_size, np.uint8)
+        if params.allowed_token_ids is not None:
+            rules |= BANS
+            flags_V.fill(IS_BANNED)
+            flags_V[ids_of(params.allowed_token_ids, self.vocab_size)] = 0
+        banned = ids_of((w[0] for w in request.bad_word_ids if len(w) == 1), self.vocab_size)
+        if len(banned):
+            rules |= BANS
+            flags_V[banned] = IS_BANNED
+        if params.min_tokens and request.stop_ids:
+            rules |= MIN_TOKENS
+            flags_V[ids_of(request.stop_ids, self.vocab_size)] |= IS_STOP
+        is_penalised = has_penalties(request)
+        if is_penalised:
+            flags_V[ids_of(request.prompt_ids, self.vocab_size)] |= IN_PROMPT
+        if rules or is_penalised:
+            self._write(self.tables.flags_XV[row], flags_V)
+        return rules
 
-    def _start_bad_words(
-        self, row: int, words: tuple[tuple[int, ...], ...], output: list[int]
-    ) -> None:
-        self.banned_XV = self._table(self.banned_XV, torch.bool)
-        self.banned_XV[row, self._ids(w[0] for w in words if len(w) == 1)] = True
-        phrases = [w for w in words if len(w) > 1 and w[-1] < self.vocab_size]
-        longest = max((len(w) - 1 for w in phrases), default=0)
-        self._widen(len(phrases), longest)
-        width = self.tail_XH.shape[1]
-        for number, word in enumerate(phrases):
-            prefix = torch.tensor(word[:-1], device=self.device)
-            self.prefix_XWH[row, number] = ANY
-            self.prefix_XWH[row, number, width - len(prefix) :] = prefix
-            self.last_XW[row, number] = word[-1]
-            self.is_word_XW[row, number] = True
-        self.tail_XH[row] = NOTHING
+    def _write_words(self, row: int, words: list[tuple[int, ...]], output: list[int]) -> None:
+        longest, tables = max(len(word) - 1 for word in words), self.tables
+        if len(words) > tables.num_words or longest > tables.num_prefix:
+            room = (_room(len(words), tables.num_words), _room(longest, tables.num_prefix))
+            tables = self._tables = tables.with_room(*room)
+            self._generation += 1
+        width = tables.num_prefix
+        prefix_WH = np.full((tables.num_words, width), ANY, np.int32)
+        last_W = np.full(tables.num_words, NO_WORD, np.int32)
+        for number, word in enumerate(words):
+            prefix_WH[number, width - len(word) + 1 :] = word[:-1]
+            last_W[number] = word[-1]
+        tail_H = np.full(width, NOTHING, np.int32)
         tail = output[max(0, len(output) - width) :]
-        self.tail_XH[row, width - len(tail) :] = torch.tensor(tail, dtype=torch.int64)
-
-    def _widen(self, num_words: int, longest: int) -> None:
-        grow_w = max(0, num_words - self.last_XW.shape[1])
-        grow_h = max(0, longest - self.tail_XH.shape[1])
-        pad = torch.nn.functional.pad
-        # Prefixes end at the right, so room for longer ones opens at the left.
-        self.prefix_XWH = pad(self.prefix_XWH, (grow_h, 0, 0, grow_w), value=ANY)
-        self.last_XW = pad(self.last_XW, (0, grow_w))
-        self.is_word_XW = pad(self.is_word_XW, (0, grow_w))
-        self.tail_XH = pad(self.tail_XH, (grow_h, 0), value=NOTHING)
+        tail_H[width - len(tail) :] = tail
+        self._write(tables.words_XN[row], np.concatenate([prefix_WH.ravel(), last_W, tail_H]))
 
     def leave(self, row: int) -> None:
-        self.min_tokens_X[row] = 0
-        self.penalties_X3[row] = torch.tensor([1.0, 0.0, 0.0], device=self.device)
-        self.is_word_XW[row] = False
-        for table in (
-            self.counts_XV, self.prompt_XV, self.banned_XV, self.stops_XV, self.bias_XV
-        ):  # fmt: skip
-            if table is not None:
-                table[row] = 0
+        if self._tables is not None:
+            self._tables.rules_X[row] = 0  # what the tables hold is read for rules only
 
-    def commit(self, row: int, tokens: list[int]) -> None:
-        ids = torch.tensor([tokens], dtype=torch.int64, device=self.device)
-        self.commit_rows(
-            torch.tensor([row], device=self.device),
-            ids,
-            torch.tensor([len(tokens)], device=self.device),
-        )
+    # --- steps ------------------------------------------------------------------------------------
+
+    def commit(self, rows: list[int], tokens: list[list[int]]) -> None:
+        longest = max(map(len, tokens), default=0)
+        lines = [
+            [row, len(new), *new, *[0] * (longest - len(new))]
+            for row, new in zip(rows, tokens, strict=True)
+        ]
+        if longest:
+            lines_RC = self._sent(np.array(lines, np.int64))
+            self.commit_rows(lines_RC[:, 0].contiguous(), lines_RC[:, 2:], lines_RC[:, 1])
 
     def commit_rows(self, row_R: Tensor, tokens_RK: Tensor, num_tokens_R: Tensor) -> None:
-        if self.counts_XV is not None:
-            is_new_RK = torch.arange(tokens_RK.shape[1], device=self.device) < num_tokens_R[:, None]
-            at_RK = row_R[:, None] * self.vocab_size + torch.where(is_new_RK, tokens_RK, 0)
-            one_RK = is_new_RK.to(self.counts_XV.dtype)
-            self.counts_XV.view(-1).scatter_add_(0, at_RK.view(-1), one_RK.view(-1))
-        width = self.tail_XH.shape[1]
-        if width:
-            longer = torch.cat([self.tail_XH[row_R], tokens_RK], dim=1)
-            at_RH = num_tokens_R[:, None] + torch.arange(width, device=self.device)
-            self.tail_XH[row_R] = longer.gather(1, at_RH)
+        """tokens_RK and num_tokens_R may be views of a step's result; a row of -1 is padding."""
+        if self.device.type == "cuda":
+            from hunch.kernels.gpu_process import count_committed
+
+            count_committed(self.tables, row_R, tokens_RK, num_tokens_R)
+        else:
+            count_committed_ref(self.tables, row_R, tokens_RK, num_tokens_R)
 
     def apply(self, x_MV: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor) -> None:
         """In place on float32 logits."""
-        if self.banned_XV is not None:
-            x_MV.masked_fill_(self.banned_XV[row_M], -torch.inf)
-        if self.last_XW.shape[1]:
-            self._apply_bad_words(x_MV, row_M, path_MP)
-        if self.stops_XV is not None:
-            is_early_M = pos_M - self.num_prompt_X[row_M] < self.min_tokens_X[row_M]
-            x_MV.masked_fill_(self.stops_XV[row_M] & is_early_M[:, None], -torch.inf)
-        if self.bias_XV is not None:
-            x_MV.add_(self.bias_XV[row_M])
-        if self.counts_XV is not None and self.prompt_XV is not None:
-            is_node_MP = path_MP >= 0
-            counts_MV = self.counts_XV[row_M].scatter_add_(
-                1, path_MP.clamp(min=0), is_node_MP.to(self.counts_XV.dtype)
-            )
-            is_known_MV = self.prompt_XV[row_M] | (counts_MV > 0)
-            repetition, frequency, presence = self.penalties_X3[row_M, :, None].unbind(1)
-            x_MV.copy_(
-                penalise(
-                    x_MV,
-                    counts_MV.float(),
-                    is_known_MV,
-                    repetition,
-                    frequency,
-                    presence,
-                    torch.where,
-                )
-            )
+        if self.device.type == "cuda":
+            from hunch.kernels.gpu_process import process
 
-    def _apply_bad_words(self, x_MV: Tensor, row_M: Tensor, path_MP: Tensor) -> None:
-        width = self.tail_XH.shape[1]
-        depth_M1 = (path_MP >= 0).sum(1, keepdim=True)
-        longer = torch.cat([self.tail_XH[row_M], path_MP], dim=1)
-        history_MH = longer.gather(1, depth_M1 + torch.arange(width, device=self.device))
-        prefix_MWH = self.prefix_XWH[row_M]
-        is_match_MWH = (prefix_MWH == history_MH[:, None]) | (prefix_MWH == ANY)
-        is_match_MW = is_match_MWH.all(-1) & self.is_word_XW[row_M]
-        ceiling_MW = torch.where(is_match_MW, -torch.inf, torch.inf)
-        x_MV.scatter_reduce_(1, self.last_XW[row_M], ceiling_MW, "amin")
+            where = (t.to(self.device, non_blocking=True) for t in (row_M, pos_M, path_MP))
+            row_M, pos_M, path_MP = where
+            process(x_MV, row_M, pos_M, path_MP.contiguous(), self.tables, out_MV=x_MV)
+        else:
+            x_MV.copy_(process_ref(x_MV, row_M, pos_M, path_MP, self.tables))
 
-    def _table(self, table: Tensor | None, dtype: torch.dtype) -> Tensor:
-        if table is None:
-            shape = (self.max_rows, self.vocab_size)
-            table = torch.zeros(shape, dtype=dtype, device=self.device)
-        return table
+    def _write(self, line: Tensor, values: npt.NDArray[Any]) -> None:
+        line.copy_(self._pinned(values), non_blocking=True)
 
-    def _ids(self, ids: object) -> Tensor:
-        return torch.from_numpy(ids_of(ids, self.vocab_size)).to(self.device)
+    def _sent(self, values: npt.NDArray[np.int64]) -> Tensor:
+        return self._pinned(values).to(self.device, non_blocking=True)
+
+    def _pinned(self, values: npt.NDArray[Any]) -> Tensor:
+        """Host memory from which a copy does not wait for the step that is running."""
+        tensor = torch.from_numpy(values)
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+
+def _room(needed: int, room: int) -> int:
+    """Doubled until it is enough: requests that need more are few, and tables are captured."""
+    while room < needed:
+        room *= 2
+    return room

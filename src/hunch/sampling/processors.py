@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from hunch.sampling.penalties import penalise
+from hunch.kernels.process import penalise
 from hunch.types import Request
 
 Floats = npt.NDArray[np.float32]
@@ -74,16 +74,16 @@ class Seen:
         if not path:
             return ids, counts
         counts = counts.copy()
-        fresh: dict[int, int] = {}
+        added: dict[int, int] = {}
         for token in path:
             at = self.index.get(token)
             if at is None:
-                fresh[token] = fresh.get(token, 0) + 1
+                added[token] = added.get(token, 0) + 1
             else:
                 counts[at] += 1
-        if fresh:
-            ids = np.concatenate([ids, np.array(list(fresh))])
-            counts = np.concatenate([counts, np.array(list(fresh.values()), np.float32)])
+        if added:
+            ids = np.concatenate([ids, np.array(list(added))])
+            counts = np.concatenate([counts, np.array(list(added.values()), np.float32)])
         return ids, counts
 
 
@@ -101,7 +101,7 @@ class RowRules:
         self.banned = ids_of((w[0] for w in words if len(w) == 1), vocab_size)
         self.phrases = [(tuple(w[:-1]), w[-1]) for w in words if len(w) > 1 and w[-1] < vocab_size]
         self.num_tail = max((len(prefix) for prefix, _ in self.phrases), default=0)
-        bias = {t: b for t, b in (params.logit_bias or {}).items() if t < vocab_size}
+        bias = {t: b for t, b in (params.logit_bias or {}).items() if b and t < vocab_size}
         self.bias_ids = np.array(list(bias), np.int64)
         self.bias = np.array(list(bias.values()), np.float32)
         self.penalties = (
@@ -159,14 +159,14 @@ class HostProcessors:
     def leave(self, row: int) -> None:
         self.rules.pop(row, None)
 
-    def commit(self, row: int, tokens: list[int]) -> None:
-        if row in self.rules:
-            self.rules[row].commit(tokens)
+    def commit(self, rows: list[int], tokens: list[list[int]]) -> None:
+        for row, new in zip(rows, tokens, strict=True):
+            if row in self.rules:
+                self.rules[row].commit(new)
 
     def commit_rows(self, row_R: Tensor, tokens_RK: Tensor, num_tokens_R: Tensor) -> None:
-        columns = zip(row_R.tolist(), tokens_RK.tolist(), num_tokens_R.tolist(), strict=True)
-        for row, tokens, num_tokens in columns:
-            self.commit(row, tokens[:num_tokens])
+        columns = zip(tokens_RK.tolist(), num_tokens_R.tolist(), strict=True)
+        self.commit(row_R.tolist(), [tokens[:num_tokens] for tokens, num_tokens in columns])
 
     def apply(self, x_MV: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor) -> None:
         """In place on float32 logits."""

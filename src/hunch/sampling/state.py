@@ -92,9 +92,8 @@ class SamplingState:
 
     def commit(self, rows: list[int], tokens: list[list[int]]) -> None:
         """Tokens that became output, per row."""
-        for row, new in zip(rows, tokens, strict=True):
-            if self.asks_X[row] & HISTORY:
-                self.processors.commit(row, new)
+        if np.bitwise_or.reduce(self.asks_X[rows], initial=0) & HISTORY:
+            self.processors.commit(rows, tokens)
 
     def commit_rows(self, row_R: Tensor, tokens_RK: Tensor, num_tokens_R: Tensor) -> None:
         """The same from device values, without asking the host."""
