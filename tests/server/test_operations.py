@@ -78,6 +78,26 @@ def test_metrics_have_vllms_names_and_count_what_happened(
     assert sum(positions.values()) == accepted
     assert now["hunch:num_requests_running"][()] == 0
     assert now["hunch:spec_decode_drafter_accepted_tokens_total"] == {("oracle",): accepted}
+    assert now["hunch:request_refused_total"] == {("invalid_request",): 1}
+    assert now["hunch:http_request_duration_seconds_count"][(COMPLETE,)] == 4
+    assert now["process_resident_memory_bytes"][()] > 1e6
+    assert now["hunch_engine_process_resident_memory_bytes"][()] > 1e6
+
+
+def test_latencies_count_requests_and_unstreamed_answers_have_a_first_token(
+    server: LiveServer,
+) -> None:
+    before = read(server)
+    body = {"prompt": "hello", "max_tokens": 40, "n": 3, "user": "counted"}
+    answer = server.post(COMPLETE, body)
+    server.wait_idle()
+    now = read(server)
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
+        key = f"hunch:{name}_seconds_count"
+        assert now[key][()] - before[key][()] == 1, name
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    (line,) = [x for x in lines if x.get("id", "").startswith(answer.json()["id"])]
+    assert 0 < line["first_token_seconds"] < line["seconds"] / 2
 
 
 def test_the_dashboard_asks_only_for_metrics_that_exist(server: LiveServer) -> None:

@@ -64,7 +64,15 @@ _ALIASES = {
     "tensor_parallel_size": ("-tp",),
     "allow_request_chat_template": ("--trust-request-chat-template",),
 }
-_OWN = ("api_keys", "served_model_names", "limits", "death_grace", "has_page", "version")
+_OWN = (
+    "api_keys",
+    "served_model_names",
+    "limits",
+    "death_grace",
+    "has_page",
+    "hides_guesses",
+    "version",
+)
 
 
 def serve(ctx: typer.Context) -> None:

@@ -36,6 +36,7 @@ class Job:
     asked: Asked
     sequences: list[scheduling.Sequence] = field(default_factory=list)
     num_open: int = 0  # sequences that are not over
+    is_begun: bool = False  # one of them has a token
 
 
 class Engine:
@@ -205,7 +206,8 @@ class Engine:
         self._scheduler.land(member, row)
         if not sequence.is_over:
             output = sequence.output
-            self._stats.add(output.tally, row, share, now)
+            if self._stats.add(output.tally, row, share, now):
+                self._begin(self._jobs[sequence.job_id], output.tally)
             if output.push(row, first_processed):
                 self._end(self._jobs[sequence.job_id], sequence, now)
             elif sequence.is_streaming and row.tokens:
@@ -213,14 +215,21 @@ class Engine:
         if sequence.state is scheduling.State.LEAVING:
             self._scheduler.settle(sequence)
 
+    def _begin(self, job: Job, tally: Tally) -> None:
+        if not job.is_begun:
+            job.is_begun = True
+            self._stats.begin(tally)
+
     def _end(self, job: Job, sequence: scheduling.Sequence, now: float) -> None:
         output = sequence.output
         assert output.finish_reason is not None
         self._scheduler.finish(sequence)
-        self._stats.end(output.tally, output.finish_reason, now)
+        self._stats.end(output.tally, output.finish_reason)
         job.num_open -= 1
         if not job.num_open:
             del self._jobs[job.asked.id]
+            tallies = [one.output.tally for one in job.sequences]
+            self._stats.end_request(together(tallies), now)
         if job.asked.is_streaming or not job.num_open:
             self._changed[job.asked.id] = job
 

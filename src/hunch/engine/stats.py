@@ -286,25 +286,32 @@ class EngineStats:
             plain=result.plain_seconds / max(num_known, 1),
         )
 
-    def add(self, tally: Tally, row: RowResult, share: Share, now: float) -> None:
-        """A step's result for one sequence."""
+    def add(self, tally: Tally, row: RowResult, share: Share, now: float) -> bool:
+        """A step's result for one sequence; whether it brought the first token."""
         num_before = tally.tokens
         tally.add(row, share, now)
         if not row.tokens:
-            return
+            return False
         if num_before:
             self._inter_token.add(tally.gaps[-1], len(row.tokens))
-        else:
-            self._ttft.add(now - tally.arrived)
+        return not num_before
+
+    def begin(self, tally: Tally) -> None:
+        """A request got the first token of its first answer."""
+        assert tally.first_token is not None
+        self._ttft.add(tally.first_token - tally.arrived)
 
     def add_gaps(self, gaps: list[float]) -> None:
         """Of sequences that said one more token each."""
         self._inter_token.add_all(gaps)
 
-    def end(self, tally: Tally, reason: str, now: float) -> None:
+    def end(self, tally: Tally, reason: str) -> None:
         """A sequence is over."""
         self.done.merge(tally)
         self.finished[reason] += 1
+
+    def end_request(self, tally: Tally, now: float) -> None:
+        """A request is over: all its answers count as one."""
         add = {name: histogram.add for name, histogram in self.histograms.items()}
         add["e2e"](now - tally.arrived)
         if tally.started is not None:

@@ -65,7 +65,7 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
     known = {route.path for route in app.routes}  # type: ignore[attr-defined]
 
     def answered(path: str, status: int, seconds: float) -> None:
-        service.metrics.answered(path if path in known else "other", status)
+        service.metrics.answered(path if path in known else "other", status, seconds)
 
     guard = Guard(
         app,
@@ -183,10 +183,15 @@ def _add_faults(app: FastAPI, service: Service) -> None:
         assert isinstance(error, HunchError)
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)
-        return from_error(error, retry_after=service.retry_after()).response()
+        problem = from_error(error, retry_after=service.retry_after())
+        if request.method == "POST":
+            service.metrics.refused(problem.code or "invalid_request")
+        return problem.response()
 
     async def on_body(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
+        if request.method == "POST":
+            service.metrics.refused("invalid_request")
         return from_validation(error.errors()).response()
 
     async def on_http(request: Request, error: Exception) -> Response:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -25,6 +26,7 @@ from hunch.types import SamplingParams
 PREFIX = "hunch:"
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 SEQUENCES = (1, 2, 5, 10, 20)
+SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 # name, key of the engine's report, help
 _GAUGES = (
@@ -62,6 +64,9 @@ _HISTOGRAMS = (
 class EngineView(Protocol):
     """What metrics read of the engine."""
 
+    @property
+    def pid(self) -> int: ...
+
     def stats(self) -> dict[str, Any]: ...
 
 
@@ -69,6 +74,9 @@ class Metrics:
     """Counts and histograms of one server."""
 
     def __init__(self, model_name: str, engine: EngineView) -> None:
+        def engine_pid() -> int:
+            return engine.pid
+
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self.registry.register(_EngineCollector(engine, self._labels))
@@ -77,31 +85,47 @@ class Metrics:
         self._params_n = self._histogram("request_params_n", SEQUENCES)
         self._params_max_tokens = self._histogram("request_params_max_tokens", TOKENS)
         self._success = self._counter("request_success", "Requests by end.", "finished_reason")
+        self._refused = self._counter(
+            "request_refused", "Requests answered with an error, by reason.", "reason"
+        )
         self._http = self._counter("http_requests", "HTTP answers.", "path", "status")
+        self._seconds = PrometheusHistogram(
+            PREFIX + "http_request_duration_seconds",
+            "From the headers of a request to the last byte of its answer.",
+            [*self._labels, "path"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        # Under the names every program has: process_resident_memory_bytes and such.
+        ProcessCollector(registry=self.registry)
+        ProcessCollector("hunch_engine", pid=engine_pid, registry=self.registry)
 
     def exposition(self) -> bytes:
         """The text Prometheus reads."""
         return generate_latest(self.registry)
 
-    def answered(self, path: str, status: int) -> None:
+    def answered(self, path: str, status: int, seconds: float) -> None:
         self._http.labels(**self._labels, path=path, status=str(status)).inc()
+        self._seconds.labels(**self._labels, path=path).observe(seconds)
+
+    def refused(self, reason: str) -> None:
+        """A request got an error for an answer."""
+        self._refused.labels(**self._labels, reason=reason).inc()
 
     def finished(
         self, num_prompt: int, num_output: int, params: SamplingParams, reason: str
     ) -> None:
-        """A request ended, whichever way."""
+        """A request that was begun ended, whichever way."""
         self._success.labels(**self._labels, finished_reason=reason).inc()
-        if reason == "refused":
-            return
         self._prompt_size.observe(num_prompt)
         self._output_size.observe(num_output)
         self._params_n.observe(params.n)
         if params.max_tokens is not None:
             self._params_max_tokens.observe(params.max_tokens)
 
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> PrometheusHistogram:
         help_text = name.replace("_", " ").capitalize() + "."
-        histogram = Histogram(
+        histogram = PrometheusHistogram(
             PREFIX + name, help_text, list(self._labels), buckets=buckets, registry=self.registry
         )
         return histogram.labels(**self._labels)

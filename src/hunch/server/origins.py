@@ -38,8 +38,17 @@ def overruled(step: DraftTrace) -> list[int]:
 class Painter:
     """Splits an answer's text, as it streams, at the borders between origins' tokens."""
 
-    def __init__(self, text: Text, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        text: Text,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool,
+        *,
+        shows_guesses: bool = True,
+    ) -> None:
+        """Wrong guesses are not shown where they may come from another user's text."""
         self._text = text
+        self._shows_guesses = shows_guesses
         self._detokenizer = text.detokenizer(prompt_ids, skip_special_tokens=skip_special_tokens)
         self._num_steps = 0
         self._num_tokens = 0
@@ -66,7 +75,7 @@ class Painter:
         steps = choice.trace or []
         for step in steps[self._num_steps :]:
             self._origins.extend([(step.method or DRAFTER, "")] * len(step.accepted))
-            missed = overruled(step)
+            missed = overruled(step) if self._shows_guesses else []
             self._origins.append((TARGET, self._text.decode(missed) if missed else ""))
         self._num_steps = len(steps)
         for token in choice.token_ids[self._num_tokens :]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -38,9 +39,17 @@ def serve(
     text_factory: str = TEXT_FACTORY,
 ) -> int:
     """Serve until told to stop; returns the exit code."""
+    settings = hiding(config, settings)
     logs.set_up(settings.log_format, settings.log_level)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(config, settings, engine_factory, text_factory))
+
+
+def hiding(config: Config, settings: ServeConfig) -> ServeConfig:
+    """With several keys, what was drafted from the text of one is never shown to another."""
+    is_shared = config.spec.options.get("shared", "").lower() in ("true", "1", "yes", "on")
+    is_hiding = is_shared and len(settings.api_keys) > 1
+    return replace(settings, hides_guesses=settings.hides_guesses or is_hiding)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

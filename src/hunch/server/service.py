@@ -69,12 +69,16 @@ class Service:
 
     def finished(self, stream: RemoteStream, reason: str) -> None:
         """A request ended, whichever way."""
+        if reason == "refused":
+            return
         output = stream.output
         num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
         self.metrics.finished(len(output.prompt_token_ids), num_tokens, stream.params, reason)
         seconds = time.monotonic() - stream.arrival
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
-        first = None if stream.first_token is None else stream.first_token - stream.arrival
+        first = output.stats.get("first_token_seconds")
+        if first is None and stream.first_token is not None:
+            first = stream.first_token - stream.arrival
         logs.event(
             logging.INFO,
             "request",
@@ -305,7 +309,12 @@ class Service:
                 painter = None
                 if params.speculation.trace:
                     ids = stream.output.prompt_token_ids
-                    painter = Painter(self.text, ids, params.skip_special_tokens)
+                    painter = Painter(
+                        self.text,
+                        ids,
+                        params.skip_special_tokens,
+                        shows_guesses=not self.settings.hides_guesses,
+                    )
                 row.append(Cursor(number * params.n + index, painter))
             cursors.append(row)
         options = body.stream_options or StreamOptions()

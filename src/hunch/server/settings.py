@@ -58,6 +58,7 @@ class ServeConfig:
     prompt_log: str = ""  # a file that every prompt is added to; empty: none is kept
     allow_request_chat_template: bool = False
     has_page: bool = True
+    hides_guesses: bool = False  # `origins` leave out what was guessed wrong
     version: str = "unknown"
     limits: Limits = field(default_factory=Limits)
 

@@ -1,0 +1,266 @@
+"""Fields as clients send them: nulls, numbers at their ends, OpenAI's and vLLM's names."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from hunch.config import Config, SpecConfig
+from hunch.server.params import recommended, sampling_defaults
+from hunch.server.run import hiding
+from hunch.server.settings import ServeConfig
+from server.fake_engine import expected_text, expected_tokens
+from server.live_server import LiveServer
+
+COMPLETE = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+def complete(server: LiveServer, **fields: Any) -> dict[str, Any]:
+    answer = server.post(COMPLETE, {"prompt": "x", "max_tokens": 8, "seed": 1, **fields})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def chat(server: LiveServer, **fields: Any) -> dict[str, Any]:
+    answer = server.post(CHAT, {"messages": HELLO, "max_tokens": 8, "seed": 1, **fields})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def events(server: LiveServer, path: str, **fields: Any) -> list[dict[str, Any]]:
+    with server.client.stream("POST", server.url + path, json={**fields, "stream": True}) as answer:
+        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+def test_null_stands_for_the_default(server: LiveServer) -> None:
+    names = "n temperature top_p top_k stop stream stream_options logit_bias presence_penalty user"
+    names += " frequency_penalty response_format logprobs timeout speculation min_tokens ignore_eos"
+    nulls = dict.fromkeys(names.split())
+    assert complete(server, **nulls, echo=None)["choices"] == complete(server)["choices"]
+    chat_nulls = {**nulls, "top_logprobs": None, "modalities": None}
+    message = {"role": "user", "content": "hello", "name": None, "tool_call_id": None}
+    assert chat(server, **chat_nulls, messages=[message])["choices"] == chat(server)["choices"]
+
+
+def test_fields_that_only_matter_to_openai_are_taken(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(
+        model="bytes",
+        messages=[{"role": "user", "content": "hello"}],
+        max_completion_tokens=4,
+        safety_identifier="a",
+        prompt_cache_key="b",
+        verbosity="low",
+        modalities=["text"],
+        service_tier="auto",
+        store=False,
+        metadata={"a": "b"},
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+    )
+    assert list(made)[-1].usage.completion_tokens == 4
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest_known_one(server: LiveServer) -> None:
+    for path, near in ((COMPLETE, "temperature"), (CHAT, "temperature")):
+        body = {"prompt": "x"} if path == COMPLETE else {"messages": HELLO}
+        answer = server.post(path, {**body, "temprature": 1})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == "temprature"
+        assert f"did you mean {near}?" in error["message"]
+
+
+def test_seeds_below_zero(server: LiveServer) -> None:
+    first, second = (complete(server, seed=-5)["choices"] for _ in range(2))
+    assert first == second
+    seeds = {complete(server, seed=-1)["hunch"]["answers"][0]["seed"] for _ in range(3)}
+    assert len(seeds) == 3
+
+
+def test_max_tokens_of_minus_one_is_what_fits(server: LiveServer) -> None:
+    assert complete(server, max_tokens=-1)["usage"]["completion_tokens"] == 511
+    assert chat(server, max_completion_tokens=-1)["usage"]["total_tokens"] == 512
+
+
+def test_max_tokens_of_zero_scores_the_prompt(server: LiveServer) -> None:
+    made = complete(server, prompt="hello", max_tokens=0, echo=True, logprobs=1)
+    (choice,) = made["choices"]
+    assert choice["text"] == "hello"
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"]["tokens"] == list("hello")
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.5, -0.5, -0.5]
+    assert made["usage"]["completion_tokens"] == 0
+    assert chat(server, max_tokens=0)["choices"][0]["message"]["content"] == ""
+
+
+def test_prompt_logprobs_come_with_a_streamed_echo_too(server: LiveServer) -> None:
+    body = {"prompt": "hello", "max_tokens": 3, "seed": 1, "echo": True, "logprobs": 1}
+    whole = server.post(COMPLETE, body).json()["choices"][0]["logprobs"]
+    parts = [c["choices"][0]["logprobs"] for c in events(server, COMPLETE, **body) if c["choices"]]
+    for key in ("tokens", "token_logprobs", "text_offset"):
+        assert [x for part in parts if part for x in part[key]] == whole[key]
+    assert len(whole["tokens"]) == 8
+
+
+def test_logprob_bytes_of_split_characters_add_up(server: LiveServer) -> None:
+    made = chat(server, logprobs=True, max_tokens=200)
+    content = made["choices"][0]["logprobs"]["content"]
+    raw = bytes(value for entry in content for value in entry["bytes"])
+    assert raw.decode() == made["choices"][0]["message"]["content"]
+    assert "\ufffd" in {entry["token"] for entry in content}  # some were split
+
+
+def test_best_of_gives_the_likeliest(server: LiveServer) -> None:
+    made = complete(server, n=2, best_of=4)
+    assert [choice["index"] for choice in made["choices"]] == [0, 1]
+    assert made["choices"][0]["logprobs"] is None
+    every = {expected_text("x", 1, 8, sample) for sample in range(4)}
+    assert {choice["text"] for choice in made["choices"]} <= every
+    refused = server.post(COMPLETE, {"prompt": "x", "best_of": 2, "stream": True})
+    assert refused.json()["error"]["param"] == "best_of"
+
+
+def test_cached_tokens_are_counted_and_a_salt_keeps_them_apart(server: LiveServer) -> None:
+    def cached(**fields: Any) -> int:
+        usage = complete(server, prompt="a prompt of many tokens " * 8, **fields)["usage"]
+        found: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    assert cached(cache_salt="mine") == 0
+    assert cached(cache_salt="mine") == 176  # all but the last block, which decides the next token
+    assert cached(cache_salt="yours") == 0
+
+
+def test_urgent_requests_go_first(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server(env={"FAKE_STEP_SECONDS": "0.01"}, max_num_seqs=1)
+    ends: list[int] = []
+
+    def ask(priority: int) -> None:
+        complete(server, max_tokens=60, priority=priority, speculation={"mode": "off"})
+        ends.append(priority)
+
+    threads = [threading.Thread(target=ask, args=(priority,)) for priority in (0, 5, -5)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.2)
+    for thread in threads:
+        thread.join()
+    assert ends == [0, -5, 5]
+
+
+def test_prompt_logprobs_and_token_ids_as_vllm_gives_them(server: LiveServer) -> None:
+    ids = expected_tokens(list(b"hello"), 1, 4)
+    (choice,) = complete(
+        server, prompt="hello", max_tokens=4, prompt_logprobs=0, return_token_ids=True
+    )["choices"]
+    assert choice["prompt_token_ids"] == list(b"hello")
+    assert choice["token_ids"] == ids
+    assert choice["prompt_logprobs"][0] is None
+    assert choice["prompt_logprobs"][1]["101"]["logprob"] == -0.5
+    made = chat(server, prompt_logprobs=0, return_token_ids=True)
+    assert len(made["prompt_logprobs"]) == len(made["prompt_token_ids"])
+    assert made["usage"]["completion_tokens"] == len(made["choices"][0]["token_ids"])
+    chunks = events(server, COMPLETE, prompt="hello", max_tokens=4, seed=1, return_token_ids=True)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[0]["prompt_token_ids"] == list(b"hello")
+    assert [t for one in choices for t in one.get("token_ids", [])] == ids
+
+
+def test_the_last_message_is_continued(server: LiveServer) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Well, I"}]
+    made = chat(server, messages=messages, continue_final_message=True, return_token_ids=True)
+    assert bytes(made["prompt_token_ids"]) == b"user: hello\nassistant: Well, I"
+    refused = server.post(CHAT, {"messages": HELLO, "continue_final_message": True})
+    assert refused.json()["error"]["param"] == "continue_final_message"
+
+
+def test_a_prompt_is_cut_to_its_end(server: LiveServer) -> None:
+    made = complete(server, prompt="abcdef", truncate_prompt_tokens=3, return_token_ids=True)
+    assert made["choices"][0]["prompt_token_ids"] == list(b"def")
+    made = complete(server, prompt="a" * 600, truncate_prompt_tokens=-1)
+    assert made["usage"] | {"completion_tokens_details": 0, "prompt_tokens_details": 0} == {
+        "prompt_tokens": 511,
+        "completion_tokens": 1,
+        "total_tokens": 512,
+        "completion_tokens_details": 0,
+        "prompt_tokens_details": 0,
+    }
+
+
+def test_usage_in_every_chunk(server: LiveServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(server, CHAT, messages=HELLO, max_tokens=9, stream_options=options)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 9
+    assert len(set(counts)) > 2
+
+
+def test_how_drafting_went_under_vllms_names(server: LiveServer) -> None:
+    for made in (
+        complete(server, max_tokens=40),
+        events(server, COMPLETE, prompt="x", seed=1, max_tokens=40)[-1],
+    ):
+        found = made["metrics"]["speculative_decoding"]
+        stats = made["hunch"]["stats"]
+        assert found["num_draft_tokens"] == stats["drafted"] > 0
+        assert found["num_accepted_draft_tokens"] == stats["accepted"]
+        histogram = found["acceptance_histogram"]
+        assert sum(histogram) == found["num_spec_steps"]
+        assert sum(n * count for n, count in enumerate(histogram)) == stats["accepted"]
+
+
+def test_sampling_as_the_model_recommends_it(tmp_path: Any) -> None:
+    own = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99, "min_p": "odd"}
+    found = recommended(own)
+    assert found["temperature"] == 0.6
+    assert (found["top_k"], found["max_tokens"], found["min_p"]) == (20, 99, 0.0)
+    assert recommended({"do_sample": False, "temperature": 1.0})["temperature"] == 0
+    assert sampling_defaults("vllm", own)["temperature"] == 1.0
+    (tmp_path / "generation_config.json").write_text('{"top_p": 0.5}')
+    assert sampling_defaults(str(tmp_path), own)["top_p"] == 0.5
+
+
+def test_wrong_guesses_are_hidden_where_keys_share_texts(
+    start_server: Callable[..., LiveServer], server: LiveServer
+) -> None:
+    hiding = start_server(hides_guesses=True)
+    body = {"prompt": "x", "max_tokens": 60, "seed": 1, "speculation": {"origins": True}}
+    lengths = {}
+    for one in (server, hiding):
+        chunks = events(one, COMPLETE, **body)
+        pieces = [p for c in chunks for p in c.get("hunch", {}).get("pieces", [])]
+        assert "".join(piece[0] for piece in pieces) == expected_text("x", 1, 60)
+        lengths[one.port] = {len(piece) for piece in pieces}
+    assert lengths == {server.port: {2, 3}, hiding.port: {2}}
+
+
+@pytest.mark.parametrize(
+    ("speculate", "keys", "is_hiding"),
+    [
+        ("suffix:shared=true", ("a", "b"), True),
+        ("suffix:shared=true", ("a",), False),
+        ("suffix", ("a", "b"), False),
+    ],
+)
+def test_guesses_are_hidden_by_themselves(
+    speculate: str, keys: tuple[str, ...], is_hiding: bool
+) -> None:
+    config = Config(spec=SpecConfig.parse(speculate))
+    assert hiding(config, ServeConfig(api_keys=keys)).hides_guesses is is_hiding
