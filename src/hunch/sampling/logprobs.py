@@ -1,10 +1,11 @@
 """Log-probabilities of tokens under the target: raw, before any processor, as in vLLM.
 
-The normaliser is an integer sum of mass (see filters), so a value does not depend on the batch.
-Ranks count tokens by (logit, then lower id), from 1. Handing in processed logits gives processed
-log-probabilities: removed tokens are then left out.
+The normaliser is an integer sum of mass in units of 2**-40 of the best token's, from exponentials
+in float64: a value does not depend on the batch, and from device to device its float32 differs by
+at most the last bit. Ranks count tokens by (logit, then lower id), from 1. Handing in processed
+logits gives processed log-probabilities: removed tokens are then left out.
 
-Shape letters: M rows, V vocabulary, C best tokens asked for.
+Shape letters: M rows, V vocabulary, C the asked token and the best ones.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.sampling.filters import MASS, Floats, Ids, first_of, mass_of
+from hunch.sampling.filters import MASS, Floats, Ids, first_of
 from hunch.types import Logprob
 
 
 def log_normaliser(x_MV: Tensor) -> Tensor:
     """log of the sum of exp, float64 [M]."""
     top_M1 = x_MV.amax(dim=1, keepdim=True)
-    mass_M = mass_of(x_MV - top_M1).sum(dim=1)
-    return top_M1[:, 0].double() + mass_M.double().log() - math.log(MASS)
+    gap_MV = torch.where(x_MV == top_M1, 0.0, x_MV.double() - top_M1.double())
+    mass_M = (gap_MV.exp_() * MASS).long().sum(dim=1)
+    return top_M1[:, 0].double() + (mass_M.double() / MASS).log()
 
 
 def best(x_MV: Tensor, count: int) -> Tensor:
-    """Ids of the `count` best tokens of each row, ties by id, int64 [M, C]."""
+    """Ids of the `count` best tokens of each row, ties by id, int64 [M, count]."""
     count = min(count, x_MV.shape[1])
     if x_MV.device.type == "cpu":
         return torch.from_numpy(np.stack([_best_row(x_V, count) for x_V in x_MV.numpy()]))
@@ -51,6 +53,36 @@ def _best_row(x_V: Floats, count: int) -> Ids:
     return ranked
 
 
+def scores_ref(x_MV: Tensor, token_M: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row the ids of the token and the best ones, their log-probabilities, the token's rank."""
+    own_M1 = x_MV.gather(1, token_M[:, None])
+    ids_V = torch.arange(x_MV.shape[1], device=x_MV.device)
+    is_before_MV = (x_MV > own_M1) | ((x_MV == own_M1) & (ids_V < token_M[:, None]))
+    ids_MC = token_M[:, None]
+    if num_best:
+        ids_MC = torch.cat([ids_MC, best(x_MV, num_best)], dim=1)
+    x_MC = x_MV.gather(1, ids_MC)
+    gap_MC = (x_MC.double() - log_normaliser(x_MV)[:, None]).float()
+    return ids_MC, torch.where(x_MC == -math.inf, x_MC, gap_MC), is_before_MV.sum(dim=1) + 1
+
+
+def entries(
+    ids: list[list[int]], values: list[list[float]], ranks: list[int]
+) -> list[dict[int, Logprob]]:
+    """Scores as requests get them: the token's entry first, then those of the best tokens.
+
+    Removed tokens have no chance to speak of, and are left out unless they were asked for.
+    """
+    rows = []
+    for row_ids, row_values, rank in zip(ids, values, ranks, strict=True):
+        row = {row_ids[0]: Logprob(logprob=row_values[0], rank=rank)}
+        for place in range(1, len(row_ids)):
+            if row_values[place] > -math.inf:
+                row.setdefault(row_ids[place], Logprob(logprob=row_values[place], rank=place))
+        rows.append(row)
+    return rows
+
+
 def logprobs_at(
     logits_MV: Tensor, tokens: Sequence[int], num_best: int
 ) -> list[dict[int, Logprob]]:
@@ -59,22 +91,21 @@ def logprobs_at(
     Prompt log-probabilities are the same thing: logits at a position, and the token after it.
     """
     x_MV = logits_MV.float()
-    norm_M1 = log_normaliser(x_MV)[:, None]
-    token_M1 = torch.tensor(tokens, device=x_MV.device)[:, None]
-    own_M1 = x_MV.gather(1, token_M1)
-    ids_V = torch.arange(x_MV.shape[1], device=x_MV.device)
-    is_before_MV = (x_MV > own_M1) | ((x_MV == own_M1) & (ids_V < token_M1))
-    rank_M = (is_before_MV.sum(dim=1) + 1).tolist()
-    own_M = (own_M1 - norm_M1).float()[:, 0].tolist()
-    rows = [
-        {token: Logprob(logprob=own, rank=rank)}
-        for token, own, rank in zip(tokens, own_M, rank_M, strict=True)
-    ]
-    if num_best:
-        best_MC = best(x_MV, num_best)
-        value_MC = (x_MV.gather(1, best_MC) - norm_M1).float()
-        for entries, ids, values in zip(rows, best_MC.tolist(), value_MC.tolist(), strict=True):
-            for rank, (token, value) in enumerate(zip(ids, values, strict=True), start=1):
-                if value > -math.inf:  # removed tokens have no chance to speak of
-                    entries.setdefault(token, Logprob(logprob=value, rank=rank))
-    return rows
+    token_M = torch.tensor(tokens, device=x_MV.device)
+    num_best = min(num_best, x_MV.shape[1])
+    found = _scores_gpu if x_MV.device.type == "cuda" else scores_ref
+    ids_MC, value_MC, rank_M = found(x_MV, token_M, num_best)
+    return entries(ids_MC.tolist(), value_MC.tolist(), rank_M.tolist())
+
+
+def _scores_gpu(x_MV: Tensor, token_M: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
+    """By the kernels that captured steps use, to the last bit."""
+    from hunch.kernels.gpu_scores import scores
+
+    num_rows, device = len(x_MV), x_MV.device
+    ids_MC = torch.empty(num_rows, 1 + num_best, dtype=torch.int64, device=device)
+    value_MC = torch.empty(num_rows, 1 + num_best, dtype=torch.float32, device=device)
+    rank_M = torch.empty(num_rows, dtype=torch.int64, device=device)
+    at_M = torch.arange(num_rows, device=device)
+    scores(x_MV.contiguous(), at_M, token_M, num_best, ids_MC, value_MC, rank_M)
+    return ids_MC, value_MC, rank_M

@@ -1,0 +1,191 @@
+"""Log-probabilities, ranks and best tokens on a GPU, without sorting and without the host.
+
+`sampling.logprobs` is the specification. The normaliser is a sum of whole units of mass, so a value
+depends on its own row of logits alone. Best tokens are found by chunks: the few best of each, then
+the best of those; more than a round finds are asked for again, below the last one found.
+
+Shape letters: M rows of logits, V vocabulary, S asked pairs of a row of logits and a token, C
+columns of an answer, J chunks of a row, B best tokens of a round.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.gpu_filters import CHUNK, ID_BITS, MASS, rank_of
+from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+
+ROUND = 20  # best tokens that one round finds at most
+NO_RANK = tl.constexpr(-1)  # below every token's
+
+
+@triton.jit
+def _value_of(rank, ID_BITS: tl.constexpr):
+    """The logit of a rank that `rank_of` made."""
+    key = rank >> ID_BITS
+    bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, ~key)
+    return (bits & 0xFFFFFFFF).to(tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _difference(value, norm):
+    """value - norm, rounded once; a removed token stays at -inf whatever the others are."""
+    gap = (value.to(tl.float64) - norm).to(tl.float32)
+    return tl.where(value == float("-inf"), float("-inf"), gap)
+
+
+@triton.jit(do_not_specialize=["num_best"])
+def _chunk_kernel(
+    logits_ptr, at_ptr, token_ptr, edge_ptr, rank_ptr, before_ptr, num_columns, num_best,
+    IS_FIRST: tl.constexpr, ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The best of one chunk below the edge; in the first round, how many stand before the token."""
+    s, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num_chunks = tl.num_programs(1)
+    wait_for_inputs()
+    let_next_start()
+    at, token = tl.load(at_ptr + s), tl.load(token_ptr + s)
+    if (at >= 0) & (token >= 0):
+        logits_ptr += at * num_columns
+        ids = chunk * CHUNK + tl.arange(0, CHUNK)
+        is_in = ids < num_columns
+        x = tl.load(logits_ptr + ids, mask=is_in, other=0.0).to(tl.float32)
+        rank = tl.where(is_in, rank_of(x, ids, ID_BITS), NO_RANK)
+        if IS_FIRST:
+            own = rank_of(tl.load(logits_ptr + token).to(tl.float32), token, ID_BITS)
+            tl.store(before_ptr + s * num_chunks + chunk, tl.sum((rank > own).to(tl.int32), axis=0))
+        else:
+            rank = tl.where(rank < tl.load(edge_ptr + s), rank, NO_RANK)
+        rank_ptr += (s * num_chunks + chunk) * num_best
+        for i in range(num_best):
+            best = tl.max(rank, axis=0)
+            tl.store(rank_ptr + i, best)
+            rank = tl.where(rank == best, NO_RANK, rank)
+
+
+@triton.jit(do_not_specialize=["num_best"])
+def _mass_kernel(
+    logits_ptr, at_ptr, token_ptr, rank_ptr, top_ptr, mass_ptr, num_columns, num_best,
+    MASS: tl.constexpr, ID_BITS: tl.constexpr, CHUNKS_PAD: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The mass of one chunk, in units of the best token's."""
+    s, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num_chunks = tl.num_programs(1)
+    wait_for_inputs()
+    let_next_start()
+    at = tl.load(at_ptr + s)
+    if (at >= 0) & (tl.load(token_ptr + s) >= 0):
+        offs = tl.arange(0, CHUNKS_PAD)
+        first = tl.load(rank_ptr + (s * num_chunks + offs) * num_best, mask=offs < num_chunks,
+                        other=NO_RANK)  # fmt: skip
+        top = _value_of(tl.max(first, axis=0), ID_BITS)
+        tl.store(top_ptr + s, top)
+        ids = chunk * CHUNK + tl.arange(0, CHUNK)
+        is_in = ids < num_columns
+        x = tl.load(logits_ptr + at * num_columns + ids, mask=is_in, other=float("-inf"))
+        x = x.to(tl.float32)
+        gap = tl.where(x == top, 0.0, x.to(tl.float64) - top.to(tl.float64))
+        mass = tl.where(is_in, (tl.exp(gap) * MASS).to(tl.int64), 0)
+        tl.store(mass_ptr + s * num_chunks + chunk, tl.sum(mass, axis=0))
+
+
+@triton.jit
+def _own_of(logits_ptr, before_ptr, s, at, token, norm, offs, is_chunk, num_columns, num_chunks):
+    """The asked token's own log-probability and rank."""
+    own = tl.load(logits_ptr + at * num_columns + token).to(tl.float32)
+    before = tl.load(before_ptr + s * num_chunks + offs, mask=is_chunk, other=0)
+    return _difference(own, norm), tl.sum(before, axis=0).to(tl.int64) + 1
+
+
+@triton.jit(do_not_specialize=["num_best", "num_written", "first"])
+def _merge_kernel(
+    logits_ptr, at_ptr, token_ptr, rank_ptr, before_ptr, top_ptr, mass_ptr, edge_ptr, ids_ptr,
+    logprob_ptr, own_rank_ptr, num_columns, num_chunks, num_best, num_written, first, ids_stride,
+    logprob_stride, MASS: tl.constexpr, IS_FIRST: tl.constexpr, ID_BITS: tl.constexpr,
+    CHUNKS_PAD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One answer: its token in the first round, then the best of what the chunks found."""
+    s = tl.program_id(0).to(tl.int64)
+    wait_for_inputs()
+    let_next_start()
+    at, token = tl.load(at_ptr + s), tl.load(token_ptr + s)
+    ids_ptr += s * ids_stride
+    logprob_ptr += s * logprob_stride
+    if (at >= 0) & (token >= 0):
+        offs = tl.arange(0, CHUNKS_PAD)
+        is_chunk = offs < num_chunks
+        mass = tl.sum(tl.load(mass_ptr + s * num_chunks + offs, mask=is_chunk, other=0), axis=0)
+        # Powers of two: the product is exact.
+        norm = tl.load(top_ptr + s).to(tl.float64) + tl.log(mass.to(tl.float64) * (1.0 / MASS))
+        if IS_FIRST:
+            logprob, own_rank = _own_of(logits_ptr, before_ptr, s, at, token, norm, offs, is_chunk,
+                                        num_columns, num_chunks)  # fmt: skip
+            tl.store(ids_ptr, token)
+            tl.store(logprob_ptr, logprob)
+            tl.store(own_rank_ptr + s, own_rank)
+        place = tl.arange(0, BLOCK)
+        num_found = num_chunks * num_best
+        rank = tl.load(rank_ptr + s * num_found + place, mask=place < num_found, other=NO_RANK)
+        best = tl.full((), NO_RANK, tl.int64)
+        for i in range(num_written):
+            best = tl.max(rank, axis=0)
+            rank = tl.where(rank == best, NO_RANK, rank)
+            is_token = best >= 0  # there are no more than the vocabulary has
+            found = (1 << ID_BITS) - 1 - (best & ((1 << ID_BITS) - 1))
+            logprob = _difference(_value_of(best, ID_BITS), norm)
+            tl.store(ids_ptr + first + i, tl.where(is_token, found, -1))
+            tl.store(logprob_ptr + first + i, tl.where(is_token, logprob, float("-inf")))
+        tl.store(edge_ptr + s, best)
+    else:
+        if IS_FIRST:
+            tl.store(ids_ptr, tl.full((), -1, tl.int64))
+            tl.store(logprob_ptr, float("-inf"))
+            tl.store(own_rank_ptr + s, tl.zeros((), tl.int64))
+        for i in range(num_written):
+            tl.store(ids_ptr + first + i, tl.full((), -1, tl.int64))
+            tl.store(logprob_ptr + first + i, float("-inf"))
+
+
+def scores(
+    logits_MV: Tensor, at_S: Tensor, token_S: Tensor, num_best: int, out_ids_SC: Tensor,
+    out_logprob_SC: Tensor, out_rank_S: Tensor,
+) -> None:  # fmt: skip
+    """Into the first 1 + num_best columns: each token with its log-probability, then the best ones.
+
+    at_S names the row of logits; where it or the token is -1 nothing is asked. Places without an
+    answer hold -1 and -inf, and rank 0. The outputs may be views of one with more columns.
+    """
+    num_asked, num_columns = len(at_S), logits_MV.shape[1]
+    assert logits_MV.is_contiguous()
+    assert num_columns < 2**ID_BITS
+    assert out_ids_SC.stride(1) == out_logprob_SC.stride(1) == 1
+    num_chunks, device = cdiv(num_columns, CHUNK), logits_MV.device
+    room = max(1, min(num_best, ROUND))  # of each chunk; the first is needed for the top
+    rank_SJB = torch.empty(num_asked, num_chunks, room, dtype=torch.int64, device=device)
+    mass_SJ = torch.empty(num_asked, num_chunks, dtype=torch.int64, device=device)
+    before_SJ = torch.empty(num_asked, num_chunks, dtype=torch.int32, device=device)
+    top_S = torch.empty(num_asked, dtype=torch.float32, device=device)
+    edge_S = torch.empty(num_asked, dtype=torch.int64, device=device)
+    asked, grid = (logits_MV, at_S, token_S), (num_asked, num_chunks)
+    pad = next_power_of_2(num_chunks)
+    for first in range(0, max(num_best, 1), room):
+        is_first = first == 0
+        _chunk_kernel[grid](
+            *asked, edge_S, rank_SJB, before_SJ, num_columns, room, IS_FIRST=is_first,
+            ID_BITS=ID_BITS, CHUNK=CHUNK, **options(8),
+        )  # fmt: skip
+        if is_first:
+            _mass_kernel[grid](
+                *asked, rank_SJB, top_S, mass_SJ, num_columns, room, MASS=MASS, ID_BITS=ID_BITS,
+                CHUNKS_PAD=pad, CHUNK=CHUNK, **options(8),
+            )  # fmt: skip
+        _merge_kernel[(num_asked,)](
+            *asked, rank_SJB, before_SJ, top_S, mass_SJ, edge_S, out_ids_SC, out_logprob_SC,
+            out_rank_S, num_columns, num_chunks, room, min(room, num_best - first), 1 + first,
+            out_ids_SC.stride(0), out_logprob_SC.stride(0), MASS=MASS, IS_FIRST=is_first,
+            ID_BITS=ID_BITS, CHUNKS_PAD=pad, BLOCK=next_power_of_2(num_chunks * room),
+            **options(4),
+        )  # fmt: skip

@@ -1,0 +1,98 @@
+"""Log-probabilities in Triton against `sampling.logprobs`: to the last bit or the one before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hunch.kernels import gpu_scores
+from hunch.kernels.gpu_filters import CHUNK
+from hunch.kernels.gpu_scores import scores
+from hunch.sampling.logprobs import entries, logprobs_at, scores_ref
+from row_states import DEVICE, numbers
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+
+Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def found(logits: torch.Tensor, at: list[int], tokens: list[int], num_best: int) -> Found:
+    ids_SC = torch.full((len(at), 3 + num_best), -7, device=DEVICE)
+    value_SC = torch.full((len(at), 3 + num_best), 7.0, device=DEVICE)
+    rank_S = numbers(*[-7] * len(at))
+    scores(logits.to(DEVICE), numbers(*at), numbers(*tokens), num_best, ids_SC, value_SC, rank_S)
+    assert (ids_SC[:, 1 + num_best :] == -7).all()  # a part of a wider line: the rest stays
+    assert (value_SC[:, 1 + num_best :] == 7.0).all()
+    return ids_SC[:, : 1 + num_best].cpu(), value_SC[:, : 1 + num_best].cpu(), rank_S.cpu()
+
+
+def logits_of(kind: str, num_rows: int = 4, vocab_size: int = CHUNK + 200) -> torch.Tensor:
+    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(7)) * 4
+    if kind == "tied":
+        logits = logits.round()
+    elif kind == "sure":  # a best token of nearly all mass: its log is close to 0
+        logits[:, 77] += 28.0
+    elif kind == "few":  # less allowed than asked for
+        logits[:, 3:] = -torch.inf
+    elif kind == "zeros":
+        logits[:, :40], logits[:, 40:] = 0.0, -0.0
+    return logits
+
+
+def ulps(one: torch.Tensor, other: torch.Tensor) -> int:
+    """How many float32 lie between values of the same sign at most."""
+    return int((one.view(torch.int32).long() - other.view(torch.int32).long()).abs().max())
+
+
+CASES = [("smooth", 0), ("smooth", 11), ("tied", 4), ("tied", 9), ("sure", 1), ("few", 5),
+         ("zeros", 6)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "num_best"), CASES)
+def test_scores_are_the_specification_up_to_the_last_bit(
+    kind: str, num_best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_scores, "ROUND", 4)  # more than one round of few
+    logits, at = logits_of(kind), [2, 0, 0]
+    tokens = [1, CHUNK + 199, 77]
+    ids, values, rank = found(logits, at, tokens, num_best)
+    want_ids, want_values, want_rank = scores_ref(logits[at], torch.tensor(tokens), num_best)
+    assert torch.equal(ids, want_ids)
+    assert torch.equal(rank, want_rank)
+    assert ulps(values, want_values) <= 1
+    told = entries(ids.tolist(), values.tolist(), rank.tolist())
+    wanted = logprobs_at(logits[at], tokens, num_best)
+    assert [list(row) for row in told] == [list(row) for row in wanted]
+
+
+def test_scores_do_not_depend_on_what_else_is_asked() -> None:
+    logits = logits_of("smooth")
+    together = found(logits, [0, 1, 1], [9, 10, 11], 3)
+    for s, (at, token) in enumerate([(0, 9), (1, 10), (1, 11)]):
+        alone = found(logits[at : at + 1], [0], [token], 3)
+        assert all(
+            torch.equal(one[s], other[0]) for one, other in zip(together, alone, strict=True)
+        )
+
+
+def test_places_where_nothing_is_asked_hold_nothing() -> None:
+    logits = logits_of("smooth", num_rows=2, vocab_size=9)
+    ids, values, rank = found(logits, [-1, 1, 0], [4, 2, -1], 11)
+    assert (ids[[0, 2]] == -1).all()
+    assert (values[[0, 2]] == -torch.inf).all()
+    assert rank[[0, 2]].tolist() == [0, 0]
+    assert sorted(ids[1, 1:10].tolist()) == list(range(9))  # more asked for than there are
+    assert ids[1, 10:].tolist() == [-1, -1]
+    assert values[1, 10:].tolist() == [-torch.inf] * 2
+
+
+def test_log_probabilities_are_those_of_torch() -> None:
+    logits = logits_of("sure")
+    _, values, _ = found(logits, [0, 1, 2, 3], [77] * 4, 0)
+    want = logits.double().log_softmax(1)[:, 77]
+    assert float(want.max()) > -1e-4
+    # Of each token less than a whole unit of mass is lost.
+    error = (values[:, 0].double() - want).abs()
+    assert (error <= 1e-6 * want.abs() + 2 * CHUNK * 2.0**-40).all()
