@@ -1,7 +1,8 @@
 """A model of bytes for server tests: the real engine over a runner that computes tokens by a hash.
 
 The next token depends on seed, answer, position and the token before, as with a real model, so that
-streams can be compared with `expected_text`. FAKE_STEP_SECONDS sets how long a step takes,
+streams can be compared with `expected_text`. A prompt with `SAY[text]YAS` in it is answered by that
+text, whatever the seed. FAKE_STEP_SECONDS sets how long a step takes,
 FAKE_LOAD_SECONDS how long the model takes to load.
 """
 
@@ -99,6 +100,8 @@ class FakeText:
 
     vocab_size = 257
     eos_ids = (EOS,)
+    chat_template = None
+    special_tokens: ClassVar[dict[str, int]] = {}
 
     generation_config: ClassVar[dict[str, Any]] = {}
 
@@ -129,6 +132,7 @@ class FakeText:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         max_tokens: int | None = None,
+        **values: Any,
     ) -> list[int]:
         if any(message["content"] == "BAD TEMPLATE" for message in messages):
             raise RequestError("the chat template failed")
@@ -149,6 +153,16 @@ class Row:
         self.num_computed = start.num_computed[0]
         self.draft: list[int] = []
         self.method = "prediction" if start.request.prediction_ids else "oracle"
+        prompt = bytes(token for token in start.request.prompt_ids if token < 256)
+        said = prompt.rpartition(b"SAY[")[2].partition(b"]YAS")
+        self.script = said[0] if said[1] else None
+
+    def _next(self, tokens: Sequence[int]) -> int:
+        if self.script is None:
+            sample = self.request.sample_index
+            return next_token(self.request.seed, sample, len(tokens), tokens[-1])
+        place = len(tokens) - len(self.request.prompt_ids)
+        return self.script[place] if place < len(self.script) else EOS
 
     def run(self, work: RowWork) -> RowResult:
         num_prompt = len(self.request.prompt_ids)
@@ -169,9 +183,7 @@ class Row:
         draft = self.draft[: work.num_nodes]
         tokens = []
         for guess in [*draft, None]:
-            token = next_token(
-                self.request.seed, self.request.sample_index, len(self.tokens), self.tokens[-1]
-            )
+            token = self._next(self.tokens)
             self.tokens.append(token)
             tokens.append(token)
             if token in self.request.stop_ids or len(tokens) == room or token != guess:
@@ -209,7 +221,7 @@ class Row:
         tokens = self.tokens.copy()
         for _ in range(min(max_draft, NUM_NODES)):
             position = len(tokens)
-            token = next_token(self.request.seed, self.request.sample_index, position, tokens[-1])
+            token = self._next(tokens)
             token = token if position % 5 else token ^ 1
             self.draft.append(token)
             tokens.append(token)

@@ -18,7 +18,12 @@ def main() -> int:
     if seconds is not None:
         connections.HEADER_SECONDS = float(seconds)
     schedule = ScheduleConfig(max_num_seqs=settings.pop("max_num_seqs", 64))
-    config = Config(model=ModelConfig(model=settings.pop("model", "bytes")), schedule=schedule)
+    model = ModelConfig(
+        model=settings.pop("model", "bytes"),
+        max_model_len=settings.pop("max_model_len", None),
+        reasoning_parser=settings.pop("reasoning_parser", "auto"),
+    )
+    config = Config(model=model, schedule=schedule)
     limits = Limits(**settings.pop("limits", {}))
     for name in ("api_keys", "cors_origins", "allowed_hosts"):
         settings[name] = tuple(settings.get(name, ()))

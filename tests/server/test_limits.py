@@ -30,7 +30,13 @@ SMALL = {
     "max_logit_bias": 3,
     "max_logprobs": 4,
     "max_grammar_bytes": 40,
+    "max_tools": 2,
+    "max_tools_bytes": 60,
 }
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+LARGE_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"title": "x" * 60}}}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +57,8 @@ def ask(server: LiveServer, path: str, **fields: Any) -> httpx.Response:
     ("path", "allowed", "too_much", "param"),
     [
         (COMPLETE, {"prompt": ["x"] * 3}, {"prompt": ["x"] * 4}, "prompt"),
+        (CHAT, {"tools": [TOOL] * 2}, {"tools": [TOOL] * 3}, "tools"),
+        (CHAT, {"tools": [TOOL]}, {"tools": [LARGE_TOOL]}, "tools"),
         (COMPLETE, {"n": 3}, {"n": 4}, "n"),
         (COMPLETE, {"prompt": ["x"] * 2, "n": 2}, {"prompt": ["x"] * 2, "n": 3}, "n"),
         (COMPLETE, {"max_tokens": 30}, {"max_tokens": 31}, "max_tokens"),

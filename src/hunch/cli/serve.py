@@ -47,6 +47,8 @@ _HELP = {
     "seed": "Seeds requests that bring none.",
     "max_model_len": "Longest prompt and answer together; default: the model's own.",
     "chat_template": "A template, or a file that holds one.",
+    "tool_call_parser": "How tool calls are written (vLLM's names); auto: by the chat template.",
+    "reasoning_parser": "How reasoning is marked (vLLM's names); auto: by the chat template.",
 }
 _SWITCHES = (  # vLLM's flags that take no value
     "use_v2_block_manager",

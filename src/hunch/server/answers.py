@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hunch.chat.pieces import Piece as Part
+from hunch.chat.pieces import Reader
+from hunch.chat.turn import Turn, read_message
+from hunch.server.calls import delta_of, new_call_id, without_reasoning
 from hunch.server.origins import Painter, Piece
-from hunch.server.summary import Json, ending, prompt_logprobs
+from hunch.server.problems import ProblemError
+from hunch.server.summary import Json, ending, prompt_logprobs, report, speculation, usage
 from hunch.server.text import Text
 from hunch.types import CompletionOutput, Logprob, RequestOutput
 
@@ -23,6 +29,7 @@ class Delta:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     pieces: list[Piece] | None = None  # text and who guessed it, when asked for
+    parts: list[Part] | None = None  # what the text is, where it may be more than an answer
 
 
 @dataclass(slots=True)
@@ -31,13 +38,17 @@ class Cursor:
 
     index: int
     painter: Painter | None = None
+    reader: Reader | None = None  # tells text from reasoning and calls
     num_text: int = 0
     num_tokens: int = 0
     is_finished: bool = False
+    has_calls: bool = False
 
     def plain(self, choice: CompletionOutput) -> str | None:
         """The news, where they are text and nothing else."""
-        if choice.finish_reason is not None or choice.logprobs is not None or self.painter:
+        if choice.finish_reason is not None or choice.logprobs is not None:
+            return None
+        if self.painter is not None or self.reader is not None:
             return None
         text = choice.text[self.num_text :]
         if not text:
@@ -57,25 +68,45 @@ class Cursor:
         self.num_text = len(choice.text)
         self.num_tokens = len(choice.token_ids)
         self.is_finished = choice.finish_reason is not None
+        parts = self._read(text) if self.reader is not None else None
+        if not (self.is_finished or parts or pieces or logprobs) and parts is not None:
+            return None  # what it is shows with the text to come
         return Delta(
             index=self.index,
             text=text,
             token_ids=ids,
             logprobs=logprobs,
-            finish_reason=choice.finish_reason,
+            finish_reason=ending_of(choice.finish_reason, self.has_calls),
             pieces=pieces,
+            parts=parts,
         )
+
+    def _read(self, text: str) -> list[Part]:
+        assert self.reader is not None
+        parts = self.reader.feed(text)
+        if self.is_finished:
+            parts += self.reader.finish()
+        self.has_calls |= any(part.kind == "name" for part in parts)
+        return parts
+
+
+def ending_of(finish_reason: str | None, has_calls: bool) -> str | None:
+    """OpenAI's word for how an answer ended."""
+    return "tool_calls" if has_calls and finish_reason == "stop" else finish_reason
 
 
 class Shape(Protocol):
-    """One of OpenAI's two answer forms."""
+    """The form of an answer: OpenAI's, or another API's."""
+
+    id: str
+    media_type: str  # of a stream
+    last: bytes  # what ends one
+    turn: Turn | None  # how to read the answer, where it may be more than text
 
     @property
     def head(self) -> Json: ...
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json: ...
-
-    id: str
 
     @property
     def is_plain(self) -> bool:
@@ -88,11 +119,56 @@ class Shape(Protocol):
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
         """What comes before the text of the answer with this index."""
 
-    def chunk(self, delta: Delta) -> Json: ...
+    def chunks(self, delta: Delta) -> list[Json]:
+        """News as they are sent; the first must be such that only its text can differ."""
+
+    def closing(
+        self, chunks: list[Json], outputs: Sequence[RequestOutput], has_usage: bool
+    ) -> list[Json]:
+        """The last chunks, with what is known at the end."""
+
+    def encode(self, chunk: Json) -> bytes: ...
+
+    def fault(self, problem: ProblemError) -> bytes:
+        """What a stream ends with that cannot go on."""
+
+
+class OpenAIStream:
+    """Server-sent events as OpenAI sends them."""
+
+    media_type = "text/event-stream"
+    last = b"data: [DONE]\n\n"
+    turn: Turn | None = None
+
+    @property
+    def head(self) -> Json:
+        raise NotImplementedError
+
+    def chunk(self, delta: Delta) -> Json:
+        raise NotImplementedError
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        return [self.chunk(delta)]
+
+    def closing(
+        self, chunks: list[Json], outputs: Sequence[RequestOutput], has_usage: bool
+    ) -> list[Json]:
+        if has_usage:
+            chunks.append({**self.head, "choices": [], "usage": usage(outputs)})
+        last = chunks[-1]
+        last["metrics"] = {"speculative_decoding": speculation(outputs)}
+        last["hunch"] = {**last.get("hunch", {}), **report(outputs)}
+        return chunks
+
+    def encode(self, chunk: Json) -> bytes:
+        return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+    def fault(self, problem: ProblemError) -> bytes:
+        return self.encode(problem.body()) + self.last
 
 
 @dataclass(kw_only=True)
-class ChatShape:
+class ChatShape(OpenAIStream):
     """`chat.completion` and its chunks."""
 
     id: str
@@ -101,6 +177,8 @@ class ChatShape:
     num_top: int  # alternatives shown where logprobs were asked for
     has_token_ids: bool = False
     has_prompt_logprobs: bool = False
+    turn: Turn | None = None
+    has_reasoning: bool = True  # it is shown
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -122,9 +200,9 @@ class ChatShape:
         choices = [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text},
+                "message": (message := self._message(choice)),
                 "logprobs": self._logprobs(choice.token_ids, choice.logprobs),
-                "finish_reason": choice.finish_reason,
+                "finish_reason": ending_of(choice.finish_reason, "tool_calls" in message),
                 "stop_reason": choice.stop_reason,
                 **({"token_ids": choice.token_ids} if self.has_token_ids else {}),
             }
@@ -145,6 +223,13 @@ class ChatShape:
             found["prompt_logprobs"] = prompt_logprobs(output)
         return found
 
+    def _message(self, choice: CompletionOutput) -> Json:
+        if self.turn is None:
+            return {"role": "assistant", "content": choice.text}
+        length = self.turn.call_id_length
+        message = read_message(self.turn, choice.text, lambda _: new_call_id(length))
+        return message if self.has_reasoning else without_reasoning(message)
+
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -153,13 +238,19 @@ class ChatShape:
     def chunk(self, delta: Delta) -> Json:
         choice = {
             "index": delta.index,
-            "delta": {"content": delta.text} if delta.text else {},
+            "delta": self._delta(delta),
             "logprobs": self._logprobs(delta.token_ids, delta.logprobs),
             "finish_reason": delta.finish_reason,
         }
         if self.has_token_ids:
             choice["token_ids"] = delta.token_ids
         return _with_pieces({**self.head, "choices": [choice]}, delta)
+
+    def _delta(self, delta: Delta) -> Json:
+        if delta.parts is None:
+            return {"content": delta.text} if delta.text else {}
+        news = delta_of(delta.parts, self.turn.call_id_length if self.turn else None)
+        return news if self.has_reasoning else without_reasoning(news)
 
     def _logprobs(
         self, ids: Sequence[int], logprobs: Sequence[Mapping[int, Logprob]] | None
@@ -181,7 +272,7 @@ class ChatShape:
 
 
 @dataclass(kw_only=True)
-class CompletionShape:
+class CompletionShape(OpenAIStream):
     """`text_completion` and its chunks, which are of the same form."""
 
     id: str

@@ -91,6 +91,7 @@ async def _serve(
         engine,
         text,
         chat_template=config.model.chat_template,
+        parsers=config.model,
     )
     server = _Server(
         uvicorn.Config(

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from hunch.chat.turn import Wish
 from hunch.types import MAX_SEED
 
 MAX_COUNT = 2**31 - 1
@@ -166,17 +167,58 @@ class CompletionBody(SamplingBody):
     add_special_tokens: bool = True
 
 
+class CalledFunction(Body):
+    name: str
+    arguments: str = ""
+
+
+class CallBody(Body):
+    """A call that an assistant's message of the history made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # of a chunk, where clients keep those
+
+
+class FunctionBody(Body):
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # arguments always keep to the schema
+
+
+class ToolBody(Body):
+    type: Literal["function"]
+    function: FunctionBody
+
+
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Many[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: list[CallBody] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, by its newer name
+    refusal: str | None = None
+    annotations: list[Any] | None = None  # what OpenAI's answers carry, sent back
+    audio: None = None
+    function_call: None = None
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """What a chat template reads."""
-        names = {"name": self.name, "tool_call_id": self.tool_call_id}
-        given = {key: value for key, value in names.items() if value is not None}
-        return {"role": self.role, "content": _joined(self.content or ""), **given}
+        told: dict[str, Any] = {"role": self.role}
+        if self.content is not None or not self.tool_calls:
+            told["content"] = _joined(self.content or "")
+        if self.tool_calls:
+            told["tool_calls"] = [
+                call.model_dump(exclude={"index"}, exclude_none=True) for call in self.tool_calls
+            ]
+        reasoning = self.reasoning_content or self.reasoning
+        others = {"name": self.name, "tool_call_id": self.tool_call_id}
+        others["reasoning_content"] = reasoning
+        return told | {key: value for key, value in others.items() if value is not None}
 
 
 class ChatBody(SamplingBody):
@@ -191,6 +233,25 @@ class ChatBody(SamplingBody):
     continue_final_message: bool = False  # go on with the last message instead of a new one
     modalities: Many[Literal["text"]] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None  # advice only OpenAI's models know
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None  # False: it is not shown
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+
+    def wish(self) -> Wish:
+        """What is asked for besides sampling."""
+        many = self.parallel_tool_calls
+        return Wish(
+            tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=many is None or many,
+            reasoning_effort=self.reasoning_effort,
+            thinking_token_budget=self.thinking_token_budget,
+            template_values=self.chat_template_kwargs or {},
+        )
 
 
 class TokenizeBody(Body):

@@ -14,6 +14,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from hunch.chat.turn import Parsers, Turn, chat_format, open_turn
+from hunch.config import ModelConfig
 from hunch.errors import HunchError
 from hunch.server import logs
 from hunch.server.answers import ChatShape, CompletionShape, Cursor, Shape
@@ -34,6 +36,7 @@ from hunch.server.schemas import (
 )
 from hunch.server.settings import ServeConfig
 from hunch.server.streaming import EventStream, collect, until, while_connected
+from hunch.server.structured import check_tools
 from hunch.server.summary import best, check_ends
 from hunch.server.text import Text
 from hunch.types import SamplingParams
@@ -42,6 +45,7 @@ INLINE_CHARS = 2048  # longer prompts are tokenized beside the event loop
 MAX_RETRY_SECONDS = 60.0
 
 Work = Callable[[float], Awaitable[Response]]  # from a deadline to an answer
+MakeShape = Callable[[Turn], Shape]
 
 
 class Service:
@@ -54,9 +58,12 @@ class Service:
         text: Text,
         *,
         chat_template: str | None = None,
+        parsers: Parsers | None = None,
     ) -> None:
         self.settings = settings
         self.chat_template = chat_template
+        self.parsers = parsers or ModelConfig()
+        self.chat_format = chat_format(self.parsers, text, chat_template)
         self.engine = engine
         self.text = text
         self.metrics = Metrics(settings.served_model_names[0], engine)
@@ -159,11 +166,15 @@ class Service:
         )
         return await self._answer(body, ids, params, shape, deadline)
 
-    async def chat(self, body: ChatBody, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        return await self.run(body, request, partial(self._chat, body))
+    async def chat(
+        self, body: ChatBody, request: Request, make_shape: MakeShape | None = None
+    ) -> Response:
+        """POST /v1/chat/completions, or another API's chat: then `make_shape` gives its form."""
+        return await self.run(body, request, partial(self._chat, body, make_shape))
 
-    async def _chat(self, body: ChatBody, deadline: float) -> Response:
+    async def _chat(
+        self, body: ChatBody, make_shape: MakeShape | None, deadline: float
+    ) -> Response:
         self.check_model(body.model)
         self.check_speculation(body)
         if body.chat_template is not None and not self.settings.allow_request_chat_template:
@@ -173,25 +184,44 @@ class Service:
         at_most("n", body.n, self.settings.limits.max_sequences, "sequences in all")
         params = chat_params(body, self.settings.limits, self.engine.info.max_len, self.defaults)
         params = await self._with_prediction(params, body.prediction)
-        if body.continue_final_message and body.messages[-1].role != "assistant":
-            message = "continue_final_message needs a last message of the assistant to go on with"
-            raise ProblemError(400, message, param="continue_final_message")
-        ids = await self.render(
-            body.messages,
-            body.chat_template,
-            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-            continue_final_message=body.continue_final_message,
-        )
-        ids = self._truncated(ids, body)
-        shape = ChatShape(
+        turn = await self.open_turn(body, params)
+        shape = self.chat_shape(body, turn) if make_shape is None else make_shape(turn)
+        return await self._answer(body, [turn.prompt_ids], turn.params, shape, deadline)
+
+    def chat_shape(self, body: ChatBody, turn: Turn) -> ChatShape:
+        """/v1/chat/completions' own form."""
+        return ChatShape(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             model=body.model or self.settings.served_model_names[0],
             text=self.text,
-            num_top=params.logprobs or 0,
+            num_top=turn.params.logprobs or 0,
+            turn=turn if turn.new_reader is not None else None,
+            has_reasoning=body.include_reasoning is not False,
             has_token_ids=body.return_token_ids,
             has_prompt_logprobs=body.prompt_logprobs is not None,
         )
-        return await self._answer(body, [ids], params, shape, deadline)
+
+    async def open_turn(self, body: ChatBody, params: SamplingParams) -> Turn:
+        """The prompt of a chat, and how its answer is held and read."""
+        at_most("messages", len(body.messages), self.settings.limits.max_messages, "messages")
+        check_tools(body, self.settings.limits)
+        if body.continue_final_message and body.messages[-1].role != "assistant":
+            message = "continue_final_message needs a last message of the assistant to go on with"
+            raise ProblemError(400, message, param="continue_final_message")
+        form = self.chat_format
+        if body.chat_template is not None:
+            form = chat_format(self.parsers, self.text, body.chat_template)
+        rendering = {
+            "template": body.chat_template or self.chat_template,
+            "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
+            "continue_final_message": body.continue_final_message,
+            "max_tokens": self.engine.info.max_len,
+        }
+        plain = [message.plain() for message in body.messages]
+        turn = await asyncio.to_thread(
+            open_turn, form, self.text, plain, params, body.wish(), **rendering
+        )
+        return replace(turn, prompt_ids=self._truncated(turn.prompt_ids, body))
 
     async def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; ids are checked instead."""
@@ -315,7 +345,9 @@ class Service:
                         params.skip_special_tokens,
                         shows_guesses=not self.settings.hides_guesses,
                     )
-                row.append(Cursor(number * params.n + index, painter))
+                new_reader = shape.turn.new_reader if shape.turn else None
+                reader = new_reader() if new_reader else None
+                row.append(Cursor(number * params.n + index, painter, reader))
             cursors.append(row)
         options = body.stream_options or StreamOptions()
         return EventStream(streams, shape, cursors, deadline=deadline, options=options)

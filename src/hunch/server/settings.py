@@ -26,6 +26,8 @@ class Limits:
     max_logit_bias: int = 1024
     max_logprobs: int = 20
     max_grammar_bytes: int = 64 * 1024  # a schema, regex, grammar, or all choices together
+    max_tools: int = 128
+    max_tools_bytes: int = 192 * 1024  # the schemas of all tools together
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from json.encoder import encode_basestring_ascii as _quote
@@ -17,7 +16,7 @@ from hunch.server.guard import BODY_SEND, Receive, Scope, Send
 from hunch.server.problems import ProblemError, from_error
 from hunch.server.remote import RemoteStream
 from hunch.server.schemas import StreamOptions
-from hunch.server.summary import Json, check_ends, report, speculation, usage
+from hunch.server.summary import Json, check_ends, usage
 from hunch.types import RequestOutput
 
 BLANK = "\0"  # no name and no id holds one
@@ -89,9 +88,7 @@ async def merge(streams: Sequence[RemoteStream]) -> AsyncIterator[tuple[int, Req
 
 
 class EventStream(Response):
-    """Server-sent events in OpenAI's form; a client that hangs up stops its requests."""
-
-    media_type = "text/event-stream"
+    """News in the form that the shape gives them; a client that hangs up stops its requests."""
 
     def __init__(
         self,
@@ -102,7 +99,8 @@ class EventStream(Response):
         deadline: float,
         options: StreamOptions,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=shape.media_type)
         del self.headers["content-length"]
         self._streams = streams
         self._shape = shape
@@ -139,11 +137,11 @@ class EventStream(Response):
                     async for number, output in merge(self._streams):
                         await self._tell(send, number, output)
         except TimeoutError:
-            await _last_words(send, too_late())
+            await _last_words(send, self._shape.fault(too_late()))
         except HunchError as error:
-            await _last_words(send, from_error(error))
+            await _last_words(send, self._shape.fault(from_error(error)))
         else:
-            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+            await send({"type": "http.response.body", "body": self._shape.last})
 
     def _open(self, number: int) -> Iterator[bytes]:
         """What comes before the first text of a prompt's answers."""
@@ -157,11 +155,11 @@ class EventStream(Response):
     def _event(self, chunk: Json) -> bytes:
         if self._options.continuous_usage_stats:
             chunk["usage"] = usage([stream.output for stream in self._streams])
-        return event(chunk)
+        return self._shape.encode(chunk)
 
     async def _tell(self, send: Send, number: int, output: RequestOutput) -> None:
         parts: list[bytes] = list(self._open(number))
-        last: Json | None = None
+        chunks: list[Json] = []
         if output.finished:
             check_ends([output])
         for cursor, choice in zip(self._cursors[number], output.outputs, strict=True):
@@ -172,10 +170,11 @@ class EventStream(Response):
             delta = cursor.advance(choice)
             if delta is not None:
                 self._num_open -= delta.finish_reason is not None
-                last = self._shape.chunk(delta)
-                parts.append(self._event(last))
-        if last is not None and not self._num_open:
-            parts[-1:] = map(event, self._close([last]))
+                chunks += self._shape.chunks(delta)
+        if chunks and not self._num_open:
+            outputs = [stream.output for stream in self._streams]
+            chunks = self._shape.closing(chunks, outputs, self._options.include_usage)
+        parts += map(self._event, chunks)
         if parts:
             body = b"".join(parts)
             await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -184,32 +183,17 @@ class EventStream(Response):
         """The event of a chunk that is nothing but text: all of it but the text stays the same."""
         frame = self._frames.get(index)
         if frame is None:
-            before, after = event(self._shape.chunk(Delta(index=index, text=BLANK))).split(BLANKED)
+            (chunk,) = self._shape.chunks(Delta(index=index, text=BLANK))
+            before, after = self._shape.encode(chunk).split(BLANKED)
             frame = self._frames[index] = (before, after)
         return frame[0] + _quote(text).encode() + frame[1]
-
-    def _close(self, chunks: list[Json]) -> list[Json]:
-        """The last chunk says how the request went."""
-        outputs = [stream.output for stream in self._streams]
-        if self._options.include_usage:
-            chunks.append({**self._shape.head, "choices": [], "usage": usage(outputs)})
-        last = chunks[-1]
-        last["metrics"] = {"speculative_decoding": speculation(outputs)}
-        last["hunch"] = {**last.get("hunch", {}), **report(outputs)}
-        return chunks
-
-
-def event(data: Json) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 def too_late() -> ProblemError:
     return ProblemError(408, "the request reached its deadline", code="deadline_exceeded")
 
 
-async def _last_words(send: Send, problem: ProblemError) -> None:
-    body = event(problem.body()) + b"data: [DONE]\n\n"
+async def _last_words(send: Send, body: bytes) -> None:
     try:
         async with asyncio.timeout(LAST_WORDS_SECONDS):
             await send({"type": "http.response.body", "body": body})

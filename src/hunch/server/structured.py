@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from hunch.server.problems import ProblemError, at_most
-from hunch.server.schemas import ResponseFormat, SamplingBody
+from hunch.server.schemas import ChatBody, ResponseFormat, SamplingBody
 from hunch.server.settings import Limits
 from hunch.types import StructuredOutput
 
@@ -33,6 +33,18 @@ def structured_output(body: SamplingBody, limits: Limits) -> StructuredOutput | 
         values["json"] = _text(param, values["json"])
     at_most(param, _size(values), limits.max_grammar_bytes, "bytes")
     return StructuredOutput(**values)
+
+
+def check_tools(body: ChatBody, limits: Limits) -> None:
+    """Refuse more tools, or larger ones, than the operator allows."""
+    tools = body.tools or ()
+    at_most("tools", len(tools), limits.max_tools, "tools")
+    try:
+        size = sum(len(json.dumps(tool.function.parameters)) for tool in tools)
+        size += len(json.dumps(body.chat_template_kwargs))
+    except RecursionError:
+        raise ProblemError(400, "tools: nested too deeply", param="tools") from None
+    at_most("tools", size, limits.max_tools_bytes, "bytes")
 
 
 def _from_format(asked: ResponseFormat) -> dict[str, Any]:

@@ -14,6 +14,10 @@ class Text(Protocol):
     vocab_size: int
     eos_ids: tuple[int, ...]
     generation_config: Mapping[str, Any]  # how the model's makers would sample; may be empty
+    chat_template: str | None
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]: ...
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
@@ -28,12 +32,4 @@ class Text(Protocol):
 
     def token_bytes(self, token: int) -> bytes: ...
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        max_tokens: int | None = None,
-    ) -> list[int]: ...
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> list[int]: ...

@@ -1,0 +1,49 @@
+"""Tool calls and reasoning in OpenAI's chunks, and the names calls get."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from hunch.chat.pieces import Piece
+
+Json = dict[str, Any]
+LETTERS = string.ascii_letters + string.digits
+
+
+def new_call_id(length: int | None = None) -> str:
+    """A name for a call; of this length where a model's template insists."""
+    if length is None:
+        return f"call_{secrets.token_hex(12)}"
+    return "".join(secrets.choice(LETTERS) for _ in range(length))
+
+
+def delta_of(parts: Sequence[Piece], id_length: int | None) -> Json:
+    """What a chunk's `delta` says of these pieces."""
+    delta: Json = {}
+    calls: dict[int, Json] = {}
+    for part in parts:
+        if part.kind == "text":
+            delta["content"] = delta.get("content", "") + part.text
+        elif part.kind == "reasoning":
+            said = delta.get("reasoning_content", "") + part.text
+            delta |= {"reasoning_content": said, "reasoning": said}
+        elif part.kind == "name":
+            calls[part.call] = {
+                "index": part.call,
+                "id": new_call_id(id_length),
+                "type": "function",
+                "function": {"name": part.text, "arguments": ""},
+            }
+        else:
+            begun = {"index": part.call, "function": {"arguments": ""}}
+            calls.setdefault(part.call, begun)["function"]["arguments"] += part.text
+    if calls:
+        delta["tool_calls"] = list(calls.values())
+    return delta
+
+
+def without_reasoning(message: Json) -> Json:
+    return {k: v for k, v in message.items() if k not in ("reasoning", "reasoning_content")}
