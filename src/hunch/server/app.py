@@ -24,6 +24,7 @@ from hunch.server.schemas import (
 )
 from hunch.server.service import Service
 from hunch.server.streaming import ClientGoneError
+from hunch.types import SamplingParams
 
 PAGE = {  # path -> file of hunch.web, media type
     "/": ("index.html", "text/html"),
@@ -123,7 +124,8 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise ProblemError(400, "give either prompt or messages")
         if body.messages is not None:
-            ids = await service.render(body.messages, None)
+            chat = ChatBody(messages=body.messages, tools=body.tools)
+            ids = (await service.open_turn(chat, SamplingParams())).prompt_ids
         else:
             ids = await service.encode(body.prompt or "", body.add_special_tokens)
         return {"tokens": ids, "count": len(ids), "max_model_len": service.engine.info.max_len}

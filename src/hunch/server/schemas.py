@@ -198,11 +198,11 @@ class Message(Body):
     content: str | Many[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[CallBody] | None = None
+    tool_calls: Many[CallBody] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same, by its newer name
     refusal: str | None = None
-    annotations: list[Any] | None = None  # what OpenAI's answers carry, sent back
+    annotations: Many[Any] | None = None  # what OpenAI's answers carry, sent back
     audio: None = None
     function_call: None = None
 
@@ -234,7 +234,7 @@ class ChatBody(SamplingBody):
     modalities: Many[Literal["text"]] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None  # advice only OpenAI's models know
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ToolBody] | None = None
+    tools: Many[ToolBody] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -260,6 +260,7 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Some[Message] | None = None
+    tools: Many[ToolBody] | None = None
     add_special_tokens: bool = True
 
 

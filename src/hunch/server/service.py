@@ -18,7 +18,8 @@ from hunch.chat.turn import Parsers, Turn, chat_format, open_turn
 from hunch.config import ModelConfig
 from hunch.errors import HunchError
 from hunch.server import logs
-from hunch.server.answers import ChatShape, CompletionShape, Cursor, Shape
+from hunch.server.answers import ChatShape, CompletionShape, Shape
+from hunch.server.cursor import Cursor
 from hunch.server.guard import ARRIVAL
 from hunch.server.metrics import Metrics
 from hunch.server.origins import Painter
@@ -29,7 +30,6 @@ from hunch.server.remote import RemoteEngine, RemoteStream
 from hunch.server.schemas import (
     ChatBody,
     CompletionBody,
-    Message,
     PredictionBody,
     SamplingBody,
     StreamOptions,
@@ -263,21 +263,6 @@ class Service:
             return params
         ids = await self._encode(prediction.plain(), False)
         return replace(params, prediction=ids[: self.engine.info.max_len])
-
-    async def render(
-        self, messages: Sequence[Message], template: str | None, **values: Any
-    ) -> list[int]:
-        """Token ids of a chat; `values` are the tokenizer's (see `Text.render_chat`)."""
-        at_most("messages", len(messages), self.settings.limits.max_messages, "messages")
-        plain = [message.plain() for message in messages]
-        template = template or self.chat_template
-        return await asyncio.to_thread(
-            self.text.render_chat,
-            plain,
-            template=template,
-            max_tokens=self.engine.info.max_len,
-            **values,
-        )
 
     def check_ids(self, ids: Sequence[int]) -> None:
         if ids and max(ids) >= self.text.vocab_size:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from hunch.errors import HunchError
-from hunch.server.answers import Cursor, Delta, Shape
+from hunch.server.answers import Shape
+from hunch.server.cursor import Cursor, Delta
 from hunch.server.guard import BODY_SEND, Receive, Scope, Send
 from hunch.server.problems import ProblemError, from_error
 from hunch.server.remote import RemoteStream
