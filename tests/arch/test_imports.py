@@ -52,7 +52,7 @@ TABLE: dict[str, set[str]] = {
     "drafters": set(),
     "cli": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat",
-        "train",
+        "train", "drafters",
     },
     "sglang": {"compat", "llm", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},

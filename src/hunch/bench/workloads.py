@@ -181,8 +181,19 @@ def _mixed() -> list[Prompt]:
     return [prompt for prompt in in_turn if prompt is not None]
 
 
+def _demo() -> list[Prompt]:
+    """The prompts of `make demo` and of README's table."""
+    return [
+        Prompt.chat(one["id"], "demo", one["turns"][0])
+        if "turns" in one
+        else Prompt(one["id"], "demo", text=one["prompt"])
+        for one in PROMPTS
+    ]
+
+
 WORKLOADS: dict[str, Callable[[], list[Prompt]]] = {
     "mixed": _mixed,
+    "demo": _demo,
     "chat": _chat,
     "code": _code,
     "summary": _summary,

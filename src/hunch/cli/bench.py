@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hunch.cli import bench_tables
 from hunch.cli import measuring as m
 from hunch.cli import options as o
 from hunch.errors import ConfigError
@@ -205,3 +206,6 @@ def compare(
             typer.echo(line)
     if any(change.verdict == "slower" for change in changes):
         raise typer.Exit(1)
+
+
+bench_tables.add_to(app)

@@ -1,0 +1,126 @@
+"""transformers' generate behind as much of OpenAI's API as the bench needs; for measurements only.
+
+python -m hunch.bench.transformers_server MODEL.gguf --port 8001 --kind lookup
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+LOOKUP = 5  # tokens guessed by prompt lookup
+MAX_BODY = 2**22
+
+
+class Model:
+    """A causal language model in float32, greedy, plain or assisted."""
+
+    def __init__(self, path: Path, kind: str, draft: Path | None) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        place: dict[str, Any] = {"pretrained_model_name_or_path": path}
+        if path.suffix == ".gguf":
+            place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+        self.tokenizer = AutoTokenizer.from_pretrained(**place)
+        self.model = AutoModelForCausalLM.from_pretrained(**place, dtype="float32").eval()
+        self.more: dict[str, Any] = {}
+        if kind == "lookup":
+            self.more["prompt_lookup_num_tokens"] = LOOKUP
+        elif kind == "assisted":
+            assistant = AutoModelForCausalLM.from_pretrained(draft, dtype="float32").eval()
+            # A draft cut from its target has no embedding of its own: it shares the target's.
+            assistant.set_input_embeddings(self.model.get_input_embeddings())
+            assistant.set_output_embeddings(self.model.get_output_embeddings())
+            self.more["assistant_model"] = assistant
+
+    def stream(self, body: dict[str, Any], write: Any) -> dict[str, int]:
+        """Calls `write` with each piece of text; returns the usage."""
+        import torch
+        from transformers.generation.streamers import BaseStreamer
+
+        if "messages" in body:
+            text = self.tokenizer.apply_chat_template(
+                body["messages"], tokenize=False, add_generation_prompt=True
+            )
+        else:
+            text = body["prompt"]
+        ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+        tokenizer = self.tokenizer
+
+        class Pieces(BaseStreamer):  # type: ignore[misc]
+            num_calls = 0
+
+            def put(self, value: Any) -> None:
+                self.num_calls += 1
+                if self.num_calls > 1:  # the first call brings the prompt
+                    write(tokenizer.decode(value.flatten()))
+
+            def end(self) -> None:
+                pass
+
+        most = int(body.get("max_tokens") or 16)
+        least = most if body.get("ignore_eos") else 1
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=most,
+                min_new_tokens=least, pad_token_id=0, streamer=Pieces(), **self.more,
+            )  # fmt: skip
+        return {"prompt_tokens": ids.shape[1], "completion_tokens": out.shape[1] - ids.shape[1]}
+
+
+def handler(model: Model) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            data = json.dumps({"object": "list", "data": [{"id": "transformers"}]}).encode()
+            self._head("application/json")
+            self.wfile.write(data)
+
+        def do_POST(self) -> None:
+            size = int(self.headers.get("Content-Length") or 0)
+            if size > MAX_BODY:
+                self.send_error(413)
+                return
+            body = json.loads(self.rfile.read(size))
+            self._head("text/event-stream")
+            usage = model.stream(body, lambda piece: self._event({"choices": [{"text": piece}]}))
+            self._event({"choices": [], "usage": usage})
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def _head(self, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Connection", "close")
+            self.end_headers()
+
+        def _event(self, event: dict[str, Any]) -> None:
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+
+    return Handler
+
+
+def main(words: list[str]) -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(description="transformers as a server, for measurements")
+    parser.add_argument("model", type=Path, help="a .gguf file or a model's directory")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kind", choices=["off", "lookup", "assisted"], default="off")
+    parser.add_argument("--draft", type=Path, help="the assistant model's directory")
+    args = parser.parse_args(words)
+    torch.set_num_threads(args.threads)
+    model = Model(args.model, args.kind, args.draft)
+    HTTPServer(("127.0.0.1", args.port), handler(model)).serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
