@@ -90,7 +90,7 @@ def test_sglang_arguments() -> None:
     assert config.model.model == "m"
     assert config.model.seed == 3
     assert config.cache.gpu_memory_utilization == 0.7
-    assert (config.spec.method, config.spec.options) == ("ngram", {"num_nodes": "6"})
+    assert (config.spec.method, config.spec.options) == ("ngram", {"num_nodes": "5"})
 
 
 def test_sglang_sampling() -> None:

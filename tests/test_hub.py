@@ -240,6 +240,21 @@ def test_torch_files_are_fetched_only_where_there_is_nothing_else(fake: FakeHub)
     assert "*.bin" in fake.calls[-1]["allow_patterns"]
 
 
+def test_shards_of_torch_files_that_are_not_all_there_are_fetched(fake: FakeHub) -> None:
+    index = json.dumps({"weight_map": {"a": "one.bin", "b": "two.bin"}})
+    fake.folder.mkdir()
+    for file, content in {
+        "config.json": "{}",
+        "pytorch_model.bin.index.json": index,
+        "one.bin": "",
+    }.items():
+        (fake.folder / file).write_text(content)
+    fake.remote = {"two.bin": ""}
+    hub.resolve("org/name", progress=False)
+    assert "*.bin" in fake.calls[-1]["allow_patterns"]
+    assert (fake.folder / "two.bin").is_file()
+
+
 def test_offline_says_what_to_do(fake: FakeHub) -> None:
     fake.remote = ConnectionError("unreachable")
     with pytest.raises(ModelNotFoundError, match=r"hf download org/name --local-dir DIR"):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from hunch.errors import ConfigError
@@ -14,6 +17,14 @@ DEFAULT_MODEL = "smollm2-135m"
 
 T = TypeVar("T")
 
+log = logging.getLogger("hunch")
+
+
+@cache
+def say_once(message: str) -> None:
+    """A word in the log about what a user gave; not again for the life of the process."""
+    log.warning("%s", message)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
@@ -22,6 +33,7 @@ class ModelConfig:
     model: str = DEFAULT_MODEL
     tokenizer: str | None = None  # where it is not beside the weights
     revision: str | None = None
+    download_dir: str | None = None  # where files are fetched to; None: the user's caches
     dtype: str = "auto"
     device: str = "auto"  # auto, cpu, cuda
     max_model_len: int | None = None  # None: the model's own context
@@ -34,6 +46,7 @@ class ModelConfig:
     logprobs_mode: str = "raw_logprobs"  # or processed_logprobs: after penalties, filters, grammar
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _one_of("logprobs_mode", self.logprobs_mode, ("raw_logprobs", "processed_logprobs"))
@@ -54,6 +67,7 @@ class CacheConfig:
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.block_size < 1:
             raise ConfigError(f"block_size={self.block_size} must be 1 or more")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -75,6 +89,7 @@ class ScheduleConfig:
     depth: int | None = None  # steps launched ahead of their results; None: 1 on a GPU, 0 on a CPU
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         if self.depth not in (None, 0, 1):
@@ -110,6 +125,7 @@ class SpecConfig:
     draft_tensor_parallel_size: int | None = None
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _one_of("speculate", self.method, DRAFTERS)
         _one_of("verifier", self.verifier, VERIFIERS)
 
@@ -121,6 +137,8 @@ class SpecConfig:
     @staticmethod
     def parse(text: str, **rest: Any) -> SpecConfig:
         """'ngram:max_match=4', 'eagle:PATH:tree=dynamic', 'off'."""
+        if not isinstance(text, str):
+            raise ConfigError(f"speculate={text!r} must be a text: NAME[:PATH][:KEY=VALUE]...")
         name, *parts = text.split(":")
         path: str | None = None
         options: dict[str, str] = {}
@@ -142,6 +160,7 @@ class ParallelConfig:
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
 
 
@@ -154,6 +173,7 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    given: frozenset[str] = frozenset()  # arguments a user named, whatever their values
 
 
 def read_options(options: type[T], given: Mapping[str, str], where: str) -> T:
@@ -180,6 +200,29 @@ def _convert(kind: Any, text: str, where: str) -> Any:
             except ValueError:
                 raise ConfigError(f"{where}={text!r} must be a number") from None
     return text
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+@cache
+def _hints(section: Hashable) -> dict[str, Any]:
+    return get_type_hints(section)
+
+
+def _check_types(section: Any) -> None:
+    """Raise for a value of another type than its field's; a path is taken for a text."""
+    for name, hint in _hints(type(section)).items():  # type: ignore[arg-type]
+        value = getattr(section, name)
+        kind = next((kind for kind in _KINDS if hint in (kind, kind | None)), None)
+        if kind is None or (value is None and hint != kind):
+            continue
+        if kind is str and isinstance(value, os.PathLike):
+            object.__setattr__(section, name, os.fspath(value))
+            continue
+        accepted = (int, float) if kind is float else kind
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise ConfigError(f"{name}={value!r} must be {_KINDS[kind]}")
 
 
 def _one_of(name: str, value: str, allowed: Any) -> None:

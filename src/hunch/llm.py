@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,18 +13,18 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
-from hunch.compat import config_from_vllm, spec_from_vllm
-from hunch.config import DEFAULT_MODEL, Config, SpecConfig
+from hunch.compat import config_from_vllm, spec_from_vllm, unused_arguments
+from hunch.config import DEFAULT_MODEL, Config, ModelConfig, SpecConfig, say_once
 from hunch.drafters import shipped
 from hunch.engine.engine import Engine
 from hunch.errors import (
     CapacityError,
     ConfigError,
     HunchError,
-    RequestError,
     UnsupportedModelError,
 )
 from hunch.hub import ModelFiles, resolve
+from hunch.prompts import Prompt, list_prompts, params_for, progress, read_prompt
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import RequestOutput, SamplingParams, StructuredOutput
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hunch")
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 LoadTarget = Callable[[Config, ModelFiles, "torch.device"], Any]
 
@@ -92,11 +90,11 @@ class LLM:
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: texts, token ids, or vLLM's prompt dicts."""
-        batch = [prompts] if _is_one(prompts) else list(prompts)
-        ids = self._add_all(batch, params if params is not None else sampling_params, stream=False)  # type: ignore[arg-type]
+        batch = list_prompts(prompts)
+        ids = self._add_all(batch, params_for(len(batch), params, sampling_params), stream=False)
         done: dict[str, RequestOutput] = {}
         # Steps leave no cycles behind; looking for some would stop them for a tenth of a second.
-        with _progress(len(ids), use_tqdm) as advance, without_collector():
+        with progress(len(ids), use_tqdm) as advance, without_collector():
             for output in self._run(ids):
                 if output.finished:
                     done[output.request_id] = output
@@ -121,7 +119,7 @@ class LLM:
         `tools` are OpenAI's, `wishes` fields of hunch.chat.turn.Wish; answers have a `message`.
         """
         batch: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        each = _one_per_prompt(params or sampling_params, len(batch))
+        each = params_for(len(batch), params, sampling_params)
         wish = Wish(tools=tools or (), template_values=chat_template_kwargs or {}, **wishes)
         template = chat_template or self.config.model.chat_template
         form = chat_format(self.config.model, self.tokenizer, template)
@@ -137,11 +135,22 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """The answer as it grows; leaving the loop early aborts the request."""
-        (request_id,) = self._add_all([prompt], params, stream=True)
+        (request_id,) = self._add_all([prompt], params_for(1, params), stream=True)
         return self._run([request_id])
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         return self.tokenizer.render_chat(list(messages), template=self.config.model.chat_template)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.config.model.chat_template or self.tokenizer.chat_template)
+
+    def encode_turn(self, text: str) -> list[int]:
+        """A user's first turn as it is served; the text alone to a model without a template."""
+        if self.has_chat_template:
+            return self.encode_chat([{"role": "user", "content": text}])
+        say_once("this model has no chat template: prompts are given to it as they stand")
+        return self.tokenizer.encode(text)
 
     def stats(self) -> dict[str, Any]:
         """Totals since the start, with the keys every hunch tool uses."""
@@ -166,15 +175,14 @@ class LLM:
     def _add_all(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        params: Sequence[SamplingParams],
         *,
         stream: bool,
     ) -> list[str]:
-        each = _one_per_prompt(params, len(prompts))
         ids: list[str] = []
         try:
-            for prompt, one in zip(prompts, each, strict=True):
-                text, token_ids = self._read_prompt(prompt)
+            for prompt, one in zip(prompts, params, strict=True):
+                text, token_ids = read_prompt(prompt, self.tokenizer)
                 request_id = str(next(self._ids))
                 self.engine.add(request_id, token_ids, one, prompt=text, stream=stream)
                 ids.append(request_id)
@@ -183,17 +191,6 @@ class LLM:
                 self.engine.abort(request_id)
             raise
         return ids
-
-    def _read_prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
-            if "prompt" not in prompt:
-                raise RequestError("a prompt dict needs 'prompt' or 'prompt_token_ids'")
-            prompt = prompt["prompt"]
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        return None, list(prompt)  # type: ignore[arg-type]
 
     def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
         open_ids = set(ids)
@@ -225,18 +222,27 @@ def _no_room_on_gpu(what: str) -> Iterator[None]:
 
 def load_text(config: Config) -> Tokenizer:
     """Tokenizer and chat template of the config's model; no torch."""
-    return load_tokenizer(resolve(config.model.tokenizer or config.model.model))
+    model = config.model
+    if model.tokenizer is not None:
+        return load_tokenizer(resolve(model.tokenizer, directory=model.download_dir))
+    return load_tokenizer(_find(model))
+
+
+def _find(model: ModelConfig) -> ModelFiles:
+    return resolve(model.model, revision=model.revision, directory=model.download_dir)
 
 
 def build_engine(
     config: Config, tokenizer: Tokenizer | None = None, load_target: LoadTarget | None = None
 ) -> Engine:
     """Load the model and put the engine together."""
-    files = resolve(config.model.model, revision=config.model.revision)
+    files = _find(config.model)
     if config.spec.is_lossy:
         log.warning("verifier=%r is LOSSY: it may change the text", config.spec.verifier)
     tokenizer = tokenizer or load_text(config)
     device = _pick_device(config.model.device)
+    for word in unused_arguments(config, device):
+        say_once(word)
     if device.startswith("cuda"):
         config = replace(config, schedule=config.schedule.for_gpu())
     with _no_room_on_gpu("the model and its captured steps do not fit"):
@@ -278,10 +284,10 @@ def _build_runner(
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
     target = load_target(config, files, device)
-    spec = _detect(config.spec, files)
+    spec = _detect(config.spec, files, config.model.download_dir)
     runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
     todo = runner.preparations()
-    with _progress(len(todo), None, "capturing graphs") as advance:
+    with progress(len(todo), None, "capturing graphs") as advance:
         for prepare in todo:
             prepare()
             advance()
@@ -314,7 +320,7 @@ def _load_target(
     return decoder
 
 
-def _detect(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
+def _detect(spec: SpecConfig, target: ModelFiles, download_dir: str | None = None) -> SpecConfig:
     """The drafter's files found like any model's; `auto` with a path: the method they name.
 
     Without a path, a method that needs files takes those that come with hunch for this target.
@@ -323,11 +329,11 @@ def _detect(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
         if spec.method in ("auto", "suffix"):
             spec = _with_phrases(spec, target)
         if spec.method == "auto":
-            return _with_draft(spec, target)
+            return _with_draft(spec, target, download_dir)
         path = shipped(spec.method, target.name, target.path)
         return spec if path is None else replace(spec, path=str(path))
     if not Path(spec.path).exists():
-        spec = replace(spec, path=str(resolve(spec.path).path))
+        spec = replace(spec, path=str(resolve(spec.path, directory=download_dir).path))
     if spec.method != "auto":
         return spec
     from hunch.models.heads.load import detect
@@ -343,7 +349,7 @@ def _with_phrases(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
     return replace(spec, options={**spec.options, "phrases": str(found)})
 
 
-def _with_draft(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
+def _with_draft(spec: SpecConfig, target: ModelFiles, download_dir: str | None) -> SpecConfig:
     """`auto` with the draft model it may use: the one given, or the one that comes with hunch."""
     draft = spec.options.get("draft")
     if draft == "off":
@@ -354,7 +360,7 @@ def _with_draft(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
             return spec
         draft = str(found)
     elif not Path(draft).exists():
-        draft = str(resolve(draft).path)
+        draft = str(resolve(draft, directory=download_dir).path)
     return replace(spec, options={**spec.options, "draft": draft})
 
 
@@ -366,35 +372,3 @@ def _pick_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda': torch sees no CUDA device here; use device='cpu'")
     return device
-
-
-def _one_per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    params = SamplingParams() if params is None else params
-    each = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
-    if len(each) != num_prompts:
-        raise RequestError(f"{num_prompts} prompts but {len(each)} sampling parameters")
-    return each
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    if isinstance(prompts, (str, Mapping)):
-        return True
-    return len(prompts) > 0 and isinstance(prompts[0], int)
-
-
-@contextmanager
-def _progress(
-    total: int, wanted: bool | None, what: str = "generating"
-) -> Iterator[Callable[[], None]]:
-    """A bar on stderr for long work, when a person watches."""
-    if not (wanted or (wanted is None and total > 1 and sys.stderr.isatty())):
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+from hunch.checks import (
+    MAX_SEED as MAX_SEED,
+)
+from hunch.checks import (
+    SAMPLING_RULES,
+    as_row,
+    is_number,
+    is_whole,
+    known_names,
+)
 from hunch.errors import RequestError
-
-MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,8 +28,13 @@ class Speculation:
     trace: bool = False  # report every draft and its fate
 
     def __post_init__(self) -> None:
-        if self.max_nodes is not None and self.max_nodes < 0:
-            raise RequestError(f"speculation.max_nodes={self.max_nodes} must be 0 or more")
+        for name, is_good, allowed in (
+            ("mode", isinstance(self.mode, str), "a method's name"),
+            ("max_nodes", self.max_nodes is None or is_whole(self.max_nodes, 0), "0 or more"),
+            ("trace", isinstance(self.trace, bool), "true or false"),
+        ):
+            if not is_good:
+                raise RequestError(f"speculation.{name}={getattr(self, name)!r} must be {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +73,7 @@ class StructuredOutput:
 
     @staticmethod
     def read(given: Mapping[str, Any]) -> StructuredOutput:
-        known = StructuredOutput.__dataclass_fields__
-        if unknown := [name for name in given if name not in known]:
-            raise RequestError(f"structured_outputs: {unknown[0]!r} is none of {', '.join(known)}")
-        return StructuredOutput(**given)
+        return StructuredOutput(**known_names("structured_outputs", StructuredOutput, given))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,81 +102,51 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutput | None = None  # also as a dict of its fields
-    speculation: Speculation = field(default_factory=Speculation)
+    speculation: Speculation = field(default_factory=Speculation)  # also as a dict of its fields
     prediction: str | Sequence[int] | None = None  # the answer as expected: text, or token ids
 
+    def __new__(cls, **given: Any) -> Self:
+        known_names("sampling parameters", cls, given)
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-        if self.prediction is not None and not isinstance(self.prediction, str):
-            object.__setattr__(self, "prediction", tuple(self.prediction))
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        put("stop", (self.stop,) if isinstance(self.stop, str) else as_row(self.stop or ()))
+        put("bad_words", as_row(self.bad_words or ()))
+        put("stop_token_ids", as_row(self.stop_token_ids or ()))
+        put("allowed_token_ids", as_row(self.allowed_token_ids))
+        put("prediction", as_row(self.prediction))
         if isinstance(self.structured_outputs, Mapping):
-            read = StructuredOutput.read(self.structured_outputs)
-            object.__setattr__(self, "structured_outputs", read)
+            put("structured_outputs", StructuredOutput.read(self.structured_outputs))
+        if isinstance(self.speculation, Mapping):
+            put(
+                "speculation",
+                Speculation(**known_names("speculation", Speculation, self.speculation)),
+            )
         if self.top_k == -1:
-            object.__setattr__(self, "top_k", 0)
+            put("top_k", 0)
         self._check()
 
     def _check(self) -> None:
-        for name, is_good, allowed in _RULES:
+        for name, is_good, allowed in SAMPLING_RULES:
             value = getattr(self, name)
             if not is_good(value):
                 raise RequestError(f"{name}={value!r} must be {allowed}")
+        for name, kind in (("structured_outputs", StructuredOutput), ("speculation", Speculation)):
+            value = getattr(self, name)
+            is_missing = value is None and kind is StructuredOutput
+            if not is_missing and not isinstance(value, kind):
+                kinds = f"a {kind.__name__} or a dict of its fields"
+                raise RequestError(f"{name}={value!r} must be {kinds}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}"
             )
         for token, bias in (self.logit_bias or {}).items():
-            if not (_is_whole(token, 0) and _is_number(bias) and -100 <= bias <= 100):
+            if not (is_whole(token, 0) and is_number(bias) and -100 <= bias <= 100):
                 raise RequestError(f"logit_bias[{token!r}]={bias!r} must be from -100 to 100")
-
-
-def _is_number(value: object) -> bool:
-    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)  # type: ignore[arg-type]
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) and value for value in values)
-
-
-def _are_ids(values: Iterable[object]) -> bool:
-    return all(_is_whole(value, 0) for value in values)
-
-
-def _is_text_or_ids(value: Any) -> bool:
-    return value is None or isinstance(value, str) or _are_ids(value)
-
-
-_RULES: list[tuple[str, Callable[[Any], bool], str]] = [
-    ("n", lambda v: isinstance(v, int) and v >= 1, "a whole number, 1 or more"),
-    ("temperature", lambda v: _is_number(v) and v >= 0, "0 or more (0 means greedy)"),
-    ("top_p", lambda v: _is_number(v) and 0 < v <= 1, "above 0 and at most 1"),
-    ("top_k", lambda v: isinstance(v, int) and v >= 0, "-1, 0 (all tokens) or more"),
-    ("min_p", lambda v: _is_number(v) and 0 <= v <= 1, "from 0 to 1"),
-    ("repetition_penalty", lambda v: _is_number(v) and 0.01 <= v <= 100, "from 0.01 to 100"),
-    ("presence_penalty", lambda v: _is_number(v) and -2 <= v <= 2, "from -2 to 2"),
-    ("frequency_penalty", lambda v: _is_number(v) and -2 <= v <= 2, "from -2 to 2"),
-    ("max_tokens", lambda v: v is None or _is_whole(v, 1), "a whole number, 1 or more"),
-    ("min_tokens", lambda v: _is_whole(v, 0), "a whole number, 0 or more"),
-    ("logprobs", lambda v: v is None or _is_whole(v, 0), "a whole number, 0 or more"),
-    ("prompt_logprobs", lambda v: v is None or _is_whole(v, 0), "a whole number"),
-    ("seed", lambda v: v is None or _is_whole(v, 0), "a whole number from 0 to 2**63 - 1"),
-    ("seed", lambda v: v is None or v <= MAX_SEED, "a whole number from 0 to 2**63 - 1"),
-    ("stop", _are_texts, "strings that are not empty"),
-    ("bad_words", _are_texts, "strings that are not empty"),
-    ("stop_token_ids", _are_ids, "token ids"),
-    ("allowed_token_ids", lambda v: v is None or (v and _are_ids(v)), "token ids, not none"),
-    ("prediction", _is_text_or_ids, "a text, or token ids"),
-]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,7 +13,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "hunch"
 FREE = {"errors", "types"}
 TABLE: dict[str, set[str]] = {
     "errors": set(),
-    "types": {"errors"},
+    "checks": {"errors"},
+    "types": {"errors", "checks"},
+    "prompts": {"errors", "types"},
     "registry": set(),
     "config": {"errors", "registry", "types"},
     "compat": {"errors", "registry", "types", "config"},
@@ -54,7 +56,7 @@ TABLE: dict[str, set[str]] = {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat",
         "train", "drafters",
     },
-    "sglang": {"compat", "llm", "types"},
+    "sglang": {"compat", "errors", "llm", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},
 }  # fmt: skip
 

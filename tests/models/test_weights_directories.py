@@ -31,15 +31,17 @@ def directory(path: Path) -> Path:
     return path
 
 
-def shard(folder: Path, values: dict[str, torch.Tensor]) -> None:
-    names = list(values)
+def shard(folder: Path, values: dict[str, torch.Tensor], kind: str = "safetensors") -> None:
+    """Two files and their index."""
+    names, stem = list(values), "model" if kind == "safetensors" else "pytorch_model"
     mapping = {}
     for number, part in enumerate((names[:2], names[2:])):
-        file = f"model-{number}.safetensors"
-        save_file({name: values[name] for name in part}, folder / file)
+        file = f"{stem}-{number}.{kind}"
+        save = save_file if kind == "safetensors" else torch.save
+        save({name: values[name] for name in part}, folder / file)
         mapping |= dict.fromkeys(part, file)
     index = {"metadata": {}, "weight_map": mapping}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / f"{stem}.{kind}.index.json").write_text(json.dumps(index))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -133,6 +135,40 @@ def test_torch_files(tmp_path, name) -> None:
     for key, value in values.items():
         assert torch.equal(weights.tensor(key), value)
         assert weights.shape(key) == (4, 8)
+
+
+def test_sharded_torch_files(tmp_path) -> None:
+    values, folder = tensors(torch.float16), directory(tmp_path / "m")
+    shard(folder, values, "bin")
+    torch.save({"step": 5}, folder / "training_args.bin")  # beside them, and none of them
+    weights = open_weights(folder)
+    assert sorted(weights.names()) == sorted(values)
+    assert all(torch.equal(weights.tensor(key, torch.float16), values[key]) for key in values)
+
+
+def test_sharded_torch_files_that_are_not_whole(tmp_path) -> None:
+    folder = directory(tmp_path / "m")
+    shard(folder, tensors(), "bin")
+    second = folder / "pytorch_model-1.bin"
+    torch.save({"model.layers.2.weight": torch.ones(4, 8)}, second)
+    with pytest.raises(ModelFormatError, match=r"names 1 tensors .* model\.layers\.3"):
+        open_weights(folder)
+    second.unlink()
+    with pytest.raises(ModelFormatError, match=r"model-1\.bin is missing"):
+        open_weights(folder)
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../other.bin"}}))
+    with pytest.raises(ModelFormatError, match="no file beside it"):
+        open_weights(folder)
+
+
+def test_a_shard_with_code_is_refused_and_not_run(tmp_path) -> None:
+    folder, ran = directory(tmp_path / "m"), tmp_path / "ran"
+    shard(folder, tensors(), "bin")
+    torch.save({"a": Hostile(ran)}, folder / "pytorch_model-0.bin")
+    with pytest.raises(ModelFormatError, match="run code"):
+        open_weights(folder)
+    assert not ran.exists()
 
 
 def test_torch_files_of_the_old_kind(tmp_path) -> None:

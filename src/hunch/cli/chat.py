@@ -12,12 +12,17 @@ from rich.console import Console
 
 from hunch.cli import options as o
 from hunch.cli.remote import answer_of
+from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
     from hunch import LLM, SamplingParams
 
 
+_LOCAL = ("model", "speculate", "threads", "dtype", "device")  # options of a model loaded here
+
+
 def chat(
+    ctx: typer.Context,
     model: o.Model = o.DEFAULT_MODEL,
     speculate: o.Speculate = "auto",
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
@@ -43,6 +48,8 @@ def chat(
     }
     answer: Callable[[list[dict[str, str]]], tuple[str, dict[str, Any]]]
     if server is not None:
+        if given := o.given_options(ctx, _LOCAL):
+            raise ConfigError(f"{given}: a server has its own; leave this out, or --server")
         answer = partial(answer_of, server, _show, **sampling)
     else:
         llm = o.open_llm(

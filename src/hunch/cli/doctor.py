@@ -11,11 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from hunch.cli import options as o
+from hunch.errors import ConfigError
 
 LOW_ACCEPTANCE = 0.3
 
 
 def doctor(
+    ctx: typer.Context,
     model: o.Model = o.DEFAULT_MODEL,
     speculate: o.Speculate = "auto",
     threads: o.Threads = None,
@@ -35,13 +37,22 @@ def doctor(
 
     With --drafter: look for what is wrong with it; exit code 1 if something is.
     """
+    from hunch.bench.workloads import PROMPTS
+
+    others = ("speculate", "skip_model") if drafter is not None else ("target",)
+    if given := o.given_options(ctx, others):
+        raise ConfigError(f"{given} goes {'without' if drafter is not None else 'with'} --drafter")
     if drafter is not None:
         engine = {"threads": threads, "dtype": dtype, "device": device}
         _examine(drafter, target or model, prompts, engine, as_json)
         return
+    if skip_model and prompts is not None:
+        raise ConfigError("--prompts are for the model, which --skip-model leaves out")
     findings: dict[str, Any] = {"machine": _machine()}
     if not skip_model:
-        findings["model"] = _model(model, speculate, threads, dtype, device, as_json)
+        records = o.read_prompts(prompts, 16) if prompts else PROMPTS[:4]
+        engine = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
+        findings["model"] = _model(model, speculate, records, engine)
         findings["advice"] = _advice(findings["model"])
     if as_json:
         print(json.dumps(findings))
@@ -95,19 +106,15 @@ def _machine() -> dict[str, Any]:
 
 
 def _model(
-    model: str, speculate: str, threads: int | None, dtype: str, device: str, quiet: bool
+    model: str, speculate: str, records: list[dict[str, Any]], engine: dict[str, Any]
 ) -> dict[str, Any]:
-    from hunch.bench.workloads import PROMPTS
-
     params = o.sampling(max_tokens=48, temperature=0)
     found: dict[str, Any] = {"model": model, "speculate": speculate}
     texts = []
     for name in ("off", speculate):
-        with o.open_llm(
-            model, name, quiet=quiet, threads=threads, dtype=dtype, device=device, max_num_seqs=4
-        ) as llm:
+        with o.open_llm(model, name, max_num_seqs=4, **engine) as llm:
             room = llm.engine.capacity.max_len - 48
-            prompts = [o.prompt_ids(llm, record)[-room:] for record in PROMPTS[:4]]
+            prompts = [o.prompt_ids(llm, record)[-room:] for record in records]
             outputs = llm.generate(prompts, params, use_tqdm=False)
             texts.append([output.outputs[0].token_ids for output in outputs])
             found["kernels"] = llm.engine.capacity.kernels

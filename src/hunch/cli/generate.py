@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
@@ -69,17 +70,16 @@ def generate(
             sys.stdout.flush()
             shown = len(answer.text)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "text": answer.text,
-                    "token_ids": answer.token_ids,
-                    "finish_reason": answer.finish_reason,
-                    "seed": answer.seed,
-                    "stats": answer.stats,
-                }
-            )
-        )
+        found: dict[str, Any] = {
+            "text": answer.text,
+            "token_ids": answer.token_ids,
+            "finish_reason": answer.finish_reason,
+            "seed": answer.seed,
+            "stats": answer.stats,
+        }
+        if trace:
+            found["trace"] = [asdict(step) for step in answer.trace or []]
+        print(json.dumps(found))
         return
     if trace:
         show_trace(llm.tokenizer, answer)

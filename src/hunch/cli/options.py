@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,10 +84,17 @@ def read_prompts(path: Path, limit: int | None) -> list[dict[str, Any]]:
 
 
 def prompt_ids(llm: LLM, record: dict[str, Any]) -> list[int]:
-    """Token ids of a record: the chat template on its first turn, or the raw prompt."""
+    """Token ids of a record: its first turn as it is served, or the raw prompt."""
     if "turns" in record:
-        return llm.encode_chat([{"role": "user", "content": record["turns"][0]}])
+        return llm.encode_turn(record["turns"][0])
     return llm.tokenizer.encode(record["prompt"])
+
+
+def given_options(ctx: typer.Context, names: Sequence[str]) -> str:
+    """Those of these options that the user wrote, as they are written; else nothing."""
+    sources = {name: ctx.get_parameter_source(name) for name in names}
+    found = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in found)
 
 
 def sampling(**given: Any) -> SamplingParams:

@@ -38,6 +38,8 @@ _HELP = {
     "stats_interval": "Seconds between two status lines; 0: none.",
     "log_format": "text or json.",
     "log_level": "debug, info, warning or error.",
+    "disable_log_requests": "Log no line for each request; failures are logged all the same.",
+    "download_dir": "Where models are fetched to; default: the user's caches.",
     "prompt_log": "A file to add every prompt to, for hunch train --resume; default: none.",
     "allow_request_chat_template": "Let requests bring their own (sandboxed) chat template.",
     "speculate": "What drafts: NAME[:PATH][:KEY=VALUE]...",
@@ -54,8 +56,6 @@ _SWITCHES = (  # vLLM's flags that take no value
     "use_v2_block_manager",
     "enforce_eager",
     "enable_chunked_prefill",
-    "disable_log_stats",
-    "disable_log_requests",
     "disable_custom_all_reduce",
     "trust_remote_code",
     "speculative_disable_mqa_scorer",
@@ -90,11 +90,17 @@ def run(words: Sequence[str]) -> int:
     given = _parse([_dashed(word) for word in words])
     limits = Limits(**_take(given, Limits))
     settings = _take(given, ServeConfig)
-    model = given.pop("model_flag", None) or given.pop("model", None) or DEFAULT_MODEL
+    if given.pop("disable_log_stats", False):
+        if settings.get("stats_interval"):
+            raise ConfigError("--disable-log-stats and --stats-interval contradict each other")
+        settings["stats_interval"] = 0.0
+    by_flag, by_place = given.pop("model_flag", None), given.pop("model", None)
+    if by_flag and by_place and by_flag != by_place:
+        raise ConfigError(f"two models given: {by_place!r} and --model {by_flag!r}; give one")
+    model = by_flag or by_place or DEFAULT_MODEL
     keys = given.pop("api_key", None) or _keys_from_environment()
     names = given.pop("served_model_name", None) or [model]
     has_page = not given.pop("no_page", False)
-    given.pop("model", None)
     config = _engine_config(model, given)
     for name in ("cors_origins", "allowed_hosts"):
         if name in settings:
@@ -169,6 +175,9 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--api-key", action="append", help="required of clients; may be repeated")
     server.add_argument("--served-model-name", nargs="+", help="names clients may use")
     server.add_argument("--no-page", action="store_true", help="serve no page at /")
+    server.add_argument(
+        "--disable-log-stats", action="store_true", help="print no status lines, as in vLLM"
+    )
     _add_fields(server, ServeConfig, skip=_OWN)
     _add_fields(parser.add_argument_group("limits per request"), Limits)
     engine = parser.add_argument_group("engine")

@@ -83,8 +83,12 @@ def _job(
         raise ConfigError(f"--resume {resume}: no training job there (no work/{JOB})")
     if there["method"] != method:
         raise ConfigError(f"--resume {resume}: its method is {there['method']}, not {method}")
+    if target is not None and target != there["target"]:
+        raise ConfigError(f"--resume {resume}: its target is {there['target']}, not {target}")
     options = {**there["options"], **given}
     if prompts is None or str(prompts) == there["prompts"]:
+        if out is not None and out != resume:
+            raise ConfigError(f"--out {out}: a job goes on in its own folder, {resume}")
         return Job(method, there["target"], there["prompts"], resume, options, engine), None
     if out is None and not (resume / "work" / JOB).is_file():
         raise ConfigError(f"--resume {resume}: give --out DIR, its own folder stays as it is")

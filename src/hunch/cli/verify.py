@@ -43,6 +43,7 @@ class Run:
 
 
 def verify(
+    ctx: typer.Context,
     model: o.Model = o.DEFAULT_MODEL,
     speculate: Annotated[
         str, typer.Option(help="Methods to check, commas between.")
@@ -83,6 +84,8 @@ def verify(
     """
     from hunch.bench.workloads import PROMPTS
 
+    if verifier == "exact" and o.given_options(ctx, ["samples"]):
+        raise ConfigError("--samples is for verifiers whose chances are compared; exact is not one")
     records = o.read_prompts(prompts, limit) if prompts else PROMPTS[:limit]
     params = o.sampling(
         max_tokens=max_tokens,

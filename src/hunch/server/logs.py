@@ -43,6 +43,17 @@ class _Formatter(logging.Formatter):
         return f"{line_text}\n{stack}" if stack else line_text
 
 
+def hide_requests() -> None:
+    """No line for a request that went well."""
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        fields = getattr(record, "fields", {})
+        is_good = fields.get("status", 200) < 400 and fields.get("reason") != "error"
+        return record.getMessage() not in ("http", "request") or not is_good
+
+    log.addFilter(is_shown)
+
+
 def _word(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return json.dumps(text) if any(c.isspace() or not c.isprintable() for c in text) else text

@@ -41,6 +41,8 @@ def serve(
     """Serve until told to stop; returns the exit code."""
     settings = hiding(config, settings)
     logs.set_up(settings.log_format, settings.log_level)
+    if settings.disable_log_requests:
+        logs.hide_requests()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(config, settings, engine_factory, text_factory))
 

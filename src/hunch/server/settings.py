@@ -57,6 +57,7 @@ class ServeConfig:
     log_format: str = "text"
     log_level: str = "info"
     generation_config: str = "auto"  # auto: the model's; vllm or off: none; or a file
+    disable_log_requests: bool = False  # no line per request, unless it failed
     prompt_log: str = ""  # a file that every prompt is added to; empty: none is kept
     allow_request_chat_template: bool = False
     has_page: bool = True

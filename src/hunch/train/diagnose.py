@@ -117,6 +117,7 @@ class Doctor:
     ) -> None:
         self.target, self.folder, self.prompts, self.engine = target, folder, prompts, engine
         self.method, self.max_tokens = detect(folder), max_tokens
+        self.has_template = True  # told by the first look
 
     def run(self) -> Report:
         """Everything that is wrong; the last word is training where nothing else is."""
@@ -143,11 +144,9 @@ class Doctor:
         seen = Seen()
         with LLM(self.target, speculate=f"{self.method}:{folder}{options}", **self.engine) as llm:
             room = max(llm.engine.capacity.max_len - self.max_tokens, 1)
-            ids = []
-            for text in self.prompts:
-                messages = [{"role": "user", "content": text}]
-                found = llm.encode_chat(messages) if is_chat else llm.get_tokenizer().encode(text)
-                ids.append(found[-room:])
+            self.has_template = llm.has_chat_template
+            encode = llm.encode_turn if is_chat else llm.get_tokenizer().encode
+            ids = [encode(text)[-room:] for text in self.prompts]
             params = SamplingParams(
                 temperature=0,
                 max_tokens=self.max_tokens,
@@ -217,7 +216,7 @@ class Doctor:
         return None
 
     def _template(self, seen: Seen) -> Finding | None:
-        if not self._better(seen, self.look(self.folder, is_chat=False)):
+        if not self.has_template or not self._better(seen, self.look(self.folder, is_chat=False)):
             return None
         return Finding(
             fault="chat_template",

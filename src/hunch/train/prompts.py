@@ -82,5 +82,5 @@ def _encode(llm: LLM, record: dict[str, Any]) -> list[int]:
     if "prompt_ids" in record:
         return list(record["prompt_ids"])
     if "turns" in record:
-        return llm.encode_chat([{"role": "user", "content": record["turns"][0]}])
+        return llm.encode_turn(record["turns"][0])
     return llm.get_tokenizer().encode(record["prompt"])

@@ -1,8 +1,9 @@
-"""A JSON file with one object in it, or an error that names the file."""
+"""JSON files beside weights: one object, or the index of shards; errors name the file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,3 +20,35 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelFormatError(f"{path} should hold one JSON object")
     return content
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Of an index of shards: each tensor's file, which lies beside the index."""
+    mapping = read_json(path).get("weight_map")
+    if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
+        raise ModelFormatError(f"{path} has no weight_map; download the model again")
+    for shard in set(mapping.values()):
+        if Path(shard).name != shard:  # an index must not point outside its directory
+            raise ModelFormatError(f"{path} names {shard!r}, which is no file beside it")
+    return mapping
+
+
+def shards_of(index: Path) -> list[Path]:
+    """The files an index names; all of them are there."""
+    shards = [index.with_name(shard) for shard in sorted(set(read_index(index).values()))]
+    for shard in shards:
+        if not shard.is_file():
+            raise ModelFormatError(
+                f"{shard} is missing, though {index.name} names it. Download the model again"
+            )
+    return shards
+
+
+def check_index(index: Path, held: Collection[str]) -> None:
+    """Raise for tensors that an index names, where there is one, and no file holds."""
+    missing = sorted(set(read_index(index)) - set(held)) if index.is_file() else []
+    if missing:
+        raise ModelFormatError(
+            f"{index.parent}: {index.name} names {len(missing)} tensors that no file holds, "
+            f"such as {missing[0]}. Download the model again"
+        )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.models.weights.base import Packed, unified_config
-from hunch.models.weights.json_file import read_json
+from hunch.models.weights.json_file import check_index, read_json, shards_of
 
 INDEX = "model.safetensors.index.json"
 SCALE = "_scale"  # NAME_scale holds the size of a unit in each row of NAME, stored as int8
@@ -30,7 +30,7 @@ class SafetensorsWeights:
         self._shapes: dict[str, tuple[int, ...]] = {}
         for file in _files(folder):
             self._open(file)
-        self._check_index()
+        check_index(folder / INDEX, self._homes)
 
     def _open(self, file: Path) -> None:
         try:
@@ -45,16 +45,6 @@ class SafetensorsWeights:
         self.nbytes += file.stat().st_size
         self._shapes |= shapes
         self._homes |= dict.fromkeys(names, source)
-
-    def _check_index(self) -> None:
-        if not (self.path / INDEX).is_file():
-            return
-        missing = sorted(set(_weight_map(self.path)) - set(self._homes))
-        if missing:
-            raise ModelFormatError(
-                f"{self.path}: {INDEX} names {len(missing)} tensors that no file holds, "
-                f"such as {missing[0]}. Download the model again"
-            )
 
     def names(self) -> list[str]:
         return [name for name in self._homes if not self._is_scale(name)]
@@ -85,13 +75,7 @@ class SafetensorsWeights:
 
 def _files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
-        shards = [folder / shard for shard in sorted(set(_weight_map(folder).values()))]
-        for shard in shards:
-            if not shard.is_file():
-                raise ModelFormatError(
-                    f"{shard} is missing, though {INDEX} names it. Download the model again"
-                )
-        return shards
+        return shards_of(folder / INDEX)
     single = folder / "model.safetensors"
     if single.is_file():
         return [single]
@@ -101,13 +85,3 @@ def _files(folder: Path) -> list[Path]:
     raise ModelFormatError(
         f"{folder} has {len(found)} safetensors files, none named model.safetensors, and no {INDEX}"
     )
-
-
-def _weight_map(folder: Path) -> dict[str, str]:
-    mapping = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
-        raise ModelFormatError(f"{folder / INDEX} has no weight_map; download the model again")
-    for shard in set(mapping.values()):
-        if Path(shard).name != shard:  # an index must not point outside its directory
-            raise ModelFormatError(f"{folder / INDEX} names {shard!r}, which is no file beside it")
-    return mapping

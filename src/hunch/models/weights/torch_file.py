@@ -12,7 +12,9 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.models.weights.base import Packed, unified_config
-from hunch.models.weights.json_file import read_json
+from hunch.models.weights.json_file import check_index, read_json, shards_of
+
+INDEX = "pytorch_model.bin.index.json"
 
 
 def load_torch_file(path: Path) -> dict[str, Tensor]:
@@ -47,20 +49,16 @@ def _load(path: Path) -> Any:
 
 
 class TorchWeights:
-    """The `Weights` of a directory with pytorch_model.bin, or another single .bin or .pt file."""
+    """The `Weights` of a directory with pytorch_model.bin, its shards, or one .bin or .pt file."""
 
     def __init__(self, folder: Path) -> None:
-        found = sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
-        named = [file for file in found if file.name == "pytorch_model.bin"]
-        if len(named or found) != 1:
-            raise ModelFormatError(
-                f"{folder} should hold model.safetensors or pytorch_model.bin; it holds "
-                f"{', '.join(file.name for file in found) or 'no weights at all'}"
-            )
         self.path = folder
         self.config = unified_config(read_json(folder / "config.json"))
         self.metadata: Mapping[str, Any] = {}
-        self._tensors = load_torch_file((named or found)[0])
+        self._tensors: dict[str, Tensor] = {}
+        for file in _files(folder):
+            self._tensors |= load_torch_file(file)
+        check_index(folder / INDEX, self._tensors)
         self.nbytes = sum(tensor.nbytes for tensor in self._tensors.values())
 
     def names(self) -> list[str]:
@@ -80,3 +78,16 @@ class TorchWeights:
         if name not in self._tensors:
             raise ModelFormatError(f"{self.path} has no tensor {name}")
         return self._tensors[name]
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        return shards_of(folder / INDEX)
+    found = sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
+    named = [file for file in found if file.name == "pytorch_model.bin"]
+    if len(named or found) == 1:
+        return named or found
+    raise ModelFormatError(
+        f"{folder} should hold model.safetensors or pytorch_model.bin, or the index of their "
+        f"shards; it holds {', '.join(file.name for file in found) or 'no weights at all'}"
+    )

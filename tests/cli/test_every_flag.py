@@ -1,0 +1,192 @@
+"""Every option of every command is read, and every flag of serve has its effect or a word."""
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hunch.cli import bench, chat, doctor, generate, main, pull, train, verify
+from hunch.cli.serve import _parser, run
+from hunch.config import Config, say_once
+from hunch.errors import ConfigError, HunchError
+from hunch.server.settings import ServeConfig
+from tiny_models import write_llama
+
+
+@pytest.mark.parametrize(
+    "command", [generate, chat, verify, bench, doctor, pull, train], ids=lambda c: c.__name__
+)
+def test_every_option_of_a_command_is_read(command: Any) -> None:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(command)))
+    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert set(inspect.signature(command).parameters) <= read
+
+
+SERVE_VALUES = {  # flags whose sample value is not plain
+    "dtype": "bfloat16", "device": "cpu", "kernels": "torch", "log_format": "json",
+    "log_level": "error", "logprobs_mode": "processed_logprobs", "chat_template": "{{ x }}",
+    "verifier": "block", "speculate": "suffix", "speculative_config": '{"method": "ngram"}',
+    "speculative_model": "[ngram]", "depth": "1", "gpu_memory_utilization": "0.5",
+    "spec_decoding_acceptance_method": "strict", "enable_prefix_caching": "--no",
+}  # fmt: skip
+SERVE_TOGETHER = {
+    "num_speculative_tokens": ["--speculative-model", "[ngram]"],
+    "ngram_prompt_lookup_max": ["--speculative-model", "[ngram]"],
+    "ngram_prompt_lookup_min": ["--speculative-model", "[ngram]"],
+}
+
+
+# What they ask for with these values is what happens anyway.
+QUIET_FLAGS = {
+    "--use-v2-block-manager",
+    "--enable-chunked-prefill",
+    "--spec-decoding-acceptance-method",
+}
+
+
+def test_every_flag_of_serve_changes_something_or_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[tuple[Config, ServeConfig]] = []
+
+    def keep(config: Config, settings: ServeConfig, **_: Any) -> int:
+        calls.append((config, settings))
+        return 0
+
+    monkeypatch.setattr("hunch.server.run.serve", keep)
+    silent = []
+    for action in _parser()._actions:
+        if action.dest == "help" or action.dest == "model":
+            continue
+        words = list(SERVE_TOGETHER.get(action.dest, []))
+        run(words)
+        before = calls[-1]
+        flag = action.option_strings[0]
+        value = SERVE_VALUES.get(action.dest, "7")
+        if value == "--no":
+            words += [flag.replace("--", "--no-")]
+        else:
+            words += [flag] if action.nargs == 0 else [flag, value]
+        caplog.clear()
+        try:
+            run(words)
+        except HunchError:
+            continue  # refused, with a reason
+        (config, settings), (plain, defaults) = calls[-1], before
+        if (config, settings) == (plain, defaults) and not caplog.messages:
+            silent.append(flag)
+        elif config.given - plain.given and settings == defaults and not caplog.messages:
+            parts = ("model", "cache", "schedule", "spec", "parallel")
+            if all(getattr(config, part) == getattr(plain, part) for part in parts):
+                silent.append(flag)
+    assert [flag for flag in silent if flag not in QUIET_FLAGS] == []
+
+
+def test_flags_that_say_the_opposite_are_refused() -> None:
+    with pytest.raises(ConfigError, match="contradict"):
+        run(["--disable-log-stats", "--stats-interval", "5"])
+    with pytest.raises(ConfigError, match="two models"):
+        run(["one/model", "--model", "another/model"])
+
+
+# --- options that mean nothing together ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One without a chat template, as base models are."""
+    path = write_llama(tmp_path_factory.mktemp("flags") / "model")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(list(words))
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("doctor --target x", "--target goes with --drafter"),
+        ("doctor --drafter x --speculate ngram", "--speculate goes without --drafter"),
+        ("doctor --skip-model --prompts x.jsonl", "--skip-model leaves out"),
+        ("chat --server http://x --dtype int8 --threads 2", "--threads, --dtype: a server has"),
+        ("verify --samples 100", "--samples is for verifiers"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(shell: Callable, words: str, text: str) -> None:
+    code, out, err = shell(*words.split())
+    assert (code, out) == (2, "")
+    assert text in err
+
+
+def test_a_job_that_goes_on_keeps_its_target_and_folder(shell: Callable, tmp_path: Path) -> None:
+    job = {"method": "draft", "target": "one", "prompts": "p", "options": {}}
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "job.json").write_text(json.dumps(job))
+    for words, text in (
+        (["--target", "another"], "its target is one, not another"),
+        (["--out", str(tmp_path / "else")], "goes on in its own folder"),
+    ):
+        code, _, err = shell("train", "draft", "--resume", str(tmp_path), *words)
+        assert code == 2
+        assert text in err
+
+
+def test_generate_gives_the_trace_as_json_too(shell: Callable, model: str) -> None:
+    words = ("generate", "a a a a a a", "--model", model, "--max-tokens", "9")
+    _, out, _ = shell(*words, "--trace", "--json", "--speculate", "ngram")
+    trace = json.loads(out)["trace"]
+    assert any(step["tokens"] for step in trace)
+    assert "trace" not in json.loads(shell(*words, "--json")[1])
+
+
+# --- models without a chat template -------------------------------------------------------------
+
+
+def test_commands_take_models_without_a_chat_template(
+    shell: Callable, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["the model and the model"]}\n')
+    say_once.cache_clear()
+    common = ("--model", model, "--dtype", "float32")
+    more = ("--prompts", str(prompts), "--json")
+    for words in (
+        ("doctor", "--speculate", "ngram"),
+        ("verify", "--speculate", "ngram", "--max-tokens", "9"),
+        ("bench", "--speculate", "ngram", "--max-tokens", "9", "--repeats", "1"),
+    ):
+        code, out, _ = shell(words[0], *common, *words[1:], *more)
+        assert code == 0, words
+        assert json.loads(out)
+    assert caplog.text.count("no chat template: prompts are given to it as they stand") == 1
+
+
+def test_doctor_looks_at_the_prompts_it_was_given(
+    shell: Callable, model: str, tmp_path: Path
+) -> None:
+    counts = []
+    for text in ("a b c d e f g h i j k l m n o p q", "fast token fast token fast token"):
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text(json.dumps({"prompt": text}) + "\n")
+        _, out, _ = shell(
+            "doctor", "--model", model, "--speculate", "ngram:adaptive=false", "--dtype", "float32",
+            "--prompts", str(prompts), "--json",
+        )  # fmt: skip
+        counts.append(json.loads(out)["model"]["drafted"])
+    assert counts[0] != counts[1]

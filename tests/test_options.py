@@ -1,0 +1,435 @@
+"""Every argument of LLM and of hunch.sglang.Engine has its effect, is refused, or is named once."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hunch
+from hunch import LLM, compat
+from hunch import sglang as sgl
+from hunch.compat import config_from_sglang, config_from_vllm
+from hunch.config import (
+    CacheConfig,
+    Config,
+    ModelConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    SpecConfig,
+    say_once,
+)
+from hunch.errors import ConfigError, RequestError
+from tiny_models import write_llama
+
+SOURCE = Path(hunch.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = write_llama(tmp_path_factory.mktemp("options") / "model")
+    with LLM(str(path), speculate="ngram", dtype="float32", max_model_len=128, threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet() -> Iterator[None]:
+    level = logging.getLogger("hunch").level
+    say_once.cache_clear()
+    yield
+    logging.getLogger("hunch").setLevel(level)
+
+
+# --- LLM ----------------------------------------------------------------------------------------
+
+NGRAM = {"speculative_model": "[ngram]"}
+HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
+    # argument -> what is given with it, where it ends up, what stands there
+    "model": ({"model": "m"}, lambda c: c.model.model, "m"),
+    "tokenizer": ({"tokenizer": "t"}, lambda c: c.model.tokenizer, "t"),
+    "revision": ({"revision": "r"}, lambda c: c.model.revision, "r"),
+    "download_dir": ({"download_dir": "d"}, lambda c: c.model.download_dir, "d"),
+    "dtype": ({"dtype": "bfloat16"}, lambda c: c.model.dtype, "bfloat16"),
+    "device": ({"device": "cpu"}, lambda c: c.model.device, "cpu"),
+    "max_model_len": ({"max_model_len": 9}, lambda c: c.model.max_model_len, 9),
+    "seed": ({"seed": 3}, lambda c: c.model.seed, 3),
+    "threads": ({"threads": 2}, lambda c: c.model.threads, 2),
+    "kernels": ({"kernels": "torch"}, lambda c: c.model.kernels, "torch"),
+    "chat_template": ({"chat_template": "{{x}}"}, lambda c: c.model.chat_template, "{{x}}"),
+    "logprobs_mode": (
+        {"logprobs_mode": "processed_logprobs"},
+        lambda c: c.model.logprobs_mode,
+        "processed_logprobs",
+    ),
+    "block_size": ({"block_size": 8}, lambda c: c.cache.block_size, 8),
+    "kv_bytes": ({"kv_bytes": 99}, lambda c: c.cache.kv_bytes, 99),
+    "num_blocks": ({"num_blocks": 7}, lambda c: c.cache.num_blocks, 7),
+    "gpu_memory_utilization": (
+        {"gpu_memory_utilization": 0.5},
+        lambda c: c.cache.gpu_memory_utilization,
+        0.5,
+    ),
+    "enable_prefix_caching": (
+        {"enable_prefix_caching": False},
+        lambda c: c.cache.enable_prefix_caching,
+        False,
+    ),
+    "max_num_seqs": ({"max_num_seqs": 3}, lambda c: c.schedule.num_rows, 3),
+    "max_num_batched_tokens": (
+        {"max_num_batched_tokens": 33},
+        lambda c: c.schedule.num_tokens,
+        33,
+    ),
+    "max_queue": ({"max_queue": 4}, lambda c: c.schedule.max_queue, 4),
+    "depth": ({"depth": 1}, lambda c: c.schedule.depth, 1),
+    "tensor_parallel_size": (
+        {"tensor_parallel_size": 2},
+        lambda c: c.parallel.tensor_parallel_size,
+        2,
+    ),
+    "speculate": ({"speculate": "suffix"}, lambda c: c.spec.method, "suffix"),
+    "verifier": ({"verifier": "block"}, lambda c: c.spec.verifier, "block"),
+    "always_draft": ({"always_draft": True}, lambda c: c.spec.always, True),
+    "speculative_model": ({"speculative_model": "p"}, lambda c: c.spec.path, "p"),
+    "num_speculative_tokens": (
+        {**NGRAM, "num_speculative_tokens": 6},
+        lambda c: c.spec.options["num_nodes"],
+        "6",
+    ),
+    "ngram_prompt_lookup_max": (
+        {**NGRAM, "ngram_prompt_lookup_max": 6},
+        lambda c: c.spec.options["max_match"],
+        "6",
+    ),
+    "ngram_prompt_lookup_min": (
+        {**NGRAM, "ngram_prompt_lookup_min": 2},
+        lambda c: c.spec.options["min_match"],
+        "2",
+    ),
+    "speculative_draft_tensor_parallel_size": (
+        {"speculative_model": "p", "speculative_draft_tensor_parallel_size": 1},
+        lambda c: c.spec.draft_tensor_parallel_size,
+        1,
+    ),
+    "speculative_disable_by_batch_size": (
+        {**NGRAM, "speculative_disable_by_batch_size": 8},
+        lambda c: c.spec.max_batch,
+        7,
+    ),
+    "spec_decoding_acceptance_method": (
+        {"spec_decoding_acceptance_method": "typical_acceptance_sampler"},
+        lambda c: c.spec.verifier,
+        "typical",
+    ),
+    "speculative_config": (
+        {"speculative_config": {"method": "ngram"}},
+        lambda c: c.spec.method,
+        "ngram",
+    ),
+}
+NAMED: dict[str, Any] = {  # argument -> a value that gets a word in the log
+    "use_v2_block_manager": False,
+    "enforce_eager": True,
+    "max_seq_len_to_capture": 1024,
+    "compilation_config": 3,
+    "enable_chunked_prefill": False,
+    "disable_log_stats": False,
+    "disable_log_requests": False,
+    "disable_custom_all_reduce": True,
+    "distributed_executor_backend": "ray",
+    "worker_use_ray": True,
+    "swap_space": 4,
+    "cpu_offload_gb": 10,
+    "tokenizer_mode": "slow",
+    "load_format": "pt",
+    "speculative_disable_mqa_scorer": True,
+    "disable_logprobs_during_spec_decoding": True,
+    "trust_remote_code": True,
+}
+REFUSED: dict[str, Any] = {  # argument -> a value that is an error
+    "pipeline_parallel_size": 2,
+    "data_parallel_size": 2,
+    "quantization": "awq",
+    "kv_cache_dtype": "fp8",
+    "tokenizer_mode": "mistral",
+    "load_format": "dummy",
+    "pp_size": 2,
+    "dp_size": 2,
+}
+
+
+def test_every_argument_is_in_one_of_the_tables() -> None:
+    assert compat.known_arguments() == {*HONOURED, *NAMED, *REFUSED}
+
+
+@pytest.mark.parametrize("name", HONOURED)
+def test_an_argument_arrives(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    given, read, expected = HONOURED[name]
+    assert read(config_from_vllm(**given)) == expected
+    rest = {key: value for key, value in given.items() if key != name}
+    assert name in ("speculative_config",) or _read(rest, read) != expected
+    assert caplog.messages == []
+
+
+def _read(given: dict[str, Any], read: Callable[[Config], Any]) -> Any:
+    try:
+        return read(config_from_vllm(**given))
+    except KeyError:
+        return None
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_an_argument_without_meaning_is_named_once(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        config_from_vllm(**{name: NAMED[name]})
+    assert len(caplog.messages) == 1
+    assert re.match(rf"{name}=.* has no effect: \w+", caplog.messages[0])
+
+
+def test_what_hunch_does_anyway_needs_no_word(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"enforce_eager": False, "swap_space": 0, "load_format": "auto", "tokenizer": None}
+    config_from_vllm(**given, enable_chunked_prefill=True, trust_remote_code=False)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_argument_that_cannot_work_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=.* is not supported; only"):
+        config_from_vllm(**{name: REFUSED[name]})
+
+
+def test_every_field_of_the_config_is_read_by_something() -> None:
+    text = "".join(
+        path.read_text()
+        for path in SOURCE.rglob("*.py")
+        if path.name not in ("config.py", "compat.py")
+    )
+    text += (SOURCE / "compat.py").read_text().partition("def unused_arguments")[2]
+    sections = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig, SpecConfig)
+    resolved = {"max_num_seqs": "num_rows", "max_num_batched_tokens": "num_tokens"}
+    for section in sections:
+        for field in fields(section):
+            name = resolved.get(field.name, field.name)
+            assert re.search(rf"\.{name}\b", text), f"nothing reads {section.__name__}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"speculative_draft_tensor_parallel_size": "banana"}, "banana.*whole number"),
+        ({"speculative_draft_tensor_parallel_size": 2}, "only 1"),
+        ({**NGRAM, "num_speculative_tokens": "five"}, "'five' must be a whole number"),
+        ({**NGRAM, "ngram_prompt_lookup_max": 0}, "ngram_prompt_lookup_max=0 must be .* 1 or more"),
+        (
+            {**NGRAM, "ngram_prompt_lookup_max": 2, "ngram_prompt_lookup_min": 3},
+            "above ngram_prompt_lookup_max=2",
+        ),
+        ({**NGRAM, "speculative_disable_by_batch_size": -3}, "-3 must be .* 2 or more"),
+        ({"max_model_len": "4k"}, "max_model_len='4k' must be a whole number"),
+        ({"max_num_seqs": 3.5}, "max_num_seqs=3.5 must be a whole number"),
+        ({"seed": True}, "seed=True must be a whole number"),
+        ({"gpu_memory_utilization": "most"}, "'most' must be a number"),
+        ({"enable_prefix_caching": "no"}, "'no' must be true or false"),
+        ({"model": 7}, "model=7 must be a text"),
+        ({"dtype": 16}, "dtype=16 must be a text"),
+        ({"speculate": 5}, "speculate=5 must be a text"),
+        ({"always_draft": "sometimes"}, "'sometimes' must be true or false"),
+        ({"speculative_config": 5}, "a dict or a JSON object"),
+        ({"speculative_config": {"method": "ngram", "model": "x/y"}}, "reads no model"),
+        ({**NGRAM, "speculative_config": {"model": "[ngram]"}}, "and beside it"),
+        ({"verifier": "exact", "spec_decoding_acceptance_method": "strict"}, "not both"),
+    ],
+)
+def test_mistakes_are_errors_of_ours(given: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        config_from_vllm(**given)
+
+
+def test_lookup_lengths_of_another_method_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    config_from_vllm(speculative_model="a/draft", ngram_prompt_lookup_max=4)
+    assert "ngram_prompt_lookup_max has no effect: what drafts is auto" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "word"),
+    [
+        ({"gpu_memory_utilization": 0.8}, "cpu", "on a CPU: kv_bytes"),
+        ({"gpu_memory_utilization": 0.8}, "cuda", None),
+        ({"gpu_memory_utilization": 0.8, "kv_bytes": 9}, "cuda", "beside kv_bytes"),
+        ({"kv_bytes": 9, "num_blocks": 9}, "cpu", "kv_bytes has no effect beside num_blocks"),
+        (
+            {**NGRAM, "speculative_draft_tensor_parallel_size": 1},
+            "cpu",
+            "ngram has no model",
+        ),
+    ],
+)
+def test_what_a_device_does_not_use_is_named(
+    given: dict[str, Any], device: str, word: str | None
+) -> None:
+    words = compat.unused_arguments(config_from_vllm(**given), device)
+    assert (word in words[0]) if word else words == []
+
+
+def test_the_word_is_said_when_the_engine_is_built(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = llm.config.model.model
+    LLM(model, gpu_memory_utilization=0.8, max_model_len=64, speculate="off").close()
+    assert "gpu_memory_utilization has no effect on a CPU" in caplog.text
+
+
+# --- hunch.sglang.Engine ------------------------------------------------------------------------
+
+EAGLE = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "p"}
+SGLANG: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
+    "model_path": ({}, lambda c: c.model.model, "m"),
+    "tokenizer_path": ({"tokenizer_path": "t"}, lambda c: c.model.tokenizer, "t"),
+    "context_length": ({"context_length": 9}, lambda c: c.model.max_model_len, 9),
+    "mem_fraction_static": (
+        {"mem_fraction_static": 0.4},
+        lambda c: c.cache.gpu_memory_utilization,
+        0.4,
+    ),
+    "tp_size": ({"tp_size": 2}, lambda c: c.parallel.tensor_parallel_size, 2),
+    "random_seed": ({"random_seed": 5}, lambda c: c.model.seed, 5),
+    "max_running_requests": ({"max_running_requests": 3}, lambda c: c.schedule.num_rows, 3),
+    "chunked_prefill_size": ({"chunked_prefill_size": 64}, lambda c: c.schedule.num_tokens, 64),
+    "page_size": ({"page_size": 32}, lambda c: c.cache.block_size, 32),
+    "disable_radix_cache": (
+        {"disable_radix_cache": True},
+        lambda c: c.cache.enable_prefix_caching,
+        False,
+    ),
+    "log_level": (
+        {"log_level": "error"},
+        lambda c: logging.getLogger("hunch").level,
+        logging.ERROR,
+    ),
+    "speculative_algorithm": ({"speculative_algorithm": "NGRAM"}, lambda c: c.spec.method, "ngram"),
+    "speculative_draft_model_path": (
+        {"speculative_draft_model_path": "p"},
+        lambda c: c.spec.path,
+        "p",
+    ),
+    # A chain of 3 guesses is checked with 4 tokens, and both ways to ask for it are the same.
+    "speculative_num_steps": (
+        {**EAGLE, "speculative_num_steps": 3},
+        lambda c: c.spec.options,
+        {"num_nodes": "3"},
+    ),
+    "speculative_num_draft_tokens": (
+        {**EAGLE, "speculative_num_draft_tokens": 4},
+        lambda c: c.spec.options,
+        {"num_nodes": "3"},
+    ),
+    "speculative_eagle_topk": (
+        {**EAGLE, "speculative_num_steps": 5, "speculative_eagle_topk": 8,
+         "speculative_num_draft_tokens": 32},
+        lambda c: c.spec.options,
+        {"tree": "dynamic", "branch": "8", "width": "8", "depth": "5", "num_nodes": "31"},
+    ),
+}  # fmt: skip
+SGLANG_NAMED: dict[str, Any] = {
+    "cuda_graph_max_bs": 8,
+    "disable_cuda_graph": True,
+    "enable_torch_compile": True,
+    "attention_backend": "flashinfer",
+    "sampling_backend": "pytorch",
+    "skip_server_warmup": False,
+}
+
+
+def test_every_argument_of_sglang_is_in_one_of_the_tables() -> None:
+    own = compat.known_to_sglang() - compat.known_arguments()
+    assert own == {*SGLANG, *SGLANG_NAMED}
+
+
+@pytest.mark.parametrize("name", SGLANG)
+def test_an_argument_of_sglang_arrives(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    given, read, expected = SGLANG[name]
+    assert read(config_from_sglang(model_path="m", **given)) == expected
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", SGLANG_NAMED)
+def test_an_argument_of_sglang_without_meaning_is_named_once(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        config_from_sglang(model_path="m", **{name: SGLANG_NAMED[name]})
+    assert [re.match(rf"{name}=.* has no effect: ", text) is not None for text in caplog.messages]
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "word"),
+    [
+        # A chain: num_steps is its length, whatever num_draft_tokens says.
+        ({"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}, {"num_nodes": "3"}, None),
+        ({"num_steps": 3, "num_draft_tokens": 9}, {"num_nodes": "3"}, "num_draft_tokens=9"),
+        ({"eagle_topk": 1, "num_draft_tokens": 6}, {"num_nodes": "5"}, None),
+        (
+            {"eagle_topk": 4, "num_draft_tokens": 16},
+            {"tree": "dynamic", "branch": "4", "width": "4", "num_nodes": "15"},
+            None,
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("algorithm", [{"algorithm": "EAGLE3"}, {}])
+def test_steps_width_and_size_of_sglang_together(
+    given: dict[str, int],
+    options: dict[str, str],
+    word: str | None,
+    algorithm: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = {**given, **algorithm, "draft_model_path": "p"}
+    spec = config_from_sglang(
+        model_path="m", **{f"speculative_{name}": value for name, value in asked.items()}
+    ).spec
+    assert (spec.method, spec.path) == ("eagle3" if algorithm else "auto", "p")
+    assert spec.options == options
+    assert (word in caplog.text) if word else caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"speculative_num_steps": 3}, "also give speculative_algorithm"),
+        ({**EAGLE, "speculative_num_steps": "three"}, "'three' must be a whole number"),
+        ({**EAGLE, "speculative_num_draft_tokens": 1}, "2 or more"),
+        ({**EAGLE, "speculate": "off"}, "not both"),
+        ({"speculative_algorithm": "TELEPATHY"}, "telepathy"),
+        ({"model": "n"}, "not both"),
+        ({"contxt_length": 5}, "context_length"),
+        ({"log_level": "loud"}, "loud"),
+    ],
+)
+def test_mistakes_with_sglang_are_errors_of_ours(given: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        config_from_sglang(model_path="m", **given)
+
+
+def test_sglang_generates_every_sample_and_refuses_what_it_does_not_know(llm: LLM) -> None:
+    model = llm.config.model.model
+    with sgl.Engine(model_path=model, context_length=64, dtype="float32") as engine:
+        many = {"n": 2, "max_new_tokens": 3, "temperature": 1.0}
+        assert len(engine.generate("the model", many)) == 2
+        assert len(engine.generate(["the model", "a"], many)) == 4
+        assert isinstance(engine.generate("the model", {"max_new_tokens": 2}), dict)
+        for wrong in (
+            lambda: engine.generate("x", {}, return_logprob=True),
+            lambda: engine.generate("x", input_ids=[1]),
+            lambda: engine.generate(),
+            lambda: engine.generate("x", "hot"),
+            lambda: engine.generate("x", {"json_schema": "{}", "regex": "a"}),
+        ):
+            with pytest.raises(RequestError):
+                wrong()
