@@ -59,6 +59,12 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
     "threads": ({"threads": 2}, lambda c: c.model.threads, 2),
     "kernels": ({"kernels": "torch"}, lambda c: c.model.kernels, "torch"),
     "chat_template": ({"chat_template": "{{x}}"}, lambda c: c.model.chat_template, "{{x}}"),
+    "tool_call_parser": (
+        {"tool_call_parser": "hermes"},
+        lambda c: c.model.tool_call_parser,
+        "hermes",
+    ),
+    "reasoning_parser": ({"reasoning_parser": "off"}, lambda c: c.model.reasoning_parser, "off"),
     "logprobs_mode": (
         {"logprobs_mode": "processed_logprobs"},
         lambda c: c.model.logprobs_mode,

@@ -146,11 +146,15 @@ class LLM:
         return bool(self.config.model.chat_template or self.tokenizer.chat_template)
 
     def encode_turn(self, text: str) -> list[int]:
-        """A user's first turn as it is served; the text alone to a model without a template."""
+        """A user's first turn as it is served."""
+        return self.encode_messages([{"role": "user", "content": text}])
+
+    def encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        """`encode_chat`; to a model without a template the texts alone."""
         if self.has_chat_template:
-            return self.encode_chat([{"role": "user", "content": text}])
+            return self.encode_chat(messages)
         say_once("this model has no chat template: prompts are given to it as they stand")
-        return self.tokenizer.encode(text)
+        return self.tokenizer.encode("\n\n".join(str(m["content"]) for m in messages))
 
     def stats(self) -> dict[str, Any]:
         """Totals since the start, with the keys every hunch tool uses."""

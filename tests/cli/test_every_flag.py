@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hunch.cli import bench, chat, doctor, generate, main, pull, train, verify
+from hunch.cli import chat, doctor, generate, main, pull, train, verify
+from hunch.cli.bench import bench, sweep
 from hunch.cli.serve import _parser, run
 from hunch.config import Config, say_once
 from hunch.errors import ConfigError, HunchError
@@ -19,7 +20,7 @@ from tiny_models import write_llama
 
 
 @pytest.mark.parametrize(
-    "command", [generate, chat, verify, bench, doctor, pull, train], ids=lambda c: c.__name__
+    "command", [generate, chat, verify, bench, sweep, doctor, pull, train], ids=lambda c: c.__name__
 )
 def test_every_option_of_a_command_is_read(command: Any) -> None:
     tree = ast.parse(textwrap.dedent(inspect.getsource(command)))

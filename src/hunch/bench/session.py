@@ -119,7 +119,7 @@ class Session:
         if not prompt.messages:
             return self.llm.tokenizer.encode(prompt.text)
         said = [{"role": role, "content": content} for role, content in prompt.messages]
-        return self.llm.encode_chat(said)
+        return self.llm.encode_messages(said)
 
     def _cells(self) -> Iterator[Cell]:
         asked = self.asked
