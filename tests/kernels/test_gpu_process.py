@@ -11,8 +11,13 @@ import torch
 pytest.importorskip("triton")
 
 from hunch.kernels import gpu_step
-from hunch.kernels.gpu_process import CHUNK, count_committed, process
-from hunch.kernels.process import ProcessTables, count_committed_ref, process_ref
+from hunch.kernels.gpu_process import CHUNK, count_committed, draft_paths, process
+from hunch.kernels.process import (
+    ProcessTables,
+    count_committed_ref,
+    draft_paths_ref,
+    process_ref,
+)
 from hunch.sampling.dense import DeviceProcessors
 from hunch.types import SamplingParams
 from random_rules import logits_of, padded, request_of, token
@@ -65,6 +70,38 @@ def test_process_is_the_specification_bit_for_bit(seed: int) -> None:
     for m, row in enumerate(rows):
         if row in (-1, NUM_ROWS - 1):  # nothing asked: only the mask acts
             assert torch.equal(got_MV[m] == -torch.inf, ~is_kept_MV[m])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_part_of_the_columns_is_processed_as_in_the_whole(seed: int) -> None:
+    rng = random.Random(seed)
+    tables = processors_of(rng, 50).tables
+    ids_C = numbers(*rng.sample(range(50), 30))
+    rows = [rng.randrange(NUM_ROWS) for _ in range(8)]
+    paths = [[token(rng, 50) for _ in range(rng.randint(0, 3))] for _ in rows]
+    where = numbers(*rows), numbers(*[9] * len(rows)), padded(paths, 3).to(DEVICE)
+    logits_MV = logits_of(seed, len(rows), 50).to(DEVICE)
+    want_MV = process_ref(logits_MV, *where, tables)
+    logits_MC = logits_MV[:, ids_C].contiguous()
+    got_MC = process(logits_MC, *where, tables, ids_C=ids_C)
+    assert torch.equal(got_MC.view(torch.int32), want_MV[:, ids_C].view(torch.int32))
+    plain_MC = process_ref(logits_MC, *where, tables, ids_C=ids_C)
+    assert torch.equal(plain_MC.view(torch.int32), want_MV[:, ids_C].view(torch.int32))
+
+
+@pytest.mark.parametrize("first_node", [-1, 0, 2])
+def test_paths_lead_from_the_root_to_each_node(first_node: int) -> None:
+    draft_XG = torch.arange(10, 28, device=DEVICE).view(3, 6)
+    parents_XG = torch.tensor([[-1, 0, 1, 2, 3, 4], [-1, -1, 0, 2, 0, 4], [-1, 0, 0, 1, 1, 2]])
+    width = 4
+    given = numbers(2, 0, -1, 1), numbers(6, 3, 6, -1), draft_XG, parents_XG.to(DEVICE), first_node
+    want_MP, got_MP = (torch.full((4 * width, 6), -7, device=DEVICE) for _ in range(2))
+    draft_paths_ref(*given, want_MP)
+    draft_paths(*given, got_MP)
+    assert torch.equal(got_MP, want_MP)
+    if first_node == 2:
+        assert got_MP[1].tolist() == [22, 23, 25, -1, -1, -1]  # node 3 of row 2, through 0 and 1
+        assert (got_MP[2 * width :] == -1).all()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -86,7 +86,7 @@ def test_a_path_counts_as_output(name, dense):
     ahead, behind = SamplingState(1, VOCAB, dense=dense), SamplingState(1, VOCAB, dense=dense)
     ahead.start(0, request, PROMPT)
     behind.start(0, request, PROMPT)
-    behind.commit_rows(torch.tensor([0]), torch.tensor([[*path, 9]]), torch.tensor([len(path)]))
+    behind.commit([0], [path])
     row, pos = torch.tensor([0]), torch.tensor([len(PROMPT) + len(path)])
     by_path = ahead.process(logits, row, pos, padded([path]))
     by_commit = behind.process(logits, row, pos, padded([[]]))
@@ -206,3 +206,47 @@ def test_scores_rank_the_draw_first():
     for pos in range(5, 25):
         args = logits, torch.tensor([0]), torch.tensor([pos])
         assert int(state.scores(*args).argmax()) == int(state.draw(*args))
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["host", "dense"])
+def test_a_perfect_drafter_that_follows_the_rules_guesses_the_targets_choice(dense):
+    """Also where it knows only a part of the vocabulary."""
+    names, output = list(CASES), [4, 1, 2]
+    state = SamplingState(len(names), VOCAB, dense=dense)
+    for row, name in enumerate(names):
+        state.start(row, request_of(CASES[name], seed=row), PROMPT + output)
+    row, pos = torch.arange(len(names)), torch.full((len(names),), len(PROMPT) + len(output) + 2)
+    for seed in range(5):
+        args, path = (logits_of(len(names), seed), row, pos), padded([[1, 2]] * len(names))
+        chosen = state.choose(*args, path)
+        assert torch.equal(state.draw(state.apply_rules(*args, path), row, pos), chosen)
+        ids = torch.arange(3, VOCAB)
+        part = state.apply_rules(args[0][:, ids], row, pos, path, ids)
+        guess = state.draw(part, row, pos, ids)
+        is_near = torch.isin(chosen, ids) & torch.tensor([not CASES[n].top_p < 1 for n in names])
+        assert torch.equal(guess[is_near], chosen[is_near])
+        assert int(is_near.sum()) > 5
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["host", "dense"])
+def test_a_drafter_that_knows_no_allowed_token_keeps_its_logits(dense):
+    state = SamplingState(1, VOCAB, dense=dense)
+    params = SamplingParams(temperature=0, allowed_token_ids=[39])
+    state.start(0, request_of(params, bad_words=()), PROMPT)
+    logits, ids = logits_of(1)[:, :10], torch.arange(10)
+    args = torch.tensor([0]), torch.tensor([5]), padded([[]])
+    assert torch.equal(state.apply_rules(logits, *args, ids), logits)
+
+
+def test_what_rows_ask_of_a_step_is_known_to_the_host():
+    state = SamplingState(4, VOCAB, dense=True)
+    for row, name in enumerate(("greedy", "temperature", "top_p", "bias")):
+        state.start(row, request_of(CASES[name], bad_words=()), PROMPT)
+    asked = [state.asked(np.array(rows)) for rows in ([0], [0, 1], [2, 0], [3], [1, 3])]
+    assert [(a.kind, a.has_history) for a in asked] == [
+        (0, False), (1, False), (2, False), (0, True), (1, True),
+    ]  # fmt: skip
+    assert [a.generation for a in asked] == [0, 0, 0, 1, 1]
+    assert [state.has_rules(row) for row in range(4)] == [False, False, False, True]
+    state.leave(3)
+    assert state.asked(np.array([3])) == asked[0]

@@ -6,7 +6,8 @@ it. The functions here are the specification; `gpu_process` holds the kernels.
 
 Shape letters: X rows of the engine, R rows of the step, M rows of logits, V vocabulary, P longest
 path, K tokens of a step, W bad words of a row, H tokens of a bad word before its last, N numbers of
-a row's bad words, B words of 32 bits of a mask.
+a row's bad words, B words of 32 bits of a mask, C columns of a drafter's logits, G nodes a draft
+can have.
 """
 
 from __future__ import annotations
@@ -112,8 +113,13 @@ def process_ref(
     tables: ProcessTables,
     mask_MB: Tensor | None = None,  # int32; bit v % 32 of word v // 32: token v is allowed
     is_masked_M: Tensor | None = None,  # rows of logits that the mask is for
+    ids_C: Tensor | None = None,  # the token of each column, where these are a part of all
 ) -> Tensor:
     """Processed logits in float32, -inf for removed tokens."""
+    if ids_C is not None:
+        whole_MV = torch.zeros_like(tables.bias_XV[row_M]).index_copy_(1, ids_C, logits_MV.float())
+        whole_MV = process_ref(whole_MV, row_M, pos_M, path_MP, tables, mask_MB, is_masked_M)
+        return whole_MV[:, ids_C]
     x_MV = logits_MV.float()
     rules_M1 = torch.where(row_M >= 0, tables.rules_X[row_M], 0)[:, None]
     row_M = row_M.clamp(min=0)
@@ -171,3 +177,23 @@ def count_committed_ref(
         if rules & BAD_WORDS:
             tail_H = tables.tail_XH[row]
             tail_H.copy_(torch.cat([tail_H, new_K])[num_tokens:])
+
+
+def draft_paths_ref(
+    ids_R: Tensor,
+    count_R: Tensor,  # nodes of each row's draft; -1: the row does nothing
+    draft_XG: Tensor,
+    parents_XG: Tensor,
+    first_node: int,
+    path_MP: Tensor,
+) -> None:
+    """The drafted tokens to nodes first_node, first_node + 1, ... of each row; -1 is the root."""
+    width = len(path_MP) // len(ids_R)
+    path_MP.fill_(-1)
+    for r, (row, count) in enumerate(zip(ids_R.tolist(), count_R.tolist(), strict=True)):
+        for place in range(width):
+            path, node = [], first_node + place
+            while row >= 0 and 0 <= node < count:
+                path.insert(0, int(draft_XG[row, node]))
+                node = int(parents_XG[row, node])
+            path_MP[r * width + place, : len(path)] = torch.tensor(path, dtype=path_MP.dtype)

@@ -156,16 +156,23 @@ class DeviceProcessors:
         else:
             count_committed_ref(self.tables, row_R, tokens_RK, num_tokens_R)
 
-    def apply(self, x_MV: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor) -> None:
+    def apply(
+        self,
+        x_MC: Tensor,
+        row_M: Tensor,
+        pos_M: Tensor,
+        path_MP: Tensor,
+        ids_C: Tensor | None = None,  # the token of each column, where these are a part of all
+    ) -> None:
         """In place on float32 logits."""
-        if self.device.type == "cuda":
-            from hunch.kernels.gpu_process import process
+        tables = self.tables
+        if self.device.type != "cuda":
+            x_MC.copy_(process_ref(x_MC, row_M, pos_M, path_MP, tables, ids_C=ids_C))
+            return
+        from hunch.kernels.gpu_process import process
 
-            where = (t.to(self.device, non_blocking=True) for t in (row_M, pos_M, path_MP))
-            row_M, pos_M, path_MP = where
-            process(x_MV, row_M, pos_M, path_MP.contiguous(), self.tables, out_MV=x_MV)
-        else:
-            x_MV.copy_(process_ref(x_MV, row_M, pos_M, path_MP, self.tables))
+        where = [t.to(self.device, non_blocking=True) for t in (row_M, pos_M, path_MP)]
+        process(x_MC, where[0], where[1], where[2].contiguous(), tables, out_MV=x_MC, ids_C=ids_C)
 
     def _write(self, line: Tensor, values: npt.NDArray[Any]) -> None:
         line.copy_(self._pinned(values), non_blocking=True)

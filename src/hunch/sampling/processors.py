@@ -149,6 +149,8 @@ class RowRules:
 class HostProcessors:
     """The rules of all rows, on a CPU."""
 
+    generation = 0  # of tables, which there are none of
+
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.rules: dict[int, RowRules] = {}
@@ -164,15 +166,25 @@ class HostProcessors:
             if row in self.rules:
                 self.rules[row].commit(new)
 
-    def commit_rows(self, row_R: Tensor, tokens_RK: Tensor, num_tokens_R: Tensor) -> None:
-        columns = zip(tokens_RK.tolist(), num_tokens_R.tolist(), strict=True)
-        self.commit(row_R.tolist(), [tokens[:num_tokens] for tokens, num_tokens in columns])
-
-    def apply(self, x_MV: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor) -> None:
+    def apply(
+        self,
+        x_MC: Tensor,
+        row_M: Tensor,
+        pos_M: Tensor,
+        path_MP: Tensor,
+        ids_C: Tensor | None = None,  # the token of each column, where these are a part of all
+    ) -> None:
         """In place on float32 logits."""
-        x = x_MV.numpy()
+        x, ids = x_MC.numpy(), None if ids_C is None else ids_C.numpy()
         columns = zip(row_M.tolist(), pos_M.tolist(), path_MP.tolist(), strict=True)
         for m, (row, pos, path) in enumerate(columns):
-            rules = self.rules.get(row)
-            if rules is not None:
-                rules.apply(x[m], pos, [token for token in path if token >= 0])
+            rules, path = self.rules.get(row), [token for token in path if token >= 0]
+            if rules is None:
+                continue
+            if ids is None:
+                rules.apply(x[m], pos, path)
+            else:
+                whole_V = np.zeros(self.vocab_size, np.float32)
+                whole_V[ids] = x[m]
+                rules.apply(whole_V, pos, path)
+                x[m] = whole_V[ids]

@@ -11,6 +11,7 @@ of a drafter's logits, P longest path, K tokens of a step.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,19 @@ GREEDY_BELOW = 1e-5  # as in vLLM: a smaller temperature is 0
 SAMPLED, FILTERED, HISTORY = 1, 2, 4  # what a row asks for
 
 Floats = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What rows ask of a step's choices, taken together: a captured step is made for one of these.
+
+    A step made for more serves rows that ask for less.
+    """
+
+    kind: int  # 0: greedy, 1: sampled, 2: sampled with filters
+    has_history: bool  # some row has rules: logits go through `kernels.process` first
+    generation: int  # of the tables these rules are in; 0: no row has rules
 
 
 class SamplingState:
@@ -95,11 +109,6 @@ class SamplingState:
         if np.bitwise_or.reduce(self.asks_X[rows], initial=0) & HISTORY:
             self.processors.commit(rows, tokens)
 
-    def commit_rows(self, row_R: Tensor, tokens_RK: Tensor, num_tokens_R: Tensor) -> None:
-        """The same from device values, without asking the host."""
-        if self._asks(row_R) & HISTORY:
-            self.processors.commit_rows(row_R, tokens_RK, num_tokens_R)
-
     def leave(self, row: int) -> None:
         asks, self.asks_X[row] = int(self.asks_X[row]), 0
         if asks & HISTORY:
@@ -113,6 +122,17 @@ class SamplingState:
 
     def is_greedy(self, row: int) -> bool:
         return not self.asks_X[row] & SAMPLED
+
+    def has_rules(self, row: int) -> bool:
+        """Whether the row's logits are more than divided, filtered and drawn from."""
+        return bool(self.asks_X[row] & HISTORY)
+
+    def asked(self, row_R: npt.NDArray[np.int64]) -> Asked:
+        """By the host alone, which knows the rows."""
+        asks = int(np.bitwise_or.reduce(self.asks_X[row_R], initial=0))
+        kind = 0 if not asks & SAMPLED else 2 if asks & FILTERED else 1
+        has_history = bool(asks & HISTORY)
+        return Asked(kind, has_history, self.processors.generation if has_history else 0)
 
     def _asks(self, row_M: Tensor) -> int:
         # Reading row_M from a device would wait for it; there, any row in use counts.
@@ -135,7 +155,7 @@ class SamplingState:
         mask_MV is False where a grammar forbids a token.
         """
         x_MV = self._with_history(logits_MV, row_M, pos_M, path_MP, mask_MV)
-        return self._filtered(x_MV, row_M)
+        return self.filtered(x_MV, row_M)
 
     def choose(
         self,
@@ -155,13 +175,30 @@ class SamplingState:
             return self._draw_dense(logits_MV, row_M, pos_M)
         return self._draw_rows(logits_MV, row_M, pos_M)
 
+    def apply_rules(
+        self,
+        logits_MC: Tensor,
+        row_M: Tensor,
+        pos_M: Tensor,
+        path_MP: Tensor,
+        ids_C: Tensor | None = None,
+    ) -> Tensor:
+        """A drafter's logits as the target's would be: what it guesses follows the rows' rules.
+
+        ids_C names the target's token of each column where a drafter's vocabulary is a part of it;
+        where nothing of that part is allowed, logits stay as they are: the guess is wrong anyway.
+        """
+        if not self._asks(row_M) & HISTORY:
+            return logits_MC
+        x_MC = logits_MC.to(torch.float32, copy=True)
+        self.processors.apply(x_MC, row_M, pos_M, path_MP, ids_C)
+        is_lost_M1 = x_MC.amax(1, keepdim=True) == -torch.inf
+        return torch.where(is_lost_M1, logits_MC.float(), x_MC)
+
     def draw(
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
     ) -> Tensor:
-        """A drafter's guess: the target's noise, temperature and filters, no history.
-
-        ids_C names the target's token of each column where a drafter's vocabulary is a part of it.
-        """
+        """A drafter's guess: the target's noise, temperature and filters (`apply_rules` before)."""
         if not self._asks(row_M) & SAMPLED:
             best_M = argmax(logits_MC)
             return best_M if ids_C is None else ids_C[best_M]
@@ -182,15 +219,9 @@ class SamplingState:
         row_M, pos_M = row_M.to(self.device), pos_M.to(self.device)
         state = (self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X)
         return choose(
-            logits_MC.float().contiguous(),
-            row_M,
-            pos_M,
-            *state,
-            self.seed_X,
-            self.sample_X,
-            is_filtered=is_filtered,
-            ids_V=ids_C,
-        )
+            logits_MC.float().contiguous(), row_M, pos_M, *state, self.seed_X, self.sample_X,
+            is_filtered=is_filtered, ids_V=ids_C,
+        )  # fmt: skip
 
     def columns(self, row_M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The parameters of each row, in the order the kernels take them."""
@@ -207,7 +238,7 @@ class SamplingState:
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
     ) -> Tensor:
         """What `draw` takes the best of; a tree's children are its best few."""
-        z_MC = self._filtered(logits_MC.float(), row_M)
+        z_MC = self.filtered(logits_MC, row_M)
         if not self._asks(row_M) & SAMPLED:
             return z_MC
         key = self.seed_X[row_M], self.sample_X[row_M], pos_M, TARGET
@@ -243,10 +274,6 @@ class SamplingState:
         q_MV = q_MC.new_zeros(len(q_MC), self.vocab_size).index_copy_(1, ids_C, q_MC)
         return ids_C[top_MB], q_MV, is_sampled_M
 
-    def filtered(self, logits_MC: Tensor, row_M: Tensor) -> Tensor:
-        """A drafter's logits / T without what the rows' filters remove; no history."""
-        return self._filtered(logits_MC.float(), row_M)
-
     def _with_history(
         self,
         logits_MV: Tensor,
@@ -262,8 +289,9 @@ class SamplingState:
             self.processors.apply(x_MV, row_M, pos_M, path_MP)
         return x_MV
 
-    def _filtered(self, x_MV: Tensor, row_M: Tensor) -> Tensor:
-        asks = self._asks(row_M)
+    def filtered(self, logits_MV: Tensor, row_M: Tensor) -> Tensor:
+        """Logits / T without what the rows' filters remove; no history."""
+        asks, x_MV = self._asks(row_M), logits_MV.float()
         if not asks & SAMPLED:
             return x_MV
         temperature_M1 = self.temperature_X[row_M, None]
@@ -292,23 +320,13 @@ class SamplingState:
         return keep(z_V, top_k, top_p, float(self.log_min_p_X[row]))
 
     def choose_row(
-        self,
-        logits_V: Floats,
-        row: int,
-        pos: int,
-        path: list[int],
-        mask_V: npt.NDArray[np.bool_] | None = None,
+        self, logits_V: Floats, row: int, pos: int, path: list[int], mask_V: Mask | None = None
     ) -> int:
         """`choose` for one node on a CPU: noise only for the tokens that can still win."""
         return self._draw_row(self._history_row(logits_V, row, pos, path, mask_V), row, pos)
 
     def process_row(
-        self,
-        logits_V: Floats,
-        row: int,
-        pos: int,
-        path: list[int],
-        mask_V: npt.NDArray[np.bool_] | None = None,
+        self, logits_V: Floats, row: int, pos: int, path: list[int], mask_V: Mask | None = None
     ) -> Floats:
         """`process` for one node on a CPU."""
         asks = int(self.asks_X[row])
@@ -324,12 +342,7 @@ class SamplingState:
         return z_V
 
     def _history_row(
-        self,
-        logits_V: Floats,
-        row: int,
-        pos: int,
-        path: list[int],
-        mask_V: npt.NDArray[np.bool_] | None,
+        self, logits_V: Floats, row: int, pos: int, path: list[int], mask_V: Mask | None
     ) -> Floats:
         is_ruled = bool(self.asks_X[row] & HISTORY)
         if is_ruled or mask_V is not None:
