@@ -128,7 +128,7 @@ def as_table(
     for name in ("energy_per_token", "accepted", "per_token", "tokens_per_pass", "first_token"):
         words = [max(heading.split(), key=len) for heading in headings]
         sizes = [max(map(len, column)) for column in zip(words, *lines, strict=True)]
-        if width is None or sum(sizes) + 3 * len(sizes) <= width:
+        if width is None or sum(sizes) + 4 * len(sizes) <= width:
             break
         if HEADINGS[name] in headings:
             place = headings.index(HEADINGS[name])

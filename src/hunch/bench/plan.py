@@ -1,0 +1,212 @@
+"""When does speculation pay? Speed-up, capacity and cost from sizes alone, by a roofline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hunch.bench.metrics import expected_tokens, figures
+from hunch.bench.records import Report
+from hunch.bench.roofline import Machine, Size
+from hunch.errors import ConfigError, RequestError
+
+MAX_LENGTH = 16
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ACCEPTANCE = 0.7  # where nothing is known: a draft of the same family on chat
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is asked for: tokens of a prompt and of an answer, requests per second."""
+
+    prompt: int = 512
+    answer: int = 256
+    rate: float | None = None
+
+    @property
+    def context(self) -> float:
+        """Tokens a sequence has on average while it decodes."""
+        return self.prompt + self.answer / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A draft length at a batch size, and what it brings."""
+
+    rows: int
+    length: int  # 0: plain decoding
+    tokens_per_pass: float
+    pass_seconds: float
+    plain_seconds: float
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens_per_pass * self.plain_seconds / self.pass_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.rows * self.tokens_per_pass / self.pass_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Everything that decides: the machine, the models, how often a guess is right."""
+
+    machine: Machine
+    target: Size
+    draft: Size | None  # None: lookups, which cost nothing
+    acceptance: float
+    work: Workload
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.acceptance < 1:
+            raise ConfigError(f"--acceptance {self.acceptance} must be from 0 to below 1")
+        if not self.most_rows:
+            raise ConfigError(
+                f"{self.machine.name} has {self.machine.memory_bytes / 1e9:.0f} GB: too little for "
+                f"{self.target.weight_bytes / 1e9:.0f} GB of weights and the KV cache; give more "
+                "GPUs (--tp) or a smaller --dtype"
+            )
+
+    @property
+    def most_rows(self) -> int:
+        return self.machine.most_rows(self.target, self.work.context + self.work.answer / 2)
+
+    def plain_seconds(self, rows: float) -> float:
+        return self.machine.step_seconds(self.target, rows, 1, self.work.context)
+
+    def choice(self, rows: int, length: int) -> Choice:
+        """What drafts of this length do for so many requests at once."""
+        context = self.work.context
+        seconds = self.machine.step_seconds(self.target, rows, length + 1, context)
+        if self.draft is not None and length:
+            seconds += length * self.machine.step_seconds(self.draft, rows, 1, context)
+        per_pass = expected_tokens(self.acceptance, length)
+        return Choice(rows, length, per_pass, seconds, self.plain_seconds(rows))
+
+    def best(self, rows: int) -> Choice:
+        """The length with the most tokens per second, zero among them."""
+        return max(
+            (self.choice(rows, length) for length in range(MAX_LENGTH + 1)),
+            key=lambda choice: choice.tokens_per_second,
+        )
+
+    def inversion(self, length: int) -> int | None:
+        """The fewest requests at once with which drafts of this length cost time."""
+        for rows in range(1, max(self.most_rows, 1) + 1):
+            if self.choice(rows, length).speedup < 1:
+                return rows
+        return None
+
+    def second_of(self, rows: int, is_plain: bool) -> float:
+        """Share of a second that a request takes at this batch, reading its prompt included."""
+        choice = self.choice(rows, 0) if is_plain else self.best(rows)
+        decode = self.work.answer / choice.tokens_per_second
+        return decode + self.machine.prefill_seconds(self.target, self.work.prompt)
+
+    def capacity(self, is_plain: bool) -> float:
+        """Requests per second one machine can serve, at the batch that serves the most."""
+        sizes = [b for b in BATCHES if b <= self.most_rows] or [self.most_rows]
+        return max(1 / self.second_of(rows, is_plain) for rows in sizes)
+
+    def at_rate(self, is_plain: bool) -> Load:
+        """The steady state at the rate asked for: by Little's law, as many requests are under way
+        as come while one is answered."""
+        assert self.work.rate is not None
+        limit = self.capacity(is_plain)
+        machines = max(1, math.ceil(self.work.rate / (0.95 * limit)))
+        rate = self.work.rate / machines
+        rows = 1.0
+        for _ in range(200):
+            count = max(1, min(round(rows), self.most_rows))
+            choice = self.choice(count, 0) if is_plain else self.best(count)
+            pause = 1 - min(
+                0.95, rate * self.machine.prefill_seconds(self.target, self.work.prompt)
+            )
+            passes = self.work.answer / choice.tokens_per_pass
+            seconds = passes * choice.pass_seconds / pause
+            rows += 0.3 * (rate * seconds - rows)
+        return Load(machines, max(rows, rate * seconds), seconds, choice, rate / limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A rate in steady state."""
+
+    machines: int
+    rows: float  # requests under way on each
+    seconds: float  # to answer a request, after its prompt
+    choice: Choice
+    busy: float  # share of what a machine could serve
+
+    def gpu_hours_per_million(self, rate: float, answer: int) -> float:
+        """Hours of all machines while they make a million tokens."""
+        return self.machines * 1e6 / (rate * answer) / 3600
+
+
+def calibrate(report: Report, machine: Machine, target: Size) -> tuple[Machine, float | None]:
+    """The machine as a report of hunch bench found it, and how often guesses were right.
+
+    The roofline is scaled so that plain decoding takes what it was measured to take; the
+    acceptance is the one that gives the measured tokens per pass for the drafts that were made.
+    """
+    plain = [run for run in report.runs if run.method == "off" and "concurrency" in run.point]
+    ratios = []
+    for run in plain:
+        answers = run.answers()
+        found = figures(run)["per_token"]["p50"]
+        if found is None:
+            continue
+        context = median(a.num_prompt_tokens + a.num_tokens / 2 for a in answers)
+        rows = int(run.point["concurrency"])
+        ratios.append(found / machine.step_seconds(target, rows, 1, context))
+    if not ratios:
+        raise RequestError(
+            "the report has no plain decoding (off) with a concurrency to calibrate by: run "
+            "hunch bench --json, or hunch bench sweep --concurrency 1,8"
+        )
+    return machine.calibrated(median(ratios)), _acceptance(report)
+
+
+def _acceptance(report: Report) -> float | None:
+    """Of the drafted method with the most drafts: the chance that explains its tokens per pass."""
+    drafted = [run for run in report.runs if run.counts().get("num_drafts")]
+    if not drafted:
+        return None
+    counts = max((run.counts() for run in drafted), key=lambda c: int(c["num_drafts"]))
+    num_drafts = counts["num_drafts"]
+    length = round(counts["drafted"] / num_drafts)
+    wanted = 1 + counts["accepted"] / num_drafts
+    low, high = 0.0, 0.999
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if expected_tokens(middle, max(length, 1)) < wanted else (low, middle)
+        )
+    return (low + high) / 2
+
+
+def table(planner: Planner, batches: Sequence[int] = BATCHES) -> list[dict[str, Any]]:
+    """By number of requests at once: plain, and the best draft length."""
+    rows = []
+    for count in batches:
+        if count > planner.most_rows:
+            break
+        best = planner.best(count)
+        plain = planner.choice(count, 0)
+        rows.append(
+            {
+                "requests_at_once": count,
+                "plain_tokens_per_second": plain.tokens_per_second,
+                "tokens_per_second": best.tokens_per_second,
+                "draft_length": best.length,
+                "tokens_per_pass": best.tokens_per_pass,
+                "speedup": best.speedup,
+                "plain_ms_per_token": 1e3 * plain.pass_seconds,
+                "ms_per_token": 1e3 * best.pass_seconds / best.tokens_per_pass,
+            }
+        )
+    return rows

@@ -1,0 +1,113 @@
+"""How long a pass takes, from bytes, operations and layers: a roofline with measured constants.
+
+A pass over M tokens of B sequences, each with L tokens of context, reads the weights and B * L
+tokens of KV, multiplies every weight M times, and walks its layers one after the other:
+
+    seconds = (memory^p + arithmetic^p + layers^p) ^ (1/p)
+
+The three overlap partly, which p says: 1 would add them, a large p would take the largest. The
+constants are fitted to passes of a 7B and a 135M geometry on an H200 (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hunch.bench.gpus import Gpu
+from hunch.errors import ConfigError
+
+OVERLAP = 1.3  # p
+# Shares of the maker's peaks that were reached, and seconds a layer takes at least.
+BANDWIDTH_SHARE = 0.77
+DECODE_SHARE = 0.45  # of the arithmetic, in passes over few tokens
+PREFILL_SHARE = 0.71  # of the arithmetic, while prompts are read
+LAYER_SECONDS = 20e-6
+BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.56}  # per weight, with scales
+
+# parameters -> layers, bytes of KV per token in 16 bits; of well-known models
+GEOMETRIES = {
+    0.135e9: (30, 23_040),  # SmolLM2-135M
+    0.5e9: (24, 12_288),  # Qwen2.5-0.5B
+    1.24e9: (16, 32_768),  # Llama-3.2-1B
+    3.2e9: (28, 114_688),  # Llama-3.2-3B
+    8.0e9: (32, 131_072),  # Llama-3.1-8B
+    14.8e9: (48, 196_608),  # Qwen2.5-14B
+    32.8e9: (64, 262_144),  # Qwen2.5-32B
+    70.6e9: (80, 327_680),  # Llama-3.1-70B
+    405e9: (126, 516_096),  # Llama-3.1-405B
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model as a roofline sees it."""
+
+    params: float
+    num_layers: int
+    kv_bytes: float  # per token
+    weight_bytes: float
+
+    @staticmethod
+    def parse(text: str, dtype: str = "bf16") -> Size:
+        """'8B', '135M', '70b': the nearest well-known model's layers and KV, scaled."""
+        if dtype not in BYTES:
+            raise ConfigError(f"--dtype {dtype!r} is not one of {', '.join(BYTES)}")
+        units = {"m": 1e6, "b": 1e9, "t": 1e12}
+        unit = units.get(text[-1:].lower(), 1.0)
+        try:
+            params = float(text[:-1] if unit != 1.0 else text) * unit
+        except ValueError:
+            params = 0.0
+        if not 1e6 <= params <= 1e14:
+            raise ConfigError(f"model size {text!r} must be a number of parameters, say 8B or 135M")
+        near = min(GEOMETRIES, key=lambda known: abs(math.log(known / params)))
+        num_layers, kv_bytes = GEOMETRIES[near]
+        return Size(params, num_layers, float(kv_bytes), params * BYTES[dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a pass runs on: rates as they are reached, not as they are advertised."""
+
+    name: str
+    bytes_per_second: float
+    flops: float  # in passes over few tokens
+    prefill_flops: float
+    memory_bytes: float
+    layer_seconds: float = LAYER_SECONDS
+    scale: float = 1.0  # measured seconds over the roofline's, where a report told
+
+    @staticmethod
+    def of(gpu: Gpu, num_gpus: int = 1, dtype: str = "bf16") -> Machine:
+        """Several GPUs share every pass; each further one adds nine tenths of its rates."""
+        together = num_gpus if num_gpus == 1 else 0.9 * num_gpus
+        tflops = gpu.fp8_tflops if dtype == "fp8" and gpu.fp8_tflops else gpu.bf16_tflops
+        return Machine(
+            gpu.name if num_gpus == 1 else f"{num_gpus} x {gpu.name}",
+            gpu.bandwidth_gbs * 1e9 * BANDWIDTH_SHARE * together,
+            tflops * 1e12 * DECODE_SHARE * together,
+            tflops * 1e12 * PREFILL_SHARE * together,
+            gpu.memory_gb * 1e9 * num_gpus,
+        )
+
+    def calibrated(self, scale: float) -> Machine:
+        return replace(self, scale=scale)
+
+    def step_seconds(self, size: Size, rows: float, tokens: float, context: float) -> float:
+        """A pass over `tokens` tokens of each of `rows` sequences."""
+        read = (size.weight_bytes + rows * context * size.kv_bytes) / self.bytes_per_second
+        computed = 2 * size.params * rows * tokens / self.flops
+        walked = size.num_layers * self.layer_seconds
+        parts = (read, computed, walked)
+        return float(self.scale * sum(part**OVERLAP for part in parts) ** (1 / OVERLAP))
+
+    def prefill_seconds(self, size: Size, tokens: float) -> float:
+        """Reading so many tokens of prompts; never faster than a pass."""
+        computed = 2 * size.params * tokens / self.prefill_flops
+        return self.scale * max(computed, size.weight_bytes / self.bytes_per_second)
+
+    def most_rows(self, size: Size, context: float) -> int:
+        """Sequences whose KV fits beside the weights, with a tenth of the memory left over."""
+        free = 0.9 * self.memory_bytes - size.weight_bytes
+        return max(0, int(free / (context * size.kv_bytes)))

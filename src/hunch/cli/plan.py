@@ -1,0 +1,224 @@
+"""hunch plan: when speculation pays and what it saves, from sizes alone; no machine is needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hunch.cli import options as o
+from hunch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hunch.bench.plan import Planner
+    from hunch.bench.roofline import Machine
+
+
+def plan(
+    target: Annotated[str, typer.Option("--target", "-t", help="Its parameters: 8B, 70B.")] = "8B",
+    draft: Annotated[
+        str | None, typer.Option(help="The draft's parameters: 1B. Without: lookups, for free.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="A GPU's name; --list-gpus shows them.")] = None,
+    tp: Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)] = 1,
+    dtype: Annotated[str, typer.Option(help="Of the weights: bf16, fp8, int8, int4.")] = "bf16",
+    acceptance: Annotated[
+        float | None, typer.Option(help="Chance that a guess is right; default 0.7.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 512,
+    answer: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 256,
+    rps: Annotated[float | None, typer.Option(help="Requests per second to serve.")] = None,
+    price: Annotated[float | None, typer.Option(help="Of a GPU hour, for the cost.")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="GB/s, in place of --gpu; as advertised.")
+    ] = None,
+    tflops: Annotated[float | None, typer.Option(help="Dense 16-bit TFLOP/s.")] = None,
+    memory: Annotated[float | None, typer.Option(help="GB of memory.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Of the target, if it is unusual.")] = None,
+    kv_bytes: Annotated[float | None, typer.Option(help="Per token, if it is unusual.")] = None,
+    from_report: Annotated[
+        Path | None, typer.Option("--from", help="Calibrate by a report of hunch bench.")
+    ] = None,
+    list_gpus: Annotated[bool, typer.Option(help="Print the table of GPUs and leave.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Expected speed-up by load, the load from which drafting costs time, GPU hours and cost.
+
+    A roofline with constants measured on an H200 (docs/benchmarks.md says how near it comes);
+    --from calibrates it by your own report.
+    """
+    if list_gpus:
+        _list(as_json)
+        return
+    from hunch.bench.plan import ACCEPTANCE, Planner, Workload, calibrate, table
+    from hunch.bench.records import load_report
+    from hunch.bench.roofline import Size
+
+    machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype)
+    size = Size.parse(target, dtype)
+    size = replace(size, num_layers=layers or size.num_layers, kv_bytes=kv_bytes or size.kv_bytes)
+    measured = None
+    if from_report is not None:
+        machine, measured = calibrate(load_report(from_report), machine, size)
+    chance = acceptance if acceptance is not None else (measured or ACCEPTANCE)
+    planner = Planner(
+        machine,
+        size,
+        None if draft is None else Size.parse(draft, dtype),
+        chance,
+        Workload(prompt, answer, rps),
+    )
+    found = {
+        "machine": machine.name,
+        "target": target,
+        "draft": draft,
+        "acceptance": chance,
+        "scale": machine.scale,
+        "most_requests_at_once": planner.most_rows,
+        "by_load": table(planner),
+        "costs_from": {length: planner.inversion(length) for length in (3, 5, 7)},
+        "at_rate": _at_rate(planner, price) if rps else None,
+    }
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _show(found, rps, price)
+
+
+def _machine(
+    gpu: str | None,
+    bandwidth: float | None,
+    tflops: float | None,
+    memory: float | None,
+    tp: int,
+    dtype: str,
+) -> Machine:
+    from hunch.bench.gpus import Gpu, find
+    from hunch.bench.roofline import Machine
+
+    given = (bandwidth, tflops, memory)
+    if gpu is None and not any(given):
+        gpu = "H100"
+    if gpu is not None:
+        card = find(gpu)
+        card = replace(
+            card,
+            bandwidth_gbs=bandwidth or card.bandwidth_gbs,
+            bf16_tflops=tflops or card.bf16_tflops,
+            memory_gb=memory or card.memory_gb,
+        )
+        return Machine.of(card, tp, dtype)
+    if bandwidth is None or tflops is None or memory is None:
+        raise ConfigError("without --gpu all of --bandwidth, --tflops and --memory are needed")
+    card = Gpu("this machine", memory, bandwidth, tflops, None, "given")
+    return Machine.of(card, tp, dtype)
+
+
+def _at_rate(planner: Planner, price: float | None) -> dict[str, Any]:
+    rate, answer = planner.work.rate, planner.work.answer
+    assert rate is not None
+    found: dict[str, Any] = {}
+    for name, is_plain in (("plain", True), ("speculative", False)):
+        load = planner.at_rate(is_plain)
+        hours = load.gpu_hours_per_million(rate, answer)
+        found[name] = {
+            "machines": load.machines,
+            "requests_under_way": load.rows,
+            "seconds_per_answer": load.seconds,
+            "ms_per_token": 1e3 * load.seconds / answer,
+            "draft_length": load.choice.length,
+            "busy": load.busy,
+            "capacity_rps": planner.capacity(is_plain),
+            "gpu_hours_per_million_tokens": hours,
+            "gpu_hours_per_million_tokens_when_full": 1e6
+            / (planner.capacity(is_plain) * answer)
+            / 3600,
+        }
+        if price is not None:
+            full = found[name]["gpu_hours_per_million_tokens_when_full"]
+            found[name]["cost_per_million_tokens"] = hours * price
+            found[name]["cost_per_million_tokens_when_full"] = full * price
+    return found
+
+
+def _show(found: dict[str, Any], rps: float | None, price: float | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    draft = f"a draft of {found['draft']}" if found["draft"] else "lookups"
+    scale = "" if found["scale"] == 1 else f", calibrated: {found['scale']:.2f} times the roofline"
+    console.print(
+        f"{found['target']} on {found['machine']} with {draft}, a guess right with chance "
+        f"{found['acceptance']:.2f}{scale}"
+    )
+    table = Table(
+        "requests at once", "plain tok/s", "ms per token", "drafts tok/s", "ms per token",
+        "speed-up", "draft length", box=box.SIMPLE_HEAD,
+    )  # fmt: skip
+    for row in found["by_load"]:
+        table.add_row(
+            str(row["requests_at_once"]),
+            f"{row['plain_tokens_per_second']:,.0f}",
+            f"{row['plain_ms_per_token']:.2f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['ms_per_token']:.2f}",
+            f"{row['speedup']:.2f}x",
+            str(row["draft_length"] or "none"),
+        )
+    console.print(table)
+    for length, rows in found["costs_from"].items():
+        where = f"from {rows} requests at once on" if rows else "at no load that fits the memory"
+        console.print(f"A fixed length of {length} costs time {where}.")
+    if found["at_rate"]:
+        _show_rate(console, found["at_rate"], rps, price)
+
+
+def _show_rate(console: Any, found: dict[str, Any], rps: float | None, price: float | None) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(f"at {rps:g} requests per second", "plain", "speculative", box=box.SIMPLE_HEAD)
+    lines = {
+        "machines": ("machines", "{:.0f}"),
+        "requests under way on each": ("requests_under_way", "{:.1f}"),
+        "seconds per answer": ("seconds_per_answer", "{:.2f}"),
+        "ms per token": ("ms_per_token", "{:.2f}"),
+        "load, of what it can serve": ("busy", "{:.0%}"),
+        "GPU hours per million tokens": ("gpu_hours_per_million_tokens", "{:.3f}"),
+        "the same with machines full": ("gpu_hours_per_million_tokens_when_full", "{:.3f}"),
+        "cost per million tokens": ("cost_per_million_tokens", "{:.3f}"),
+        "the same with machines full ": ("cost_per_million_tokens_when_full", "{:.3f}"),
+    }
+    for label, (key, form) in lines.items():
+        if key in found["plain"]:
+            cells = [form.format(found[name][key]) for name in ("plain", "speculative")]
+            table.add_row(label, *cells)
+    console.print(table)
+    if price is None:
+        console.print("--price PER_HOUR adds what a million tokens cost.")
+
+
+def _list(as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from hunch.bench.gpus import GPUS
+
+    if as_json:
+        print(json.dumps([asdict(gpu) for gpu in GPUS.values()]))
+        return
+    table = Table("GPU", "GB", "GB/s", "bf16 TFLOP/s", "fp8", "source", box=box.SIMPLE_HEAD)
+    for gpu in GPUS.values():
+        table.add_row(
+            gpu.name, f"{gpu.memory_gb:g}", f"{gpu.bandwidth_gbs:,g}", f"{gpu.bf16_tflops:,g}",
+            "-" if gpu.fp8_tflops is None else f"{gpu.fp8_tflops:,g}", gpu.source,
+        )  # fmt: skip
+    Console().print(table)

@@ -1,0 +1,150 @@
+"""The calculator: by hand, and against what was measured on an H200 (docs/benchmarks.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from bench.test_analysis import made
+from hunch.bench.gpus import GPUS, find
+from hunch.bench.plan import Planner, Workload, calibrate
+from hunch.bench.roofline import BYTES, Machine, Size
+from hunch.cli import main
+from hunch.errors import ConfigError, RequestError
+
+H200 = Machine.of(find("H200"))
+SEVEN = Size(7.4e9, 32, 131_072.0, 14.8e9)
+SMALL = Size(0.135e9, 30, 23_040.0, 0.27e9)
+# The shipped draft: 4 layers of its own, the target's embedding.
+DRAFT = Size(42e6, 4, 3_072.0, 84e6)
+WITHIN = 0.15
+
+# Milliseconds of a pass at 300 tokens of context, by rows (the table of the decoder's pass alone).
+PASSES_7B = {1: 4.32, 8: 4.37, 32: 5.15, 64: 5.51, 128: 8.60, 256: 12.41, 512: 23.28}
+PASSES_135M = {1: 0.77, 8: 0.89, 32: 0.95, 64: 0.95, 128: 1.16, 256: 1.75, 512: 2.68}
+# Tokens per second of plain decoding through the engine; 128 tokens, prompts read with them.
+ENGINE_7B = {1: 245, 8: 1875, 64: 8191, 256: 11835}
+
+
+@pytest.mark.parametrize("rows", sorted(PASSES_7B))
+def test_passes_of_a_7b_geometry_are_within_15_percent(rows: int) -> None:
+    found = 1e3 * H200.step_seconds(SEVEN, rows, 1, 300)
+    assert found == pytest.approx(PASSES_7B[rows], rel=WITHIN)
+
+
+@pytest.mark.parametrize("rows", [rows for rows in sorted(PASSES_135M) if rows <= 128])
+def test_passes_of_a_135m_geometry_are_within_30_percent(rows: int) -> None:
+    """Small models wait for their kernels to start, which a roofline says little about."""
+    found = 1e3 * H200.step_seconds(SMALL, rows, 1, 300)
+    assert found == pytest.approx(PASSES_135M[rows], rel=0.3)
+
+
+@pytest.mark.parametrize("rows", sorted(ENGINE_7B))
+def test_the_engine_on_a_7b_cost_target_is_within_15_percent(rows: int) -> None:
+    prompt, answer = 227, 128  # 14,549 tokens of 64 prompts
+    seconds = answer * H200.step_seconds(SEVEN, rows, 1, prompt + answer / 2)
+    if rows > 1:
+        seconds += H200.prefill_seconds(SEVEN, rows * prompt)
+    assert rows * answer / seconds == pytest.approx(ENGINE_7B[rows], rel=WITHIN)
+
+
+def test_a_chain_of_seven_on_a_7b_cost_target_is_within_15_percent() -> None:
+    """Measured: 2.42 times plain decoding with 2.94 tokens per pass, one request."""
+    planner = Planner(H200, SEVEN, DRAFT, 0.7, Workload(227, 128))
+    choice = planner.choice(1, 7)
+    speedup = 2.94 * choice.plain_seconds / choice.pass_seconds
+    assert speedup == pytest.approx(2.42, rel=WITHIN)
+
+
+def test_by_hand_where_only_memory_counts() -> None:
+    """1 TB/s, nothing else: a target of 10 GB takes 10 ms, a draft of 1 GB takes 1 ms."""
+    machine = Machine("hand", 1e12, 1e30, 1e30, 1e15, layer_seconds=0.0)
+    target, draft = Size(5e9, 1, 0.0, 10e9), Size(5e8, 1, 0.0, 1e9)
+    target = Size(5e9, 1, 1e-6, 10e9)
+    choice = Planner(machine, target, draft, 0.5, Workload(1, 1)).choice(1, 3)
+    assert choice.tokens_per_pass == pytest.approx(1.875)  # 1 + 1/2 + 1/4 + 1/8
+    assert choice.pass_seconds == pytest.approx(13e-3, rel=1e-3)
+    assert choice.speedup == pytest.approx(1.875 * 10 / 13, rel=1e-3)
+
+
+def test_more_load_pays_less_and_costs_in_the_end() -> None:
+    planner = Planner(Machine.of(find("H100")), Size.parse("8B"), Size.parse("1B"), 0.7, Workload())
+    speedups = [planner.best(rows).speedup for rows in (1, 8, 32, 128)]
+    assert speedups == sorted(speedups, reverse=True)
+    assert speedups[0] > 1.5
+    assert all(speedup >= 1.0 for speedup in speedups)  # zero nodes are an ordinary answer
+    inversion = planner.inversion(7)
+    assert inversion is not None
+    assert planner.choice(inversion, 7).speedup < 1 <= planner.choice(inversion - 1, 7).speedup
+
+
+def test_littles_law_holds_at_a_rate() -> None:
+    work = Workload(512, 256, rate=5.0)
+    planner = Planner(Machine.of(find("H100")), Size.parse("8B"), None, 0.6, work)
+    for is_plain in (True, False):
+        load = planner.at_rate(is_plain)
+        assert load.machines == 1
+        assert load.rows == pytest.approx(5.0 * load.seconds, rel=0.1)
+    assert planner.at_rate(False).seconds < planner.at_rate(True).seconds
+
+
+def test_a_report_calibrates() -> None:
+    report = made()
+    for run in report.runs:
+        run.point = {"concurrency": int(run.point["rate"])}
+        for one in run.rounds:
+            one.counts |= {"num_drafts": 10, "drafted": 30, "accepted": 15}
+    machine, acceptance = calibrate(report, H200, SEVEN)
+    measured = (0.5 - 0.1) / 39  # seconds per token of the report's plain decoding
+    middle = sorted(measured / H200.step_seconds(SEVEN, rows, 1, 28) for rows in (1, 4, 16))[1]
+    assert machine.scale == pytest.approx(middle, rel=1e-3)
+    # 3 guesses a pass, 1.5 of them right: x + x^2 + x^3 = 1.5.
+    assert acceptance is not None
+    assert acceptance + acceptance**2 + acceptance**3 == pytest.approx(1.5, rel=1e-3)
+    with pytest.raises(RequestError, match="concurrency"):
+        calibrate(made({"off": (1.0,)}), H200, SEVEN)
+
+
+def test_gpus_have_sources_and_plausible_figures() -> None:
+    for gpu in GPUS.values():
+        assert gpu.source
+        assert 10 < 1e3 * gpu.bf16_tflops / gpu.bandwidth_gbs < 450  # operations per byte
+    assert find("nvidia h100 pcie").name == "H100-PCIe"
+    with pytest.raises(ConfigError, match="H100"):
+        find("H10")
+    with pytest.raises(ConfigError, match="8B"):
+        Size.parse("big")
+    assert set(BYTES) >= {"bf16", "fp8", "int4"}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["plan", *words])
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return call
+
+
+def test_the_command(run: Callable[..., tuple[int, str, str]]) -> None:
+    words = ("--target", "8B", "--draft", "1B", "--gpu", "H100", "--rps", "5", "--price", "2")
+    code, out, _ = run(*words, "--json")
+    found = json.loads(out)
+    assert code == 0
+    plain, drafts = found["at_rate"]["plain"], found["at_rate"]["speculative"]
+    # 5 requests of 256 tokens a second: a million tokens take 781 s of one machine.
+    assert plain["gpu_hours_per_million_tokens"] == pytest.approx(1e6 / 1280 / 3600)
+    assert plain["cost_per_million_tokens"] == pytest.approx(2 * 1e6 / 1280 / 3600)
+    assert drafts["ms_per_token"] < plain["ms_per_token"]
+    code, out, _ = run(*words)
+    assert code == 0
+    assert "speed-up" in out
+    assert "cost per million tokens" in out
+    assert run("--list-gpus")[0] == 0
+    code, _, err = run("--target", "70B", "--gpu", "L4")
+    assert code == 2
+    assert "--tp" in err.replace("\n", " ")
