@@ -11,6 +11,7 @@ from hunch.kernels import gpu_scores
 from hunch.kernels.gpu_filters import CHUNK
 from hunch.kernels.gpu_scores import scores
 from hunch.sampling.logprobs import entries, logprobs_at, scores_ref
+from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
 from row_states import DEVICE, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -65,6 +66,27 @@ def test_scores_are_the_specification_up_to_the_last_bit(
     told = entries(ids.tolist(), values.tolist(), rank.tolist())
     wanted = logprobs_at(logits[at], tokens, num_best)
     assert [list(row) for row in told] == [list(row) for row in wanted]
+
+
+def test_filters_leave_what_the_specification_leaves() -> None:
+    logits = logits_of("tied", num_rows=5)
+    asked = {  # T, top_k, top_p, log of min_p
+        "temperature_X": ([1.0, 0.7, 1.3, 0.0, 0.9], torch.float32),
+        "top_k_X": ([0, 5, 0, 3, 40], torch.int64),
+        "top_p_X": ([1.0, 1.0, 0.6, 0.5, 0.8], torch.float64),
+        "log_min_p_X": ([-torch.inf, -torch.inf, -torch.inf, -1.0, -3.0], torch.float32),
+    }
+    state = SamplingState(5, logits.shape[1], dense=True)
+    for name, (values, dtype) in asked.items():
+        setattr(state, name, torch.tensor(values, dtype=dtype))
+    state.asks_X[:] = SAMPLED | FILTERED
+    columns = [getattr(state, name).to(DEVICE) for name in asked]
+    rows = [4, 2, 3, 0, 1]
+    given = logits[rows].to(DEVICE)
+    got = gpu_scores.filtered(given, numbers(*rows), *columns)
+    want = state.filtered(logits[rows], torch.tensor(rows))
+    assert torch.equal(got.cpu(), want)
+    assert (want == -torch.inf).sum(1).gt(0).tolist() == [True, True, False, False, True]
 
 
 def test_scores_do_not_depend_on_what_else_is_asked() -> None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_filters import CHUNK, ID_BITS, MASS, rank_of
+from hunch.kernels.gpu_filters import CHUNK, ID_BITS, MASS, edges, rank_of, scaled
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 
 ROUND = 20  # best tokens that one round finds at most
@@ -189,3 +189,50 @@ def scores(
             ID_BITS=ID_BITS, CHUNKS_PAD=pad, BLOCK=next_power_of_2(num_chunks * room),
             **options(4),
         )  # fmt: skip
+
+
+# --- what filters leave ---------------------------------------------------------------------------
+
+
+@triton.jit
+def _filtered_kernel(
+    logits_ptr, row_ptr, temperature_ptr, min_p_ptr, edge_ptr, best_ptr, out_ptr, num_columns,
+    ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One chunk: logits / T, -inf for removed tokens; a greedy row as it is."""
+    m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    wait_for_inputs()
+    let_next_start()
+    row = tl.load(row_ptr + m)
+    temperature = tl.load(temperature_ptr + row)
+    columns = chunk * CHUNK + tl.arange(0, CHUNK)
+    is_in = columns < num_columns
+    x = tl.load(logits_ptr + m * num_columns + columns, mask=is_in, other=float("-inf"))
+    z = scaled(x.to(tl.float32), temperature)
+    if temperature > 0:
+        gap = z - tl.load(best_ptr + m)
+        is_kept = rank_of(z, columns, ID_BITS) >= tl.load(edge_ptr + m)
+        is_kept &= (gap >= tl.load(min_p_ptr + row)) | (gap == 0)
+        z = tl.where(is_kept, z, float("-inf"))
+    tl.store(out_ptr + m * num_columns + columns, z, mask=is_in)
+
+
+def filtered(
+    logits_MV: Tensor, row_M: Tensor, temperature_X: Tensor, top_k_X: Tensor, top_p_X: Tensor,
+    log_min_p_X: Tensor, out_MV: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """What the rows' temperatures and filters leave of logits: `scores` of it are processed ones.
+
+    `gpu_sampling.choose` draws from the same tokens.
+    """
+    num_rows, num_columns = logits_MV.shape
+    assert logits_MV.is_contiguous()
+    num_chunks = cdiv(num_columns, CHUNK)
+    out_MV = torch.empty_like(logits_MV, dtype=torch.float32) if out_MV is None else out_MV
+    part_MJ = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=logits_MV.device)
+    edge_M, best_M = edges(logits_MV, row_M, temperature_X, top_k_X, top_p_X, log_min_p_X, part_MJ)
+    _filtered_kernel[(num_rows, num_chunks)](
+        logits_MV, row_M, temperature_X, log_min_p_X, edge_M, best_M, out_MV, num_columns,
+        ID_BITS=ID_BITS, CHUNK=CHUNK, **options(8),
+    )  # fmt: skip
+    return out_MV

@@ -142,13 +142,9 @@ class SamplingState:
     # --- choices ------------------------------------------------------------------------------
 
     def process(
-        self,
-        logits_MV: Tensor,
-        row_M: Tensor,
-        pos_M: Tensor,
-        path_MP: Tensor,
+        self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor,
         mask_MV: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Processed logits / T in float32, -inf for removed tokens; for T = 0 nothing is filtered.
 
         path_MP holds the drafted tokens from the root to the node, the node included, then -1;
@@ -158,13 +154,9 @@ class SamplingState:
         return self.filtered(x_MV, row_M)
 
     def choose(
-        self,
-        logits_MV: Tensor,
-        row_M: Tensor,
-        pos_M: Tensor,
-        path_MP: Tensor,
+        self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor,
         mask_MV: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """The target's token after each node."""
         asks = self._asks(row_M)
         if asks & HISTORY or mask_MV is not None:
@@ -298,6 +290,11 @@ class SamplingState:
         z_MV = x_MV / torch.where(temperature_M1 > 0, temperature_M1, 1.0)
         if not asks & FILTERED:
             return z_MV
+        if x_MV.device.type == "cuda":  # by the kernels that choices are made with
+            from hunch.kernels.gpu_scores import filtered
+
+            state = (self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X)
+            return filtered(x_MV.contiguous(), row_M.to(self.device), *state)
         if self.is_dense:
             is_greedy_M = temperature_M1[:, 0] == 0
             return filter_ref(
