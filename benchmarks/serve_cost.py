@@ -1,0 +1,209 @@
+"""What a token costs outside of the model: CPU microseconds of the server's processes, per token.
+
+The engine is the real one over a runner that computes nothing, so all that is measured is Python:
+planning, results, messages between the processes, events, sockets. CPU seconds, not the clock,
+count: what else the machine does falls out of the figures.
+
+    python benchmarks/serve_cost.py --streams 1 16 64 200 --workers 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hunch.config import Config, ModelConfig, ScheduleConfig
+from hunch.engine.engine import Engine
+from hunch.text.tokenizer import Tokenizer
+from hunch.types import Capacity, RowResult, StepPlan, StepResult
+
+PROMPT = "Once upon a time, in a small town by the sea, there lived an old clockmaker who"
+
+
+class EmptyRunner:
+    """Says token after token of a fixed text, one per row and step, with a step's pause."""
+
+    depth = 1
+
+    def __init__(self, config: Config) -> None:
+        self.capacity = Capacity(
+            num_blocks=65536, block_size=16, max_rows=config.schedule.num_rows, max_len=8192,
+            max_nodes=0,
+        )  # fmt: skip
+        self._left: dict[int, int] = {}  # per row: tokens to say
+        self._known: dict[int, int] = {}
+        self._results: deque[StepResult] = deque()
+        self._seconds = float(os.environ.get("STEP_SECONDS", "0"))
+
+    def submit(self, plan: StepPlan) -> None:
+        rows, said = [], []
+        for start in plan.starts:
+            self._left[start.row] = start.request.max_tokens
+            self._known[start.row] = len(start.tokens)
+        for work in plan.work:
+            row = work.row
+            left, known = self._left[row], self._known[row]
+            token = 500 + known % 1000
+            self._left[row], self._known[row] = left - 1, known + 1
+            if work.num_tokens == 1 and left > 1:
+                said.append(token)
+                continue
+            said.append(-1)
+            result = RowResult(row=row, num_processed=work.num_tokens)
+            if left > 0:
+                result.tokens, result.computed = [token], (known,)
+                result.finish = "length" if left == 1 else None
+            rows.append(result)
+        self._results.append(StepResult(id=plan.id, rows=rows, said=said))
+
+    def collect(self) -> StepResult:
+        if self._seconds:
+            time.sleep(self._seconds)
+        return self._results.popleft()
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def load_text(config: Config) -> Tokenizer:
+    from hunch.llm import load_text as load
+
+    return load(config)
+
+
+def build_engine(config: Config) -> Engine:
+    return Engine(config, EmptyRunner(config), load_text(config))
+
+
+def serve(port: int, workers: int) -> int:
+    from hunch.server.run import serve as serve_forever
+    from hunch.server.settings import ServeConfig
+
+    settings: dict[str, Any] = {"port": port, "log_level": "warning", "served_model_names": ("m",)}
+    if workers > 1:
+        settings["workers"] = workers
+    return serve_forever(
+        Config(model=ModelConfig(), schedule=ScheduleConfig(max_num_seqs=512)),
+        ServeConfig(**settings),
+        engine_factory="serve_cost:build_engine",
+        text_factory="serve_cost:load_text",
+    )
+
+
+async def read_streams(port: int, num_streams: int, num_tokens: int) -> list[float]:
+    """Reads so many streams; the gaps between arrivals of the same stream."""
+    body = json.dumps(
+        {"prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+    ).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    gaps: list[float] = []
+
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+        writer.write(head.encode() + body)
+        tail, last = b"", 0.0
+        while data := await reader.read(1 << 16):
+            now = time.perf_counter()
+            if last:
+                gaps.append(now - last)
+            last, tail = now, (tail + data)[-100:]
+        assert b"[DONE]" in tail, "the stream broke off"
+        writer.close()
+
+    await asyncio.gather(*(one() for _ in range(num_streams)))
+    return gaps
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def family(pid: int) -> dict[int, str]:
+    """The server's processes and their parts."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    names = {pid: "http"}
+    for child in map(int, children):
+        command = Path(f"/proc/{child}/cmdline").read_bytes()
+        names[child] = "engine" if b"engine_process" in command else "worker"
+    return names
+
+
+def start(workers: int) -> tuple[subprocess.Popen[bytes], int]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = int(sock.getsockname()[1])
+    here = str(Path(__file__).parent)
+    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    words = [sys.executable, __file__, "--serve", str(port), "--workers", str(workers)]
+    process = subprocess.Popen(words, env=env)
+    for _ in range(600):
+        assert process.poll() is None, "the server left"
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return process, port
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit("the server did not start")
+
+
+def measure(pid: int, port: int, num_streams: int, num_tokens: int) -> dict[str, float]:
+    names = family(pid)
+    before = {one: cpu_seconds(one) for one in names}
+    began = time.perf_counter()
+    gaps = sorted(asyncio.run(read_streams(port, num_streams, num_tokens)))
+    seconds = time.perf_counter() - began
+    total = num_streams * num_tokens
+    found = {"tokens_per_second": total / seconds, "gap_p99_ms": 1e3 * gaps[int(0.99 * len(gaps))]}
+    for part in ("http", "worker", "engine"):
+        spent = sum(cpu_seconds(one) - before[one] for one in names if names[one] == part)
+        found[f"{part}_us_per_token"] = 1e6 * spent / total
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 200])
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--serve", type=int, metavar="PORT", help="used by itself")
+    args = parser.parse_args(words)
+    if args.serve:
+        return serve(args.serve, args.workers)
+    process, port = start(args.workers)
+    try:
+        for num_streams in args.streams:
+            measure(process.pid, port, num_streams, 32)
+            rounds = [
+                measure(process.pid, port, num_streams, args.tokens) for _ in range(args.rounds)
+            ]
+            line = {key: round(median(one[key] for one in rounds), 1) for key in rounds[0]}
+            print(json.dumps({"streams": num_streams, **line}), flush=True)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
