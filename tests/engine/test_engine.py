@@ -228,3 +228,31 @@ def test_closing_closes_the_runner():
     engine = make()
     engine.close()
     assert engine.runner.is_closed
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("max_nodes", [0, 4])
+def test_tokens_under_a_handle_add_up_to_the_output(depth, max_nodes):
+    engine = Engine(
+        Config(schedule=ScheduleConfig(max_num_batched_tokens=12)),
+        FakeRunner(depth=depth, max_nodes=max_nodes, is_brief=True),
+        FakeCodec(),
+    )
+    for number in range(3):
+        params = SamplingParams(max_tokens=9, ignore_eos=True, seed=number)
+        engine.admit(engine.check(str(number), [number + 1] * 5, params, handle=number))
+    told: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    done = {}
+    while engine.has_work():
+        outputs = engine.step()
+        said = iter(engine.take_said())
+        for handle, token in zip(said, said, strict=True):
+            told[handle].append(token)
+        for output in outputs:
+            assert output.finished
+            done[int(output.request_id)] = output.outputs[0].token_ids
+    assert len(done) == 3
+    for number, tokens in done.items():
+        assert told[number]
+        assert tokens[: len(told[number])] == told[number]
+        assert len(tokens) == 9

@@ -65,6 +65,7 @@ class Engine:
         self._jobs: dict[str, Job] = {}
         self._flying: deque[list[scheduling.Member]] = deque()
         self._changed: dict[str, Job] = {}  # an ordered set: jobs to report
+        self._said: list[int] = []  # handles and tokens, in turn
         self._stats = EngineStats()
         self._arrivals = count()
         self._last_step_end: float | None = None  # None: there was nothing to do
@@ -113,6 +114,7 @@ class Engine:
                 end=len(asked.prompt_ids) + request.max_tokens,
                 leader=job.sequences[0] if job.sequences else None,
                 is_streaming=asked.is_streaming,
+                handle=asked.handle,
             )
             job.sequences.append(sequence)
             self._scheduler.add(sequence)
@@ -173,6 +175,15 @@ class Engine:
         self._count_time(started)
         return outputs
 
+    def take_said(self) -> list[int]:
+        """Tokens said since it was last asked, of requests with a handle: handle, token, and so on.
+
+        Such a request has one answer, and nothing to be told of it but tokens; its output is
+        returned by `step` when it is over. Whoever asks makes text of the tokens himself.
+        """
+        said, self._said = self._said, []
+        return said
+
     def _apply(self, result: StepResult, members: list[scheduling.Member]) -> None:
         """Take in a collected step: tokens to their sequences, then whoever is over lets go."""
         now, share = self._clock(), self._stats.share(result)
@@ -192,6 +203,8 @@ class Engine:
                 gaps.append(output.tally.add_token(share, now))
                 if output.push_token(token):
                     self._end(self._jobs[sequence.job_id], sequence, now)
+                elif sequence.handle >= 0:
+                    self._said += (sequence.handle, token)
                 elif sequence.is_streaming:
                     self._changed[sequence.job_id] = self._jobs[sequence.job_id]
             if sequence.state is scheduling.State.LEAVING:
@@ -210,6 +223,9 @@ class Engine:
                 self._begin(self._jobs[sequence.job_id], output.tally)
             if output.push(row, first_processed):
                 self._end(self._jobs[sequence.job_id], sequence, now)
+            elif sequence.handle >= 0:
+                for token in row.tokens:
+                    self._said += (sequence.handle, token)
             elif sequence.is_streaming and row.tokens:
                 self._changed[sequence.job_id] = self._jobs[sequence.job_id]
         if sequence.state is scheduling.State.LEAVING:

@@ -29,6 +29,7 @@ class Asked:
     prompt_ids: list[int]
     requests: list[Request]
     is_streaming: bool
+    handle: int = -1  # a number under which its tokens are told one by one, see Engine.take_said
 
 
 class Intake:
@@ -60,6 +61,7 @@ class Intake:
         stream: bool = True,
         priority: int = 0,
         cache_salt: str = "",
+        handle: int = -1,
     ) -> Asked:
         """Raises RequestError, or CapacityError for what could never fit into the KV memory."""
         ids = list(prompt_ids)
@@ -106,7 +108,12 @@ class Intake:
                 for index in range(1, params.n)
             ]
         return Asked(
-            id=request_id, prompt=prompt, prompt_ids=ids, requests=requests, is_streaming=stream
+            id=request_id,
+            prompt=prompt,
+            prompt_ids=ids,
+            requests=requests,
+            is_streaming=stream,
+            handle=handle,
         )
 
     def _grammar(self, asked: StructuredOutput | None) -> Any:

@@ -47,6 +47,7 @@ class Sequence:
     end: int  # known length at which max_tokens is reached
     leader: Sequence | None = None  # the first sample of the same request
     is_streaming: bool = False  # somebody reads along
+    handle: int = -1  # under which its tokens are told
     table: BlockTable = field(default_factory=BlockTable)
     state: State = State.WAITING
     is_over: bool = False  # it has its finish reason; nothing that still flies counts

@@ -11,6 +11,7 @@ import asyncio
 import json
 from typing import Any
 
+from hunch.server.guard import BODY_WRITER
 from hunch.server.problems import ProblemError
 
 try:
@@ -82,6 +83,7 @@ class _Limited(HttpToolsProtocol if HttpToolsProtocol is not None else object): 
         self._num_bytes = -1
         if not self.transport.is_closing():
             super().on_headers_complete()
+            self.scope[BODY_WRITER] = BodyWriter(self)
 
     def on_message_complete(self) -> None:
         self._num_bytes = 0
@@ -108,6 +110,23 @@ class _Limited(HttpToolsProtocol if HttpToolsProtocol is not None else object): 
         self._stop_timer()
         self.transport.write(_raw(problem))
         self.transport.close()
+
+
+class BodyWriter:
+    """Writes parts of a streamed body at once, while the client keeps up: no task has to wait."""
+
+    def __init__(self, connection: Any) -> None:
+        self._cycle = connection.cycle  # of this request; the connection may have others later
+        self._flow = connection.flow
+        self._transport = connection.transport
+
+    def is_ready(self) -> bool:
+        """Whether the answer has begun and the client reads it."""
+        is_slow = self._flow.write_paused or self._transport.is_closing()
+        return bool(self._cycle.chunked_encoding) and not is_slow
+
+    def write(self, body: bytes) -> None:
+        self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 def _too_large() -> ProblemError:

@@ -56,6 +56,8 @@ class Engine(Protocol):
 
     def step(self) -> list[RequestOutput]: ...
 
+    def take_said(self) -> list[int]: ...
+
     def stats(self) -> dict[str, Any]: ...
 
     def close(self) -> None: ...
@@ -218,8 +220,9 @@ class Loop:
             items.append(wire.dump_delta(output, sent))
             if output.finished:
                 del self.sent[output.request_id]
-        if items:
-            self.channel.send({"op": "deltas", "items": items})
+        said = self.engine.take_said()
+        if items or said:
+            self.channel.send({"op": "deltas", "items": items, "said": said})
 
     def _report(self, *, is_idle: bool) -> None:
         now = time.monotonic()

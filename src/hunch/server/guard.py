@@ -25,6 +25,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Where a stream finds the server's own `send`: what comes after the headers passes nobody else's
 # hands, and a token's event is not handed through every layer of the application.
 BODY_SEND = "hunch.send"
+BODY_WRITER = "hunch.writer"  # the connection's own, where it has one
 ARRIVAL = "arrival"  # in the state of a request: when it came, by the event loop's clock
 BODY_SECONDS = 30.0  # how long a client may take to send its body
 # A body of millions of tiny values costs a hundred times its size once it is read. These many

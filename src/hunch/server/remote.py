@@ -9,14 +9,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hunch.config import Config
 from hunch.errors import EngineError, HunchError, QueueFullError, RequestError
 from hunch.server import wire
-from hunch.types import RequestOutput, SamplingParams
+from hunch.server.remote_stream import RemoteStream
+from hunch.types import Detokenizer, SamplingParams
 
 KILL_SECONDS = 5.0  # how long a process that was asked to leave may take
 SILENT_SECONDS = 3.5  # without a sign of life after which it counts as hung
@@ -40,86 +41,22 @@ class Watcher(Protocol):
     def finished(self, stream: RemoteStream, reason: str) -> None: ...
 
 
-class RemoteStream(AsyncIterator[RequestOutput]):
-    """One request's growing answer. A reader that is slow gets several steps' news at once."""
-
-    def __init__(
-        self,
-        engine: RemoteEngine,
-        output: RequestOutput,
-        params: SamplingParams,
-        *,
-        is_scoring: bool = False,
-    ) -> None:
-        self.output = output
-        self._is_scoring = is_scoring  # the answer itself is dropped
-        self.params = params
-        self.id = output.request_id
-        self.num_sequences = params.n
-        self.arrival = time.monotonic()
-        self.first_token: float | None = None
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
-        self._has_news = False
-        self._reader: asyncio.Future[None] | None = None  # somebody waits for news
-        self._accepted: asyncio.Future[None] = self._loop.create_future()
-        self._error: HunchError | None = None
-        self._is_read = False
-
-    async def __anext__(self) -> RequestOutput:
-        if self._is_read:
-            raise StopAsyncIteration
-        if not self._has_news:
-            self._reader = self._loop.create_future()
-            await self._reader
-        self._has_news = False
-        if self._error is not None:
-            raise self._error
-        self._is_read = self.output.finished
-        return self.output
-
-    def abort(self) -> None:
-        """Stop generating; no more news come. Safe to call at any time."""
-        self._engine.abort(self.id)
-
-    async def wait_accepted(self) -> None:
-        await self._accepted
-
-    def accept(self) -> None:
-        if not self._accepted.done():
-            self._accepted.set_result(None)
-
-    def update(self, item: wire.Message) -> None:
-        if self.first_token is None:
-            self.first_token = time.monotonic()
-        if self._is_scoring:
-            wire.drop_answer(item)
-        wire.apply_delta(self.output, item)
-        self._tell()
-
-    def fail(self, error: HunchError) -> None:
-        self._error = error
-        self._tell()
-        if not self._accepted.done():
-            self._accepted.set_exception(error)
-            self._accepted.exception()  # a reader that left will not ask
-
-    def _tell(self) -> None:
-        self._has_news = True
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-
 class _Line(asyncio.Protocol):
     """The socket: messages are taken in as they are read, without waking a task for each."""
 
-    def __init__(self, take: Callable[[wire.Message], None], lost: Callable[[], None]) -> None:
-        self._take, self._lost = take, lost
+    def __init__(
+        self,
+        take: Callable[[wire.Message], None],
+        tell: Callable[[], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._take, self._tell, self._lost = take, tell, lost
         self._unpacker = wire.Unpacker()
 
     def data_received(self, data: bytes) -> None:
         for message in self._unpacker.feed(data):
             self._take(message)
+        self._tell()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
@@ -142,6 +79,9 @@ class RemoteEngine:
         self._logs = (log_format, log_level)
         self._max_queue = max_queue
         self._streams: dict[str, RemoteStream] = {}
+        self._by_handle: dict[int, RemoteStream] = {}
+        self._last_handle = -1
+        self._told: dict[RemoteStream, None] = {}  # an ordered set: streams with news
         self._stats: dict[str, Any] = {}
         self._fatal: str | None = None
         self._is_closing = False
@@ -170,7 +110,7 @@ class RemoteEngine:
         self._ready: asyncio.Future[None] = loop.create_future()
         self._buried: asyncio.Future[None] = loop.create_future()
         self._line, _ = await loop.create_unix_connection(
-            lambda: _Line(self._take, self._lose), sock=ours
+            lambda: _Line(self._take, self._tell, self._lose), sock=ours
         )
         config = wire.dump_config(self._config)
         start = {"op": "start", "factory": self._factory, "config": config, "logs": self._logs}
@@ -218,19 +158,24 @@ class RemoteEngine:
         request_id: str,
         stream: bool = True,
         is_scoring: bool = False,
-        arrival: float | None = None,
+        detokenizer: Detokenizer | None = None,
         **options: Any,
     ) -> RemoteStream:
         """Hand a request to the engine; raises if the engine does not take it.
 
         With stream=False the only news are the finished output. `options` are the engine's own
-        (see `Intake.check`). With is_scoring, only the prompt's scores are of interest.
+        (see `Intake.check`). With is_scoring, only the prompt's scores are of interest. With a
+        detokenizer, text is made here, of a single answer that has no stops and no logprobs.
         """
         self._admit(prompt_ids, params)
         output = wire.empty_output(request_id, prompt_ids, params.n)
-        opened = RemoteStream(self, output, params, is_scoring=is_scoring)
-        if arrival is not None:
-            opened.arrival = arrival
+        opened = RemoteStream(
+            output, params, self.abort, is_scoring=is_scoring, detokenizer=detokenizer
+        )
+        if detokenizer is not None:
+            self._last_handle += 1
+            options["handle"] = opened.handle = self._last_handle
+            self._by_handle[opened.handle] = opened
         self._streams[request_id] = opened
         self.num_open += opened.num_sequences
         message = {"op": "submit", "id": request_id, "prompt_ids": prompt_ids}
@@ -309,6 +254,8 @@ class RemoteEngine:
         self._last_word = time.monotonic()
         match message["op"]:
             case "deltas":
+                if message["said"]:
+                    self._take_said(message["said"])
                 for item in message["items"]:
                     self._take_delta(item)
             case "alive":
@@ -329,16 +276,33 @@ class RemoteEngine:
             case "fatal":
                 self._fatal = message["message"]
 
+    def _take_said(self, said: list[int]) -> None:
+        told, by_handle = self._told, self._by_handle
+        pairs = iter(said)
+        for handle, token in zip(pairs, pairs, strict=True):
+            stream = by_handle.get(handle)
+            if stream is not None:  # else: aborted while this was on its way
+                stream.push(token)
+                told[stream] = None
+
+    def _tell(self) -> None:
+        """Once for all messages that came together."""
+        told, self._told = self._told, {}
+        for stream in told:
+            stream.tell()
+
     def _take_delta(self, item: wire.Message) -> None:
         stream = self._streams.get(item["id"])
         if stream is None:
             return  # aborted while this was on its way
         stream.update(item)
+        self._told[stream] = None
         if stream.output.finished:
             self._leave(stream, stream.output.outputs[0].finish_reason or "stop")
 
     def _leave(self, stream: RemoteStream, reason: str) -> None:
         del self._streams[stream.id]
+        self._by_handle.pop(stream.handle, None)
         self.num_open -= stream.num_sequences
         if self.watcher is not None:
             self.watcher.finished(stream, reason)

@@ -26,7 +26,8 @@ from hunch.server.origins import Painter
 from hunch.server.params import chat_params, completion_params, is_scoring, sampling_defaults
 from hunch.server.problems import ProblemError, at_most
 from hunch.server.prompt_log import PromptLog
-from hunch.server.remote import RemoteEngine, RemoteStream
+from hunch.server.remote import RemoteEngine
+from hunch.server.remote_stream import RemoteStream
 from hunch.server.schemas import (
     ChatBody,
     CompletionBody,
@@ -299,8 +300,17 @@ class Service:
         streams: list[RemoteStream] = []
         try:
             for number, ids in enumerate(prompts):
+                detokenizer = None
+                if body.stream and _is_tokens_enough(params):
+                    detokenizer = self.text.detokenizer(
+                        ids, skip_special_tokens=params.skip_special_tokens
+                    )
                 opened = await self.engine.submit(
-                    ids, params, request_id=f"{answer_id}-{number}", **options
+                    ids,
+                    params,
+                    request_id=f"{answer_id}-{number}",
+                    detokenizer=detokenizer,
+                    **options,
                 )
                 streams.append(opened)
         except (HunchError, asyncio.CancelledError):
@@ -347,6 +357,12 @@ class Service:
             "num_open": self.engine.num_open,
             "engine": self.engine.stats(),
         }
+
+
+def _is_tokens_enough(params: SamplingParams) -> bool:
+    """Whether the engine needs to say nothing but tokens; then their text is made here."""
+    is_scored = params.logprobs is not None or params.prompt_logprobs is not None
+    return params.n == 1 and not (params.stop or is_scored or params.speculation.trace)
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:

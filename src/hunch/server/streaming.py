@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from json.encoder import encode_basestring_ascii as _quote
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 
 from hunch.errors import HunchError
 from hunch.server.answers import Shape
 from hunch.server.cursor import Cursor, Delta
-from hunch.server.guard import BODY_SEND, Receive, Scope, Send
+from hunch.server.guard import BODY_SEND, BODY_WRITER, Receive, Scope, Send
 from hunch.server.problems import ProblemError, from_error
-from hunch.server.remote import RemoteStream
+from hunch.server.remote_stream import RemoteStream
 from hunch.server.schemas import StreamOptions
 from hunch.server.summary import Json, check_ends, usage
 from hunch.types import RequestOutput
@@ -88,6 +88,14 @@ async def merge(streams: Sequence[RemoteStream]) -> AsyncIterator[tuple[int, Req
             task.cancel()
 
 
+class Writer(Protocol):
+    """Takes parts of a body without anybody waiting."""
+
+    def is_ready(self) -> bool: ...
+
+    def write(self, body: bytes) -> None: ...
+
+
 class EventStream(Response):
     """News in the form that the shape gives them; a client that hangs up stops its requests."""
 
@@ -112,9 +120,11 @@ class EventStream(Response):
         self._is_plain = shape.is_plain and not options.continuous_usage_stats
         self._num_open = sum(map(len, cursors))  # answers without their last chunk
         self._frames: dict[int, tuple[bytes, bytes]] = {}
+        self._writer: Writer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            self._writer = scope.get(BODY_WRITER)
             await while_connected(receive, self._write(send, scope.get(BODY_SEND, send)))
         except ClientGoneError:
             pass
@@ -131,7 +141,9 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": opening, "more_body": True})
         try:
             async with asyncio.timeout_at(self._deadline):
-                if len(self._streams) == 1:  # each token is news: nothing stands in between
+                if len(self._streams) == 1:
+                    if self._writer is not None and self._is_plain and all(self._is_opened):
+                        self._streams[0].sink = self._push
                     async for output in self._streams[0]:
                         await self._tell(send, 0, output)
                 else:
@@ -157,6 +169,17 @@ class EventStream(Response):
         if self._options.continuous_usage_stats:
             chunk["usage"] = usage([stream.output for stream in self._streams])
         return self._shape.encode(chunk)
+
+    def _push(self) -> bool:
+        """Send text at once, in the turn of the event loop that brought it."""
+        (cursor, *others), (stream,) = self._cursors[0], self._streams
+        if others or self._writer is None or not self._writer.is_ready():
+            return False
+        text = cursor.plain(stream.read().outputs[0])
+        if text is None:
+            return False
+        self._writer.write(self._frame(cursor.index, text))
+        return True
 
     async def _tell(self, send: Send, number: int, output: RequestOutput) -> None:
         parts: list[bytes] = list(self._open(number))

@@ -5,7 +5,7 @@ a tenth of JSON's time, and that time is taken from the engine where cores are f
 
 To the engine:   start {factory, config, logs}, submit {id, prompt_ids, params, options},
                  abort {id}, close {}
-From the engine: ready {info}, accepted {id}, refused {id, kind, message}, deltas {items},
+From the engine: ready {info}, accepted {id}, refused {id, kind, message}, deltas {items, said},
                  stats {stats}, alive {}, fatal {message}
 """
 
@@ -174,10 +174,12 @@ def dump_delta(output: RequestOutput, sent: Sent) -> Message:
     return item
 
 
-def apply_delta(output: RequestOutput, item: Message) -> None:
-    """Bring `output` up to date."""
+def apply_delta(output: RequestOutput, item: Message, *, is_whole: bool = False) -> None:
+    """Bring `output` up to date. With is_whole, the item tells all, not what is new."""
     for delta in item["c"]:
         choice = output.outputs[delta["i"]]
+        if is_whole:
+            choice.text, choice.token_ids = "", []
         choice.text += delta["x"]
         choice.token_ids += delta["t"]
         if "l" in delta:
