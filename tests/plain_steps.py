@@ -362,11 +362,9 @@ class PlainTarget:
 
 def stand_in(patch: pytest.MonkeyPatch) -> None:
     """From here on, a CPU's LLM runs captured steps with these kernels."""
-    import hunch.drafting.device_auto
-    import hunch.drafting.device_draft
-    import hunch.drafting.device_feature
-    import hunch.drafting.device_heads
-    import hunch.drafting.on_device
+    import hunch.kernels.gpu_draft
+    import hunch.kernels.gpu_grow
+    import hunch.kernels.gpu_lookup
     import hunch.layers.tiled
     import hunch.llm
     import hunch.models.cuda
@@ -398,11 +396,8 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(hunch.step.graphs, name, kernel)
     patch.setattr(hunch.step.graphs, "choose", chooser)
     patch.setattr(hunch.step.device_rows, "update", update)
-    patch.setattr(hunch.drafting.on_device, "lookup", lookup)
-    patch.setattr(hunch.drafting.device_auto, "lookup", lookup)
-    patch.setattr(hunch.drafting.device_draft, "known_inputs", level_inputs)
-    patch.setattr(hunch.drafting.device_draft, "grow_level", grow_level)
-    for module in (hunch.drafting.device_feature, hunch.drafting.device_heads):
-        patch.setattr(module, "committed_inputs", committed_inputs)
-        patch.setattr(module, "grow_level", grow_level)
+    patch.setattr(hunch.kernels.gpu_lookup, "lookup", lookup)
+    patch.setattr(hunch.kernels.gpu_draft, "known_inputs", level_inputs)
+    patch.setattr(hunch.kernels.gpu_draft, "committed_inputs", committed_inputs)
+    patch.setattr(hunch.kernels.gpu_grow, "grow_level", grow_level)
     patch.setattr(hunch.layers.tiled, "Tiled", PlainTiled)

@@ -12,12 +12,12 @@ DRAFTERS = {
     "suffix": "hunch.drafting.suffix:SuffixDrafter",
     "prediction": "hunch.drafting.prediction:PredictionDrafter",
     "recycling": "hunch.drafting.recycling:RecyclingDrafter",
-    "draft": "hunch.drafting.draft:DraftModelDrafter",
+    "draft": "hunch.drafting.draft_model:DraftModelDrafter",
     "mlp": "hunch.drafting.mlp:MlpDrafter",
     "medusa": "hunch.drafting.medusa:MedusaDrafter",
     "eagle": "hunch.drafting.eagle:EagleDrafter",
-    "eagle3": "hunch.drafting.eagle3:Eagle3Drafter",
-    "mtp": "hunch.drafting.mtp:MtpDrafter",
+    "eagle3": "hunch.drafting.eagle:Eagle3Drafter",
+    "mtp": "hunch.drafting.eagle:MtpDrafter",
     "auto": "hunch.drafting.auto:AutoDrafter",
 }
 

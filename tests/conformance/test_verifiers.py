@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import chisquare, kstest
 
 from hunch import LLM, SamplingParams
-from hunch.drafting.judge import Draw, Judge
+from hunch.drafting.choosing import Children, TokenChooser
 from hunch.kernels import noise
 from hunch.registry import LOSSY, VERIFIERS
 from hunch.sampling.state import SamplingState
@@ -199,15 +199,15 @@ def judge_one_place_too_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_a_node_for_its_own_chance(patch: pytest.MonkeyPatch) -> None:
-    sound = Judge.children
+    sound = TokenChooser.children
 
-    def children(self: Judge, *given: Any) -> Draw:
+    def children(self: TokenChooser, *given: Any) -> Children:
         draw = sound(self, *given)
         q_M = draw.q_MV.numpy()[np.arange(len(draw.token_MB)), draw.token_MB[:, 0]]
         draw.gain_M = np.log(q_M.astype(np.float64))
         return draw
 
-    patch.setattr(Judge, "children", children)
+    patch.setattr(TokenChooser, "children", children)
 
 
 def call_the_best_children_samples(patch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.auto import AutoDrafter
 from hunch.drafting.beside import DraftBeside
 from hunch.drafting.cost import CostCurve
-from hunch.drafting.reads import byte_share
 from hunch.hub import ModelFiles
 from hunch.llm import _detect
+from hunch.models.heads.draft_model import byte_share
 from hunch.models.weights import open_weights
 
 PROMPTS = [[5, 6, 7, 8] * 4, [9, 4], list(range(10, 31)), [7, 7, 7, 7, 7]]

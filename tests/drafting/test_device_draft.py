@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 import plain_steps
-from hunch.drafting import device_draft
-from hunch.drafting.device_draft import DeviceDraft
+from hunch.drafting.draft_model import DeviceDraft
 from hunch.drafting.pace import CHAIN, TREE
 from hunch.kernels import gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs, KVCache
@@ -78,7 +77,16 @@ def asking(kind: int) -> SamplingState:
 
 def drafter(model: Model, width: int, kind: int) -> DeviceDraft:
     kv = KVCache(torch.empty(0), torch.empty(0))
-    return DeviceDraft("draft", model, kv, 1, asking(kind), None, LEVELS, width, 60)
+    return DeviceDraft(
+        name="draft",
+        model=model,
+        kv=kv,
+        sampling=asking(kind),
+        ids_C=None,
+        num_levels=LEVELS,
+        width=width,
+        max_len=60,
+    )
 
 
 def numbers(*values: int) -> Tensor:
@@ -109,8 +117,8 @@ def rows(width: int) -> tuple[RowState, StepRows]:
 def test_whole_drafts(width: int, kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step = rows(width)
     drafter(Model(), width, kind).draft(state, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
-    monkeypatch.setattr(device_draft, "known_inputs", plain_steps.level_inputs)
-    monkeypatch.setattr(device_draft, "grow_level", plain_steps.grow_level)
+    monkeypatch.setattr(gpu_draft, "known_inputs", plain_steps.level_inputs)
+    monkeypatch.setattr(gpu_grow, "grow_level", plain_steps.grow_level)
     other, plain = rows(width)
     drafter(Model(), width, kind).draft(other, plain, NO_STATES, kind, TREE if width > 1 else CHAIN)
     assert state.count_X.tolist() == [LEVELS * width, 2, 0]

@@ -13,10 +13,10 @@ pytest.importorskip("triton")
 
 import plain_steps
 from drafting.test_device_draft import Launches, asking
-from hunch.drafting import device_feature
-from hunch.drafting.device_feature import DeviceFeature
+from hunch.drafting.feature import DeviceFeature
 from hunch.drafting.pace import CHAIN
 from hunch.drafting.watch import AcceptanceWatch
+from hunch.kernels import gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows
 from hunch.models.decoder import Hidden
@@ -71,7 +71,14 @@ class Silent(Net):
 def drafter(net: Any, kind: int) -> DeviceFeature:
     kv = KVCache(torch.empty(0, device=DEVICE), torch.empty(0, device=DEVICE))
     return DeviceFeature(
-        "eagle", net, kv, 1, asking(kind), LEVELS, 60, AcceptanceWatch("eagle", "")
+        name="eagle",
+        net=net,
+        kv=kv,
+        group=1,
+        sampling=asking(kind),
+        num_levels=LEVELS,
+        max_len=60,
+        watch=AcceptanceWatch("eagle", ""),
     )
 
 
@@ -101,8 +108,8 @@ def rows() -> tuple[RowState, StepRows, Hidden]:
 def test_whole_drafts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step, hidden = rows()
     drafter(Net(), kind).draft(state, step, hidden, kind, CHAIN)
-    for name in ("committed_inputs", "grow_level"):
-        monkeypatch.setattr(device_feature, name, getattr(plain_steps, name))
+    monkeypatch.setattr(gpu_draft, "committed_inputs", plain_steps.committed_inputs)
+    monkeypatch.setattr(gpu_grow, "grow_level", plain_steps.grow_level)
     other, plain, _ = rows()
     drafter(Net(), kind).draft(other, plain, hidden, kind, CHAIN)
     assert state.count_X.tolist() == [LEVELS, 2, 0]
@@ -118,7 +125,7 @@ def test_whole_drafts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_launches_between_passes(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step, hidden = rows()
     head = drafter(Silent(), kind)
-    monkeypatch.setattr(device_feature, "committed_inputs", lambda *inputs: inputs[-1].zero_())
+    monkeypatch.setattr(gpu_draft, "committed_inputs", lambda *inputs: inputs[-1].zero_())
     head.draft(state, step, hidden, kind, CHAIN)  # tilings come from the host, before a capture
     with Launches(monkeypatch) as seen:
         head.draft(state, step, hidden, kind, CHAIN)

@@ -14,7 +14,7 @@ import torch
 import head_files
 from hunch import LLM, RequestOutput, SamplingParams
 from hunch.errors import ConfigError, VocabMismatchError
-from hunch.models.heads.vocab import compare
+from hunch.models.heads.draft_model import compare
 from tiny_models import write_llama
 
 SMALL = {"max_num_seqs": 8, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32"}

@@ -13,9 +13,9 @@ from torch import Tensor
 import head_files
 from hunch import LLM, SamplingParams, Speculation
 from hunch.draft import Draft
+from hunch.drafting.choosing import Level, TreeShape
 from hunch.drafting.grow import grow
-from hunch.drafting.judge import Level, Shape
-from hunch.drafting.static import fill, parse_choices, rank_tree
+from hunch.drafting.medusa import parse_choices, rank_tree
 from hunch.errors import ConfigError
 from tiny_models import write_llama
 
@@ -88,7 +88,7 @@ def value(path: tuple[int, ...]) -> float:
 
 @pytest.mark.parametrize("branch", [2, 4, 50])
 def test_a_dynamic_tree_keeps_the_likeliest_nodes(branch: int) -> None:
-    shape = Shape(depth=4, num_nodes=12, width=4, branch=branch)
+    shape = TreeShape(depth=4, num_nodes=12, width=4, branch=branch)
     limit_R = np.array([12, 5, 0, 1, 12])
     language = Language(len(limit_R))
     draft, number_RN = grow(language.start(), language.feed, PlainJudge(), limit_R, shape)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_a_dynamic_tree_keeps_the_likeliest_nodes(branch: int) -> None:
 
 
 def test_a_tree_stops_where_it_is_not_sure() -> None:
-    shape = Shape(depth=4, num_nodes=12, width=4, branch=4, min_confidence=0.2)
+    shape = TreeShape(depth=4, num_nodes=12, width=4, branch=4, min_confidence=0.2)
     language = Language(6)
     draft, _ = grow(language.start(), language.feed, PlainJudge(), np.full(6, 12), shape)  # type: ignore[arg-type]
     for row in range(6):
@@ -125,7 +125,7 @@ def test_choices() -> None:
     assert tree.parent_N.tolist() == [-1, -1, 0, 0, 2]
     assert tree.rank_N.tolist() == [0, 1, 0, 1, 0]
     assert tree.width == (2, 2, 1)
-    draft = fill(tree, np.arange(10).reshape(2, 5), np.array([5, 2]))
+    draft = tree.fill(np.arange(10).reshape(2, 5), np.array([5, 2]))
     assert draft.num_nodes_R.tolist() == [5, 2]
     for text, message in {
         "0/1.0": "node 1.0 needs node 1",

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from deepseek_files import make_deepseek
 from flying_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from hunch import LLM, Speculation
-from hunch.drafting.device_feature import DeviceFeature
+from hunch.drafting.feature import DeviceFeature
 from hunch.types import GroupInfo
 from mtp_files import make_stages
 from plain_steps import stand_in

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from hunch import LLM, SamplingParams
-from hunch.drafting.on_device import DeviceLookup
+from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.pace import Pace, StepShape
 from hunch.errors import CapacityError
 from hunch.step.gpu_runner import GraphRunner

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hunch.drafting.on_device import DeviceLookup
+from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.pace import REST, StepShape
 from hunch.kernels.gpu_step import FIRST, MATCHED, TOKENS
 from hunch.step.graphs import StepGraph

@@ -18,11 +18,13 @@ from hunch.config import SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, Drafter, DrafterContext, WorksOnDevice
 from hunch.drafting.beside import DraftBeside
-from hunch.drafting.lookup import LookupDrafter
+from hunch.drafting.device_auto import DeviceAuto
+from hunch.drafting.draft_model import DeviceDraft
+from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.planner import HINTED, Planner, Route, merge
-from hunch.drafting.reads import MAX_SHARE, byte_share
 from hunch.drafting.trees import Node, to_draft
 from hunch.drafting.watch import comes_with_hunch
+from hunch.models.heads.draft_model import MAX_SHARE, byte_share
 from hunch.models.weights import open_weights
 from hunch.registry import DRAFTERS, resolve
 
@@ -125,9 +127,9 @@ class AutoDrafter(Planner):
         network = method.on_device() if isinstance(method, WorksOnDevice) else None
         if matches is None or network is None:
             return matches
-        from hunch.drafting.device_auto import beside
-
-        return beside(matches, network)
+        assert isinstance(matches, DeviceLookup)
+        assert isinstance(network, DeviceDraft)
+        return DeviceAuto(matches, network)
 
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:

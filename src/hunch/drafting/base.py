@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.cost import CostCurve
-from hunch.drafting.pace import StepShape
+from hunch.drafting.pace import StepShape, chains_of
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels.attention import KVCache
+from hunch.models.decoder import Hidden
 from hunch.sampling.state import SamplingState
+
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_step import RowState, StepRows  # needs Triton, which a CPU may not have
 
 
 class Drafter(Protocol):
@@ -46,72 +50,82 @@ class Network(Protocol):
     kv: KVCache
 
 
-class DeviceDrafter(Protocol):
-    """Drafts by kernels alone, from rows kept on the device, so that a step can be captured."""
+@dataclass(kw_only=True)
+class DeviceDrafter:
+    """Drafts by kernels alone, from rows kept on the device, so that a step can be captured.
 
-    @property
-    def name(self) -> str: ...
+    A method overrides what differs from a network that drafts chains and keeps nothing of its own
+    from step to step.
+    """
 
-    @property
-    def num_nodes(self) -> int:
-        """Every draft has room for so many."""
+    name: str
+    num_levels: int = 0  # longest path of its network's drafts; 0: it has no network
+    num_nodes: int = 0  # every draft has room for so many; 0: one per level
+    is_adaptive: bool = True  # fewer nodes, or none, where they do not pay
+    margin: float = 0.0  # share by which checking nodes must promise to beat plain decoding
+    watch: AcceptanceWatch | None = None  # is told what became of its drafts
 
-    def depth(self, source: int) -> int:
-        """Of its trees; 0: in this source it drafts chains."""
+    def __post_init__(self) -> None:
+        self.num_nodes = self.num_nodes or self.num_levels
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         """How its steps may go, one without nodes among them where none may be best."""
-
-    @property
-    def num_levels(self) -> int:
-        """Of its network's drafts; 0: it has none."""
+        return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
 
     @property
     def network(self) -> Network | None:
         """What must have seen a row's tokens before it drafts for the row."""
+        return None
 
     @property
     def is_guided(self) -> bool:
         """Whether its lookups ask a phrase table too."""
-
-    @property
-    def margin(self) -> float:
-        """Share by which checking nodes must promise to beat plain decoding."""
+        return False
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """Of the target, whose states it drafts from."""
+        return ()
 
-    @property
-    def watch(self) -> AcceptanceWatch | None:
-        """Is told what became of its drafts."""
-
-    def draft(self, state: Any, step: Any, hidden: Any, kind: int, source: int = 0) -> None:
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
         """Put a draft for each row of the step into its state: kernels only, no host.
 
         hidden: the target's states of the step's packed tokens.
         kind: all rows are greedy (0), some are sampled (1), some with filters (2).
         source: one of those its shapes name.
         """
+        raise NotImplementedError
+
+    def depth(self, source: int) -> int:
+        """Of its trees; 0: in this source it drafts chains."""
+        return 0
 
     def works(self, source: int) -> bool:
         """Whether it does anything in a step of this source."""
+        return source > 0
 
     def writes_kv(self, source: int) -> bool:
         """Whether drafting so leaves KV of its own for all that is known."""
+        return False
 
     def can_follow(self, rows: Rows) -> bool:
         """Whether these rows are short enough for its network."""
+        return True
 
     def needs_host(self, rows: Rows) -> bool:
         """Whether only the host's drafter can draft for these rows."""
+        return False
 
     def is_ready(self, rows: Rows) -> np.ndarray | None:
         """Of which rows everything that drafting needs is on the device; None: of all, always."""
+        return None
 
     def drafted_by(self, source: int, matched: int) -> str:
         """The method behind a row's draft, by the source and the length of the lookup's match."""
+        return self.name
 
 
 @runtime_checkable
@@ -136,14 +150,13 @@ class DrafterContext:
     max_rows: int
     max_len: int
     vocab_size: int
-    wants_q: bool = (
-        False  # the verifier weighs draws: use noise of your own, say what you drew from
-    )
+    # The verifier weighs draws: use noise of your own, and say what you drew from.
+    wants_q: bool = False
     vocab: dict[str, int] | None = None  # the target's tokens, for comparing vocabularies
     kv: KVCache | None = None
     group: int = 0  # index of its KV group in computed_GX
 
     @property
     def is_fused(self) -> bool:
-        """Whether the target runs by a GPU's fused kernels, so that steps can fly."""
+        """Whether the target runs by a GPU's fused kernels, so that steps can be captured."""
         return getattr(self.target, "kernels", "") == "triton"

@@ -8,47 +8,44 @@ many tokens as it could have committed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hunch.draft import Rows
-from hunch.drafting.device_draft import DeviceDraft
-from hunch.drafting.on_device import DeviceLookup
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.draft_model import DeviceDraft
+from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.pace import CHAIN, TREE, StepShape, levels_after
-from hunch.kernels.gpu_lookup import lookup
-from hunch.kernels.gpu_step import RowState, StepRows
+from hunch.models.decoder import Hidden
+
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_step import RowState, StepRows  # needs Triton, which a CPU may not have
 
 SURE = 4  # tokens a match must have to be asked before the draft model
 CHAIN_NODES = (1, 3, 7)  # checked in steps of the one
 TREE_WIDTH = 3  # of the other
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceAuto:
+class DeviceAuto(DeviceDrafter):
     """Chains by lookup; where that has no long match, chains or small trees by a draft model."""
 
-    matches: DeviceLookup
-    network: DeviceDraft
-    tree: DeviceDraft  # the same model
-    name: str = "auto"
-    watch: None = None
-    feature_layers: tuple[int, ...] = ()
+    def __init__(self, matches: DeviceLookup, model: DeviceDraft) -> None:
+        super().__init__(
+            name="auto",
+            num_levels=model.num_levels,
+            num_nodes=max(matches.num_nodes, model.num_nodes),
+            margin=matches.margin,
+        )
+        self.matches, self.model = matches, model
+        self.tree = replace(model, width=TREE_WIDTH)
 
     @property
-    def margin(self) -> float:
-        return self.matches.margin
+    def network(self) -> DeviceDraft:
+        return self.model
 
     @property
     def is_guided(self) -> bool:
         return self.matches.is_guided
-
-    @property
-    def num_nodes(self) -> int:
-        return max(self.matches.num_nodes, self.network.num_nodes)
-
-    @property
-    def num_levels(self) -> int:
-        return self.network.num_levels
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
@@ -61,8 +58,10 @@ class DeviceAuto:
         return self.tree.num_nodes if source == TREE else 0
 
     def draft(
-        self, state: RowState, step: StepRows, hidden: Any, kind: int, source: int = 0
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
     ) -> None:
+        from hunch.kernels.gpu_lookup import lookup
+
         at = self.matches
         if not source:
             at.look(state, step, self.num_nodes)
@@ -72,7 +71,7 @@ class DeviceAuto:
             self.tree.grow(state, step, kind, self.tree.num_levels, num_tokens)
         else:
             num_levels = levels_after(num_tokens, self.num_levels)
-            self.network.grow(state, step, kind, num_levels, num_tokens)
+            self.model.grow(state, step, kind, num_levels, num_tokens)
         lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
 
     def works(self, source: int) -> bool:
@@ -82,19 +81,8 @@ class DeviceAuto:
         return source > 0
 
     def can_follow(self, rows: Rows) -> bool:
-        return self.network.can_follow(rows)
-
-    def needs_host(self, rows: Rows) -> bool:
-        return False
-
-    def is_ready(self, rows: Rows) -> None:
-        return None
+        return self.model.can_follow(rows)
 
     def drafted_by(self, source: int, matched: int) -> str:
         is_looked_up = not source or matched >= SURE
-        return self.matches.name if is_looked_up else self.network.name
-
-
-def beside(matches: DeviceLookup, network: DeviceDraft) -> DeviceAuto:
-    """A draft model that drafts chains on the device, beside a lookup there."""
-    return DeviceAuto(matches=matches, network=network, tree=replace(network, width=TREE_WIDTH))
+        return self.matches.name if is_looked_up else self.model.name

@@ -1,25 +1,54 @@
-"""EAGLE-1 and EAGLE-2: a one-layer head that continues the target's last hidden state.
+"""EAGLE and MTP: a small network that continues the target's own hidden states.
 
-EAGLE-2 is the same head with a dynamic tree: eagle:PATH:tree=dynamic.
-Papers: arXiv 2401.15077, 2406.16858.
+EAGLE-1 continues the last state with one decoder layer; EAGLE-2 is the same head with a dynamic
+tree (eagle:PATH:tree=dynamic); EAGLE-3 fuses states of several target layers and has a vocabulary
+of its own; MTP uses the layer that models with multi-token prediction bring along. They differ in
+their networks (models/heads) alone: how they draft is in feature.py.
+Papers: arXiv 2401.15077, 2406.16858, 2503.01840, 2412.19437.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from hunch.config import read_options
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.feature import FeatureDrafter
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.models.heads.eagle import load_eagle
+from hunch.models.heads.eagle3 import load_eagle3
+from hunch.models.heads.mtp import load_mtp
+from hunch.models.heads.step import StepNet
 
 
-class EagleDrafter(FeatureDrafter):
-    """eagle:PATH[:KEY=VALUE]..."""
+class _HeadDrafter(FeatureDrafter):
+    """NAME:PATH[:KEY=VALUE]..."""
+
+    method: str
+    load: Callable[[str, Any], StepNet]
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        net = load_eagle(need_path("eagle", path), context.target)
-        super().__init__("eagle", net, read_options(GrowOptions, options, "eagle"), context)
+        net = type(self).load(need_path(self.method, path), context.target)
+        given = read_options(GrowOptions, options, self.method)
+        super().__init__(self.method, net, given, context)
+
+
+class EagleDrafter(_HeadDrafter):
+    """EAGLE-1 and EAGLE-2."""
+
+    method, load = "eagle", staticmethod(load_eagle)
+
+
+class Eagle3Drafter(_HeadDrafter):
+    """EAGLE-3, 3.1 too."""
+
+    method, load = "eagle3", staticmethod(load_eagle3)
+
+
+class MtpDrafter(_HeadDrafter):
+    """MTP; the path is often the target's own directory."""
+
+    method, load = "mtp", staticmethod(load_mtp)

@@ -1,6 +1,7 @@
 """Drafters that continue the target's own hidden states (EAGLE, MTP): one network step per level.
 
-Shape letters: R rows of this step, X rows of the engine, T packed tokens, D width, C columns.
+Shape letters: R rows of this step, X rows of the engine, T packed tokens, D width, C columns, W
+tokens of a row in the target's pass.
 
 At position t the network sees the target's state of t and token t + 1, so once the target has
 decided L tokens the network can cover positions 0 .. L - 2, and what it says there is about token
@@ -9,24 +10,36 @@ L. Drafted nodes are fed with the network's own states; their KV is overwritten 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.choosing import Array, Level, TokenChooser
 from hunch.drafting.grow import grow
-from hunch.drafting.hidden import can_fly
-from hunch.drafting.judge import Array, Judge, Level
-from hunch.drafting.native_chain import ChainDrafts, HostRows
+from hunch.drafting.last_state import can_capture
+from hunch.drafting.native_chain import ChainDrafts, RowArrays
 from hunch.drafting.options import GrowOptions
+from hunch.drafting.pace import levels_after
 from hunch.drafting.watch import AcceptanceWatch
-from hunch.drafting.window import MAX_PASS, KvWindow, host
+from hunch.drafting.window import MAX_PASS, KvWindow, covered, host
 from hunch.errors import ConfigError
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.models.decoder import Hidden
 from hunch.models.heads.step import MARGIN, StepNet
+from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
 
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
+    from hunch.kernels.gpu_step import RowState, StepRows
+
 FUSED_PASS = 4096  # tokens covered at once where launches are what takes time
+PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for
 
 
 class FeatureDrafter:
@@ -46,7 +59,7 @@ class FeatureDrafter:
         self.state_XD = torch.zeros(
             context.max_rows, net.state_width, dtype=net.kv_dtype, device=context.device
         )
-        self.host = HostRows()
+        self.host = RowArrays()
         self.chains: ChainDrafts | None = None  # the short way for steps of one row
         if net.network is not None and ChainDrafts.fit(self.shape, context):
             temperature = self.draft_temperature
@@ -71,7 +84,7 @@ class FeatureDrafter:
                 head_dim=net.spec.head_dim,
                 dtype=net.kv_dtype,
             ),
-            # Where steps fly, a row with a hole stays with the host to its end.
+            # Where steps are captured, a row with a hole stays with the host to its end.
             group=GroupInfo(name=name, is_ahead=True, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
@@ -81,10 +94,8 @@ class FeatureDrafter:
         context, shape, net = self.context, self.shape, self.net
         if context.kv is None or not net.is_capturable:
             return None
-        if not can_fly(context, shape, self.draft_temperature):
+        if not can_capture(context, shape, self.draft_temperature):
             return None
-        from hunch.drafting.device_feature import DeviceFeature
-
         self.is_on_device = True
         return DeviceFeature(
             name=self.name,
@@ -102,7 +113,7 @@ class FeatureDrafter:
         """Cover the positions the target just processed, as far as the window needs them."""
         rows = step.rows
         arrays = self.host.read(rows)
-        self.window.meet(rows, arrays.ids_R)
+        self.window.add_new(rows, arrays.ids_R)
         known_X, prompt_X = arrays.known_X, host(rows.prompt_X)
         max_draft_X = arrays.max_draft_X
         is_caught_up_R = host(step.is_caught_up_R) if step.is_caught_up_R is not None else None
@@ -167,7 +178,7 @@ class FeatureDrafter:
             row_P = [row for row, _, _ in parts]
             self.state_XD[torch.tensor(row_P)] = state_TD[torch.from_numpy(ends)]
         for row, _, stop in parts:
-            self.window.settle(rows, row, stop)
+            self.window.mark_valid(rows, row, stop)
             self.covered_X[row] = stop + 1
 
     def propose(self, rows: Rows) -> Draft:
@@ -186,7 +197,7 @@ class FeatureDrafter:
                 self.guessed[row] = (known, count)
         return draft
 
-    def _propose_one(self, chains: ChainDrafts, rows: Rows, arrays: HostRows) -> Draft:
+    def _propose_one(self, chains: ChainDrafts, rows: Rows, arrays: RowArrays) -> Draft:
         row = arrays.ids[0]
         known, limit = int(arrays.known_X[row]), 0
         if self.covered_X[row] == known:
@@ -216,8 +227,8 @@ class FeatureDrafter:
             state_MD = net.step(token_M, state_MD, inputs(level), self.window.kv)
             return net.logits(state_MD)
 
-        judge = Judge(self.context, rows, net.ids_C, self.draft_temperature)
-        draft, _ = grow(net.logits(state_MD), feed, judge, limit_R, self.shape)
+        chooser = TokenChooser(self.context, rows, net.ids_C, self.draft_temperature)
+        draft, _ = grow(net.logits(state_MD), feed, chooser, limit_R, self.shape)
         return draft
 
     def forget(self, rows: list[int]) -> None:
@@ -228,6 +239,112 @@ class FeatureDrafter:
 
     def _put(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.context.device)
+
+
+@dataclass(kw_only=True)
+class DeviceFeature(DeviceDrafter):
+    """Chains of `num_levels` tokens, drafted within the step.
+
+    Every draft begins with the tokens that the step committed, beside the target's states of the
+    same pass: so all that is known has the head's KV, and the state behind the last of them is
+    drafted from. Then one pass of the head per level, each with its own state before it.
+
+    Tokens alone tell the head nothing: prompts are covered by the host's drafter, which has the
+    target's states, and a row with a hole in its KV stays with the host.
+    """
+
+    net: StepNet
+    kv: KVCache
+    group: int  # of its KV, in computed_GX
+    sampling: SamplingState
+    max_len: int  # the longest text it can follow
+    _ids_C: Tensor | None = None  # the target's id of each column of logits
+    _tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ids_C, device = self.net.ids_C, self.kv.k_LCMH.device
+        self._ids_C = None if ids_C is None else ids_C.to(device)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.net.feature_layers
+
+    def works(self, source: int) -> bool:
+        return True
+
+    def writes_kv(self, source: int) -> bool:
+        return True
+
+    def can_follow(self, rows: Rows) -> bool:
+        return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
+
+    def needs_host(self, rows: Rows) -> bool:
+        return True
+
+    def is_ready(self, rows: Rows) -> np.ndarray:
+        return covered(rows, self.group, self.max_len)
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
+        from hunch.kernels.gpu_draft import committed_inputs
+        from hunch.kernels.gpu_grow import grow_level
+
+        num_rows, net = len(step.ids_R), self.net
+        width = len(hidden.last_TD) // num_rows
+        if not self._tilings and state.flat.is_cuda:
+            self._warm_up(state)
+        ids_T, attn = self._inputs(state, num_rows, width)
+        last_R = ids_T.new_empty(num_rows)
+        committed_inputs(state, step, ids_T, attn, last_R)
+        fused_TD = net.fuse(hidden.last_TD, hidden.features)
+        state_RD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)
+        if not source:
+            return
+        row_R, num_levels = attn.seq_T[::width], levels_after(width, self.num_levels)
+        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
+        for level in range(num_levels):
+            is_last = level + 1 == num_levels
+            following = None if is_last else self._inputs(state, num_rows, 1)
+            grow_level(
+                state, step, net.logits(state_RD), chances_R1, self.sampling, depth=level,
+                num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self._ids_C,
+                following=following, is_ahead=True,
+            )  # fmt: skip
+            if following is None:
+                return
+            ids_R, attn = following
+            state_RD = net.step(ids_R, state_RD, attn, self.kv)
+
+    def _warm_up(self, state: RowState) -> None:
+        """Kernels that cover prompts are compiled now: at their first use somebody would wait."""
+        for count in PROMPTS:
+            zero_T = state.flat.new_zeros(count)
+            attn = AttnInputs(
+                pos_T=zero_T,
+                slot_T=zero_T - 1,  # nothing is written
+                seq_T=zero_T,
+                table_SB=state.table_XB,
+                base_T=zero_T + 1,
+                tree_TP=None,
+                block_size=state.block_size,
+                spans=(Span(0, count, 0, 0, count),),
+            )
+            size, dtype = (count, self.net.spec.width), self.net.kv_dtype
+            state_TD = torch.zeros(size, dtype=dtype, device=zero_T.device)
+            self.net.step(zero_T, state_TD, attn, self.kv)
+
+    def _inputs(self, state: RowState, num_rows: int, width: int) -> tuple[Tensor, AttnInputs]:
+        from hunch.kernels.gpu_draft import new_inputs
+
+        ids_T, attn = new_inputs(state, num_rows * width)
+        key = num_rows, width
+        if key not in self._tilings:  # made before a capture, as it comes from the host
+            spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
+            self._tilings[key] = self.net.tiler(attn).tiling(spans, num_rows * width)
+        attn.memo["tiling"] = self._tilings[key]
+        return ids_T, attn
 
 
 def _joined(arrays: list[Array]) -> Array:

@@ -1,12 +1,15 @@
-"""Drafts grown level by level with a network: chains, and dynamic trees by confidence.
+"""Drafts grown level by level with a network: chains, chains with siblings, dynamic trees.
 
 Shape letters: R rows of this step, K nodes of a level that are grown on, C children looked at, V
-vocabulary, M packed nodes, P depth so far, N nodes of a draft, Q candidates so far.
+vocabulary, M packed nodes, P depth so far, N nodes of a draft, Q candidates so far, B siblings.
 
-A node's confidence is its share of softmax(score), where score is what the target would compare:
-the logit for greedy rows, logit / T + the target's noise for the others. Its value is the product
-of the confidences on its path. The first child of the first child ... is always kept: it is the
-path the target is likeliest to take, whatever the values say.
+In a chain with siblings, level d holds nodes d * B .. d * B + B - 1; the first of them is grown on,
+so node d * B is the parent of level d + 1. What is kept does not depend on what was drawn.
+
+In a dynamic tree a node's confidence is its share of softmax(score), where score is what the target
+would compare: the logit for greedy rows, logit / T + the target's noise for the others. Its value
+is the product of the confidences on its path. The first child of the first child ... is always
+kept: it is the path the target is likeliest to take, whatever the values say.
 """
 
 from __future__ import annotations
@@ -16,31 +19,167 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft
-from hunch.drafting.chain import grow_chain, grow_fixed
-from hunch.drafting.judge import Array, Feed, Judge, Level, Shape
+from hunch.drafting.choosing import Array, Children, Feed, Level, TokenChooser, TreeShape
 
 KEEP = 1e6  # added to the key of the path that is always kept
 
 
 def grow(
-    logits_RV: Tensor, feed: Feed, judge: Judge, limit_R: Array, shape: Shape
+    logits_RV: Tensor, feed: Feed, chooser: TokenChooser, limit_R: Array, shape: TreeShape
 ) -> tuple[Draft, Array]:
     """A draft per row, at most limit_R nodes each, and the number each node was processed under.
 
     A node that was never processed has the number -1. `feed` is called at most depth - 1 times.
     """
-    if shape.is_fixed or (shape.is_chain and judge.wants_q):
-        return grow_fixed(logits_RV, feed, judge, limit_R, shape)
+    if shape.is_fixed or (shape.is_chain and chooser.wants_q):
+        return _grow_fixed(logits_RV, feed, chooser, limit_R, shape)
     if shape.is_chain:
-        return grow_chain(logits_RV, feed, judge, limit_R, shape)
-    return _Tree(judge, limit_R, shape).grow(logits_RV, feed)
+        return _grow_chain(logits_RV, feed, chooser, limit_R, shape)
+    return _Tree(chooser, limit_R, shape).grow(logits_RV, feed)
+
+
+def _grow_chain(
+    logits_MV: Tensor, feed: Feed, chooser: TokenChooser, limit_R: Array, shape: TreeShape
+) -> tuple[Draft, Array]:
+    if len(limit_R) == 1 and shape.min_confidence <= 0:
+        limit = min(int(limit_R[0]), shape.depth, shape.num_nodes)
+        return _grow_single(logits_MV, feed, chooser, limit)
+    limit_R = np.minimum(limit_R, min(shape.depth, shape.num_nodes))
+    num_rows, longest = len(limit_R), int(limit_R.max(initial=0))
+    tokens_RN = np.zeros((num_rows, longest), dtype=np.int64)
+    num_nodes_R, value_R = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows)
+    number_RN = np.broadcast_to(np.arange(longest), (num_rows, longest))
+    shortest = int(limit_R.min(initial=0))  # up to there, no row ends by its limit
+    place_M = everyone_M = np.arange(num_rows)
+    if not shortest:
+        place_M = np.flatnonzero(limit_R > 0)
+        logits_MV = logits_MV[torch.from_numpy(place_M)]
+    for depth in range(longest):
+        token_M, gain_M = _choose(logits_MV, chooser, place_M, depth, shape.min_confidence)
+        parent_M = everyone_M[: len(place_M)]
+        if gain_M is not None:
+            value_R[place_M] += gain_M
+            parent_M = np.flatnonzero(value_R[place_M] >= np.log(shape.min_confidence))
+            place_M, token_M = place_M[parent_M], token_M[parent_M]
+        tokens_RN[place_M, depth] = token_M
+        num_nodes_R[place_M] = depth + 1
+        if depth + 1 >= shortest:
+            goes_on_M = limit_R[place_M] > depth + 1
+            parent_M, place_M = parent_M[goes_on_M], place_M[goes_on_M]
+            token_M = token_M[goes_on_M]
+        if not len(place_M):
+            break
+        path_MP = number_RN[: len(place_M), : depth + 1]
+        logits_MV = feed(Level(place_M, token_M, parent_M, path_MP))
+    longest = int(num_nodes_R.max(initial=0))
+    draft = Draft(
+        torch.from_numpy(tokens_RN[:, :longest]),
+        torch.arange(-1, longest - 1).expand(num_rows, longest),
+        torch.from_numpy(num_nodes_R),
+    )
+    # The last node of a row was drafted and never processed.
+    number_RN = number_RN[:, :longest]
+    return draft, np.where(number_RN < num_nodes_R[:, None] - 1, number_RN, -1)
+
+
+def _grow_single(
+    logits_1V: Tensor, feed: Feed, chooser: TokenChooser, limit: int
+) -> tuple[Draft, Array]:
+    """The chain of a single row: on a CPU, what numpy takes per call would be felt here."""
+    place_1 = np.zeros(1, dtype=np.int64)
+    number_1N = np.arange(limit)[None]
+    tokens: list[int] = []
+    for depth in range(limit):
+        token_1 = chooser.draw(logits_1V, place_1, depth)
+        tokens.append(int(token_1[0]))
+        if depth + 1 < limit:
+            logits_1V = feed(Level(place_1, token_1, place_1, number_1N[:, : depth + 1]))
+    draft = Draft(
+        torch.tensor([tokens], dtype=torch.int64),
+        torch.from_numpy(number_1N - 1),
+        torch.tensor([limit]),
+    )
+    number_1N = number_1N.copy()
+    number_1N[:, -1:] = -1  # drafted, never processed
+    return draft, number_1N
+
+
+def _choose(
+    logits_MV: Tensor, chooser: TokenChooser, place_M: Array, depth: int, min_confidence: float
+) -> tuple[Array, Array | None]:
+    """The likeliest token per row and, when someone asks, the log of its confidence."""
+    if min_confidence <= 0:
+        return chooser.draw(logits_MV, place_M, depth), None
+    token_M1, gain_M1 = chooser.best(logits_MV, place_M, depth, 1)
+    return token_M1[:, 0], gain_M1[:, 0]
+
+
+def _grow_fixed(
+    logits_MV: Tensor, feed: Feed, chooser: TokenChooser, limit_R: Array, shape: TreeShape
+) -> tuple[Draft, Array]:
+    """Every level has `shape.branch` nodes, drawn in order; the draft says what from."""
+    branch, num_rows = min(shape.branch, logits_MV.shape[1]), len(limit_R)
+    limit_R = np.minimum(limit_R, min(shape.num_nodes, shape.depth * branch))
+    num_levels = -(-int(limit_R.max(initial=0)) // branch)
+    tokens_RN = np.zeros((num_rows, num_levels * branch), dtype=np.int64)
+    num_nodes_R, value_R = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows)
+    levels: list[tuple[Array, Children]] = []
+    place_M = np.flatnonzero(limit_R > 0)
+    logits_MV = logits_MV[torch.from_numpy(place_M).to(logits_MV.device)]
+    for depth in range(num_levels):
+        drawn = chooser.children(logits_MV, place_M, depth, branch)
+        # Whether a level is kept is decided before its tokens are looked at.
+        value_R[place_M] += drawn.gain_M
+        is_kept_M = np.full(len(place_M), True)
+        if shape.min_confidence > 0:
+            is_kept_M = value_R[place_M] >= np.log(shape.min_confidence)
+        kept_M = place_M[is_kept_M]
+        levels.append((place_M, drawn))
+        tokens_RN[kept_M, depth * branch : (depth + 1) * branch] = drawn.token_MB[is_kept_M]
+        num_nodes_R[kept_M] = np.minimum((depth + 1) * branch, limit_R[kept_M])
+        goes_on_M = is_kept_M & (limit_R[place_M] > (depth + 1) * branch)
+        if not goes_on_M.any():
+            break
+        place_M = place_M[goes_on_M]
+        path_MP = np.broadcast_to(np.arange(depth + 1), (len(place_M), depth + 1))
+        token_M = drawn.token_MB[goes_on_M, 0]
+        logits_MV = feed(Level(place_M, token_M, np.flatnonzero(goes_on_M), path_MP))
+    longest = int(num_nodes_R.max(initial=0))
+    node_N = np.arange(longest)
+    parent_N = np.where(node_N < branch, -1, (node_N // branch - 1) * branch)
+    draft = Draft(
+        torch.from_numpy(np.ascontiguousarray(tokens_RN[:, :longest])),
+        torch.from_numpy(np.broadcast_to(parent_N, (num_rows, longest)).copy()),
+        torch.from_numpy(num_nodes_R),
+    )
+    if levels and levels[0][1].q_MV is not None and longest:
+        _note_draws(draft, levels, branch)
+    # Processed are the first nodes of every level but the row's last.
+    last_R = (num_nodes_R[:, None] - 1) // branch
+    is_fed_RN = (node_N % branch == 0) & (node_N // branch < last_R)
+    return draft, np.where(is_fed_RN, node_N // branch, -1)
+
+
+def _note_draws(draft: Draft, levels: list[tuple[Array, Children]], branch: int) -> None:
+    """What every node was drawn from, and whether it was."""
+    first = levels[0][1].q_MV
+    assert first is not None
+    num_rows, num_nodes = draft.tokens_RN.shape
+    q_RNV = first.new_zeros(num_rows, num_nodes, first.shape[1])
+    is_sampled_RN = np.zeros((num_rows, num_nodes), dtype=np.bool_)
+    for depth, (place_M, drawn) in enumerate(levels):
+        for node in range(depth * branch, min((depth + 1) * branch, num_nodes)):
+            assert drawn.q_MV is not None
+            q_RNV[torch.from_numpy(place_M), node] = drawn.q_MV
+            is_sampled_RN[place_M, node] = drawn.is_sampled_M
+    draft.q_RNV, draft.is_sampled_RN = q_RNV, torch.from_numpy(is_sampled_RN)
 
 
 class _Tree:
     """One dynamic tree per row in the making: all candidates so far, level after level."""
 
-    def __init__(self, judge: Judge, limit_R: Array, shape: Shape) -> None:
-        self.judge, self.shape, self.branch = judge, shape, shape.branch
+    def __init__(self, chooser: TokenChooser, limit_R: Array, shape: TreeShape) -> None:
+        self.chooser, self.shape, self.branch = chooser, shape, shape.branch
         self.limit_R = np.minimum(limit_R, shape.num_nodes)
         self.depth_R = np.minimum(limit_R, shape.depth)
         # What is grown on needs a slot each, and a row has as many as it may draft nodes.
@@ -96,7 +235,7 @@ class _Tree:
         """The best children of each node: tokens and log values, -inf where there is no node."""
         is_here_RK = packed_RK >= 0
         place_M = np.nonzero(is_here_RK)[0]
-        token_MC, gain_MC = self.judge.best(logits_MV, place_M, depth, self.branch)
+        token_MC, gain_MC = self.chooser.best(logits_MV, place_M, depth, self.branch)
         shape = (*packed_RK.shape, self.branch)
         token_RKC = np.zeros(shape, dtype=np.int64)
         value_RKC = np.full(shape, -np.inf)

@@ -33,7 +33,7 @@ class Guide:
         self._have: dict[int, int] = {}  # tokens of each row that were followed
         self._rows: Rows | None = None
         self._ids_R: Tensor | None = None
-        self._slips: dict[tuple[int, int], tuple[np.ndarray, Draft]] = {}  # by row and length
+        self._drafts: dict[tuple[int, int], tuple[np.ndarray, Draft]] = {}  # by row and length
         self.native: NativeLookup | None = None
         self.plain: GuidedLookup | None = None
         if getattr(context.target, "kernels", "") == "native":
@@ -98,13 +98,13 @@ class Guide:
             tokens, chances = self.guess(row, limit)
             count = count_of(chances)
             tokens = tokens[:count]
-        slip = self._slips.get((row, count))
-        if slip is None:
-            slip = self._slips[row, count] = self._slip(count)
-        slip[0][:] = tokens
-        return slip[1] if self._is_host else slip[1].to(self.device)
+        reused = self._drafts.get((row, count))
+        if reused is None:
+            reused = self._drafts[row, count] = self._new_draft(count)
+        reused[0][:] = tokens
+        return reused[1] if self._is_host else reused[1].to(self.device)
 
-    def _slip(self, num_nodes: int) -> tuple[np.ndarray, Draft]:
+    def _new_draft(self, num_nodes: int) -> tuple[np.ndarray, Draft]:
         tokens_N, parents_N = np.zeros(num_nodes, np.int64), np.arange(-1, num_nodes - 1)
         tokens_1N, parents_1N = torch.from_numpy(tokens_N)[None], torch.from_numpy(parents_N)[None]
         draft = Draft(tokens_1N, parents_1N, torch.tensor([num_nodes]))

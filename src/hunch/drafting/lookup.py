@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.chance import Chances
 from hunch.drafting.cost import CostCurve
+from hunch.drafting.pace import REST, StepShape
 from hunch.drafting.trees import Node, share_out, to_draft
+from hunch.models.decoder import Hidden
+
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_lookup import (
+        DevicePhrases,  # these need Triton, which a CPU may not have
+    )
+    from hunch.kernels.gpu_step import RowState, StepRows
 
 
 class Text(Protocol):
@@ -114,3 +123,41 @@ class LookupDrafter:
             if found < 0:
                 return
             at = found
+
+
+@dataclass(kw_only=True)
+class DeviceLookup(DeviceDrafter):
+    """The most recent of the longest matches of a row's end goes on as it went on then.
+
+    A phrase table, where there is one, says what comes next where it is right more often.
+    """
+
+    min_match: int
+    max_match: int
+    phrases: DevicePhrases | None = None
+
+    @property
+    def is_guided(self) -> bool:
+        return self.phrases is not None
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        """A step takes as long for 2, 4, 8 or 16 tokens as for a few less."""
+        if not self.is_adaptive:
+            return (StepShape(self.num_nodes),)
+        sizes = (1, 3, 7, 15) if self.num_nodes > 2 else (self.num_nodes,)
+        return (StepShape(0), *(StepShape(n) for n in sizes if n <= self.num_nodes))
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
+        self.look(state, step, self.num_nodes)
+
+    def look(self, state: RowState, step: StepRows, num_nodes: int) -> None:
+        """A chain of so many nodes for each row."""
+        from hunch.kernels.gpu_lookup import lookup
+
+        lookup(state, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases)
+
+    def works(self, source: int) -> bool:
+        return source != REST

@@ -1,6 +1,6 @@
 """Medusa: heads that each guess one further token from the same hidden state.
 
-Shape letters: R rows of this step, M packed nodes, D width, C columns, H heads, N nodes.
+Shape letters: R rows of this step, D width, C columns, N nodes.
 Paper: arXiv 2401.10774. Heads do not see each other's tokens, so a tree of their best guesses pays
 more here than elsewhere: tree=static takes the paper's kind of fixed choices, tree=dynamic the
 likeliest ones of each step.
@@ -8,7 +8,7 @@ likeliest ones of each step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from hunch.config import read_options
-from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.grow import grow
-from hunch.drafting.hidden import LastHidden, can_fly
-from hunch.drafting.judge import Judge, Level
+from hunch.draft import Draft
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.choosing import Array, Feed, Level, TokenChooser
+from hunch.drafting.last_state import Guesses, LastStateDrafter
 from hunch.drafting.options import GrowOptions, need_path
-from hunch.drafting.static import StaticTree, fill, parse_choices, rank_tree
-from hunch.drafting.watch import AcceptanceWatch
-from hunch.drafting.window import host
+from hunch.drafting.trees import best_first
+from hunch.errors import ConfigError
 from hunch.models.heads.medusa import load_medusa
 
 # How often the token of a rank is the target's, averaged over the published heads: a start value
@@ -40,97 +38,86 @@ class MedusaOptions(GrowOptions):
     choices: str = ""  # of a static tree: ranks joined by dots, nodes by slashes ("0/1/0.0")
 
 
-class MedusaDrafter:
+class MedusaDrafter(LastStateDrafter):
     """As many tokens ahead as there are heads."""
+
+    name = "medusa"
+    remedy = "check that the heads were made for this target, or train some (hunch train medusa)"
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        self.context = context
-        self.net, self.ids_C = load_medusa(need_path("medusa", path), context.target)
-        given = read_options(MedusaOptions, options, "medusa")
-        self.draft_temperature, self.is_adaptive = given.draft_temperature, given.adaptive
-        num_heads = len(self.net.heads)
+        self.net, ids_C = load_medusa(need_path("medusa", path), context.target)
+        given, num_heads = read_options(MedusaOptions, options, "medusa"), len(self.net.heads)
         self.static: StaticTree | None = None
+        shape = None
         if given.tree == "static":
             given.check(("static",))
             self.static = _static_tree(given, num_heads)
             depth, max_nodes = self.static.depth, len(self.static.parent_N)
         else:
-            self.shape = given.shape(
-                context,
-                default=num_heads,
-                max_depth=num_heads,
-                kinds=("chain", "dynamic", "fixed", "static"),
-            )
-            depth, max_nodes = self.shape.depth, self.shape.num_nodes
-        self.last = LastHidden(context, AcceptanceWatch("medusa", _REMEDY), depth)
-        self.needs = Needs(
+            kinds = ("chain", "dynamic", "fixed", "static")
+            shape = given.shape(context, default=num_heads, max_depth=num_heads, kinds=kinds)
+            depth, max_nodes = shape.depth, shape.num_nodes
+        super().__init__(
+            given,
+            context,
+            shape=shape,
             max_nodes=max_nodes,
-            hidden=True,
+            depth=depth,
+            ids_C=ids_C,
             weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
         )
 
-    def on_device(self) -> DeviceDrafter | None:
-        """Chains; trees are grown by the host."""
-        is_chain = self.static is None
-        if not (is_chain and can_fly(self.context, self.shape, self.draft_temperature)):
-            return None
-        from hunch.drafting.device_heads import DeviceHeads, Guesses
+    def start(self, state_RD: Tensor, token_R: Tensor) -> tuple[Tensor, Feed]:
+        def feed(level: Level) -> Tensor:
+            logits_RC = self.net.logits(level.path_MP.shape[1], state_RD)
+            return logits_RC[torch.from_numpy(level.place_M).to(logits_RC.device)]
 
-        def guesses(state_RD: Tensor, token_R: Tensor) -> Guesses:
-            for head in range(self.shape.depth):
-                yield self.net.logits(head, state_RD)
+        return self.net.logits(0, state_RD), feed
 
-        ids_C = None if self.ids_C is None else self.ids_C.to(self.context.device)
-        return DeviceHeads(
-            name="medusa",
-            guesses=guesses,
-            sampling=self.context.sampling,
-            ids_C=ids_C,
-            num_levels=self.shape.depth,
-            watch=self.last.watch,
-            is_adaptive=self.is_adaptive,
-        )
+    def guesses(self, state_RD: Tensor, token_R: Tensor) -> Guesses:
+        for head in range(self.depth):
+            yield self.net.logits(head, state_RD)
 
-    def observe(self, step: TargetStep) -> None:
-        self.last.observe(step)
-
-    def propose(self, rows: Rows) -> Draft:
-        ids_R = host(rows.ids_R)
-        hidden_RD, limit_R = self.last.take(rows, ids_R)
-        judge = Judge(self.context, rows, self.ids_C, self.draft_temperature)
-        if self.static is not None:
-            draft = self._propose_static(self.static, hidden_RD, judge, limit_R)
-        else:
-
-            def feed(level: Level) -> Tensor:
-                logits_RC = self.net.logits(level.path_MP.shape[1], hidden_RD)
-                return logits_RC[torch.from_numpy(level.place_M).to(logits_RC.device)]
-
-            draft, _ = grow(self.net.logits(0, hidden_RD), feed, judge, limit_R, self.shape)
-        self.last.remember(rows, draft)
-        return draft
-
-    def _propose_static(
-        self, tree: StaticTree, hidden_RD: Tensor, judge: Judge, limit_R: np.ndarray
+    def draft(
+        self, state_RD: Tensor, token_R: Tensor, chooser: TokenChooser, limit_R: Array
     ) -> Draft:
+        tree = self.static
+        if tree is None:
+            return super().draft(state_RD, token_R, chooser, limit_R)
         place_R = np.arange(len(limit_R))
         best = [
-            judge.best(self.net.logits(depth, hidden_RD), place_R, depth, tree.width[depth])[0]
+            chooser.best(self.net.logits(depth, state_RD), place_R, depth, tree.width[depth])[0]
             for depth in range(tree.depth)
         ]
-        tokens_RN = np.stack(
-            [
-                best[depth][:, rank]
-                for depth, rank in zip(tree.depth_N.tolist(), tree.rank_N.tolist(), strict=True)
-            ],
-            axis=1,
-        )
-        return fill(tree, tokens_RN, limit_R)
+        nodes = zip(tree.depth_N.tolist(), tree.rank_N.tolist(), strict=True)
+        tokens_RN = np.stack([best[depth][:, rank] for depth, rank in nodes], axis=1)
+        return tree.fill(tokens_RN, limit_R)
 
-    def forget(self, rows: list[int]) -> None:
-        self.last.forget(rows)
+
+@dataclass(frozen=True, slots=True)
+class StaticTree:
+    """The same shape every step: node n is the rank_N[n]-th best token at depth_N[n], after node
+    parent_N[n]."""
+
+    rank_N: Array
+    depth_N: Array
+    parent_N: Array
+    width: tuple[int, ...]  # ranks in use, per depth
+
+    @property
+    def depth(self) -> int:
+        return len(self.width)
+
+    def fill(self, tokens_RN: Array, limit_R: Array) -> Draft:
+        """The tree with these tokens; a row with room for fewer nodes gets its first ones."""
+        num_rows, num_nodes = tokens_RN.shape
+        return Draft(
+            torch.from_numpy(np.ascontiguousarray(tokens_RN)),
+            torch.from_numpy(np.broadcast_to(self.parent_N, (num_rows, num_nodes)).copy()),
+            torch.from_numpy(np.minimum(limit_R, num_nodes)),
+        )
 
 
 def _static_tree(given: MedusaOptions, num_heads: int) -> StaticTree:
@@ -141,4 +128,53 @@ def _static_tree(given: MedusaOptions, num_heads: int) -> StaticTree:
     return rank_tree(shares, given.num_nodes or 32)
 
 
-_REMEDY = "check that the heads were made for this target, or train some (hunch train medusa)"
+def from_paths(paths: Iterable[Sequence[int]]) -> StaticTree:
+    """A tree from the ranks on the way to each node; every prefix must be a node too."""
+    ordered = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
+    index = {path: number for number, path in enumerate(ordered)}
+    for path in ordered:
+        if len(path) > 1 and path[:-1] not in index:
+            missing = ".".join(map(str, path[:-1]))
+            raise ConfigError(f"choices: node {'.'.join(map(str, path))} needs node {missing}")
+    depth = max(map(len, ordered))
+    width = [0] * depth
+    for path in ordered:
+        width[len(path) - 1] = max(width[len(path) - 1], path[-1] + 1)
+    return StaticTree(
+        np.array([path[-1] for path in ordered]),
+        np.array([len(path) - 1 for path in ordered]),
+        np.array([index[path[:-1]] if len(path) > 1 else -1 for path in ordered]),
+        tuple(width),
+    )
+
+
+def parse_choices(text: str, max_depth: int) -> StaticTree:
+    """'0/1/0.0': the best and second token, then the best one after the best."""
+    try:
+        paths = [tuple(int(rank) for rank in node.split(".")) for node in text.split("/")]
+    except ValueError:
+        raise ConfigError(
+            f"choices={text!r} must be ranks joined by dots, nodes by slashes, as in 0/1/0.0"
+        ) from None
+    if any(rank < 0 for path in paths for rank in path):
+        raise ConfigError(f"choices={text!r}: ranks count from 0")
+    longest = max(map(len, paths))
+    if longest > max_depth:
+        raise ConfigError(f"choices={text!r} goes {longest} deep; there are {max_depth} heads")
+    return from_paths(paths)
+
+
+def rank_tree(share_DK: Sequence[Sequence[float]], num_nodes: int) -> StaticTree:
+    """The `num_nodes` likeliest nodes where rank k at depth d is right with share_DK[d][k]."""
+
+    def expand(path: tuple[int, ...]) -> Iterable[tuple[int, float, int, tuple[int, ...]]]:
+        if len(path) == len(share_DK):
+            return []
+        return [(k, share, 0, (*path, k)) for k, share in enumerate(share_DK[len(path)])]
+
+    paths: list[tuple[int, ...]] = []
+    root: tuple[int, ...] = ()
+    for node in best_first(root, expand, num_nodes):
+        before = paths[node.parent] if node.parent >= 0 else ()
+        paths.append((*before, node.token))
+    return from_paths(paths)

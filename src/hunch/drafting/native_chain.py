@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hunch.draft import Draft, Rows
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.judge import Array, Shape
+from hunch.drafting.choosing import Array, TreeShape
 from hunch.drafting.window import KvWindow, host
 from hunch.kernels.attention import KVCache
 from hunch.kernels.native import NativeNetwork
@@ -25,14 +25,14 @@ from hunch.kernels.noise import TARGET
 from hunch.types import Request
 
 
-class HostRows:
+class RowArrays:
     """The arrays behind a view of the rows; the same view comes back step after step."""
 
     def __init__(self) -> None:
         self.rows: Rows | None = None
         self.is_shared = False  # the memory is that of the rows
 
-    def read(self, rows: Rows) -> HostRows:
+    def read(self, rows: Rows) -> RowArrays:
         if rows is not self.rows or not self.is_shared:
             self.rows = rows
             self.is_shared = rows.ids_R.device.type == "cpu"
@@ -52,7 +52,7 @@ class HostRows:
         return self._tokens_at + row * self._tokens_step + 8 * position
 
 
-class Slip(NamedTuple):
+class ReusedDraft(NamedTuple):
     """A draft whose tokens are written anew every time."""
 
     tokens_N: Array
@@ -91,10 +91,10 @@ class ChainDrafts:
             )
         ]
         self._request: Request | None = None  # whom it chooses for
-        self._slips: dict[tuple[int, int], Slip] = {}  # by row, so that a draft can wait
+        self._drafts: dict[tuple[int, int], ReusedDraft] = {}  # by row, so that a draft can wait
 
     @staticmethod
-    def fit(shape: Shape, context: DrafterContext) -> bool:
+    def fit(shape: TreeShape, context: DrafterContext) -> bool:
         """Whether the kernels draft what the options ask for."""
         is_plain = shape.is_chain and not shape.is_fixed and shape.min_confidence <= 0
         is_here = context.device.type == "cpu" and not context.sampling.is_dense
@@ -103,7 +103,7 @@ class ChainDrafts:
     def draft(
         self,
         rows: Rows,
-        arrays: HostRows,
+        arrays: RowArrays,
         first: int,
         position: int,
         limit: int,
@@ -118,7 +118,7 @@ class ChainDrafts:
         row = arrays.ids[0]
         self._place(rows, row)
         self._ask(rows, row)
-        slip = self._slips.get((row, limit)) or self._slip(row, limit)
+        reused = self._drafts.get((row, limit)) or self._new_draft(row, limit)
         num_known = position - first if state_1D is None else 0
         self._find_slots(arrays, row, first, num_known + limit)
         self.chain.run(
@@ -130,11 +130,11 @@ class ChainDrafts:
             first_pos=first - int(self.window.first_X[row]),
             position=position,
             num_tokens=limit,
-            out=slip.address,
+            out=reused.address,
         )
-        return slip.draft, slip.tokens_N.tolist()
+        return reused.draft, reused.tokens_N.tolist()
 
-    def _find_slots(self, arrays: HostRows, row: int, first: int, count: int) -> None:
+    def _find_slots(self, arrays: RowArrays, row: int, first: int, count: int) -> None:
         """Slots of `count` positions; the last node may stand past the end, it is not written."""
         assert arrays.rows is not None
         if len(self._slot) < count:
@@ -170,12 +170,12 @@ class ChainDrafts:
             temperature = self.temperature
         self.chain.choose_by(temperature, top_k, top_p, log_min_p, seed, index, TARGET)
 
-    def _slip(self, row: int, limit: int) -> Slip:
+    def _new_draft(self, row: int, limit: int) -> ReusedDraft:
         tokens_1N, parents_1N = (
             torch.zeros(1, limit, dtype=torch.int64),
             torch.arange(-1, limit - 1)[None],
         )
         tokens_N, parents_N = tokens_1N[0].numpy(), parents_1N[0].numpy()
         draft = Draft(tokens_1N, parents_1N, torch.tensor([limit]), arrays=[(tokens_N, parents_N)])
-        slip = self._slips[row, limit] = Slip(tokens_N, tokens_N.ctypes.data, draft)
-        return slip
+        reused = self._drafts[row, limit] = ReusedDraft(tokens_N, tokens_N.ctypes.data, draft)
+        return reused

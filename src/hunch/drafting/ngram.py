@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hunch.config import read_options
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.chance import Chances
-from hunch.drafting.lookup import LookupDrafter, LookupRow
+from hunch.drafting.lookup import DeviceLookup, LookupDrafter, LookupRow
 from hunch.drafting.trees import Node
 from hunch.errors import ConfigError
 
@@ -82,8 +82,6 @@ class NgramDrafter(LookupDrafter):
         )
 
     def on_device(self) -> DeviceDrafter | None:
-        from hunch.drafting.on_device import DeviceLookup
-
         return DeviceLookup(
             name="ngram",
             min_match=self.config.min_match,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.judge import Shape
+from hunch.drafting.choosing import TreeShape
 from hunch.errors import ConfigError
 from hunch.registry import RECIPES
 
@@ -33,7 +33,7 @@ class GrowOptions:
         default: int = 5,
         max_depth: int | None = None,
         kinds: tuple[str, ...] = KINDS,
-    ) -> Shape:
+    ) -> TreeShape:
         """The draft these options describe; `max_depth` is the most the network can do."""
         self.check(kinds)
         if (self.num_nodes or 0) > context.max_len:
@@ -49,7 +49,9 @@ class GrowOptions:
                     f"num_nodes={num_nodes}: this drafter predicts at most {max_depth} tokens; "
                     f"give num_nodes={max_depth} or less"
                 )
-            return Shape(depth=num_nodes, num_nodes=num_nodes, min_confidence=self.min_confidence)
+            return TreeShape(
+                depth=num_nodes, num_nodes=num_nodes, min_confidence=self.min_confidence
+            )
         num_nodes = self.num_nodes or 32
         depth = self.depth or min(default, num_nodes)
         if max_depth is not None and depth > max_depth:
@@ -59,7 +61,7 @@ class GrowOptions:
             )
         if self.tree == "fixed":
             branch = min(self.branch, num_nodes)
-            return Shape(
+            return TreeShape(
                 depth=self.depth or -(-num_nodes // branch),
                 num_nodes=num_nodes,
                 branch=branch,
@@ -68,7 +70,7 @@ class GrowOptions:
             )
         # What is grown on must find a slot, and there are as many slots as nodes.
         most = max(num_nodes // max(depth - 1, 1), 1)
-        return Shape(
+        return TreeShape(
             depth=depth,
             num_nodes=num_nodes,
             width=min(self.width or 8, most),

@@ -18,7 +18,7 @@ from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.chance import Chances, log_odds
 from hunch.drafting.guide import Guide
-from hunch.drafting.lookup import LookupDrafter, LookupRow
+from hunch.drafting.lookup import DeviceLookup, LookupDrafter, LookupRow
 from hunch.drafting.trees import Node, best_first
 from hunch.errors import ConfigError
 from hunch.kernels.lookup import (
@@ -144,7 +144,6 @@ class SuffixDrafter(LookupDrafter):
         """There the longest match and the table are asked; trees and other texts need the host."""
         if self.config.tree or self.config.shared:
             return None
-        from hunch.drafting.on_device import DeviceLookup
         from hunch.kernels.gpu_lookup import DevicePhrases
 
         table = self.table

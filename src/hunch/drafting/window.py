@@ -21,7 +21,7 @@ from hunch.drafting.base import DrafterContext
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 
 if TYPE_CHECKING:
-    from hunch.drafting.judge import Level, Shape
+    from hunch.drafting.choosing import Level, TreeShape
 
 MAX_PASS = 512  # tokens one catching-up pass of a drafter takes
 
@@ -55,7 +55,7 @@ class KvWindow:
         assert self.context.kv is not None, "the runner gives the KV before the first step"
         return self.context.kv
 
-    def meet(self, rows: Rows, ids_R: Array) -> None:
+    def add_new(self, rows: Rows, ids_R: Array) -> None:
         """Rows that are new, or back from preemption, bring what their blocks already hold."""
         if len(ids_R) == 1 and self.valid_X[ids_R[0]] >= 0:  # most steps of one row
             return
@@ -67,7 +67,7 @@ class KvWindow:
     def drop(self, rows: list[int]) -> None:
         self.valid_X[rows] = -1
 
-    def settle(self, rows: Rows, row: int, valid: int) -> None:
+    def mark_valid(self, rows: Rows, row: int, valid: int) -> None:
         """KV is now right below `valid`; say so to the engine if nothing is missing before it."""
         self.valid_X[row] = valid
         if self.first_X[row] == 0:
@@ -125,7 +125,7 @@ class KvWindow:
         return self._inputs(rows, row_T, pos_T, slot_T, None, None, tuple(spans))
 
     def levels(
-        self, rows: Rows, row_R: Array, base_R: Array, shape: Shape
+        self, rows: Rows, row_R: Array, base_R: Array, shape: TreeShape
     ) -> Callable[[Level], AttnInputs]:
         """How the nodes of each level read and write, for drafts whose depth 0 is at `base_R`."""
         if shape.is_dynamic:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hunch.errors import ConfigError
-from hunch.models.heads.cut import CUT_FROM
+from hunch.models.heads.draft_model import CUT_FROM
 from hunch.train.files import write_json, write_whole
 
 PRECISIONS = ("float16", "bfloat16", "float32", "int8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hunch.models.heads.cut import CUT_FROM
+from hunch.models.heads.draft_model import CUT_FROM
 from hunch.train.files import read_json
 
 

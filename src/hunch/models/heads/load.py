@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hunch.errors import UnsupportedModelError
-from hunch.models.heads.cut import CUT_FROM
+from hunch.models.heads.draft_model import CUT_FROM
 from hunch.models.heads.files import read_config
 from hunch.models.weights import open_weights
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.models.build import build_block
 from hunch.models.decoder import Decoder
-from hunch.models.heads.cut import CUT_FROM
+from hunch.models.heads.draft_model import CUT_FROM
 from hunch.models.load import tensor_shapes
 from hunch.models.native import ID_MAP
 from hunch.models.spec import ModelSpec

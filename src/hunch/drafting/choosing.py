@@ -25,7 +25,7 @@ NEAR = 128  # tokens of a network's logits that are given the target's noise on 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class TreeShape:
     """How far and how wide to draft."""
 
     depth: int  # longest path
@@ -55,7 +55,7 @@ class Level:
 
 
 @dataclass(slots=True)
-class Draw:
+class Children:
     """Children of nodes: best first, or in the order they were drawn."""
 
     token_MB: Array
@@ -64,7 +64,7 @@ class Draw:
     is_sampled_M: Array | None = None
 
 
-class Judge:
+class TokenChooser:
     """The target's way to choose, for the rows of one step: their parameters and noise.
 
     `ids_C` names the target's token of each column where the network's vocabulary is a part of it.
@@ -143,17 +143,17 @@ class Judge:
                 best_MB[first] = [token, *others][: best_MB.shape[1]]
         return best_MB, gain_MB
 
-    def children(self, logits_MC: Tensor, place_M: Array, depth: int, num: int) -> Draw:
+    def children(self, logits_MC: Tensor, place_M: Array, depth: int, num: int) -> Children:
         """So many children of each node, drawn where the verifier asks for draws."""
         if not self.wants_q:
             token_MB, gain_MB = self.best(logits_MC, place_M, depth, num)
-            return Draw(token_MB, gain_MB[:, 0])
+            return Children(token_MB, gain_MB[:, 0])
         row_M, pos_M = self._where(place_M, depth)
         drawn_MB, q_MV, is_sampled_M = self.sampling.draw_own(
             self._heated(logits_MC, row_M), row_M, pos_M, depth, num, self.ids_C
         )
         gain_M = host(q_MV.amax(-1).double().log())
-        return Draw(host(drawn_MB), gain_M, q_MV, host(is_sampled_M))
+        return Children(host(drawn_MB), gain_M, q_MV, host(is_sampled_M))
 
     def _heated(self, logits_MC: Tensor, row_M: Tensor) -> Tensor:
         """Logits that the row's temperature will bring to the drafter's own."""

@@ -1,6 +1,7 @@
 """Draft model: a smaller model of the same vocabulary guesses, token by token or as a tree.
 
-Shape letters: R rows of this step, T packed tokens, D width, V vocabulary, N nodes, P path.
+Shape letters: R rows of this step, T packed tokens, D width, V vocabulary, N nodes, P path, W nodes
+of a level, C columns of the model's logits.
 Papers: arXiv 2211.17192, 2302.01318.
 """
 
@@ -8,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,21 +19,22 @@ from torch import Tensor
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.choosing import Array, Level, TokenChooser
 from hunch.drafting.grow import grow
-from hunch.drafting.judge import Array, Judge, Level
-from hunch.drafting.native_chain import ChainDrafts, HostRows
+from hunch.drafting.native_chain import ChainDrafts, RowArrays
 from hunch.drafting.options import GrowOptions, need_path
-from hunch.drafting.reads import MAX_SHARE, byte_share
+from hunch.drafting.pace import TREE, StepShape, levels_after
 from hunch.drafting.watch import AcceptanceWatch, comes_with_hunch
 from hunch.drafting.window import MAX_PASS, KvWindow, host
-from hunch.errors import UnsupportedModelError
-from hunch.models.heads.cut import is_cut, load_cut
-from hunch.models.heads.vocab import Columns, compare, read_vocab
-from hunch.models.load import load_decoder
-from hunch.models.native import DTYPES as NATIVE_DTYPES
-from hunch.models.native import load_native
-from hunch.models.weights import Weights, open_weights
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.models.decoder import Hidden
+from hunch.models.heads.draft_model import MAX_SHARE, byte_share, load_draft_model
+from hunch.models.weights import open_weights
+from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
+
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_step import RowState, StepRows  # needs Triton, which a CPU may not have
 
 log = logging.getLogger("hunch")
 
@@ -66,7 +68,13 @@ class DraftModelDrafter:
         self.context = context
         weights = open_weights(path)
         self.shape = self.options.shape(context)
-        self.model, self.columns = _load(weights, path, self.options, context)
+        self.model, self.columns = load_draft_model(
+            weights,
+            context.target,
+            context.vocab,
+            dtype=self.options.dtype,
+            is_crossed=self.options.cross_vocab,
+        )
         if not comes_with_hunch(path):
             _warn_of_cost(byte_share(weights, context.target))
         limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)
@@ -77,7 +85,7 @@ class DraftModelDrafter:
         )
         self.watch.spare(path)
         self.pending: dict[int, Pending] = {}
-        self.host = HostRows()
+        self.host = RowArrays()
         self.chains = self._native_chains()
         num_layers, num_kv_heads, head_dim = self.model.kv_shape()
         self.needs = Needs(
@@ -117,13 +125,10 @@ class DraftModelDrafter:
             return None
         if getattr(self.model, "kernels", "") != "triton":
             return None
-        from hunch.drafting.device_draft import DeviceDraft
-
         return DeviceDraft(
             name="draft",
             model=self.model,
             kv=context.kv,
-            group=context.group,
             sampling=context.sampling,
             ids_C=columns.ids_C,
             num_levels=shape.depth,
@@ -143,9 +148,9 @@ class DraftModelDrafter:
             if pending is not None:
                 known = int(arrays.known_X[row])
                 decided = arrays.tokens_XL[row, pending.base : known].tolist()
-                self._settle(step.rows, row, pending, decided)
+                self._keep_accepted(step.rows, row, pending, decided)
 
-    def _settle(self, rows: Rows, row: int, pending: Pending, decided: list[int]) -> None:
+    def _keep_accepted(self, rows: Rows, row: int, pending: Pending, decided: list[int]) -> None:
         path: list[int] = []
         node, num_accepted = -1, 0
         for token in decided[:-1]:  # the last one is the target's own: it is always processed anew
@@ -163,12 +168,12 @@ class DraftModelDrafter:
                 self.window.slots(rows, row_P, pending.base + np.array(path)),
                 self.window.slots(rows, row_P, pending.base + np.arange(len(path))),
             )
-        self.window.settle(rows, row, pending.base + len(path))
+        self.window.mark_valid(rows, row, pending.base + len(path))
 
     def propose(self, rows: Rows) -> Draft:
         arrays = self.host.read(rows)
         ids_R = arrays.ids_R
-        self.window.meet(rows, ids_R)
+        self.window.add_new(rows, ids_R)
         if self.chains is not None and len(ids_R) == 1:
             draft = self._propose_one(self.chains, rows, arrays)
             if draft is not None:
@@ -176,7 +181,9 @@ class DraftModelDrafter:
         hidden_RD = self._catch_up(rows, ids_R)
         known_R = host(rows.known_X)[ids_R]
         limit_R = host(rows.max_draft_X)[ids_R]
-        judge = Judge(self.context, rows, self.columns.ids_C, self.options.draft_temperature)
+        chooser = TokenChooser(
+            self.context, rows, self.columns.ids_C, self.options.draft_temperature
+        )
         inputs = self.window.levels(rows, ids_R, known_R, self.shape)
 
         def feed(level: Level) -> Tensor:
@@ -185,11 +192,11 @@ class DraftModelDrafter:
             return self.columns.fit(self.model.logits(hidden.last_TD))
 
         logits_RV = self.columns.fit(self.model.logits(hidden_RD))
-        draft, number_RN = grow(logits_RV, feed, judge, limit_R, self.shape)
+        draft, number_RN = grow(logits_RV, feed, chooser, limit_R, self.shape)
         self._remember(ids_R, known_R, draft, number_RN)
         return draft
 
-    def _propose_one(self, chains: ChainDrafts, rows: Rows, arrays: HostRows) -> Draft | None:
+    def _propose_one(self, chains: ChainDrafts, rows: Rows, arrays: RowArrays) -> Draft | None:
         """All of it in one call; None where there is too much to catch up with."""
         row = arrays.ids[0]
         known = int(arrays.known_X[row])
@@ -199,7 +206,7 @@ class DraftModelDrafter:
         limit = min(int(arrays.max_draft_X[row]), self.shape.depth)
         draft, tokens = chains.draft(rows, arrays, start, known, limit)
         if tokens:
-            self.window.settle(rows, row, known)
+            self.window.mark_valid(rows, row, known)
             numbers = list(range(limit))
             parents = [number - 1 for number in numbers]
             self.pending[row] = Pending(known, tokens, parents, [*numbers[:-1], -1])
@@ -225,7 +232,7 @@ class DraftModelDrafter:
                 if stop == known_X[row]:
                     last.append(hidden_TD[end : end + 1])
         for row, _, stop in parts:
-            self.window.settle(rows, row, stop)
+            self.window.mark_valid(rows, row, stop)
         return last[0] if len(last) == 1 else torch.cat(last)
 
     def _remember(self, ids_R: Array, known_R: Array, draft: Draft, number_RN: Array) -> None:
@@ -244,45 +251,104 @@ class DraftModelDrafter:
             self.pending.pop(row, None)
 
 
-def _load(
-    weights: Weights, path: str, options: DraftOptions, context: DrafterContext
-) -> tuple[Any, Columns]:
-    """The model, and how its logits become the target's."""
-    if is_cut(weights):
-        model, ids_C = load_cut(weights, context.target, options.dtype, context.device)
-        if model.spec.vocab_size != context.vocab_size:
-            compare(None, model.spec.vocab_size, None, context.vocab_size, path)  # raises
-        model = _like_target(model, context)
-        return model, Columns(context.vocab_size if ids_C is None else len(ids_C), ids_C)
-    model = _load_whole(weights, options.dtype, context)
-    size, vocab = model.spec.vocab_size, read_vocab(weights)
-    columns = compare(vocab, size, context.vocab, context.vocab_size, path, options.cross_vocab)
-    return _like_target(model, context), columns.to(context.device)
+@dataclass(kw_only=True)
+class DeviceDraft(DeviceDrafter):
+    """Chains (width 1) or trees of `num_levels` levels, drafted within the step.
 
+    Every draft begins with the last tokens of the row, so that whatever the target accepted of the
+    draft before has the model's KV; then one pass per level. A tree keeps the `width` likeliest
+    paths at each level, and always the path of first children, as the target is likeliest to take
+    it.
+    """
 
-def _like_target(model: Any, context: DrafterContext) -> Any:
-    """On the target's fused kernels, where it has some and they know this model too."""
-    if getattr(context.target, "kernels", "") != "triton":
-        return model
-    from hunch.models.cuda import CudaDecoder
+    model: Any  # a decoder on the device's kernels
+    kv: KVCache
+    sampling: SamplingState
+    ids_C: Tensor | None  # the target's id of each column; None: the same
+    width: int
+    max_len: int  # the longest text it can follow
+    _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
-    try:
-        return CudaDecoder(model)
-    except UnsupportedModelError as error:
-        log.warning("%s: the draft model runs on torch's own kernels", error)
-        return model
+    def __post_init__(self) -> None:
+        self.num_nodes = self.num_levels * self.width
 
+    @property
+    def network(self) -> DeviceDraft:
+        return self
 
-def _load_whole(weights: Weights, dtype: str, context: DrafterContext) -> Any:
-    """On the target's kind of kernels; beside a quantised target, in 8 bits at most."""
-    target = context.target
-    if getattr(target, "kernels", "") == "native" and dtype in NATIVE_DTYPES:
-        if dtype == "auto" and not weights.metadata and target.kv_dtype != torch.float32:
-            dtype = "int8"
-        model = load_native(weights, dtype=dtype, num_threads=torch.get_num_threads())
-        if model is not None:
-            return model
-    return load_decoder(weights, dtype=dtype, device=context.device)
+    def depth(self, source: int) -> int:
+        return self.num_levels if source == TREE else 0
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        if self.width == 1:
+            return super().shapes
+        whole = StepShape(self.num_nodes, TREE)
+        return (StepShape(0), whole) if self.is_adaptive else (whole,)
+
+    @property
+    def num_again(self) -> int:
+        """Tokens processed anew: of a chain only the last node lacks KV, a tree's moved."""
+        return 2 if self.width == 1 else self.num_levels + 1
+
+    def writes_kv(self, source: int) -> bool:
+        return source > 0
+
+    def can_follow(self, rows: Rows) -> bool:
+        return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
+
+    def needs_host(self, rows: Rows) -> bool:
+        return not self.can_follow(rows)
+
+    def is_ready(self, rows: Rows) -> np.ndarray:
+        return np.asarray(rows.end_X.numpy()[rows.ids_R.numpy()] <= self.max_len)
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
+        num_levels = self.num_levels
+        if self.width == 1:
+            num_levels = levels_after(step.path_RK.shape[1], num_levels)
+        self.grow(state, step, kind, num_levels, self.num_again)
+
+    def grow(self, state: RowState, step: StepRows, kind: int, num_levels: int, again: int) -> None:
+        """So many levels, after the last `again` known tokens were processed anew."""
+        from hunch.kernels.gpu_draft import known_inputs
+        from hunch.kernels.gpu_grow import grow_level
+
+        num_rows, width = len(step.ids_R), self.width
+        ids_T, attn = self._inputs(state, num_rows, again, 0)
+        known_inputs(state, step, ids_T, attn)
+        hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD[again - 1 :: again]
+        row_T = attn.seq_T[again - 1 :: again]
+        chances_RW = torch.empty(num_rows, width, dtype=torch.float32, device=ids_T.device)
+        for level in range(num_levels):
+            is_last = level + 1 == num_levels
+            most = 0 if width == 1 else self.num_levels
+            following = None if is_last else self._inputs(state, num_rows, width, most)
+            grow_level(
+                state, step, self.model.logits(hidden_TD), chances_RW, self.sampling, depth=level,
+                num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self.ids_C,
+                following=following,
+            )  # fmt: skip
+            if following is None:
+                return
+            ids_T, attn = following
+            hidden_TD, row_T = self.model.forward(ids_T, attn, self.kv).last_TD, attn.seq_T
+
+    def _inputs(
+        self, state: RowState, num_rows: int, width: int, depth: int
+    ) -> tuple[Tensor, AttnInputs]:
+        from hunch.kernels.gpu_draft import new_inputs
+
+        num_tokens = num_rows * width
+        ids_T, attn = new_inputs(state, num_tokens, depth)
+        key = num_rows, width
+        if key not in self._tilings:  # made before a capture, as it comes from the host
+            spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
+            self._tilings[key] = self.model.tiling(spans, num_tokens)
+        attn.memo["tiling"] = self._tilings[key]
+        return ids_T, attn
 
 
 def _child(pending: Pending, parent: int, token: int) -> int:

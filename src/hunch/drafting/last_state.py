@@ -1,0 +1,174 @@
+"""Drafters that start from the target's last hidden state alone (Medusa, MLP): what they share.
+
+They keep no KV. On the host, `observe` keeps each row's last state and `propose` grows a draft from
+it. On a device the state behind the last committed token is there when the step drafts, so chains
+are drafted within the step.
+
+Shape letters: X rows of the engine, R rows of this step, W tokens of a row in the target's pass, D
+width, C columns of logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.choosing import Array, Feed, TokenChooser, TreeShape
+from hunch.drafting.grow import grow
+from hunch.drafting.options import GrowOptions
+from hunch.drafting.pace import levels_after
+from hunch.drafting.watch import AcceptanceWatch
+from hunch.drafting.window import host
+from hunch.models.decoder import Hidden
+
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_step import RowState, StepRows  # needs Triton, which a CPU may not have
+
+# Logits of one level after another, each after the token of the level before was sent.
+Guesses = Generator[Tensor, Tensor, None]
+
+
+class LastStateDrafter:
+    """A method says how its network's levels follow from a state; the rest is here."""
+
+    name: str
+    remedy: str  # what to do where few of its guesses are accepted
+
+    def __init__(
+        self,
+        options: GrowOptions,
+        context: DrafterContext,
+        *,
+        shape: TreeShape | None,  # None: its trees are not grown
+        max_nodes: int,
+        depth: int,
+        ids_C: Tensor | None,  # the target's id of each column of logits; None: all of them
+        weight_bytes: int,
+    ) -> None:
+        self.options, self.context, self.shape, self.depth = options, context, shape, depth
+        self.ids_C = ids_C
+        self.watch = AcceptanceWatch(self.name, self.remedy)
+        self.needs = Needs(max_nodes=max_nodes, hidden=True, weight_bytes=weight_bytes)
+        self.state_XD: Tensor | None = None  # made at the first step, which says how wide
+        self.known_X = np.full(context.max_rows, -1)  # known length the state belongs to
+        self.guessed: dict[int, tuple[int, int]] = {}  # row -> (known length, nodes) of its draft
+
+    def start(self, state_RD: Tensor, token_R: Tensor) -> tuple[Tensor, Feed]:
+        """Logits of the first level, and what gives those of each further one."""
+        raise NotImplementedError
+
+    def guesses(self, state_RD: Tensor, token_R: Tensor) -> Guesses:
+        """The same for chains, with tokens that never meet the host."""
+        raise NotImplementedError
+
+    def on_device(self) -> DeviceDrafter | None:
+        """Chains; trees are grown by the host."""
+        if not can_capture(self.context, self.shape, self.options.draft_temperature):
+            return None
+        return DeviceLastState(
+            name=self.name,
+            num_levels=self.depth,
+            is_adaptive=self.options.adaptive,
+            watch=self.watch,
+            method=self,
+            ids_C=None if self.ids_C is None else self.ids_C.to(self.context.device),
+        )
+
+    def observe(self, step: TargetStep) -> None:
+        """Keep the last states; count how the last drafts fared."""
+        assert step.hidden_TD is not None
+        ids_R = host(step.rows.ids_R)
+        last_R = host(step.offset_R) + host(step.known_R) - host(step.start_R) - 1
+        device = step.hidden_TD.device
+        state_RD = step.hidden_TD[torch.from_numpy(last_R).to(device)]
+        if self.state_XD is None:
+            self.state_XD = state_RD.new_zeros(self.context.max_rows, state_RD.shape[1])
+        self.state_XD[torch.from_numpy(ids_R).to(device)] = state_RD
+        self.known_X[ids_R] = host(step.known_R) + 1
+        known_X = host(step.rows.known_X)
+        for row in ids_R.tolist():
+            before = self.guessed.pop(row, None)
+            if before is not None:
+                length, num_nodes = before
+                most = min(self.depth, num_nodes)
+                self.watch.count(most, min(int(known_X[row]) - length - 1, most))
+
+    def propose(self, rows: Rows) -> Draft:
+        assert self.state_XD is not None, "observe comes before propose"
+        ids_R, device = host(rows.ids_R), self.state_XD.device
+        known_R = host(rows.known_X)[ids_R]
+        is_ready_R = self.known_X[ids_R] == known_R
+        limit_R = np.where(is_ready_R, host(rows.max_draft_X)[ids_R], 0)
+        state_RD = self.state_XD[torch.from_numpy(ids_R).to(device)]
+        token_R = torch.from_numpy(host(rows.tokens_XL)[ids_R, known_R - 1]).to(device)
+        chooser = TokenChooser(self.context, rows, self.ids_C, self.options.draft_temperature)
+        draft = self.draft(state_RD, token_R, chooser, limit_R)
+        counts = draft.num_nodes_R.tolist()
+        for row, known, count in zip(ids_R.tolist(), known_R.tolist(), counts, strict=True):
+            if count:
+                self.guessed[row] = (known, count)
+        return draft
+
+    def draft(
+        self, state_RD: Tensor, token_R: Tensor, chooser: TokenChooser, limit_R: Array
+    ) -> Draft:
+        """A draft per row from its state and its last token, at most limit_R nodes each."""
+        assert self.shape is not None
+        logits_RC, feed = self.start(state_RD, token_R)
+        return grow(logits_RC, feed, chooser, limit_R, self.shape)[0]
+
+    def forget(self, rows: list[int]) -> None:
+        self.known_X[rows] = -1
+        for row in rows:
+            self.guessed.pop(row, None)
+
+
+@dataclass(kw_only=True)
+class DeviceLastState(DeviceDrafter):
+    """Chains drafted within the step."""
+
+    method: LastStateDrafter
+    ids_C: Tensor | None  # the target's id of each column; None: the same
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
+        from hunch.kernels.gpu_draft import committed_inputs, new_inputs
+        from hunch.kernels.gpu_grow import grow_level
+
+        num_rows = len(step.ids_R)
+        width = len(hidden.last_TD) // num_rows
+        ids_T, attn = new_inputs(state, num_rows * width)
+        last_R = ids_T.new_empty(num_rows)
+        committed_inputs(state, step, ids_T, attn, last_R)
+        row_R, token_R = attn.seq_T[::width], ids_T.index_select(0, last_R)
+        guesses = self.method.guesses(hidden.last_TD.index_select(0, last_R), token_R)
+        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
+        logits_RC, num_levels = next(guesses), levels_after(width, self.num_levels)
+        for level in range(num_levels):
+            is_last = level + 1 == num_levels
+            following = None if is_last else new_inputs(state, num_rows)
+            grow_level(
+                state, step, logits_RC.float(), chances_R1, self.method.context.sampling,
+                depth=level, num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self.ids_C,
+                following=following,
+            )  # fmt: skip
+            if following is not None:
+                logits_RC = guesses.send(following[0])
+
+
+def can_capture(
+    context: DrafterContext, shape: TreeShape | None, draft_temperature: float | None
+) -> bool:
+    """Whether a captured step can hold such drafts: plain chains that use the target's noise."""
+    if shape is None or context.wants_q or draft_temperature is not None:
+        return False
+    is_plain = shape.is_chain and not shape.is_fixed and shape.min_confidence <= 0
+    return is_plain and context.is_fused

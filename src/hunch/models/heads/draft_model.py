@@ -1,0 +1,332 @@
+"""Draft models: loading one beside its target, and how its token ids become the target's.
+
+A whole model is loaded in the precision of its target's backend. A draft cut from its target has
+layers of its own and the target's embedding and output matrix: its config.json names the model it
+was cut from (`cut_from`). Where that is the target, the tables are shared; for another target of
+the same vocabulary they are read from that model's files.
+
+Shape letters: M packed rows, V vocabulary of the target, W of the draft, D width, C columns of the
+draft's logits that are used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.errors import ModelFormatError, UnsupportedModelError, VocabMismatchError
+from hunch.hub import resolve as find_files
+from hunch.kernels.native import INT8, NativeMatrix
+from hunch.layers.linear import Linear
+from hunch.models.decoder import Decoder
+from hunch.models.heads.parts import check_map
+from hunch.models.load import check_tensors, choose_dtype, load_decoder
+from hunch.models.native import DTYPES as NATIVE_DTYPES
+from hunch.models.native import ID_MAP, NativeDecoder, is_supported, load_native
+from hunch.models.source import FileSource, Shape
+from hunch.models.spec import ModelSpec
+from hunch.models.weights import Weights, open_weights
+from hunch.models.weights.json_file import read_json
+from hunch.registry import MODELS, resolve
+
+log = logging.getLogger("hunch")
+
+CUT_FROM = "cut_from"
+MAX_SHARE = 0.2  # of the bytes a target reads per token, above which a draft model rarely pays
+_MAX_NAMED = 3  # differing tokens an error names
+
+
+def load_draft_model(
+    weights: Weights,
+    target: Any,
+    vocab: Mapping[str, int] | None,
+    *,
+    dtype: str = "auto",
+    is_crossed: bool = False,
+) -> tuple[Any, Columns]:
+    """The model on its target's kind of kernels, and how its logits become the target's."""
+    path, target_size = str(weights.path), int(target.spec.vocab_size)
+    if CUT_FROM in weights.config:
+        model, ids_C = load_cut(weights, target, dtype, target.device)
+        if model.spec.vocab_size != target_size:
+            compare(None, model.spec.vocab_size, None, target_size, path)  # raises
+        columns = Columns(target_size if ids_C is None else len(ids_C), ids_C)
+        return _like_target(model, target), columns
+    model = _load_whole(weights, dtype, target)
+    size, own = model.spec.vocab_size, read_vocab(weights)
+    columns = compare(own, size, vocab, target_size, path, is_crossed)
+    return _like_target(model, target), columns.to(target.device)
+
+
+def _like_target(model: Any, target: Any) -> Any:
+    """On the target's fused kernels, where it has some and they know this model too."""
+    if getattr(target, "kernels", "") != "triton":
+        return model
+    from hunch.models.cuda import CudaDecoder
+
+    try:
+        return CudaDecoder(model)
+    except UnsupportedModelError as error:
+        log.warning("%s: the draft model runs on torch's own kernels", error)
+        return model
+
+
+def _load_whole(weights: Weights, dtype: str, target: Any) -> Any:
+    """On the target's kind of kernels; beside a quantised target, in 8 bits at most."""
+    if getattr(target, "kernels", "") == "native" and dtype in NATIVE_DTYPES:
+        if dtype == "auto" and not weights.metadata and target.kv_dtype != torch.float32:
+            dtype = "int8"
+        model = load_native(weights, dtype=dtype, num_threads=torch.get_num_threads())
+        if model is not None:
+            return model
+    return load_decoder(weights, dtype=dtype, device=target.device)
+
+
+def byte_share(weights: Weights, target: Any) -> float:
+    """What a node of a draft model reads, as a share of what a pass of the target reads.
+
+    Told from the files alone: nothing is loaded. Of embeddings a pass reads next to nothing.
+    """
+    config, spec = weights.config, target.spec
+    sizes = {name: prod(weights.shape(name)) for name in weights.names()}
+    num_read = sum(size for name, size in sizes.items() if "embed_tokens" not in name)
+    if not any("lm_head" in name for name in sizes):  # the embedding is the output matrix too
+        num_columns = config.get("draft_vocab_size") or config.get("vocab_size", 0)
+        num_read += num_columns * config.get("hidden_size", 0)
+    # Beside a quantised target a draft model is held in 8 bits.
+    is_quantised = target.kernels == "native" and target.kv_dtype != torch.float32
+    size = 1 if is_quantised else target.dtype.itemsize
+    embedding = 0 if spec.is_tied else spec.vocab_size * spec.width * size
+    return float(num_read * size / max(target.weight_bytes - embedding, 1))
+
+
+def load_cut(
+    weights: Weights, target: Any, dtype: str, device: torch.device
+) -> tuple[Any, Tensor | None]:
+    """The model, and the target's id of each column of its logits (None: all of them)."""
+    spec = ModelSpec.from_config(weights.config)
+    ids_C = _read_map(weights, spec.vocab_size)
+    target = getattr(target, "decoder", target)
+    is_native = getattr(target, "kernels", "") == "native"
+    if is_native and isinstance(target, NativeDecoder) and is_supported(spec):
+        tables = _native_tables(weights, spec, target, ids_C)
+        kind = dtype
+        if dtype == "auto":
+            kind = "float32" if target.kv_dtype == torch.float32 else "int8"
+        threads = torch.get_num_threads()
+        return NativeDecoder(spec, weights, kind, threads, tables=tables), ids_C
+    source = _CutSource(weights, choose_dtype(dtype, spec, device), device, spec, target)
+    family: type[Decoder] = resolve(MODELS, spec.architecture)
+    check_tensors(spec, source, (family.names.embed, family.names.head, ID_MAP))
+    model = family(spec, source)
+    if ids_C is not None:
+        model.head = Linear(model.head.weight_NK[ids_C.to(device)].contiguous())
+    return model, None if ids_C is None else ids_C.to(device)
+
+
+class _CutSource(FileSource):
+    """The draft's own tensors from its file, the tables from the target where it has them."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        spec: ModelSpec,
+        target: Any,
+    ) -> None:
+        super().__init__(weights, dtype, device)
+        self.family: type[Decoder] = resolve(MODELS, spec.architecture)
+        self.target = target if _is_same(spec, target) and isinstance(target, Decoder) else None
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        names = self.family.names
+        if name not in (names.embed, names.head):
+            return super().read(name, shape)
+        if self.target is not None:
+            is_embed = name == names.embed
+            return self.target.embedding_VD if is_embed else self.target.head.weight_NK
+        origin = FileSource(_origin(self.weights), self.dtype, self.device)
+        return origin.read(name, shape)
+
+
+def _native_tables(
+    weights: Weights, spec: ModelSpec, target: NativeDecoder, ids_C: Tensor | None
+) -> tuple[NativeMatrix, NativeMatrix]:
+    """Embedding and output matrix; a reduced vocabulary has the rows of its tokens alone."""
+    threads = torch.get_num_threads()
+    if _is_same(spec, target):
+        embedding, head = target.embedding, target.head
+    else:
+        names = resolve(MODELS, spec.architecture).names
+        source = FileSource(_origin(weights), torch.float32)
+        shape = (spec.vocab_size, spec.width)
+        embedding = NativeMatrix.from_floats(source.read(names.embed, shape), INT8, threads)
+        head = embedding
+        if not spec.is_tied:
+            head = NativeMatrix.from_floats(source.read(names.head, shape), INT8, threads)
+    if ids_C is not None:
+        head = NativeMatrix.from_floats(head.rows(ids_C), head.kind, threads)
+    return embedding, head
+
+
+def _is_same(spec: ModelSpec, target: Any) -> bool:
+    """Whether the target can be the model the draft was cut from."""
+    other = target.spec
+    return bool(other.width == spec.width and other.vocab_size == spec.vocab_size)
+
+
+def _origin(weights: Weights) -> Weights:
+    return open_weights(find_files(str(weights.config[CUT_FROM])))
+
+
+def _read_map(weights: Weights, vocab_size: int) -> Tensor | None:
+    if ID_MAP not in weights.names():
+        return None
+    offset_C = weights.tensor(ID_MAP, torch.int64)
+    if weights.config.get("draft_vocab_size", len(offset_C)) != len(offset_C):
+        raise ModelFormatError(
+            f"{weights.path}: draft_vocab_size={weights.config['draft_vocab_size']}, but {ID_MAP} "
+            f"has {len(offset_C)} entries; the file and its config belong to different drafts"
+        )
+    return check_map(torch.arange(len(offset_C)) + offset_C, vocab_size, str(weights.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """How a draft model's token ids and logits become the target's."""
+
+    num_columns: int  # logits past these are padding
+    ids_C: Tensor | None = None  # the target's id of each column; None: the whole vocabulary
+    pick_C: Tensor | None = None  # the columns to keep, where they are not the first ones
+    draft_id_V: Tensor | None = None  # what the draft model is fed for each of the target's ids
+
+    def to_draft(self, ids_T: Tensor) -> Tensor:
+        if self.draft_id_V is None:
+            return ids_T
+        return self.draft_id_V[ids_T.to(self.draft_id_V.device)]
+
+    def fit(self, logits_MW: Tensor) -> Tensor:
+        if self.pick_C is not None:
+            return logits_MW.index_select(1, self.pick_C)
+        if logits_MW.shape[1] > self.num_columns:
+            return logits_MW[:, : self.num_columns]
+        return logits_MW
+
+    def to(self, device: torch.device) -> Columns:
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        return Columns(self.num_columns, move(self.ids_C), move(self.pick_C), move(self.draft_id_V))
+
+
+def read_vocab(weights: Weights) -> dict[str, int] | None:
+    """The tokens beside a model's weights; None where the files hold no tokenizer."""
+    tokens = weights.metadata.get("tokenizer.ggml.tokens")
+    if tokens is not None:
+        return {str(token): number for number, token in enumerate(tokens)}
+    folder = Path(weights.path)
+    if (folder / "tokenizer.json").is_file():
+        content = read_json(folder / "tokenizer.json")
+        stored = (content.get("model") or {}).get("vocab") or {}
+        if isinstance(stored, Mapping):
+            vocab = {str(token): int(number) for token, number in stored.items()}
+        else:  # a unigram model lists (token, score)
+            vocab = {str(entry[0]): number for number, entry in enumerate(stored)}
+        for added in content.get("added_tokens") or ():
+            vocab[str(added["content"])] = int(added["id"])
+        return vocab
+    if (folder / "vocab.json").is_file():
+        return {str(t): int(n) for t, n in read_json(folder / "vocab.json").items()}
+    return None
+
+
+def compare(
+    draft: Mapping[str, int] | None,
+    draft_size: int,
+    target: Mapping[str, int] | None,
+    target_size: int,
+    where: str,
+    is_crossed: bool = False,
+) -> Columns:
+    """Equal, equal but for padding, or one a part of the other under the same ids: accepted."""
+    if draft is None or target is None:
+        if draft_size != target_size:
+            raise VocabMismatchError(
+                f"{where}: its vocabulary has {draft_size} tokens, the target's {target_size}, and "
+                "without a tokenizer beside its weights they cannot be compared; put its "
+                "tokenizer.json there, or choose a draft model of the target's family"
+            )
+        return _same_ids(draft_size, target_size)
+    by_id = {number: token for token, number in draft.items()}
+    different = [
+        (number, token, by_id[number])
+        for token, number in target.items()
+        if number in by_id and by_id[number] != token
+    ]
+    if not different:
+        return _same_ids(draft_size, target_size)
+    if is_crossed:
+        return _cross(draft, draft_size, target, target_size, where)
+    different.sort()
+    named = ", ".join(
+        f"{number}: target {ours!r}, draft {theirs!r}"
+        for number, ours, theirs in different[:_MAX_NAMED]
+    )
+    raise VocabMismatchError(
+        f"{where}: its vocabulary ({len(draft)} tokens) differs from the target's ({len(target)} "
+        f"tokens) at {len(different)} ids ({named}). Choose a draft model of the target's family, "
+        "or give cross_vocab=true to draft over the tokens both have"
+    )
+
+
+def _same_ids(draft_size: int, target_size: int) -> Columns:
+    if draft_size == target_size:
+        return Columns(target_size)
+    if draft_size > target_size:
+        return Columns(target_size)
+    # The target may choose tokens the draft has never heard of: it is fed its own last id.
+    draft_id_V = torch.arange(target_size).clamp(max=draft_size - 1)
+    return Columns(draft_size, torch.arange(draft_size), None, draft_id_V)
+
+
+def _cross(
+    draft: Mapping[str, int],
+    draft_size: int,
+    target: Mapping[str, int],
+    target_size: int,
+    where: str,
+) -> Columns:
+    theirs = {_plain(token): number for token, number in draft.items() if number < draft_size}
+    pairs = sorted(
+        (number, theirs[_plain(token)])
+        for token, number in target.items()
+        if number < target_size and _plain(token) in theirs
+    )
+    if len(pairs) < 2:
+        raise VocabMismatchError(f"{where}: it has no tokens in common with the target")
+    log.warning(
+        "%s: drafting over the %d tokens both vocabularies have, of the target's %d. Every other "
+        "token ends a draft, and the draft model reads a placeholder for it: expect fewer accepted "
+        "tokens than with a draft model of the target's family",
+        where,
+        len(pairs),
+        len(target),
+    )
+    unknown = next((theirs[t] for t in ("<unk>", "<|endoftext|>") if t in theirs), 0)
+    draft_id_V = torch.full((target_size,), unknown)
+    ids_C, pick_C = torch.tensor(pairs).unbind(1)
+    draft_id_V[ids_C] = pick_C
+    return Columns(len(pairs), ids_C.contiguous(), pick_C.contiguous(), draft_id_V)
+
+
+def _plain(token: str) -> str:
+    """A token without its vocabulary's way to write spaces and line ends."""
+    return token.replace("\u0120", " ").replace("\u2581", " ").replace("\u010a", "\n")
