@@ -303,12 +303,15 @@ def _load_target(
 ) -> Any:
     """The model on the best kernels this device has; torch's own where there are none."""
     from hunch.models.load import load_decoder
-    from hunch.models.native import DTYPES, load_native
+    from hunch.models.native import DTYPES, best_activation_bits, load_native
     from hunch.models.weights import open_weights
 
     weights, model = weights or open_weights(files), config.model
     if device.type == "cpu" and model.kernels == "auto" and model.dtype in DTYPES:
-        target = load_native(weights, dtype=model.dtype, num_threads=model.threads)
+        bits = model.activation_bits or best_activation_bits(weights)
+        target = load_native(
+            weights, dtype=model.dtype, num_threads=model.threads, is_fine=bits == 14
+        )
         if target is not None:
             return target
     decoder = load_decoder(weights, dtype=model.dtype, device=device)

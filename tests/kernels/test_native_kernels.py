@@ -32,11 +32,11 @@ def blocks(kind, num_out, num_in, seed=0):
     return data.reshape(num_out, -1)
 
 
-def rounded_to_int8(x_MK):
-    """What the kernels multiply with: 8 bits per number, a scale per row and 32 inputs."""
+def rounded(x_MK, top):
+    """What the kernels multiply with: whole numbers up to `top`, a scale per row and 32 inputs."""
     x = torch.nn.functional.pad(x_MK, (0, -x_MK.shape[1] % 32)).double()
     groups = x.reshape(len(x), -1, 32)
-    d = groups.abs().amax(-1, keepdim=True) / 127
+    d = groups.abs().amax(-1, keepdim=True) / top
     return ((groups / d.clamp(min=1e-30)).round() * d).reshape(len(x), -1)[:, : x_MK.shape[1]]
 
 
@@ -52,13 +52,15 @@ def test_blocks_are_kept_bit_for_bit(kind, shape):
 @pytest.mark.parametrize("kind", BLOCK_BYTES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_rows", [1, 5, 8, 9, 40, 70])
-def test_products_of_blocks(kind, shape, num_rows):
+@pytest.mark.parametrize("is_fine", [False, True])
+def test_products_of_blocks(kind, shape, num_rows, is_fine):
     data, x = blocks(kind, *shape), random(num_rows, shape[1])
     weight = dequantise(kind, data, shape[1]).double()
-    expected = rounded_to_int8(x) @ weight.T
-    got = native.NativeMatrix.from_blocks(kind, shape, data)(x)
+    expected = rounded(x, 8127 if is_fine else 127) @ weight.T
+    got = native.NativeMatrix.from_blocks(kind, shape, data)(x, is_fine=is_fine)
     size = (x.double().abs() @ weight.abs().T).max()
-    assert (got - expected).abs().max() < 1e-6 * size
+    # One float32 product decides how x is rounded: of many fine steps, some fall the other way.
+    assert (got - expected).abs().max() < (3e-5 if is_fine else 1e-6) * size
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (7, 33), (101, 70)])
@@ -78,18 +80,33 @@ def test_floats_are_rounded_to_the_nearest_level(kind, levels, num_in):
     assert error < 1.05 * weight.abs().max() / levels / 2 + 2e-3  # the scales are half floats
 
 
+@pytest.mark.parametrize("is_fine", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_the_same_bits_in_any_company_and_with_any_threads(kind):
+def test_a_row_is_the_same_bits_in_any_company_and_with_any_threads(kind, is_fine):
     weight, x = random(72, 192), random(64, 192, seed=1)
     one = native.NativeMatrix.from_floats(weight, KINDS[kind], num_threads=1)
-    alone = torch.cat([one(row) for row in x.split(1)])
+    alone = torch.cat([one(row, is_fine=is_fine) for row in x.split(1)])
     for num_rows in [*range(2, 20), 31, 32, 33, 48, 64]:
-        assert one(x[:num_rows]).equal(alone[:num_rows]), num_rows
-        assert one(x[-num_rows:]).equal(alone[-num_rows:]), num_rows
+        assert one(x[:num_rows], is_fine=is_fine).equal(alone[:num_rows]), num_rows
+        assert one(x[-num_rows:], is_fine=is_fine).equal(alone[-num_rows:]), num_rows
     for num_threads in (2, 3):
         team = native.NativeMatrix.from_floats(weight, KINDS[kind], num_threads=num_threads)
-        assert team(x).equal(alone)
-        assert team(x.flip(0)).equal(alone.flip(0))
+        assert team(x, is_fine=is_fine).equal(alone)
+        assert team(x.flip(0), is_fine=is_fine).equal(alone.flip(0))
+
+
+@pytest.mark.parametrize(("kind", "data"), [("Q4_1", 0xFF), ("Q4_0", 0), ("Q8_0", 0x7F)])
+def test_the_largest_sums_of_a_group_do_not_overflow(kind, data):
+    """All weights and all activations at their limits, of one sign."""
+    packed = torch.full((8, 2 * BLOCK_BYTES[kind]), data, dtype=torch.uint8)
+    scales = torch.ones(8, 2, 2 if kind == "Q4_1" else 1).half().view(torch.uint8)
+    packed.view(8, 2, -1)[..., : scales.shape[-1]] = scales
+    weight = dequantise(kind, packed, 64)
+    matrix = native.NativeMatrix.from_blocks(kind, (8, 64), packed)
+    for is_fine in (False, True):
+        for x in (torch.ones(9, 64), -torch.ones(9, 64)):
+            got = matrix(x, is_fine=is_fine)
+            torch.testing.assert_close(got, x @ weight.T, rtol=1e-6, atol=1e-3)
 
 
 def test_zeros_and_large_numbers():

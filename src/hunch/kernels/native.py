@@ -57,7 +57,7 @@ def _library() -> ctypes.CDLL | None:
         "hunch_matrix_fill": (None, _POINTER, _POINTER, _I32, _POINTER, _I64),
         "hunch_matrix_rows": (None, _POINTER, _POINTER, _I64, _POINTER),
         "hunch_matrix_free": (None, _POINTER),
-        "hunch_multiply": (None, _POINTER, _POINTER, _POINTER, _I64, _POINTER),
+        "hunch_multiply": (None, _POINTER, _POINTER, _POINTER, _I64, _POINTER, _I32),
         "hunch_panel": (_I32,),
         "hunch_multiply_rows": (
             None, _POINTER, _POINTER, _I64, _I64, _POINTER, _I32, _I64, _POINTER,
@@ -159,12 +159,18 @@ class NativeMatrix:
         _lib().hunch_matrix_rows(self.handle, ids.data_ptr(), ids.numel(), out.data_ptr())
         return out
 
-    def __call__(self, x_MK: Tensor) -> Tensor:
-        """x times the matrix, float32; a row's result is the same bits in any company."""
+    def __call__(self, x_MK: Tensor, *, is_fine: bool = False) -> Tensor:
+        """x times the matrix, float32; a row's result is the same bits in any company.
+
+        A quantised matrix takes x as whole numbers of 8 bits, or 14 where `is_fine`, with a scale
+        per row and 32 inputs.
+        """
         x_MK = x_MK.to(torch.float32).contiguous()
         out_MN = torch.empty(*x_MK.shape[:-1], self.num_out)
         num_rows = x_MK.numel() // self.num_in
-        _lib().hunch_multiply(self.handle, self.team, x_MK.data_ptr(), num_rows, out_MN.data_ptr())
+        _lib().hunch_multiply(
+            self.handle, self.team, x_MK.data_ptr(), num_rows, out_MN.data_ptr(), is_fine
+        )
         return out_MN
 
     def __del__(self) -> None:
@@ -234,6 +240,7 @@ class NativeNetwork:
         kv_dtype: torch.dtype,
         num_threads: int | None = None,
         join: NativeJoin | None = None,
+        is_fine: bool = False,
     ) -> None:
         self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
         self.team = team(num_threads)
@@ -247,6 +254,7 @@ class NativeNetwork:
             **{name: getattr(shape, name) for name in shape.__slots__},
             num_layers=len(layers),
             is_half=kv_dtype == torch.float16,
+            is_fine=is_fine,
             embedding=embedding.handle,
             head=head.handle,
             final_norm=_address(final_norm),

@@ -37,7 +37,7 @@ class _Spec(ctypes.Structure):
                 "project", "project_bias", "token_norm", "state_norm", "logits_norm",
             )
         ),
-        *((name, _I32) for name in _JOINS),
+        *((name, _I32) for name in (*_JOINS, "is_fine")),
     )  # fmt: skip
 
 

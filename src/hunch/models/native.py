@@ -34,6 +34,7 @@ from hunch.registry import MODELS, resolve
 
 DTYPES = ("auto", "int8", "int4", "float32")
 ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
+SMALL_BYTES = 1 << 30  # weights of a model that is quick even with fine activations
 _LANES = 16  # widths and heads are whole vectors on every CPU
 
 
@@ -54,6 +55,7 @@ class NativeDecoder:
         num_threads: int | None = None,
         progress: Progress = iterate,
         tables: tuple[NativeMatrix, NativeMatrix] | None = None,  # of the model it was cut from
+        is_fine: bool = False,
     ) -> None:
         family: type[Decoder] = resolve(MODELS, spec.architecture)
         self.spec, self.names = spec, family.names
@@ -91,6 +93,7 @@ class NativeDecoder:
             rope_LH=self.rope.table_LH.contiguous(),
             kv_dtype=self.kv_dtype,
             num_threads=num_threads,
+            is_fine=is_fine,
         )
 
     def embed(self, ids_T: Tensor) -> Tensor:
@@ -130,14 +133,23 @@ def load_native(
     dtype: str = "auto",
     num_threads: int | None = None,
     progress: Progress = iterate,
+    is_fine: bool = False,
 ) -> NativeDecoder | None:
-    """The model of `weights` on native kernels; None where it or this machine cannot."""
+    """The model of `weights` on native kernels; None where it or this machine cannot.
+
+    Before quantised weights, activations are rounded to 8 bits, or to 14 where `is_fine`.
+    """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
     spec = ModelSpec.from_config(weights.config)
     if not is_supported(spec) or not is_available():
         return None
-    return NativeDecoder(spec, weights, dtype, num_threads, progress)
+    return NativeDecoder(spec, weights, dtype, num_threads, progress, is_fine=is_fine)
+
+
+def best_activation_bits(weights: Weights) -> int:
+    """14 for a small model, whose answers 8 bits change; 8 for a large one, which 14 slow down."""
+    return 14 if weights.nbytes < SMALL_BYTES else 8
 
 
 def is_supported(spec: ModelSpec) -> bool:

@@ -44,15 +44,17 @@ void hunch_matrix_rows(const Matrix* w, const int64_t* ids, int64_t count, float
     for (int64_t i = 0; i < count; i++) w->read_row((int)ids[i], out + i * w->num_in);
 }
 
-// out = x times w, for rows of floats
-void hunch_multiply(const Matrix* w, Team* team, const float* x, int64_t num_rows, float* out) {
+// out = x times w, for rows of floats; is_fine: see Input
+void hunch_multiply(const Matrix* w, Team* team, const float* x, int64_t num_rows, float* out,
+                    int is_fine) {
     Input input;
+    input.is_fine = is_fine;
     input.num_in = w->num_in;
     std::vector<uint8_t> tiles;
     if (w->kind == Kind::FLOAT) {
         input.rows = const_cast<float*>(x);
     } else {
-        tiles.resize(Input::bytes_for((int)num_rows, w->num_in));
+        tiles.resize(input.bytes_for((int)num_rows));
         input.tiles = tiles.data();
     }
     const int size = 64, num_parts = (w->num_out + size - 1) / size;

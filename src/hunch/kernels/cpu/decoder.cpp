@@ -61,6 +61,7 @@ Decoder::Decoder(const DecoderSpec& spec)
     input_[ATTENDED].num_in = spec.num_heads * spec.head_dim;
     input_[GATED].num_in = spec.ffn_width;
     input_[JOINED].num_in = spec.joins ? 2 * spec.width : 0;
+    for (Input& input : input_) input.is_fine = spec.is_fine;
 }
 
 void Decoder::reserve(int num_rows, int num_threads) {
@@ -83,7 +84,7 @@ void Decoder::reserve(int num_rows, int num_threads) {
     q_.resize((size_t)num_rows * spec_.num_heads * spec_.head_dim);
     for (int i = 0; i < NUM_INPUTS; i++) {
         Input& input = input_[i];
-        if (needs_int_) tiles_[i].resize(Input::bytes_for(num_rows, input.num_in));
+        if (needs_int_) tiles_[i].resize(input.bytes_for(num_rows));
         if (needs_float_) rows_[i].resize((size_t)num_rows * input.num_in);
         input.tiles = needs_int_ ? tiles_[i].data() : nullptr;
         input.rows = needs_float_ ? rows_[i].data() : nullptr;

@@ -32,6 +32,7 @@ struct DecoderSpec {
     const float *project_bias, *token_norm, *state_norm;  // may be null
     const float* logits_norm;                             // may be null; of a state before the head
     int32_t joins, is_state_first, is_first_masked, is_residual_normed;
+    int32_t is_fine;  // activations of 14 bits instead of 8, before quantised weights
 };
 
 struct Pass {

@@ -19,14 +19,17 @@ typedef void Tile(const uint8_t* w, int num_panels, int num_groups, const uint8_
                   int stride);
 
 #define HUNCH_PANELS(name, bytes)                                                              \
-    template <int R>                                                                           \
+    template <int R, bool FINE>                                                                \
     void name(const uint8_t* w, int num_panels, int num_groups, const uint8_t* a, float* out,  \
               int stride) {                                                                    \
         for (int p = 0; p < num_panels; p++, w += (size_t)num_groups * (bytes), out += P)      \
-            name##_panel<R>(w, num_groups, a, out, stride);                                    \
+            name##_panel<R, FINE>(w, num_groups, a, out, stride);                              \
     }                                                                                          \
-    Tile* const name##_table[9] = {nullptr, name<1>, name<2>, name<3>, name<4>,                \
-                                   name<5>, name<6>, name<7>, name<8>};
+    Tile* const name##_table[2][9] = {                                                         \
+        {nullptr, name<1, false>, name<2, false>, name<3, false>, name<4, false>,              \
+         name<5, false>, name<6, false>, name<7, false>, name<8, false>},                      \
+        {nullptr, name<1, true>, name<2, true>, name<3, true>, name<4, true>,                  \
+         name<5, true>, name<6, true>, name<7, true>, name<8, true>}};
 static_assert(RT <= 8, "the tables end at 8 rows");
 HUNCH_PANELS(tile_int4, group_bytes(Kind::INT4))
 HUNCH_PANELS(tile_unpacked, UNPACKED_GROUP)
@@ -96,9 +99,11 @@ void Input::put(int row, int first, int last, const float* x) const {
                     (end - first * GROUP) * sizeof(float));
     }
     if (!tiles) return;
-    uint8_t* at = tiles + row / RT * tile_bytes() + first * GROUP_BYTES;
+    const size_t group_bytes = tile_group_bytes(is_fine);
+    const float limit = is_fine ? FINE_TOP : COARSE_TOP;
+    uint8_t* at = tiles + row / RT * tile_bytes() + first * group_bytes;
     int r = row % RT;
-    for (int g = first; g < last; g++, at += GROUP_BYTES) {
+    for (int g = first; g < last; g++, at += group_bytes) {
         float padded[GROUP];
         const float* in = x + (size_t)(g - first) * GROUP;
         if ((g + 1) * GROUP > num_in) {
@@ -108,10 +113,11 @@ void Input::put(int row, int first, int last, const float* x) const {
         }
         vf top = zero();
         for (int j = 0; j < GROUP; j += P) top = max(top, abs(load(in + j)));
-        float largest = max_lane(top), inverse = largest > 0 ? 127.0f / largest : 0.0f;
-        int sum = quantise32(in, inverse, (int8_t*)at + r * GROUP);
-        float* scales = (float*)(at + RT * GROUP);
-        float d = largest / 127.0f;
+        float largest = max_lane(top), inverse = largest > 0 ? limit / largest : 0.0f;
+        int8_t* q = (int8_t*)at + r * GROUP;
+        int sum = is_fine ? quantise32_fine(in, inverse, q, q + RT * GROUP) : quantise32(in, inverse, q);
+        float* scales = (float*)(at + group_bytes - (KEEPS_SUMS ? 3 : 2) * RT * sizeof(float));
+        float d = largest / limit;
         scales[r] = d;
         scales[RT + r] = d * (float)sum;
         if (KEEPS_SUMS) ((int32_t*)scales)[2 * RT + r] = sum;
@@ -127,9 +133,9 @@ void multiply(const Matrix& w, int first, int last, const Input& input, int row,
     }
     const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
     bool is_unpacked = w.kind == Kind::INT4 && count >= UNPACK_FROM;
-    Tile* const* table = w.kind == Kind::INT8 ? tile_int8_table
-                         : is_unpacked        ? tile_unpacked_table
-                                              : tile_int4_table;
+    Tile* const* table = w.kind == Kind::INT8 ? tile_int8_table[input.is_fine]
+                         : is_unpacked        ? tile_unpacked_table[input.is_fine]
+                                              : tile_int4_table[input.is_fine];
     const int step = is_unpacked ? 1 : end - panel;  // panels that all rows pass before the next
     for (int p = panel; p < end; p += step, out += step * P) {
         const uint8_t* weights = w.panel(p);

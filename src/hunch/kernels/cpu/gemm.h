@@ -5,20 +5,26 @@
 
 namespace hunch {
 
-// Rows that enter a product. Quantised kinds read `tiles`: for each tile of RT rows and each group,
-// int8 [RT][32], then the scales d[RT], then d * (sum of the group) [RT], then, where KEEPS_SUMS, the
-// sums themselves as int32 [RT]. FLOAT reads `rows`.
+// The largest whole number an activation becomes. A fine one q is kept as two int8 parts, high and
+// low, q = 64 * high + low: 32 products with weights of 4 bits then stay below 2^22 (tile_neon.h).
+constexpr int COARSE_TOP = 127, FINE_TOP = 8127;
+
+// Bytes of a group of a tile: int8 [RT][32] (fine: the high parts, then the low ones), then the
+// scales d[RT], then d * (sum of the group) [RT], then, where KEEPS_SUMS, the sums as int32 [RT].
+constexpr size_t tile_group_bytes(bool is_fine) {
+    return (is_fine ? 2 : 1) * RT * GROUP + (KEEPS_SUMS ? 3 : 2) * RT * sizeof(float);
+}
+
+// Rows that enter a product. Quantised kinds read `tiles`, tiles of RT rows; FLOAT reads `rows`.
 struct Input {
     uint8_t* tiles = nullptr;
     float* rows = nullptr;
     int num_in = 0;
+    bool is_fine = false;  // activations of 14 bits instead of 8
 
-    static constexpr size_t GROUP_BYTES = RT * GROUP + (KEEPS_SUMS ? 3 : 2) * RT * sizeof(float);
     int num_groups() const { return (num_in + GROUP - 1) / GROUP; }
-    size_t tile_bytes() const { return num_groups() * GROUP_BYTES; }
-    static size_t bytes_for(int num_rows, int num_in) {
-        return (size_t)((num_rows + RT - 1) / RT) * ((num_in + GROUP - 1) / GROUP) * GROUP_BYTES;
-    }
+    size_t tile_bytes() const { return num_groups() * tile_group_bytes(is_fine); }
+    size_t bytes_for(int num_rows) const { return (size_t)((num_rows + RT - 1) / RT) * tile_bytes(); }
 
     // Puts groups [first, last) of a row in place; x points at the first of them.
     void put(int row, int first, int last, const float* x) const;

@@ -60,6 +60,24 @@ inline int quantise32(const float* x, float factor, int8_t* q) {
     return total;
 }
 
+// The same for 14 bits, q = 64 * high + low.
+inline int quantise32_fine(const float* x, float factor, int8_t* high, int8_t* low) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int i = 0; i < 32; i += 8) {
+        __m256i v = _mm256_cvtps_epi32(mul(load(x + i), set1(factor)));
+        sum = _mm256_add_epi32(sum, v);
+        __m128i q = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        __m128i h = _mm_srai_epi16(_mm_add_epi16(q, _mm_set1_epi16(32)), 6);
+        __m128i l = _mm_sub_epi16(q, _mm_slli_epi16(h, 6));
+        _mm_storel_epi64((__m128i*)(high + i), _mm_packs_epi16(h, h));
+        _mm_storel_epi64((__m128i*)(low + i), _mm_packs_epi16(l, l));
+    }
+    int lanes[8], total = 0;
+    _mm256_storeu_si256((__m256i*)lanes, sum);
+    for (int lane : lanes) total += lane;
+    return total;
+}
+
 // Stores the sums over lanes of four vectors.
 inline void store_sums(float* p, vf a, vf b, vf c, vf d) {
     vf x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
@@ -103,20 +121,18 @@ inline __m256i four_inputs(const int8_t* a) {
     return _mm256_set1_epi32(word);
 }
 
-// Sum of w * a over the group, exact. 4 bits: eight sums of pairs still fit 16 bits.
+// s + the sum of w * a over the group, exact. 4 bits: eight sums of pairs still fit 16 bits. With
+// AVX-VNNI, products are of unsigned and signed numbers: weights of 8 bits go in plus 128.
 template <bool IS_4BIT>
-inline __m256i dot_group(const Weights& w, const int8_t* a, const float* d_a) {
+inline __m256i add_dots(__m256i start, const Weights& w, const int8_t* a) {
 #if defined(__AVXVNNI__)
-    // Products are of unsigned and signed numbers: weights of 8 bits go in plus 128.
-    __m256i s = _mm256_setzero_si256(), offset = _mm256_set1_epi8(IS_4BIT ? 0 : (char)0x80);
-    if (!IS_4BIT) s = _mm256_set1_epi32(-128 * ((const int32_t*)d_a)[2 * RT]);
+    const __m256i offset = _mm256_set1_epi8(IS_4BIT ? 0 : (char)0x80);
     HUNCH_UNROLL for (int i = 0; i < 8; i++)
-        s = _mm256_dpbusd_avx_epi32(s, _mm256_xor_si256(w.quad[i], offset), four_inputs(a + 4 * i));
-    return s;
+        start = _mm256_dpbusd_avx_epi32(start, _mm256_xor_si256(w.quad[i], offset), four_inputs(a + 4 * i));
+    return start;
 #else
-    (void)d_a;
     const __m256i ones = _mm256_set1_epi16(1);
-    __m256i s = _mm256_setzero_si256();
+    __m256i s = IS_4BIT ? _mm256_setzero_si256() : start;
     HUNCH_UNROLL for (int i = 0; i < 8; i++) {
         __m256i x = four_inputs(a + 4 * i);
         if (IS_4BIT) {
@@ -126,17 +142,28 @@ inline __m256i dot_group(const Weights& w, const int8_t* a, const float* d_a) {
             s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, ones));
         }
     }
-    return IS_4BIT ? _mm256_madd_epi16(s, ones) : s;
+    return IS_4BIT ? _mm256_add_epi32(start, _mm256_madd_epi16(s, ones)) : s;
 #endif
+}
+
+// The sum of w * q over the group, exact; the low parts of fine activations follow all high ones.
+template <bool IS_4BIT, bool FINE>
+inline __m256i dot_group(const Weights& w, const int8_t* a, const float* d_a) {
+    __m256i s = _mm256_setzero_si256();
+    // 128 times the sum of the activations is taken away first; the shift below makes 2 of it 128.
+    if (KEEPS_SUMS && !IS_4BIT)
+        s = _mm256_set1_epi32((FINE ? -2 : -128) * ((const int32_t*)d_a)[2 * RT]);
+    s = add_dots<IS_4BIT>(s, w, a);
+    return FINE ? add_dots<IS_4BIT>(_mm256_slli_epi32(s, 6), w, a + 32 * RT) : s;
 }
 
 // For each of R rows, acc += (sum of w * a over the group) * scale * d_a: two roundings, the same
 // for every R.
-template <int R, bool IS_4BIT>
+template <int R, bool IS_4BIT, bool FINE>
 inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_t* a,
                       const float* d_a) {
     HUNCH_UNROLL for (int r = 0; r < R; r++) {
-        __m256i s = dot_group<IS_4BIT>(w, a + 32 * r, d_a + r);
+        __m256i s = dot_group<IS_4BIT, FINE>(w, a + 32 * r, d_a + r);
         acc[r] = fma(acc[r], mul(_mm256_cvtepi32_ps(s), scale.d), d_a[r]);
     }
 }

@@ -50,6 +50,20 @@ inline int quantise32(const float* x, float factor, int8_t* q) {
     return _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
 }
 
+// The same for 14 bits, q = 64 * high + low.
+inline int quantise32_fine(const float* x, float factor, int8_t* high, int8_t* low) {
+    __m512i sum = _mm512_setzero_si512();
+    HUNCH_UNROLL for (int i = 0; i < 32; i += 16) {
+        __m512i q = _mm512_cvtps_epi32(mul(load(x + i), set1(factor)));
+        __m512i h = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(32)), 6);
+        __m512i l = _mm512_sub_epi32(q, _mm512_slli_epi32(h, 6));
+        _mm_storeu_si128((__m128i*)(high + i), _mm512_cvtsepi32_epi8(h));
+        _mm_storeu_si128((__m128i*)(low + i), _mm512_cvtsepi32_epi8(l));
+        sum = _mm512_add_epi32(sum, q);
+    }
+    return _mm512_reduce_add_epi32(sum);
+}
+
 inline __m256 add_halves(vf a) {
     __m256 low = _mm512_castps512_ps256(a);
     return _mm256_add_ps(low, _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1)));
@@ -101,8 +115,9 @@ inline __m512i four_inputs(const int8_t* a) {
 
 // For each of R rows, acc += (sum of w * a over the group) * scale * d_a: two roundings, the same
 // for every R. Products are of unsigned and signed numbers: weights of 8 bits go in plus 128, and
-// 128 times the sum of the activations is taken away first.
-template <int R, bool IS_4BIT>
+// 128 times the sum of the activations is taken away first (of fine ones 2 times: the shift makes
+// it 128).
+template <int R, bool IS_4BIT, bool FINE>
 inline void add_group(vf* acc, const Weights& weights, const Scale& scale, const int8_t* a,
                       const float* d_a) {
     const int32_t* sums = (const int32_t*)(d_a + 2 * RT);
@@ -112,10 +127,16 @@ inline void add_group(vf* acc, const Weights& weights, const Scale& scale, const
             w.quad[i] = _mm512_xor_si512(w.quad[i], _mm512_set1_epi8((char)0x80));
     __m512i s[R];
     HUNCH_UNROLL for (int r = 0; r < R; r++)
-        s[r] = IS_4BIT ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * sums[r]);
+        s[r] = IS_4BIT ? _mm512_setzero_si512() : _mm512_set1_epi32((FINE ? -2 : -128) * sums[r]);
     HUNCH_UNROLL for (int i = 0; i < 8; i++)
         HUNCH_UNROLL for (int r = 0; r < R; r++)
             s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * r + 4 * i));
+    if (FINE) {
+        HUNCH_UNROLL for (int r = 0; r < R; r++) s[r] = _mm512_slli_epi32(s[r], 6);
+        HUNCH_UNROLL for (int i = 0; i < 8; i++)
+            HUNCH_UNROLL for (int r = 0; r < R; r++)
+                s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * (RT + r) + 4 * i));
+    }
     HUNCH_UNROLL for (int r = 0; r < R; r++)
         acc[r] = fma(acc[r], mul(_mm512_cvtepi32_ps(s[r]), scale.d), d_a[r]);
 }

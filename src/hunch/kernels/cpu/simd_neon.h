@@ -51,6 +51,29 @@ inline int quantise32(const float* x, float factor, int8_t* q) {
     return vaddvq_s32(vdotq_s32(vdotq_s32(vdupq_n_s32(0), low, ones), high, ones));
 }
 
+// The same for 14 bits, q = 64 * high + low.
+inline int quantise32_fine(const float* x, float factor, int8_t* high, int8_t* low) {
+    int8x16_t h[2], l[2];
+    int sum = 0;
+    HUNCH_UNROLL for (int i = 0; i < 2; i++) {
+        int16x8_t part[2], rest[2];
+        HUNCH_UNROLL for (int j = 0; j < 2; j++) {
+            const float* at = x + 16 * i + 8 * j;
+            vf a = vfmaq_n_f32(vdupq_n_f32(12582912.0f), load(at), factor);
+            vf b = vfmaq_n_f32(vdupq_n_f32(12582912.0f), load(at + 4), factor);
+            int16x8_t q = vuzp1q_s16(vreinterpretq_s16_f32(a), vreinterpretq_s16_f32(b));
+            part[j] = vrshrq_n_s16(q, 6);
+            rest[j] = vsubq_s16(q, vshlq_n_s16(part[j], 6));
+            sum += vaddlvq_s16(q);
+        }
+        h[i] = vuzp1q_s8(vreinterpretq_s8_s16(part[0]), vreinterpretq_s8_s16(part[1]));
+        l[i] = vuzp1q_s8(vreinterpretq_s8_s16(rest[0]), vreinterpretq_s8_s16(rest[1]));
+        vst1q_s8(high + 16 * i, h[i]);
+        vst1q_s8(low + 16 * i, l[i]);
+    }
+    return sum;
+}
+
 // Stores the sums over lanes of four vectors.
 inline void store_sums(float* p, vf a, vf b, vf c, vf d) {
     vst1q_f32(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));

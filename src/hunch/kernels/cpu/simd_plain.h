@@ -63,6 +63,18 @@ inline int quantise32(const float* x, float factor, int8_t* q) {
     return sum;
 }
 
+// The same for 14 bits, q = 64 * high + low.
+inline int quantise32_fine(const float* x, float factor, int8_t* high, int8_t* low) {
+    int sum = 0;
+    for (int i = 0; i < 32; i++) {
+        int q = (int)std::nearbyint(x[i] * factor), h = (q + 32) >> 6;
+        high[i] = (int8_t)h;
+        low[i] = (int8_t)(q - 64 * h);
+        sum += q;
+    }
+    return sum;
+}
+
 // Stores the sums over lanes of four vectors.
 inline void store_sums(float* p, vf a, vf b, vf c, vf d) {
     p[0] = (a[0] + a[1]) + (a[2] + a[3]);
@@ -106,14 +118,15 @@ struct Scale {
 };
 
 // For each of R rows, acc += (sum of w * a over the group) * scale * d_a, the same for every R.
-template <int R, bool IS_4BIT>
+template <int R, bool IS_4BIT, bool FINE>
 inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_t* a,
                       const float* d_a) {
     for (int r = 0; r < R; r++, a += 32) {
         vf sums;
         for (int n = 0; n < P; n++) {
             int sum = 0;
-            for (int j = 0; j < 32; j++) sum += w.of[n][j] * a[j];
+            for (int j = 0; j < 32; j++)
+                sum += w.of[n][j] * (FINE ? 64 * a[j] + a[RT * 32 + j] : a[j]);
             sums[n] = (float)sum;
         }
         acc[r] = fma(acc[r], mul(sums, scale.d), d_a[r]);

@@ -15,16 +15,16 @@ inline void store_panel(const vf* acc, float* out, int stride) {
     HUNCH_UNROLL for (int r = 0; r < R; r++) store(out + (size_t)r * stride, acc[r]);
 }
 
-template <int R>
+template <int R, bool FINE>
 void tile_int4_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
     vf acc[R];
     HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
+    for (int g = 0; g < num_groups; g++, a += tile_group_bytes(FINE)) {
         read_ahead(w, group_bytes(Kind::INT4));
         Scale scale(load_half((const uint16_t*)w));
         vf m = load_half((const uint16_t*)w + P);
-        const float* d_a = (const float*)(a + RT * GROUP);
-        add_group<R, true>(acc, unpack4(w + 4 * P), scale, (const int8_t*)a, d_a);
+        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
+        add_group<R, true, FINE>(acc, unpack4(w + 4 * P), scale, (const int8_t*)a, d_a);
         add_minimum<R>(acc, m, d_a + RT);
         w += group_bytes(Kind::INT4);
     }
@@ -32,30 +32,30 @@ void tile_int4_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* 
 }
 
 // The same from a panel that unpack_panel prepared, for more rows than one tile holds.
-template <int R>
+template <int R, bool FINE>
 void tile_unpacked_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
     vf acc[R];
     HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
+    for (int g = 0; g < num_groups; g++, a += tile_group_bytes(FINE)) {
         Scale scale(load((const float*)(w + 32 * P)));
         vf m = load((const float*)(w + 32 * P) + P);
-        const float* d_a = (const float*)(a + RT * GROUP);
-        add_group<R, true>(acc, load8((const int8_t*)w), scale, (const int8_t*)a, d_a);
+        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
+        add_group<R, true, FINE>(acc, load8((const int8_t*)w), scale, (const int8_t*)a, d_a);
         add_minimum<R>(acc, m, d_a + RT);
         w += UNPACKED_GROUP;
     }
     store_panel<R>(acc, out, stride);
 }
 
-template <int R>
+template <int R, bool FINE>
 void tile_int8_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
     vf acc[R];
     HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += Input::GROUP_BYTES) {
+    for (int g = 0; g < num_groups; g++, a += tile_group_bytes(FINE)) {
         read_ahead(w, group_bytes(Kind::INT8));
         Scale scale(load_half((const uint16_t*)w));
-        const float* d_a = (const float*)(a + RT * GROUP);
-        add_group<R, false>(acc, load8((const int8_t*)w + 2 * P), scale, (const int8_t*)a, d_a);
+        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
+        add_group<R, false, FINE>(acc, load8((const int8_t*)w + 2 * P), scale, (const int8_t*)a, d_a);
         w += group_bytes(Kind::INT8);
     }
     store_panel<R>(acc, out, stride);

@@ -21,18 +21,19 @@ struct TileConstants {
     int32_t magic[8];
     float minus_magic[4];
     uint8_t low_nibbles[16];
+    int32_t fine_magic[8];  // magic / 64: high parts are multiplied by 64 when they are summed
 };
 alignas(16) constexpr TileConstants TILE_CONSTANTS = {
     {0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000, 0x4B400000},
     {-MAGIC, -MAGIC, -MAGIC, -MAGIC},
-    {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15}};
+    {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15},
+    {0x12D0000, 0x12D0000, 0x12D0000, 0x12D0000, 0x12D0000, 0x12D0000, 0x12D0000, 0x12D0000}};
 
 // Two rows' integer sums (s, t) over a group; `at` is where the first row's activations are.
 #define HUNCH_DOT2(s, t, w, x, y, lane)                     \
     "sdot v" s ".4s, v" w ".16b, v" x ".4b[" lane "]\n"     \
     "sdot v" t ".4s, v" w ".16b, v" y ".4b[" lane "]\n"
-#define HUNCH_ROWS2(s, t, at)                               \
-    "ldp q" s ", q" t ", [%[constants]]\n"                  \
+#define HUNCH_DOTS2_AT(s, t, at)                            \
     "ldp q24, q25, [%[a], #" at "]\n"                       \
     "ldp q26, q27, [%[a], #" at " + 32]\n"                  \
     HUNCH_DOT2(s, t, "16", "24", "26", "0") HUNCH_DOT2(s, t, "17", "24", "26", "1") \
@@ -40,22 +41,35 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
     HUNCH_DOT2(s, t, "20", "25", "27", "0") HUNCH_DOT2(s, t, "21", "25", "27", "1") \
     HUNCH_DOT2(s, t, "22", "25", "27", "2") HUNCH_DOT2(s, t, "23", "25", "27", "3")
 #define HUNCH_DOT1(s, w, x, lane) "sdot v" s ".4s, v" w ".16b, v" x ".4b[" lane "]\n"
-#define HUNCH_ROWS1(s, at)                                  \
-    "ldr q" s ", [%[constants]]\n"                          \
+#define HUNCH_DOTS1_AT(s, at)                               \
     "ldp q24, q25, [%[a], #" at "]\n"                       \
     HUNCH_DOT1(s, "16", "24", "0") HUNCH_DOT1(s, "17", "24", "1") \
     HUNCH_DOT1(s, "18", "24", "2") HUNCH_DOT1(s, "19", "24", "3") \
     HUNCH_DOT1(s, "20", "25", "0") HUNCH_DOT1(s, "21", "25", "1") \
     HUNCH_DOT1(s, "22", "25", "2") HUNCH_DOT1(s, "23", "25", "3")
+// Sums of coarse activations count up from `magic`. Fine ones: the high parts, shifted, then the
+// low ones; with weights of 8 bits they outgrow MAGIC, start at zero and are converted.
+#define HUNCH_COARSE2(s, t, at) "ldp q" s ", q" t ", [%[constants]]\n" HUNCH_DOTS2_AT(s, t, at)
+#define HUNCH_COARSE1(s, at) "ldr q" s ", [%[constants]]\n" HUNCH_DOTS1_AT(s, at)
+#define HUNCH_SHIFT(s) "shl v" s ".4s, v" s ".4s, #6\n"
+#define HUNCH_PARTS2(s, t, at)                              \
+    HUNCH_DOTS2_AT(s, t, at) HUNCH_SHIFT(s) HUNCH_SHIFT(t) HUNCH_DOTS2_AT(s, t, at " + 256")
+#define HUNCH_PARTS1(s, at) HUNCH_DOTS1_AT(s, at) HUNCH_SHIFT(s) HUNCH_DOTS1_AT(s, at " + 256")
+#define HUNCH_FINE2(s, t, at) "ldp q" s ", q" t ", [%[constants], #64]\n" HUNCH_PARTS2(s, t, at)
+#define HUNCH_FINE1(s, at) "ldr q" s ", [%[constants], #64]\n" HUNCH_PARTS1(s, at)
+#define HUNCH_LARGE2(s, t, at)                              \
+    "movi v" s ".4s, #0\n movi v" t ".4s, #0\n" HUNCH_PARTS2(s, t, at)
+#define HUNCH_LARGE1(s, at) "movi v" s ".4s, #0\n" HUNCH_PARTS1(s, at)
 
-#define HUNCH_DOTS1 HUNCH_ROWS1("8", "0")
-#define HUNCH_DOTS2 HUNCH_ROWS2("8", "9", "0")
-#define HUNCH_DOTS3 HUNCH_DOTS2 HUNCH_ROWS1("10", "64")
-#define HUNCH_DOTS4 HUNCH_DOTS2 HUNCH_ROWS2("10", "11", "64")
-#define HUNCH_DOTS5 HUNCH_DOTS4 HUNCH_ROWS1("12", "128")
-#define HUNCH_DOTS6 HUNCH_DOTS4 HUNCH_ROWS2("12", "13", "128")
-#define HUNCH_DOTS7 HUNCH_DOTS6 HUNCH_ROWS1("14", "192")
-#define HUNCH_DOTS8 HUNCH_DOTS6 HUNCH_ROWS2("14", "15", "192")
+// KIND is COARSE, FINE or LARGE.
+#define HUNCH_DOTS1(KIND) HUNCH_##KIND##1("8", "0")
+#define HUNCH_DOTS2(KIND) HUNCH_##KIND##2("8", "9", "0")
+#define HUNCH_DOTS3(KIND) HUNCH_DOTS2(KIND) HUNCH_##KIND##1("10", "64")
+#define HUNCH_DOTS4(KIND) HUNCH_DOTS2(KIND) HUNCH_##KIND##2("10", "11", "64")
+#define HUNCH_DOTS5(KIND) HUNCH_DOTS4(KIND) HUNCH_##KIND##1("12", "128")
+#define HUNCH_DOTS6(KIND) HUNCH_DOTS4(KIND) HUNCH_##KIND##2("12", "13", "128")
+#define HUNCH_DOTS7(KIND) HUNCH_DOTS6(KIND) HUNCH_##KIND##1("14", "192")
+#define HUNCH_DOTS8(KIND) HUNCH_DOTS6(KIND) HUNCH_##KIND##2("14", "15", "192")
 
 // EACH(row of the sums, of the integer sums, of p, register of the row's scale, of its sum, lane)
 #define HUNCH_EACH1(X) X("0", "8", "16", "30", "24", "0")
@@ -69,7 +83,9 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
 
 #define HUNCH_CLEAR(acc, s, p, d, m, lane) "movi v" acc ".4s, #0\n"
 #define HUNCH_OFFSET(acc, s, p, d, m, lane) "ldr q" p ", [%[offset]]\n"
+#define HUNCH_CONVERT(acc, s, p, d, m, lane) "scvtf v" s ".4s, v" s ".4s\n"
 #define HUNCH_SCALED(acc, s, p, d, m, lane) "fmla v" p ".4s, v" s ".4s, v28.4s\n"
+#define HUNCH_TIMES(acc, s, p, d, m, lane) "fmul v" p ".4s, v" s ".4s, v28.4s\n"
 #define HUNCH_ADD(acc, s, p, d, m, lane) "fmla v" acc ".4s, v" p ".4s, v" d ".s[" lane "]\n"
 #define HUNCH_MINIMUM(acc, s, p, d, m, lane) "fmla v" acc ".4s, v29.4s, v" m ".s[" lane "]\n"
 #define HUNCH_STORE(acc, s, p, d, m, lane) "str q" acc ", [%[out]]\n add %[out], %[out], %[stride]\n"
@@ -99,11 +115,12 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
     "prfm pldl1keep, [%[w], #1280]\n prfm pldl1keep, [%[w], #1344]\n" \
     "prfm pldl1keep, [%[w], #1408]\n add %[w], %[w], #128\n"
 
-#define HUNCH_TILE(R, LOAD, MINIMUM)                                                          \
-    asm volatile(HUNCH_EACH##R(HUNCH_CLEAR) "1:\n" LOAD HUNCH_DOTS##R                         \
-                 HUNCH_EACH##R(HUNCH_OFFSET) "ldp q30, q31, [%[a], #256]\n"                   \
-                 "ldp q24, q25, [%[a], #288]\n add %[a], %[a], #320\n"                        \
-                 HUNCH_EACH##R(HUNCH_SCALED) HUNCH_EACH##R(HUNCH_ADD) MINIMUM                 \
+// SCALES is where a group's scales begin; BEFORE and SCALE make p of the integer sums.
+#define HUNCH_TILE(R, LOAD, KIND, SCALES, BEFORE, SCALE, MINIMUM)                             \
+    asm volatile(HUNCH_EACH##R(HUNCH_CLEAR) "1:\n" LOAD HUNCH_DOTS##R(KIND)                   \
+                 HUNCH_EACH##R(BEFORE) "ldp q30, q31, [%[a], #" SCALES "]\n"                  \
+                 "ldp q24, q25, [%[a], #" SCALES " + 32]\n add %[a], %[a], #" SCALES " + 64\n" \
+                 HUNCH_EACH##R(SCALE) HUNCH_EACH##R(HUNCH_ADD) MINIMUM                        \
                  "subs %w[count], %w[count], #1\n b.ne 1b\n" HUNCH_EACH##R(HUNCH_STORE)       \
                  : [w] "+r"(w), [a] "+r"(a), [out] "+r"(out), [count] "+r"(num_groups),       \
                    [offset] "+r"(offset)                                                      \
@@ -113,33 +130,48 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
                    "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29",      \
                    "v30", "v31")
 
-template <int R>
+static_assert(P == 4 && RT == 8, "the offsets above");
+static_assert(tile_group_bytes(false) == 320 && tile_group_bytes(true) == 576, "the offsets above");
+
+template <int R, bool FINE>
 void tile_int4_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride);
-template <int R>
+template <int R, bool FINE>
 void tile_unpacked_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride);
-template <int R>
+template <int R, bool FINE>
 void tile_int8_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride);
 
-static_assert(P == 4 && RT == 8 && Input::GROUP_BYTES == 320, "the offsets above");
-
+#define HUNCH_PANEL(NAME, R, FINE)                                                            \
+    template <>                                                                               \
+    inline void NAME<R, FINE>(const uint8_t* w, int num_groups, const uint8_t* a, float* out, \
+                              int stride)
 #define HUNCH_TILES(R)                                                                        \
-    template <>                                                                               \
-    inline void tile_int4_panel<R>(const uint8_t* w, int num_groups, const uint8_t* a, float* out,  \
-                             int stride) {                                                    \
+    HUNCH_PANEL(tile_int4_panel, R, false) {                                                  \
         alignas(16) float scratch[4], *offset = scratch;                                      \
-        HUNCH_TILE(R, HUNCH_LOAD_INT4, HUNCH_EACH##R(HUNCH_MINIMUM));                         \
+        HUNCH_TILE(R, HUNCH_LOAD_INT4, COARSE, "256", HUNCH_OFFSET, HUNCH_SCALED,             \
+                   HUNCH_EACH##R(HUNCH_MINIMUM));                                             \
     }                                                                                         \
-    template <>                                                                               \
-    inline void tile_unpacked_panel<R>(const uint8_t* w, int num_groups, const uint8_t* a,          \
-                                 float* out, int stride) {                                    \
+    HUNCH_PANEL(tile_int4_panel, R, true) {                                                   \
+        alignas(16) float scratch[4], *offset = scratch;                                      \
+        HUNCH_TILE(R, HUNCH_LOAD_INT4, FINE, "512", HUNCH_OFFSET, HUNCH_SCALED,               \
+                   HUNCH_EACH##R(HUNCH_MINIMUM));                                             \
+    }                                                                                         \
+    HUNCH_PANEL(tile_unpacked_panel, R, false) {                                              \
         const uint8_t* offset = w;                                                            \
-        HUNCH_TILE(R, HUNCH_LOAD_UNPACKED, HUNCH_EACH##R(HUNCH_MINIMUM));                     \
+        HUNCH_TILE(R, HUNCH_LOAD_UNPACKED, COARSE, "256", HUNCH_OFFSET, HUNCH_SCALED,         \
+                   HUNCH_EACH##R(HUNCH_MINIMUM));                                             \
     }                                                                                         \
-    template <>                                                                               \
-    inline void tile_int8_panel<R>(const uint8_t* w, int num_groups, const uint8_t* a, float* out,  \
-                             int stride) {                                                    \
+    HUNCH_PANEL(tile_unpacked_panel, R, true) {                                               \
+        const uint8_t* offset = w;                                                            \
+        HUNCH_TILE(R, HUNCH_LOAD_UNPACKED, FINE, "512", HUNCH_OFFSET, HUNCH_SCALED,           \
+                   HUNCH_EACH##R(HUNCH_MINIMUM));                                             \
+    }                                                                                         \
+    HUNCH_PANEL(tile_int8_panel, R, false) {                                                  \
         alignas(16) float scratch[4], *offset = scratch;                                      \
-        HUNCH_TILE(R, HUNCH_LOAD_INT8, "");                                                   \
+        HUNCH_TILE(R, HUNCH_LOAD_INT8, COARSE, "256", HUNCH_OFFSET, HUNCH_SCALED, "");        \
+    }                                                                                         \
+    HUNCH_PANEL(tile_int8_panel, R, true) {                                                   \
+        alignas(16) float scratch[4], *offset = scratch;                                      \
+        HUNCH_TILE(R, HUNCH_LOAD_INT8, LARGE, "512", HUNCH_CONVERT, HUNCH_TIMES, "");         \
     }
 
 HUNCH_TILES(1) HUNCH_TILES(2) HUNCH_TILES(3) HUNCH_TILES(4)

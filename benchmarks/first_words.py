@@ -1,0 +1,78 @@
+"""A hundred simple questions: how often quantised kernels answer as float32 does, and how fast.
+
+    python benchmarks/first_words.py [--model smollm2-135m] [--limit 100] [--json]
+
+Greedy, 48 tokens each. `identical` counts answers equal to float32's token for token, `begins alike`
+those whose first eight tokens are. Speeds are of one request at a time, medians of interleaved runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+from hunch import LLM, SamplingParams
+
+QUESTIONS = Path(__file__).with_name("simple_questions.jsonl")
+PARAMS = SamplingParams(temperature=0.0, max_tokens=48)
+WAYS = {
+    "float32": {"dtype": "float32"},
+    "8 bits": {"activation_bits": 8},
+    "14 bits": {"activation_bits": 14},
+}
+
+
+def answers(llm: LLM, questions: list[str]) -> list[list[int]]:
+    prompts = [llm.encode_chat([{"role": "user", "content": text}]) for text in questions]
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)]
+
+
+def speed(llm: LLM) -> float:
+    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+    started = time.perf_counter()
+    llm.generate("The history of the sea is", params, use_tqdm=False)
+    return 64 / (time.perf_counter() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--limit", type=int, default=100, help="questions to ask")
+    parser.add_argument("--repeats", type=int, default=7, help="speed runs of each way")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    args = parser.parse_args()
+    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()[: args.limit]
+    questions = [json.loads(line)["turns"][0] for line in lines]
+    llms = {
+        name: LLM(args.model, speculate="off", max_num_seqs=8, max_model_len=512, **options)
+        for name, options in WAYS.items()
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in llms}
+    for _ in range(args.repeats):
+        for name, llm in llms.items():
+            speeds[name].append(speed(llm))
+    said = {name: answers(llm, questions) for name, llm in llms.items()}
+    report = {}
+    for name in llms:
+        pairs = list(zip(said[name], said["float32"], strict=True))
+        report[name] = {
+            "identical": sum(own == exact for own, exact in pairs),
+            "begins_alike": sum(own[:8] == exact[:8] for own, exact in pairs),
+            "of": len(pairs),
+            "tokens_per_second": round(statistics.median(speeds[name]), 1),
+        }
+    if args.json:
+        print(json.dumps(report))
+        return
+    for name, row in report.items():
+        print(
+            f"{name:8} identical {row['identical']:3}/{row['of']}  begins alike "
+            f"{row['begins_alike']:3}/{row['of']}  {row['tokens_per_second']:6.1f} tok/s"
+        )
+
+
+if __name__ == "__main__":
+    main()
