@@ -2,8 +2,9 @@
 
     python benchmarks/first_words.py [--model smollm2-135m] [--limit 100] [--json]
 
-Greedy, 48 tokens each. `identical` counts answers equal to float32's token for token, `begins alike`
-those whose first eight tokens are. Speeds are of one request at a time, medians of interleaved runs.
+Greedy, 48 tokens each. `identical` counts answers equal to float32's token for token, `begins
+alike` those whose first eight tokens are. Speeds are of one request at a time, medians of
+interleaved runs.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from hunch.errors import (
     CapacityError,
     ConfigError,
     HunchError,
-    UnsupportedModelError,
 )
 from hunch.hub import ModelFiles, resolve
 from hunch.prompts import Prompt, list_prompts, params_for, progress, read_prompt
@@ -301,30 +300,10 @@ def _build_runner(
 def _load_target(
     config: Config, files: ModelFiles, device: torch.device, weights: Weights | None = None
 ) -> Any:
-    """The model on the best kernels this device has; torch's own where there are none."""
-    from hunch.models.load import load_decoder
-    from hunch.models.native import DTYPES, best_activation_bits, load_native
+    from hunch.models.target import load_target
     from hunch.models.weights import open_weights
 
-    weights, model = weights or open_weights(files), config.model
-    if device.type == "cpu" and model.kernels == "auto" and model.dtype in DTYPES:
-        bits = model.activation_bits or best_activation_bits(weights)
-        target = load_native(
-            weights, dtype=model.dtype, num_threads=model.threads, is_fine=bits == 14
-        )
-        if target is not None:
-            return target
-    decoder = load_decoder(weights, dtype=model.dtype, device=device)
-    if device.type == "cuda" and model.kernels == "auto":
-        from hunch.models.cuda import CudaDecoder
-
-        try:
-            return CudaDecoder(decoder)
-        except UnsupportedModelError as error:
-            log.warning("%s: using torch's own kernels, slowly, so that text stays exact", error)
-    if device.type == "cuda":
-        decoder.make_exact()
-    return decoder
+    return load_target(config.model, weights or open_weights(files), device)
 
 
 def _detect(spec: SpecConfig, target: ModelFiles, download_dir: str | None = None) -> SpecConfig:

@@ -133,23 +133,20 @@ def load_native(
     dtype: str = "auto",
     num_threads: int | None = None,
     progress: Progress = iterate,
-    is_fine: bool = False,
+    bits: int | None = 8,
 ) -> NativeDecoder | None:
     """The model of `weights` on native kernels; None where it or this machine cannot.
 
-    Before quantised weights, activations are rounded to 8 bits, or to 14 where `is_fine`.
+    Before quantised weights, activations are rounded to 8 or 14 bits. None: to 14 for a small
+    model, whose answers 8 would change, and to 8 for a large one, which 14 would slow down.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
     spec = ModelSpec.from_config(weights.config)
     if not is_supported(spec) or not is_available():
         return None
+    is_fine = weights.nbytes < SMALL_BYTES if bits is None else bits == 14
     return NativeDecoder(spec, weights, dtype, num_threads, progress, is_fine=is_fine)
-
-
-def best_activation_bits(weights: Weights) -> int:
-    """14 for a small model, whose answers 8 bits change; 8 for a large one, which 14 slow down."""
-    return 14 if weights.nbytes < SMALL_BYTES else 8
 
 
 def is_supported(spec: ModelSpec) -> bool:
