@@ -25,9 +25,6 @@ class Shape(Protocol):
     last: bytes  # what ends one
     turn: Turn | None  # how to read the answer, where it may be more than text
 
-    @property
-    def head(self) -> Json: ...
-
     def whole(self, outputs: Sequence[RequestOutput]) -> Json: ...
 
     @property

@@ -14,7 +14,10 @@ from starlette.responses import JSONResponse, Response
 
 from hunch.errors import HunchError
 from hunch.server.guard import Guard, Keys
+from hunch.server.message_shape import fault_response
+from hunch.server.messages import add_messages
 from hunch.server.problems import ProblemError, from_error, from_validation
+from hunch.server.responses import add_responses
 from hunch.server.schemas import (
     ChatBody,
     CompletionBody,
@@ -56,6 +59,8 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
         responses=FAULTS,
     )
     _add_openai(app, service)
+    add_responses(app, service)
+    add_messages(app, service)
     _add_operations(app, service)
     if service.settings.has_page:
         _add_page(app)
@@ -83,7 +88,7 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
     return CORSMiddleware(
         guard,
         allow_origins=settings.cors_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],  # clients send their own (x-stainless-*); origins are what counts
         expose_headers=["X-Request-Id", "Retry-After"],
     )
@@ -181,6 +186,10 @@ async def _static(content: bytes, media_type: str, request: Request) -> Response
 
 
 def _add_faults(app: FastAPI, service: Service) -> None:
+    def respond(request: Request, problem: ProblemError) -> JSONResponse:
+        is_anthropic = request.url.path.startswith("/v1/messages")
+        return fault_response(problem) if is_anthropic else problem.response()
+
     async def on_hunch(request: Request, error: Exception) -> Response:
         assert isinstance(error, HunchError)
         if isinstance(error, ClientGoneError):
@@ -188,26 +197,24 @@ def _add_faults(app: FastAPI, service: Service) -> None:
         problem = from_error(error, retry_after=service.retry_after())
         if request.method == "POST":
             service.metrics.refused(problem.code or "invalid_request")
-        return problem.response()
+        return respond(request, problem)
 
     async def on_body(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         if request.method == "POST":
             service.metrics.refused("invalid_request")
-        return from_validation(error.errors()).response()
+        return respond(request, from_validation(error.errors()))
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = ProblemError(error.status_code, str(error.detail)).response()
+        response = respond(request, ProblemError(error.status_code, str(error.detail)))
         response.headers.update(error.headers or {})  # 405 says what is allowed
         return response
 
     async def on_bug(request: Request, error: Exception) -> Response:
         # The server logs the stack; the client learns only that it was not its fault.
-        return JSONResponse(
-            ProblemError(500, "the request failed inside the server", code="internal_error").body(),
-            status_code=500,
-        )
+        message = "the request failed inside the server"
+        return respond(request, ProblemError(500, message, code="internal_error"))
 
     app.add_exception_handler(HunchError, on_hunch)
     app.add_exception_handler(RequestValidationError, on_body)

@@ -129,6 +129,8 @@ class Guard:
             _check_host(headers.get(b"host", b"").decode("latin-1"), self.hosts)
         if self.keys and path not in self.public_paths:
             header = headers.get(b"authorization", b"").decode("latin-1")
+            if b"x-api-key" in headers:  # as Anthropic's clients send it
+                header = f"Bearer {headers[b'x-api-key'].decode('latin-1')}"
             if not self.keys.admit(header):
                 message = "this server needs an API key: send 'Authorization: Bearer KEY'"
                 raise ProblemError(401, message, code="invalid_api_key")

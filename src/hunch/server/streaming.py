@@ -184,6 +184,7 @@ class EventStream(Response):
     async def _tell(self, send: Send, number: int, output: RequestOutput) -> None:
         parts: list[bytes] = list(self._open(number))
         chunks: list[Json] = []
+        has_news = False
         if output.finished:
             check_ends([output])
         for cursor, choice in zip(self._cursors[number], output.outputs, strict=True):
@@ -193,9 +194,10 @@ class EventStream(Response):
                 continue
             delta = cursor.advance(choice)
             if delta is not None:
+                has_news = True
                 self._num_open -= delta.finish_reason is not None
                 chunks += self._shape.chunks(delta)
-        if chunks and not self._num_open:
+        if has_news and not self._num_open:
             outputs = [stream.output for stream in self._streams]
             chunks = self._shape.closing(chunks, outputs, self._options.include_usage)
         parts += map(self._event, chunks)

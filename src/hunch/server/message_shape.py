@@ -1,0 +1,161 @@
+"""A `message` of Anthropic's API, whole or as events, and its errors."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from starlette.responses import JSONResponse
+
+from hunch.chat.pieces import Piece
+from hunch.chat.turn import Turn
+from hunch.server.calls import new_call_id
+from hunch.server.cursor import Delta, ending_of
+from hunch.server.events import NamedEvents, answer_of, only, parts_of
+from hunch.server.problems import ProblemError
+from hunch.server.summary import Json
+from hunch.types import CompletionOutput, RequestOutput
+
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def fault_of(problem: ProblemError) -> Json:
+    """Anthropic's error object."""
+    kind = KINDS.get(problem.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+
+
+def fault_response(problem: ProblemError) -> JSONResponse:
+    headers = problem.headers()
+    return JSONResponse(fault_of(problem), status_code=problem.status, headers=headers)
+
+
+@dataclass(kw_only=True)
+class MessageShape(NamedEvents):
+    """A `message`, whole or as events."""
+
+    turn: Turn | None
+    model: str
+    id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+    _open: str | None = None  # the kind of the block that is being written
+    _num_blocks: int = 0
+    _finish_reason: str | None = None
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Json:
+        assert self.turn is not None
+        choice = only(outputs)
+        answer = answer_of(self.turn, choice)
+        content: list[Json] = []
+        if answer.reasoning:
+            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        if answer.text:
+            content.append({"type": "text", "text": answer.text})
+        for call in answer.calls or ():
+            content.append(
+                {
+                    "type": "tool_use",
+                    "id": self._new_id(),
+                    "name": call.name,
+                    "input": _loads(call.arguments),
+                }
+            )
+        finish = ending_of(choice.finish_reason, bool(answer.calls))
+        return {**self._message(content), **_ending(choice, finish), "usage": _usage(outputs)}
+
+    def _message(self, content: list[Json]) -> Json:
+        names = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
+        return {**names, "content": content, "stop_reason": None, "stop_sequence": None}
+
+    def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
+        message = {**self._message([]), "usage": _usage([output])}
+        yield {"type": "message_start", "message": message}
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        self._finish_reason = delta.finish_reason
+        return [event for part in parts_of(delta) for event in self._tell(part)]
+
+    def _tell(self, part: Piece) -> Iterator[Json]:
+        if part.kind == "name":
+            yield from self._end_block()
+            yield self._begin({"type": "tool_use", "id": self._new_id(), "name": part.text})
+            self._open = "arguments"
+            return
+        if self._open != part.kind:
+            yield from self._end_block()
+            empty = {"thinking": "", "signature": ""} if part.kind == "reasoning" else {"text": ""}
+            kind = "thinking" if part.kind == "reasoning" else "text"
+            yield self._begin({"type": kind, **empty})
+            self._open = part.kind
+        name, key = {
+            "text": ("text_delta", "text"),
+            "reasoning": ("thinking_delta", "thinking"),
+            "arguments": ("input_json_delta", "partial_json"),
+        }[part.kind]
+        news = {"type": name, key: part.text}
+        yield {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": news}
+
+    def _begin(self, block: Json) -> Json:
+        self._num_blocks += 1
+        if block["type"] == "tool_use":
+            block["input"] = {}
+        index = self._num_blocks - 1
+        return {"type": "content_block_start", "index": index, "content_block": block}
+
+    def _end_block(self) -> Iterator[Json]:
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._num_blocks - 1}
+            self._open = None
+
+    def _new_id(self) -> str:
+        length = self.turn.call_id_length if self.turn else None
+        return new_call_id(length).replace("call_", "toolu_")
+
+    def closing(
+        self, chunks: list[Json], outputs: Sequence[RequestOutput], has_usage: bool
+    ) -> list[Json]:
+        end = {
+            "type": "message_delta",
+            "delta": _ending(only(outputs), self._finish_reason),
+            "usage": _usage(outputs),
+        }
+        return [*chunks, *self._end_block(), end, {"type": "message_stop"}]
+
+    def fault(self, problem: ProblemError) -> bytes:
+        return self.encode(fault_of(problem))
+
+
+def _ending(choice: CompletionOutput, finish_reason: str | None) -> Json:
+    is_stop_text = finish_reason == "stop" and isinstance(choice.stop_reason, str)
+    reason = "stop_sequence" if is_stop_text else STOP_REASONS.get(finish_reason or "")
+    return {"stop_reason": reason, "stop_sequence": choice.stop_reason if is_stop_text else None}
+
+
+def _usage(outputs: Sequence[RequestOutput]) -> Json:
+    output = outputs[0]
+    num_cached = output.num_cached_tokens
+    return {
+        "input_tokens": len(output.prompt_token_ids) - num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": len(output.outputs[0].token_ids),
+    }
+
+
+def _loads(arguments: str) -> Json:
+    """Arguments as the object they are; a call that was cut has none."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,262 @@
+"""Anthropic's API over the one chat: bodies in, and the routes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from hunch.server.events import chat_body
+from hunch.server.message_shape import KINDS, MessageShape
+from hunch.server.problems import ProblemError
+from hunch.server.schemas import (
+    MAX_COUNT,
+    Body,
+    ChatBody,
+    ErrorBody,
+    Many,
+    Some,
+    SpeculationBody,
+)
+from hunch.server.service import Service
+from hunch.server.summary import Json
+from hunch.types import SamplingParams
+
+
+class Block(BaseModel):
+    """Part of a message; what its kind does not need is left aside, as Anthropic does."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | Many[Any] | None = None
+    source: dict[str, Any] | None = None
+
+
+class Turned(Body):
+    role: Literal["user", "assistant", "system"]
+    content: str | Many[Block]
+
+
+class AnthropicTool(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: str | None = None  # another type than custom is a tool that Anthropic runs itself
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class AnthropicChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Body):
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+    display: str | None = None
+
+
+class OutputConfig(Body):
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class CountBody(Body):
+    """POST /v1/messages/count_tokens."""
+
+    model: str | None = None
+    messages: Some[Turned]
+    system: str | Many[Block] | None = None
+    tools: Many[AnthropicTool] | None = None
+    tool_choice: AnthropicChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    # Of no consequence here.
+    cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    betas: Many[str] | None = None
+    mcp_servers: Many[Any] | None = None
+
+
+class MessagesBody(CountBody):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    stop_sequences: Many[str] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stream: bool = False
+    seed: int | None = None  # ours, as are these two
+    speculation: SpeculationBody | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    container: Any = None
+    inference_geo: str | None = None
+    speed: str | None = None
+
+
+class Fault(BaseModel):
+    type: str
+    message: str
+
+
+class FaultBody(BaseModel):
+    """Every answer that is not a success."""
+
+    type: Literal["error"]
+    error: Fault
+
+
+# What is refused before it is looked at comes in OpenAI's form.
+FAULTS: dict[int | str, dict[str, Any]] = {
+    status: {"model": FaultBody | ErrorBody} for status in (*KINDS, 408, 415, 500)
+}
+
+
+def add_messages(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/messages", response_class=Response, responses=FAULTS)
+    async def messages(body: MessagesBody, request: Request) -> Response:
+        chat = _chat(body, max_len=service.engine.info.max_len)
+        model = body.model or service.settings.served_model_names[0]
+        return await service.chat(chat, request, lambda turn: MessageShape(turn=turn, model=model))
+
+    @app.post("/v1/messages/count_tokens", responses=FAULTS)
+    async def count_tokens(body: CountBody) -> dict[str, int]:
+        service.check_model(body.model)
+        turn = await service.open_turn(_chat(body), SamplingParams())
+        return {"input_tokens": len(turn.prompt_ids)}
+
+
+def _chat(body: CountBody, max_len: int | None = None) -> ChatBody:
+    said = [one for message in body.messages for one in _messages(message)]
+    if body.system:
+        said.insert(0, {"role": "system", "content": _text(body.system)})
+    fields: Json = {"model": body.model, "messages": said, **_tools(body), **_thinking(body)}
+    fields["continue_final_message"] = said[-1]["role"] == "assistant"
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = {"name": "answer", "schema": body.output_config.format.get("schema", {})}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(body, MessagesBody):
+        assert max_len is not None
+        fields |= {
+            # A server of Anthropic's would take any number up to a model's limit.
+            "max_tokens": min(body.max_tokens, max_len),
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+            "speculation": body.speculation,
+            "top_p": body.top_p or None,
+            **{n: getattr(body, n) for n in ("temperature", "top_k", "seed", "timeout")},
+        }
+    return chat_body(fields)
+
+
+def _messages(message: Turned) -> Iterator[Json]:
+    """One of Anthropic's messages as one or several of OpenAI's."""
+    blocks = message.content
+    if isinstance(blocks, str):
+        yield {"role": message.role, "content": blocks}
+        return
+    if message.role == "assistant":
+        yield _assistant(blocks)
+        return
+    for block in blocks:
+        if block.type == "tool_result":
+            content = _text(block.content or "")
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    rest = [block for block in blocks if block.type != "tool_result"]
+    if rest or not blocks:
+        yield {"role": message.role, "content": _text(rest)}
+
+
+def _assistant(blocks: Sequence[Block]) -> Json:
+    said: Json = {"role": "assistant"}
+    texts = [block for block in blocks if block.type == "text"]
+    said["content"] = _text(texts) if texts else None
+    thoughts = [block.thinking or "" for block in blocks if block.type == "thinking"]
+    if thoughts:
+        said["reasoning_content"] = "".join(thoughts)
+    calls = [block for block in blocks if block.type == "tool_use"]
+    if calls:
+        said["tool_calls"] = [
+            {
+                "id": block.id,
+                "type": "function",
+                "function": {"name": block.name or "", "arguments": json.dumps(block.input or {})},
+            }
+            for block in calls
+        ]
+    return said
+
+
+def _text(content: str | Sequence[Block | Mapping[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for given in content:
+        block = given if isinstance(given, Block) else _block(given)
+        source = block.source or {}
+        if block.type == "document" and source.get("type") == "text":
+            texts.append(str(source.get("data", "")))
+        elif block.text is not None:
+            texts.append(block.text)
+        else:
+            message = f"content of type {block.type[:40]!r} cannot be used: this model reads text"
+            raise ProblemError(400, message, param="messages")
+    return "\n".join(texts)
+
+
+def _block(given: Any) -> Block:
+    if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):
+        raise ProblemError(400, "content must be blocks with a type", param="messages")
+    text = given.get("text")
+    return Block(type=given["type"], text=text if isinstance(text, str) else None)
+
+
+def _tools(body: CountBody) -> Json:
+    own = [tool for tool in body.tools or () if tool.type in (None, "custom")]
+    fields: Json = {
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                },
+            }
+            for tool in own
+        ]
+    }
+    choice = body.tool_choice
+    if choice is not None:
+        named = {"type": "function", "function": {"name": choice.name}}
+        names: Json = {"auto": "auto", "any": "required", "none": "none", "tool": named}
+        fields["tool_choice"] = names[choice.type]
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return fields
+
+
+def _thinking(body: CountBody) -> Json:
+    fields: Json = {}
+    if body.output_config is not None:
+        fields["reasoning_effort"] = body.output_config.effort
+    if body.thinking is not None:
+        is_on = body.thinking.type != "disabled"
+        fields["chat_template_kwargs"] = {"enable_thinking": is_on, "thinking": is_on}
+        fields["thinking_token_budget"] = body.thinking.budget_tokens
+    return fields

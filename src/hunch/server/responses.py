@@ -1,0 +1,262 @@
+"""OpenAI's Responses API over the one chat: bodies in, and the store of earlier responses."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from hunch.server.events import chat_body
+from hunch.server.problems import ProblemError
+from hunch.server.response_shape import ResponseShape
+from hunch.server.schemas import MAX_COUNT, Body, ChatBody, Many, SpeculationBody
+from hunch.server.service import Service
+from hunch.server.summary import Json
+
+MAX_STORED = 1000  # responses, and
+MAX_STORED_BYTES = 64 * 1024 * 1024  # of conversation, of all of them together
+MAX_ITEMS = 4096
+
+
+class ReasoningBody(Body):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+
+
+class TextBody(Body):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ResponsesOptions(Body):
+    include_obfuscation: bool = False
+
+
+class ResponsesBody(Body):
+    """POST /v1/responses."""
+
+    model: str | None = None
+    input: str | Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_ITEMS)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    tools: Many[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    reasoning: ReasoningBody | None = None
+    text: TextBody | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    stream: bool = False
+    stream_options: ResponsesOptions | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    seed: int | None = None  # ours, as are these three
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
+    speculation: SpeculationBody | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    # Notes for the operator's books, and what has no meaning for a model that runs here.
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    include: Many[str] | None = None
+    background: Literal[False] | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    top_logprobs: int | None = None
+    client_metadata: dict[str, Any] | None = None
+
+
+class Stored:
+    """Responses that later ones can refer to: the newest, within limits, in memory alone."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[Json, list[Json], int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def put(self, response: Json, items: Sequence[Json]) -> None:
+        """Keep a response with the whole conversation up to and with it."""
+        size = len(json.dumps([response, items]))
+        self._kept[response["id"]] = (response, list(items), size)
+        self._num_bytes += size
+        while len(self._kept) > MAX_STORED or self._num_bytes > MAX_STORED_BYTES:
+            self._num_bytes -= self._kept.popitem(last=False)[1][2]
+
+    def conversation(self, response_id: str) -> list[Json]:
+        return self._find(response_id)[1]
+
+    def response(self, response_id: str) -> Json:
+        return self._find(response_id)[0]
+
+    def drop(self, response_id: str) -> None:
+        self._num_bytes -= self._find(response_id)[2]
+        del self._kept[response_id]
+
+    def _find(self, response_id: str) -> tuple[Json, list[Json], int]:
+        found = self._kept.get(response_id)
+        if found is None:
+            message = f"there is no response {response_id[:80]!r} here; older ones are forgotten"
+            raise ProblemError(404, message, code="response_not_found")
+        self._kept.move_to_end(response_id)
+        return found
+
+
+def add_responses(app: FastAPI, service: Service) -> None:
+    stored = Stored()
+
+    @app.post("/v1/responses", response_class=Response)
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        items = _items(body.input)
+        if body.previous_response_id is not None:
+            items = [*stored.conversation(body.previous_response_id), *items]
+        echo = _echo(body, service.settings.served_model_names[0])
+
+        def keep(response: Json) -> None:
+            if body.store:
+                stored.put(response, [*items, *response["output"]])
+
+        return await service.chat(
+            _chat(body, items),
+            request,
+            lambda turn: ResponseShape(turn=turn, echo=echo, keep=keep, id=echo["id"]),
+        )
+
+    @app.get("/v1/responses/{response_id}")
+    async def one_response(response_id: str) -> dict[str, Any]:
+        return stored.response(response_id)
+
+    @app.delete("/v1/responses/{response_id}")
+    async def drop_response(response_id: str) -> dict[str, Any]:
+        stored.drop(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+
+def _items(given: str | list[Json]) -> list[Json]:
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    return given
+
+
+def _chat(body: ResponsesBody, items: Sequence[Json]) -> ChatBody:
+    messages = list(_messages(items))
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    fields: Json = {
+        "model": body.model,
+        "messages": messages,
+        "max_tokens": body.max_output_tokens,
+        "tools": [_tool(tool) for tool in body.tools or () if tool.get("type") == "function"],
+        "tool_choice": _choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "response_format": _format(body.text),
+        "truncate_prompt_tokens": -1 if body.truncation == "auto" else None,
+    }
+    for name in ("temperature", "top_p", "top_k", "seed", "stream", "speculation", "timeout"):
+        fields[name] = getattr(body, name)
+    return chat_body(fields)
+
+
+def _tool(tool: Json) -> Json:
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {n: tool[n] for n in names if n in tool}}
+
+
+def _choice(choice: str | Json | None) -> str | Json | None:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _format(text: TextBody | None) -> Json | None:
+    asked = text.format if text else None
+    if not asked or asked.get("type") != "json_schema":
+        return asked
+    names = ("name", "description", "schema", "strict")
+    return {"type": "json_schema", "json_schema": {n: asked[n] for n in names if n in asked}}
+
+
+def _messages(items: Sequence[Json]) -> Iterator[Json]:
+    """Items as chat messages: what an assistant said and called in a row is one message."""
+    said: Json = {}
+    for number, item in enumerate(items):
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
+            text = _text(parts, number)
+            said = {**said, "role": "assistant", "reasoning_content": text or None}
+        elif kind == "function_call":
+            call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+            calls = [*said.get("tool_calls", ())]
+            calls.append({"id": item.get("call_id"), "type": "function", "function": call})
+            said = {**said, "role": "assistant", "tool_calls": calls}
+        elif kind == "message" and item.get("role") == "assistant" and "content" not in said:
+            said = {**said, "role": "assistant", "content": _text(item.get("content"), number)}
+        else:
+            if said:
+                yield said
+            said = {}
+            if kind == "message" and item.get("role") == "assistant":
+                said = {"role": "assistant", "content": _text(item.get("content"), number)}
+            else:
+                yield _message(item, kind, number)
+    if said:
+        yield said
+
+
+def _message(item: Json, kind: str, number: int) -> Json:
+    if kind == "message":
+        return {"role": item.get("role"), "content": _text(item.get("content"), number)}
+    if kind == "function_call_output":
+        output = _text(item.get("output"), number)
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+    message = f"input[{number}]: items of type {str(kind)[:40]!r} cannot be used here"
+    raise ProblemError(400, message, param="input")
+
+
+def _text(content: Any, number: int) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            message = f"input[{number}]: this model reads text, and no other content"
+            raise ProblemError(400, message, param="input")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _echo(body: ResponsesBody, model: str) -> Json:
+    """What a response repeats of its request."""
+    asked = body.text.format if body.text else None
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "model": body.model or model,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": body.reasoning.model_dump() if body.reasoning else None,
+        "store": body.store,
+        "temperature": body.temperature,
+        "text": {"format": asked or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": body.top_p,
+        "truncation": body.truncation,
+        "user": body.user,
+        "service_tier": "default",
+        "background": False,
+    }
