@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .PHONY: demo test check lint types peers speculators clean
 
 demo: $(VENV)/.installed
-	$(BIN)/hunch bench --show --limit 4 --repeats 1
+	$(BIN)/hunch bench --workload demo --show --limit 4 --repeats 1
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
@@ -23,10 +23,11 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# Another engine on the same model, for comparison; PEERS="--prompts-dir DIR --json FILE" for all.
+# Other engines on the same model, each as a server: llama.cpp and its own speculation, transformers
+# and assisted generation. PEERS="--repeats 5 --html peers.html" measures, --quick only looks.
 PEERS ?= --quick
 peers: $(VENV)/.installed-peers
-	$(BIN)/python benchmarks/cpu_peers.py $(PEERS)
+	$(BIN)/hunch bench peers $(PEERS)
 
 # EAGLE-3 against the package its files come from; without what its training needs.
 speculators: $(VENV)/.installed-speculators
@@ -47,8 +48,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-peers: $(VENV)/.installed
-	@echo "building llama.cpp (minutes, once)"
-	$(PIP) llama-cpp-python transformers accelerate
+	$(PIP) -e '.[serve,bench]' xllamacpp accelerate
 	@touch $@
 
 $(VENV)/.installed-speculators: $(VENV)/.installed-dev

@@ -15,6 +15,7 @@ from hunch.bench.loads import Load
 from hunch.bench.measure import make_jobs
 from hunch.bench.offline import EngineSubject
 from hunch.bench.remote import UrlSubject
+from hunch.bench.served import cost
 from hunch.bench.workloads import Prompt
 from hunch.errors import ConfigError, RequestError
 from server.live_server import LiveServer, free_port
@@ -128,3 +129,13 @@ def test_energy_is_read_from_rapl(tmp_path: Path) -> None:
     meter.start()
     (package / "energy_uj").write_text("4000000")  # it began again at zero
     assert meter.stop() == pytest.approx(5.0)
+
+
+def test_what_serving_costs_is_measured_in_turn(
+    server: LiveServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = write_llama(tmp_path_factory.mktemp("served") / "model")
+    (found,) = cost(str(model), "off", server.url, [2], 8, 3, threads=1)
+    assert found["streams"] == 2
+    assert found["offline"] > 0 < found["served"]
+    assert found["low"] <= found["cost"] <= found["high"]

@@ -1,29 +1,19 @@
-"""The seconds the metrics say were saved, against the same requests without speculation."""
+"""The seconds an engine says it saved, against the same requests without speculation."""
 
 from __future__ import annotations
 
-import importlib.util
 import time
-from functools import partial
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from hunch import LLM
+from hunch.bench import analysis
+from hunch.bench.loads import Load
+from hunch.bench.measure import Cell, make_jobs, measure
+from hunch.bench.offline import EngineSubject
+from hunch.bench.records import Report
+from hunch.bench.workloads import built_in
 from hunch.hub import ModelFiles
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "serve_time_saved.py"
-
-
-def load_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))  # it shares the start of a server
-    spec = importlib.util.spec_from_file_location("serve_time_saved", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow
@@ -31,14 +21,19 @@ def test_time_saved_agrees_with_an_a_b_run(
     default_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the process's own seconds, so that it holds on a busy machine too."""
-    script = load_script(monkeypatch)
-    monkeypatch.setattr("hunch.step.runner.perf_counter", time.process_time)
-    monkeypatch.setattr("hunch.step.calibrate.perf_counter", time.process_time)
-    monkeypatch.setattr(script.time, "perf_counter", time.process_time)
+    for module in ("step.runner", "step.calibrate", "bench.offline"):
+        monkeypatch.setattr(f"hunch.{module}.perf_counter", time.process_time)
     options = {"max_model_len": 1024, "max_num_seqs": 1, "enable_prefix_caching": False}
-    with LLM("smollm2-135m", speculate="ngram", threads=1, **options) as llm:
-        run = partial(script.run_offline, llm)
-        script.compare(run, 1, 16)
-        report = script.compare(run, 1, 64)
-    assert report["saved_by_clock"] > 0.05 * report["plain_seconds"]
-    assert report["ratio"] == pytest.approx(1, abs=0.15)
+    with LLM("smollm2-135m", speculate="off", threads=1, **options) as llm:
+        subjects = [EngineSubject("off", llm), EngineSubject("ngram", llm.sibling("ngram"))]
+        params = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True, "seed": 0}
+        prompts = built_in("code")
+        jobs = make_jobs(prompts, lambda prompt: llm.tokenizer.encode(prompt.text), params)
+        report = Report("bench", {"urls": []}, {})
+        measure(subjects, [Cell({"concurrency": 1}, Load(concurrency=1), jobs)], 3, report)
+        subjects[1].close()
+    found = analysis.time_saved(report, report.runs[1])
+    assert found is not None
+    plain = sum(one.seconds for one in report.runs[0].rounds)
+    assert found["by_clock"] > 0.05 * plain
+    assert found["by_engine"] == pytest.approx(found["by_clock"], rel=0.15)

@@ -186,11 +186,27 @@ def findings(report: Report) -> list[str]:
     """What the figures say, in sentences."""
     said = [str(inversion) for inversion in analysis.inversions(report)]
     said += _auto(report)
+    if len(report.points()) == 1:
+        said += _saved(report)
     errors = [answer for run in report.runs for answer in run.errors()]
     if errors:
         said.append(f"{len(errors)} requests failed; the first: {errors[0].error}")
     busy = busy_words(report.environment.get("busy_share"))
     return said + ([busy] if busy else [])
+
+
+def _saved(report: Report) -> list[str]:
+    """Time saved by the clock, beside what the engine itself counts for its metrics."""
+    said = []
+    for run in report.runs:
+        found = analysis.time_saved(report, run)
+        if found is not None and found["by_engine"] and found["by_clock"] is not None:
+            whole = sum(one.seconds for one in run.rounds) + found["by_clock"]
+            said.append(
+                f"{run.method} saved {found['by_clock']:.2f} s of {whole:.2f} s by the clock; its "
+                f"engine counts {found['by_engine']:.2f} s"
+            )
+    return said
 
 
 def _auto(report: Report) -> list[str]:

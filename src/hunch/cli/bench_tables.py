@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -142,6 +146,99 @@ def peers(
     outputs.finish(report)
 
 
+def served(
+    model: o.Model = o.DEFAULT_MODEL,
+    speculate: o.Speculate = "off",
+    streams: Annotated[str, typer.Option(help="Requests at once.")] = "1,16",
+    max_tokens: o.MaxTokens = 128,
+    repeats: m.Repeats = 7,
+    threads: o.Threads = None,
+    as_json: o.Json = False,
+) -> None:
+    """What serving costs: the same requests to an engine here and to `hunch serve`, in turn."""
+    from hunch.bench.peers import Peer, running
+    from hunch.bench.served import cost
+
+    rows = m.numbers("streams", streams, int)
+    words = ["-m", "hunch.entrypoints.openai.api_server", "--port", "{port}", "--model", model]
+    words += ["--speculate", speculate, "--max-model-len", str(max_tokens + 128)]
+    words += ["--log-level", "warning", "--max-num-seqs", str(max(rows))]
+    words += [] if threads is None else ["--threads", str(threads)]
+    with running([Peer("hunch serve", (sys.executable, *words))]) as (address,):
+        found = cost(
+            model, speculate, address.partition("=")[2], rows, max_tokens, repeats, threads
+        )
+    if as_json:
+        print(json.dumps(found))
+        return
+    for line in found:
+        typer.echo(
+            f"{line['streams']} at once: {line['offline']:.1f} tok/s offline, "
+            f"{line['served']:.1f} over HTTP; serving costs {line['cost']:.1%} (median of the "
+            f"rounds; {line['low']:.1%} to {line['high']:.1%})"
+        )
+
+
+def soak(
+    url: Annotated[str, typer.Argument(help="A hunch server, say http://127.0.0.1:8000.")],
+    model: o.Model = o.DEFAULT_MODEL,
+    seconds: Annotated[float, typer.Option(help="How long.", min=1)] = 60.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds before that.", min=0)] = 30.0,
+    streams: Annotated[int, typer.Option(help="Clients at once.", min=1)] = 200,
+    requests: Annotated[int, typer.Option(help="Different requests.", min=1)] = 24,
+    max_tokens: o.MaxTokens = 48,
+    pid: Annotated[
+        int | None, typer.Option(help="The server's process: watch its memory and threads.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="HUNCH_API_KEY", help="Its key.")] = None,
+) -> None:
+    """Many clients at once, some slow or rude: nothing lost, changed or left. Exit code 1 if so."""
+    try:
+        from hunch.bench.soak import Soak
+        from hunch.bench.soak import soak as run_soak
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"soak needs {error.name}: pip install 'hunch-llm[bench]'") from None
+    asked = Soak(
+        url.rstrip("/"), model, seconds, warm_up, streams, requests, max_tokens, api_key, pid
+    )
+    found = asyncio.run(run_soak(asked))
+    print(json.dumps(found, indent=2))
+    if not found["is_clean"]:
+        raise typer.Exit(1)
+
+
+def verifiers(
+    model: o.Model = o.DEFAULT_MODEL,
+    speculate: o.Speculate = "draft:num_nodes=5",
+    workload: m.Workload = "mixed",
+    prompts: o.Prompts = None,
+    limit: m.Limit = None,
+    samples: Annotated[int, typer.Option(help="Answers per prompt.", min=1)] = 2,
+    max_tokens: o.MaxTokens = 64,
+    temperature: o.Temperature = 1.0,
+    batch: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 8,
+    threads: o.Threads = None,
+    as_json: o.Json = False,
+) -> None:
+    """How much of a draft each verifier keeps: tokens and accepted nodes per pass."""
+    from hunch.bench.readers import read_workloads
+    from hunch.bench.verifiers import WAYS, measure_way
+
+    asked = read_workloads(str(prompts) if prompts is not None else workload, limit)
+    params = o.sampling(max_tokens=max_tokens, temperature=temperature, n=samples, seed=1)
+    report = {}
+    for way in WAYS:
+        tokens, accepted = measure_way(
+            way, model, speculate, asked, params, max_num_seqs=batch, max_model_len=2048,
+            threads=threads,
+        )  # fmt: skip
+        report[way] = {"tokens_per_pass": asdict(tokens), "accepted_per_pass": asdict(accepted)}
+        if not as_json:
+            typer.echo(f"{way:13} tokens per pass {tokens}   accepted per pass {accepted}")
+    if as_json:
+        print(json.dumps(report))
+
+
 def add_to(app: typer.Typer) -> None:
-    for command in (readme, gpu, peers):
+    for command in (readme, gpu, peers, served, soak, verifiers):
         app.command()(command)

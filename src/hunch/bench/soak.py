@@ -4,25 +4,43 @@ Each finished text is compared with the offline text: what `LLM(MODEL, speculate
 the same request. A lost, doubled or changed token is found by that.
 
     hunch serve MODEL --port 8000 --max-queue 1000 &
-    python benchmarks/serve_soak.py http://127.0.0.1:8000 --model MODEL --pid $! --seconds 60
+    hunch bench soak http://127.0.0.1:8000 --model MODEL --pid $! --seconds 60
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import random
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from hunch import LLM, SamplingParams
+from hunch.bench.metrics import percentile
+
 COMPLETE = "/v1/completions"
+WINDOW = 15.0  # seconds over which a peak of memory is taken
+JSON = {"Content-Type": "application/json"}
 KINDS = ("polite",) * 6 + ("slow", "leaves", "malformed", "whole")
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """Whom to soak, and for how long."""
+
+    url: str
+    model: str  # what the server serves
+    seconds: float = 60.0
+    warm_up: float = 30.0
+    num_streams: int = 200
+    num_requests: int = 24  # different ones
+    num_tokens: int = 48  # most of one
+    api_key: str | None = None
+    pid: int | None = None  # the server's process: watch its memory and threads
 
 
 @dataclass
@@ -87,13 +105,14 @@ async def read(
 
 
 async def client(
-    http: httpx.AsyncClient, url: str, known: dict[int, str], number: int, tally: Tally, end: float
-) -> None:
+    http: httpx.AsyncClient, asked: Soak, known: dict[int, str], number: int, tally: Tally,
+    end: float,
+) -> None:  # fmt: skip
     """Sends requests until the time is over."""
-    chance = random.Random(number)
+    chance, url = random.Random(number), asked.url
     while time.monotonic() < end:
         which = chance.choice(list(known))
-        body = make_request(which, args.tokens)
+        body = make_request(which, asked.num_tokens)
         kind = chance.choice(KINDS)
         if kind == "malformed":
             answer = await http.post(url + COMPLETE, content=b'{"prompt": [', headers=JSON)
@@ -110,19 +129,8 @@ async def client(
         tally.count(kind)
 
 
-WINDOW = 15.0  # seconds over which a peak of memory is taken
-JSON = {"Content-Type": "application/json"}
-
-
-def percentile(values: list[float], percent: int) -> float:
-    ordered = sorted(values)
-    return ordered[round(percent / 100 * (len(ordered) - 1))] if ordered else float("nan")
-
-
 def offline_texts(model: str, num_requests: int, num_tokens: int) -> dict[int, str]:
     """What each request's text must be."""
-    from hunch import LLM, SamplingParams
-
     bodies = [make_request(number, num_tokens) for number in range(num_requests)]
     prompts = [body.pop("prompt") for body in bodies]
     for body in bodies:
@@ -144,9 +152,9 @@ def num_threads(pid: int | None) -> int:
     return sum(len(os.listdir(f"/proc/{one}/task")) for one in processes(pid))
 
 
-async def watch_memory(samples: list[tuple[float, int]]) -> None:
+async def watch_memory(pid: int | None, samples: list[tuple[float, int]]) -> None:
     """Notes the time and the resident bytes, several times a second."""
-    pids = processes(args.pid)
+    pids = processes(pid)
     while pids:
         num_pages = 0
         for one in pids:
@@ -160,78 +168,62 @@ def peak(samples: list[tuple[float, int]], since: float, until: float) -> int:
     return max(size for moment, size in samples if since <= moment <= until)
 
 
-async def soak() -> int:
+async def soak(asked: Soak) -> dict[str, Any]:
+    """The report; its "is_clean" says whether the server came out as it went in."""
     limits = httpx.Limits(max_connections=None)
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    headers = {"Authorization": f"Bearer {asked.api_key}"} if asked.api_key else {}
     async with httpx.AsyncClient(timeout=600, limits=limits, headers=headers) as http:
-        tally, known = Tally(), offline_texts(args.model, args.requests, args.tokens)
+        tally = Tally()
+        known = offline_texts(asked.model, asked.num_requests, asked.num_tokens)
         memory: list[tuple[float, int]] = []
-        watch = asyncio.create_task(watch_memory(memory))
-        await crowd(http, known, Tally(), time.monotonic() + args.warm_up)
-        threads_before = num_threads(args.pid)
+        watch = asyncio.create_task(watch_memory(asked.pid, memory))
+        await crowd(http, asked, known, Tally(), time.monotonic() + asked.warm_up)
+        threads_before = num_threads(asked.pid)
         start = time.monotonic()
-        await crowd(http, known, tally, start + args.seconds)
+        await crowd(http, asked, known, tally, start + asked.seconds)
         end = time.monotonic()
         watch.cancel()
-        left = await settle(http)
-        thread_growth = num_threads(args.pid) - threads_before
+        left = await settle(http, asked.url)
+        thread_growth = num_threads(asked.pid) - threads_before
     seconds = end - start
     report: dict[str, Any] = {
         "seconds": round(seconds, 1),
-        "streams": args.streams,
+        "streams": asked.num_streams,
         "ends": tally.ends,
         "wrong": len(tally.wrong),
         "first_wrong": tally.wrong[:5],
         "tokens_per_second": round(tally.tokens / seconds, 1),
         "first_token_ms": {
-            f"p{p}": round(1000 * percentile(tally.first_token, p), 1) for p in (50, 95, 99)
+            f"p{p}": round(1000 * (percentile(tally.first_token, p) or 0.0), 1)
+            for p in (50, 95, 99)
         },
         "left_behind": left,
     }
-    if args.pid is not None:
+    if asked.pid is not None:
         # Peaks: a step's own buffers come and go, and a single look may find them or not.
         warm, last = peak(memory, start - WINDOW, start), peak(memory, end - WINDOW, end)
         report["memory_mb"] = [round(size / 1e6) for size in (warm, last)]
         report["memory_growth"] = round(last / warm - 1, 4)
         report["thread_growth"] = thread_growth
-    print(json.dumps(report, indent=2))
     is_clean = not tally.wrong and not any(left.values()) and report.get("thread_growth", 0) <= 0
-    return 0 if is_clean and report.get("memory_growth", 0) <= 0.05 else 1
+    report["is_clean"] = is_clean and report.get("memory_growth", 0) <= 0.05
+    return report
 
 
-async def crowd(http: httpx.AsyncClient, known: dict[int, str], tally: Tally, end: float) -> None:
-    jobs = [client(http, args.url, known, n, tally, end) for n in range(args.streams)]
+async def crowd(
+    http: httpx.AsyncClient, asked: Soak, known: dict[int, str], tally: Tally, end: float
+) -> None:
+    jobs = [client(http, asked, known, n, tally, end) for n in range(asked.num_streams)]
     await asyncio.gather(*jobs)
 
 
-async def settle(http: httpx.AsyncClient) -> dict[str, float]:
+async def settle(http: httpx.AsyncClient, url: str) -> dict[str, float]:
     """What is still held once nothing should be."""
     for _ in range(100):
-        stats = (await http.get(args.url + "/stats")).json()
+        stats = (await http.get(url + "/stats")).json()
         left = {name: stats["engine"][name] for name in ("num_running", "num_waiting", "kv_usage")}
         left["num_open"] = stats["num_open"]
         if not any(left.values()):
             break
         await asyncio.sleep(0.1)
     return left
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("url")
-    parser.add_argument("--model", default="smollm2-135m", help="what the server serves")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--warm-up", type=float, default=30, help="seconds before that")
-    parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--requests", type=int, default=24, help="different requests")
-    parser.add_argument("--tokens", type=int, default=48, help="most tokens of one")
-    parser.add_argument("--api-key")
-    parser.add_argument(
-        "--pid", type=int, help="the server's process: watch its memory and threads"
-    )
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    args = parse()
-    sys.exit(asyncio.run(soak()))
