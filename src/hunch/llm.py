@@ -26,7 +26,7 @@ from hunch.hub import ModelFiles, resolve
 from hunch.prompts import Prompt, list_prompts, params_for, progress, read_prompt
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
-from hunch.types import RequestOutput, SamplingParams, StructuredOutput
+from hunch.types import Capacity, RequestOutput, SamplingParams, StructuredOutput
 
 if TYPE_CHECKING:
     import torch
@@ -289,12 +289,21 @@ def _build_runner(
     target = load_target(config, files, device)
     spec = _detect(config.spec, files, config.model.download_dir)
     runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
+    runner.capacity = _with_sizes(runner, device)
     todo = runner.preparations()
     with progress(len(todo), None, "capturing graphs") as advance:
         for prepare in todo:
             prepare()
             advance()
     return runner
+
+
+def _with_sizes(runner: LocalRunner, device: torch.device) -> Capacity:
+    """What the drafter takes; on a CPU memory for KV is taken only as it is used."""
+    weights, capacity = runner.drafter.needs.weight_bytes, runner.capacity
+    num_bytes = capacity.drafter_bytes if device.type == "cuda" else weights
+    share = weights / max(runner.target.weight_bytes, 1)
+    return replace(capacity, drafter_bytes=num_bytes, drafter_share=share)
 
 
 def _load_target(

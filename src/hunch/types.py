@@ -191,7 +191,8 @@ class Capacity:
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
     max_draft_rows: int | None = None  # with more rows nobody drafts: it would not pay
     drafts_in_step: bool = False  # a drafter writes KV of the token that a step says within it
-    drafter_bytes: int = 0  # memory of the drafter's weights
+    drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
+    drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
     kernels: str = "torch"  # what computes a pass, for reports
     methods: Mapping[str, int] = field(
         default_factory=dict

@@ -40,7 +40,8 @@ TABLE: dict[str, set[str]] = {
         "torch", "types", "draft", "errors", "config", "registry", "kernels", "parallel.group",
         "layers", "grammar", "sampling", "models", "verify", "drafting",
     },
-    "engine": {"types", "config", "errors"},
+    "advice": set(),
+    "engine": {"types", "config", "errors", "advice"},
     "server": {"types", "config", "errors", "chat"},
     "train": {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
@@ -55,6 +56,7 @@ TABLE: dict[str, set[str]] = {
     "cli": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat",
         "train", "drafters",
+        "advice",
     },
     "sglang": {"compat", "errors", "llm", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from engine.fake_runner import FakeCodec, FakeRunner
+from hunch.advice import AcceptanceWatch, advice_for
 from hunch.config import Config, ScheduleConfig
 from hunch.engine.engine import Engine
-from hunch.engine.stats import Histogram, Share, Tally, percentiles_ms
-from hunch.types import RowResult, SamplingParams
+from hunch.engine.stats import EngineStats, Histogram, Share, Tally, percentiles_ms
+from hunch.train.diagnose import Seen
+from hunch.types import Capacity, DraftTrace, RowResult, SamplingParams
 
 KEYS = [
     "tokens_per_second", "steps", "drafted", "accepted", "acceptance_rate", "tokens_per_pass",
@@ -143,3 +145,73 @@ def test_totals_are_the_sum_of_the_requests(depth, is_brief):
     assert total["busy_seconds"] > 0
     assert list(total)[: len(KEYS)] == KEYS
     assert list(done["0"].outputs[0].stats)[: len(KEYS)] == KEYS
+
+
+def test_a_trees_levels_count_and_what_it_could_have_brought():
+    tally = Tally(0.0, 0, 0.25)
+    tally.add(row(1, processed=9), Share(0, 0, 0), 1.0)
+    tally.add(row(4, drafted=20, levels=5), Share(0, 0, 0), 2.0)
+    tally.add(row(4, drafted=20, levels=3), Share(0, 0, 0), 3.0)
+    stats = tally.stats()
+    assert stats["acceptance_rate"] == pytest.approx(6 / 40)
+    assert stats["level_acceptance"] == pytest.approx(6 / 8)
+    assert stats["max_tokens_per_pass"] == pytest.approx(1 + 8 / 3)
+    # tau / (c * gamma + 1): 3 tokens per pass, a drafter a quarter as large, 8 / 3 levels.
+    assert stats["memory_bound_speedup_by_size"] == pytest.approx(3 / (0.25 * 8 / 3 + 1))
+
+
+def test_one_requests_latency_is_the_engines():
+    """Tokens of one step waited equally long; each of them counts, in both reports."""
+    tally, stats, share = Tally(), EngineStats(), Share(0, 0, 0)
+    tally.add(row(1, processed=9), share, 1.0)
+    for seconds, num_tokens in ((0.2, 1), (0.3, 6), (0.1, 5), (0.9, 1), (0.4, 8)):
+        stats.add(tally, row(num_tokens, drafted=8), share, tally.last_token + seconds)
+    total = stats.report([tally], Capacity(num_blocks=1, block_size=1, max_rows=1, max_len=1,
+                                           max_nodes=8))  # fmt: skip
+    assert total["latency_ms"] == tally.stats()["latency_ms"]
+    assert total["latency_ms"]["p50"] == pytest.approx(1e3 * 0.4 / 8)
+
+
+def test_acceptance_by_position_means_one_thing_everywhere():
+    """Of the drafts that had a guess there, the share whose guess was accepted."""
+    fates = [(4, 2), (4, 0), (2, 2), (3, 1), (4, 4)]  # a chain's length, and how much of it held
+    tally = Tally()
+    for length, held in fates:
+        tally.add(row(held + 1, drafted=length), Share(0, 0, 0), 1.0)
+    expected = [4 / 5, 3 / 5, 1 / 4, 1 / 3]
+    assert tally.stats()["per_position"] == pytest.approx(expected)
+
+    seen = Seen()
+    text = list(range(100))
+    trace = [DraftTrace(tokens=[], parents=[], accepted=[])]
+    for length, held in fates:
+        parents = list(range(-1, length - 1))
+        trace.append(DraftTrace(tokens=[0] * length, parents=parents, accepted=[*range(held)]))
+    seen.add(text, trace)
+    assert seen.per_position == pytest.approx(expected)
+
+
+def test_advice_follows_the_guides(caplog):
+    assert advice_for("draft", 0.5) is None
+    assert "shorter drafts" in advice_for("draft", 0.39)
+    assert "another drafter" in advice_for("eagle3", 0.1)
+    assert "lookup" not in advice_for("draft", 0.1, prompt_len=200)
+    assert "lookup (ngram, suffix)" in advice_for("draft", 0.1, prompt_len=4000)
+    assert "repeat their prompt" in advice_for("ngram", 0.1)
+    assert "longer drafts" in advice_for("draft", 0.81)
+    assert "drafts where it pays" in advice_for("auto", 0.1)
+
+
+@pytest.mark.parametrize("name", ["ngram", "recycling", "draft", "mlp", "mtp"])
+def test_low_acceptance_is_said_once_of_every_drafter(name, caplog):
+    watch = AcceptanceWatch(name)
+    for _ in range(5):
+        watch.add({(name, 5, 5, 1): 100})  # a fifth of 500 guesses
+    assert [message.partition(":")[0] for message in caplog.messages] == [name]
+    assert "only 20%" in caplog.text
+
+
+def test_a_tree_of_which_most_levels_are_accepted_is_not_called_bad(caplog):
+    watch = AcceptanceWatch("eagle")
+    watch.add({("eagle", 32, 5, 3): 500})  # 3 of 32 nodes, and 3 of 5 levels
+    assert caplog.messages == []

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from hunch.advice import advice_for
 from hunch.cli import options as o
 from hunch.errors import ConfigError
-
-LOW_ACCEPTANCE = 0.3
 
 
 def doctor(
@@ -120,7 +119,11 @@ def _model(
             found["kernels"] = llm.engine.capacity.kernels
             stats = llm.stats()
     found["identical"] = texts[0] == texts[1]
-    keys = ("tokens_per_pass", "acceptance_rate", "drafted", "accepted", "drafter_bytes")
+    keys = (
+        "tokens_per_pass", "max_tokens_per_pass", "level_acceptance", "acceptance_rate", "drafted",
+        "accepted", "memory_bound_speedup", "memory_bound_speedup_by_size", "drafter_bytes",
+    )  # fmt: skip
+    found["prompt_tokens"] = sum(map(len, prompts)) / len(prompts)
     return found | {key: stats[key] for key in keys}
 
 
@@ -128,13 +131,10 @@ def _advice(found: dict[str, Any]) -> list[str]:
     advice: list[str] = []
     if not found["identical"]:
         advice.append("speculative text differs: run `hunch verify --json` and report its margin")
-    if found["drafted"] and found["acceptance_rate"] < LOW_ACCEPTANCE:
-        advice.append(
-            f"only {found['acceptance_rate']:.0%} of guesses are accepted: n-gram and suffix "
-            "drafting pay where answers repeat their prompt (code, summaries, rewriting); for open "
-            "chat use a draft model trained for this target, or speculate=auto, which drafts "
-            "nothing where it does not pay"
-        )
+    if found["drafted"]:
+        method = found["speculate"].partition(":")[0]
+        words = advice_for(method, found["level_acceptance"], found["prompt_tokens"])
+        advice += [words] if words else []
     return advice or ["all is well"]
 
 

@@ -66,7 +66,7 @@ class Engine:
         self._flying: deque[list[scheduling.Member]] = deque()
         self._changed: dict[str, Job] = {}  # an ordered set: jobs to report
         self._said: list[int] = []  # handles and tokens, in turn
-        self._stats = EngineStats()
+        self._stats = EngineStats(config.spec.method)
         self._arrivals = count()
         self._last_step_end: float | None = None  # None: there was nothing to do
 
@@ -100,14 +100,15 @@ class Engine:
         job = Job(asked, num_open=len(asked.requests))
         self._jobs[asked.id] = job
         self._stats.prompt_tokens += len(asked.prompt_ids)
-        now, drafter_bytes = self._clock(), self.runner.capacity.drafter_bytes
+        now, capacity = self._clock(), self.runner.capacity
+        sizes = capacity.drafter_bytes, capacity.drafter_share
         for request in asked.requests:
             wish, allowed = request.params.speculation, self._most_nodes(request)
             sequence = scheduling.Sequence(
                 request=request,
                 job_id=asked.id,
                 arrival=next(self._arrivals),
-                output=SequenceOutput(request, self._codec, Tally(now, drafter_bytes)),
+                output=SequenceOutput(request, self._codec, Tally(now, *sizes)),
                 max_nodes=allowed if wish.max_nodes is None else min(allowed, wish.max_nodes),
                 tokens=asked.prompt_ids.copy(),
                 table=BlockTable(salt=request.cache_salt.encode("utf-8", "surrogatepass")),
@@ -285,7 +286,7 @@ class Engine:
         sequences = [s for job in list(self._jobs.values()) for s in job.sequences]
         report = self._stats.report(
             [s.output.tally for s in sequences if not s.is_over],
-            self.runner.capacity.drafter_bytes,
+            self.runner.capacity,
         )
         return report | {
             "is_lossy": self.config.spec.is_lossy,

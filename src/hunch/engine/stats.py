@@ -7,7 +7,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from hunch.types import RowResult, StepResult
+from hunch.advice import AcceptanceWatch
+from hunch.types import Capacity, RowResult, StepResult
 
 NUM_RECENT = 1024  # values a histogram keeps for percentiles
 SECONDS = (
@@ -32,11 +33,13 @@ class Tally:
 
     __slots__ = (
         "arrived", "checks", "decode_draft", "decode_plain", "decode_target", "drafter_bytes",
-        "first_token", "gaps", "last_token", "reading_draft", "reading_target", "started", "steps",
-        "tokens",
+        "drafter_share", "first_token", "gaps", "last_token", "reading_draft", "reading_target",
+        "started", "steps", "tokens",
     )  # fmt: skip
 
-    def __init__(self, arrived: float = 0.0, drafter_bytes: int = 0) -> None:
+    def __init__(
+        self, arrived: float = 0.0, drafter_bytes: int = 0, drafter_share: float = 0.0
+    ) -> None:
         self.tokens = 0
         self.steps = 0  # target passes that committed tokens
         self.checks: dict[Check, int] = {}  # how often a draft fared so
@@ -48,6 +51,7 @@ class Tally:
         self.reading_target = 0.0  # its share of all other passes
         self.reading_draft = 0.0
         self.drafter_bytes = drafter_bytes
+        self.drafter_share = drafter_share  # its weights, in bytes per byte of the target's
         self.arrived = arrived
         self.started: float | None = None  # first given a row
         self.first_token: float | None = None
@@ -119,6 +123,8 @@ class Tally:
         spent = self.decode_target + self.decode_draft
         drafters = self._drafters()
         drafted, accepted = (sum(counts[i] for counts in drafters.values()) for i in (0, 1))
+        num_levels = sum(self.guessed_at)
+        per_level = _ratio(num_levels, self.steps)  # levels guessed per pass
         return {
             "tokens_per_second": _ratio(self.tokens, seconds),
             "steps": self.steps,
@@ -135,6 +141,11 @@ class Tally:
             "cost_per_token": _ratio(spent, self.decode_plain) or None,
             "drafter_bytes": self.drafter_bytes,
             "latency_ms": percentiles_ms(self.gaps),
+            # Of the levels of a draft: a tree has several nodes on each, and one can be accepted.
+            "level_acceptance": _ratio(accepted, num_levels),
+            "max_tokens_per_pass": 1 + per_level,  # had every guess been right
+            # memory_bound_speedup with the drafter's cost taken from its size, not from the clock.
+            "memory_bound_speedup_by_size": per_pass / (1 + self.drafter_share * per_level),
             "queue_seconds": max(0.0, started - self.arrived),
             "first_token_seconds": None
             if self.first_token is None
@@ -193,7 +204,8 @@ def together(tallies: Sequence[Tally]) -> Tally:
     """The samples of one request as one."""
     if len(tallies) == 1:
         return tallies[0]
-    total = Tally(tallies[0].arrived, tallies[0].drafter_bytes)
+    first = tallies[0]
+    total = Tally(first.arrived, first.drafter_bytes, first.drafter_share)
     total.started = min((t.started for t in tallies if t.started is not None), default=None)
     total.first_token = min(
         (t.first_token for t in tallies if t.first_token is not None), default=None
@@ -236,7 +248,7 @@ class Histogram:
             self._last, self._bucket = value, bisect_left(self.bounds, value)
         self.counts[self._bucket] += times
         self.total += value * times
-        self.recent.append(value)
+        self.recent.extend((value,) * times)
 
     def add_all(self, values: list[float]) -> None:
         """Many at once, most of them alike."""
@@ -258,7 +270,8 @@ class Histogram:
 class EngineStats:
     """The engine's totals. Any thread may read them: only whole values and copies are looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, method: str = "auto") -> None:
+        self.watch = AcceptanceWatch(method)
         self.done = Tally()  # of sequences that are over
         self.busy_seconds = 0.0
         self.num_steps = 0
@@ -309,6 +322,7 @@ class EngineStats:
         """A sequence is over."""
         self.done.merge(tally)
         self.finished[reason] += 1
+        self.watch.add(tally.checks)
 
     def end_request(self, tally: Tally, now: float) -> None:
         """A request is over: all its answers count as one."""
@@ -321,9 +335,9 @@ class EngineStats:
                 add["prefill"](tally.first_token - tally.started)
                 add["decode"](now - tally.first_token)
 
-    def report(self, running: Iterable[Tally], drafter_bytes: int) -> dict[str, Any]:
+    def report(self, running: Iterable[Tally], capacity: Capacity) -> dict[str, Any]:
         """The common keys in total, and what a metrics server counts besides."""
-        total = Tally(drafter_bytes=drafter_bytes)
+        total = Tally(0.0, capacity.drafter_bytes, capacity.drafter_share)
         total.merge(self.done)
         for tally in running:
             total.merge(tally)

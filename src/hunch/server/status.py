@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hunch.server import logs
@@ -30,7 +30,7 @@ class StatusLines:
     def tell(self) -> None:
         now, stats = time.monotonic(), self._service.engine.stats()
         seconds, gained = now - self._time, _gained(stats, self._last)
-        self._time, self._last = now, stats
+        self._time, last, self._last = now, self._last, stats
         is_quiet = not any(gained.values()) and not stats.get("num_running")
         if is_quiet and self._is_quiet:
             return
@@ -45,13 +45,19 @@ class StatusLines:
         )
         logs.event(logging.INFO, line)
         if gained["drafted"]:
-            self._tell_speculation(stats, gained, seconds)
+            name = "accepted_per_position"
+            before = [*(last.get(name) or ()), *[0] * len(stats[name])]
+            accepted_at = [now - then for now, then in zip(stats[name], before, strict=False)]
+            self._tell_speculation(gained, accepted_at, seconds)
 
     def _tell_speculation(
-        self, stats: Mapping[str, Any], gained: Mapping[str, float], seconds: float
+        self, gained: Mapping[str, float], accepted_at: Sequence[int], seconds: float
     ) -> None:
-        rates = ", ".join(f"{rate:.3f}" for rate in stats.get("per_position") or ())
-        length = gained["generation_tokens"] / max(gained["steps"], 1)
+        """vLLM's figures: of the drafts since the last line, the mean length accepted, its own
+        token included, and by position the share of all of them accepted so far."""
+        drafts = max(gained["num_drafts"], 1)
+        rates = ", ".join(f"{number / drafts:.3f}" for number in accepted_at)
+        length = 1 + gained["accepted"] / drafts
         line = (
             f"SpecDecoding metrics: Mean acceptance length: {length:.2f}, "
             f"Accepted throughput: {gained['accepted'] / seconds:.2f} tokens/s, "
@@ -70,6 +76,7 @@ _TOTALS = (
     "steps",
     "drafted",
     "accepted",
+    "num_drafts",
     "prefix_hits",
     "prefix_queries",
 )

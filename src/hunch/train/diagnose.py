@@ -53,6 +53,7 @@ class Seen:
 
     @property
     def per_position(self) -> list[float]:
+        """Of the drafts that had a guess there, the share whose guess was accepted, as stats."""
         return [kept / max(tried, 1) for tried, kept in zip(self.tried, self.kept, strict=True)]
 
     def add(self, text: list[int], trace: list[Any]) -> None:
@@ -65,7 +66,7 @@ class Seen:
                     self.first += 1
                     for place, token in enumerate(near):
                         self.by_shift[place] += step.tokens[0] == token
-                for place in range(min(len(step.accepted) + 1, _depth(step.parents))):
+                for place in range(_depth(step.parents)):
                     if place >= len(self.tried):
                         self.tried.append(0)
                         self.kept.append(0)

@@ -28,6 +28,7 @@ class Replay:
 
     @property
     def per_position(self) -> list[float]:
+        """Of the drafts that had a guess there, the share whose guess was accepted, as stats."""
         return [kept / max(tried, 1) for tried, kept in zip(self.tried, self.kept, strict=True)]
 
     def add(self, batch: Batch, agreed: list[Tensor], depth: int) -> None:
@@ -43,13 +44,12 @@ class Replay:
             # The prompt's own pass yields the answer's first token.
             at, last = max(prompt, 1), length - 1
             while at < last:
-                run = 0
-                while run < depth and at + run < last:
-                    self.tried[run] += 1
-                    if not grids[min(run, len(grids) - 1), row, at + run]:
-                        break
+                run, most = 0, min(depth, last - at)
+                while run < most and grids[min(run, len(grids) - 1), row, at + run]:
                     self.kept[run] += 1
                     run += 1
+                for place in range(most):
+                    self.tried[place] += 1
                 self.num_passes += 1
                 self.num_tokens += min(run + 1, last - at)
                 at += run + 1
