@@ -290,6 +290,19 @@ def test_the_word_is_said_when_the_engine_is_built(
     assert "gpu_memory_utilization has no effect on a CPU" in caplog.text
 
 
+def test_a_fixed_mode_guesses_the_same_in_every_run(llm: LLM) -> None:
+    """Nothing in it depends on the clock."""
+    counts = []
+    for _ in range(2):
+        with LLM(
+            llm.config.model.model, always_draft=True, dtype="float32", max_model_len=128, threads=1
+        ) as one:
+            one.generate("fast token fast token fast token fast", None)
+            counts.append({key: one.stats()[key] for key in ("steps", "drafted", "accepted")})
+    assert counts[0] == counts[1]
+    assert counts[0]["drafted"] > 0
+
+
 # --- hunch.sglang.Engine ------------------------------------------------------------------------
 
 EAGLE = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "p"}

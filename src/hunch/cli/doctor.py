@@ -19,6 +19,7 @@ def doctor(
     ctx: typer.Context,
     model: o.Model = o.DEFAULT_MODEL,
     speculate: o.Speculate = "auto",
+    always_draft: o.AlwaysDraft = False,
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
@@ -38,7 +39,7 @@ def doctor(
     """
     from hunch.bench.workloads import PROMPTS
 
-    others = ("speculate", "skip_model") if drafter is not None else ("target",)
+    others = ("speculate", "always_draft", "skip_model") if drafter is not None else ("target",)
     if given := o.given_options(ctx, others):
         raise ConfigError(f"{given} goes {'without' if drafter is not None else 'with'} --drafter")
     if drafter is not None:
@@ -51,6 +52,7 @@ def doctor(
     if not skip_model:
         records = o.read_prompts(prompts, 16) if prompts else PROMPTS[:4]
         engine = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
+        engine["always_draft"] = always_draft
         findings["model"] = _model(model, speculate, records, engine)
         findings["advice"] = _advice(findings["model"])
     if as_json:

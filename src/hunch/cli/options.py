@@ -29,6 +29,10 @@ VERIFIER_HELP = (
     "Who judges drafts. exact: the text of plain decoding; rejection, block: the same chances, "
     "other text; typical: LOSSY, the text no longer follows the model."
 )
+AlwaysDraft = Annotated[
+    bool,
+    typer.Option(help="Draft whether it pays or not: the same guesses and figures in every run."),
+]
 Verifier = Annotated[str, typer.Option(help=VERIFIER_HELP)]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.", min=1)]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]

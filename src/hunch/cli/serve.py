@@ -46,13 +46,15 @@ _HELP = {
     "verifier": "Who judges drafts: exact, rejection, block (lossless) or typical (LOSSY).",
     "speculative_model": "vLLM's name for a drafter's path, or [ngram].",
     "num_speculative_tokens": "vLLM's name for the length of a draft.",
+    "always_draft": "Draft whether it pays or not: the same guesses in every run.",
     "seed": "Seeds requests that bring none.",
     "max_model_len": "Longest prompt and answer together; default: the model's own.",
     "chat_template": "A template, or a file that holds one.",
     "tool_call_parser": "How tool calls are written (vLLM's names); auto: by the chat template.",
     "reasoning_parser": "How reasoning is marked (vLLM's names); auto: by the chat template.",
 }
-_SWITCHES = (  # vLLM's flags that take no value
+_SWITCHES = (  # flags that take no value, most of them vLLM's
+    "always_draft",
     "use_v2_block_manager",
     "enforce_eager",
     "enable_chunked_prefill",
