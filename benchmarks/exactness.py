@@ -14,7 +14,7 @@ from torch import Tensor
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, num_parts, split_of
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
 from hunch.models.cuda import CudaDecoder
-from hunch.step.graphs import Graph, new_pool, seconds_of
+from hunch.step.capture import Graph, new_pool, seconds_of
 
 ROWS = (1, 8, 64, 256)
 

@@ -32,7 +32,7 @@ LONG = 20.0  # microseconds: a gap worth naming
 
 def by_clock(llm: LLM, prompt: list[int]) -> dict[str, float]:
     """Share of the time in which no step was under source, by the device's clock."""
-    shapes, seconds, moments = llm.engine.runner.shapes, [], []
+    shapes, seconds, moments = llm.engine.runner.captured.shapes, [], []
     landed = shapes.landed
 
     def listen(graph: Any, took: float, *others: Any) -> Any:

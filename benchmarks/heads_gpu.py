@@ -25,7 +25,7 @@ from hunch.models.heads.eagle3 import load_eagle3
 from hunch.models.heads.step import StepNet
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
-from hunch.step.graphs import Graph, new_pool, seconds_of
+from hunch.step.capture import Graph, new_pool, seconds_of
 
 BLOCK_SIZE, MAX_LEN = 16, 2048
 MODEL = "smollm2-135m"

@@ -14,8 +14,8 @@ from drafting.test_heads_replay import Chain, medusa_chain, mlp_chain, step_chai
 from head_files import Study
 from hunch import LLM, SamplingParams
 from hunch.kernels.gpu_step import DRAFTED, KNOWN, TOKENS
-from hunch.step.gpu_runner import GraphRunner
-from plain_steps import stand_in
+from hunch.step.runner import Runner
+from plain_steps import lead_by_host, stand_in
 from tiny_models import write_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -56,7 +56,7 @@ def make_world(folder: Path) -> World:
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)  # one request at a time, every step by the host, on the same products
         with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
-            llm.engine.runner.can_fly = False
+            lead_by_host(llm.engine.runner)
             plain = {name: tokens(llm, prompts, params) for name, params in PARAMS.items()}
     return World(model, study, heads, prompts, plain)
 
@@ -70,7 +70,7 @@ def tokens(
 def load(model: Path, name: str, options: str = "", **given: Any) -> LLM:
     speculate = f"{name}:{model.parent / name}{options}"
     llm = LLM(str(model), speculate=speculate, **{**SMALL, **given})
-    assert isinstance(llm.engine.runner, GraphRunner)
+    assert isinstance(llm.engine.runner, Runner)
     return llm
 
 
@@ -81,15 +81,15 @@ class Drafts:
         self.runner = llm.engine.runner
         self.found: list[tuple[list[int], list[int]]] = []
         self.by_host: list[list[int]] = []  # rows of each step of the host's
-        self.learn, self.run = self.runner.shapes.learn, self.runner._run
-        patch.setattr(self.runner.shapes, "learn", self.note)
+        self.learn, self.run = self.runner.captured.shapes.learn, self.runner._run
+        patch.setattr(self.runner.captured.shapes, "learn", self.note)
         patch.setattr(self.runner, "_run", self.note_host)
 
     def note(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> list[str] | None:
-        rows, state = self.runner.rows, self.runner.device_rows.state
+        rows, state = self.runner.rows, self.runner.captured.device_rows.state
         for row, line in zip(row_R.tolist(), result_RC.tolist(), strict=True):
             if rows.requests[row] is not None and line[TOKENS]:
-                guesses = line[len(line) - self.runner.steps.num_guesses :]
+                guesses = line[len(line) - self.runner.captured.steps.num_guesses :]
                 text = state.tokens_XL[row, : line[KNOWN]].tolist()
                 self.found.append((text, guesses[: line[DRAFTED]]))
         return self.learn(row_R, result_RC, graph)

@@ -28,9 +28,11 @@ from hunch.kernels.gpu_step import (
 )
 from hunch.kernels.kv_store import kv_store_ref
 from hunch.kernels.lookup import MAX_MATCH
+from hunch.kernels.process import count_committed_ref, process_ref
 from hunch.kernels.rope import rotation
 from hunch.layers.attention import Heads, split_heads
 from hunch.models.decoder import Decoder, Hidden
+from hunch.sampling.logprobs import best_dense, logprobs_at
 from hunch.sampling.state import SamplingState
 
 
@@ -142,8 +144,8 @@ def lookup(
         room = min(int(step.room_R[r]), max(int(state.end_X[row]) - known - 1, 0))
         count = min(len(guesses), room)
         step.result_RC[r, MATCHED] = matched
-        first = step.result_RC.shape[1] - num_nodes
-        step.result_RC[r, first:] = -1
+        first = step.guesses_at(num_nodes)
+        step.result_RC[r, first : first + num_nodes] = -1
         for node, token in enumerate(guesses):
             step.result_RC[r, first + node] = token
         if matched < sure:
@@ -171,10 +173,10 @@ def told(
     return guesses, matched
 
 
-def update(state: RowState, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
-    num_inputs, letter_W = inputs_3R.numel(), letter_W.to(inputs_3R.device)
-    inputs_3R.copy_(letter_W[:num_inputs].view(3, -1))
-    places, values = letter_W[num_inputs:].view(2, num_changes)
+def update(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes: int) -> None:
+    num_inputs, buffer_W = inputs_3R.numel(), buffer_W.to(inputs_3R.device)
+    inputs_3R.copy_(buffer_W[:num_inputs].view(3, -1))
+    places, values = buffer_W[num_inputs:].view(2, num_changes)
     state.flat[places] = values
 
 
@@ -249,7 +251,8 @@ def add_nodes(
         count = min(int(step.room_R[r]), left, first_node + width)
         state.count_X[row] = count
         step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = 1, count
-        guesses = step.result_RC[r, step.result_RC.shape[1] - num_nodes :]
+        first_guess = step.guesses_at(num_nodes)
+        guesses = step.result_RC[r, first_guess : first_guess + num_nodes]
         guesses[nodes] = token_T[here]
 
 
@@ -368,14 +371,15 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.layers.tiled
     import hunch.llm
     import hunch.models.cuda
-    import hunch.step.device_rows
-    import hunch.step.gpu_runner
-    import hunch.step.graphs
+    import hunch.step.runner
+    import hunch.step.step_extras
+    import hunch.step.step_graphs
+    import hunch.step.upload
     from hunch.models.load import load_decoder
     from hunch.models.weights import open_weights
 
     chooser = Chooser()
-    made = hunch.step.gpu_runner.GraphRunner.__init__
+    made = hunch.step.runner.Runner.__init__
 
     def remember(runner: Any, **parts: Any) -> None:
         chooser.state = parts["sampling"]
@@ -384,7 +388,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     def load(config: Any, files: Any, device: torch.device) -> PlainTarget:
         return PlainTarget(load_decoder(open_weights(files), dtype="float32", device=device))
 
-    patch.setattr(hunch.step.gpu_runner.GraphRunner, "__init__", remember)
+    patch.setattr(hunch.step.runner.Runner, "__init__", remember)
     patch.setattr(hunch.llm, "_load_target", load)
     patch.setattr(hunch.models.cuda, "CudaDecoder", PlainTarget)
     for name, kernel in (
@@ -393,11 +397,40 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
         ("compact", compact),
         ("deliver", deliver),
     ):
-        patch.setattr(hunch.step.graphs, name, kernel)
-    patch.setattr(hunch.step.graphs, "choose", chooser)
-    patch.setattr(hunch.step.device_rows, "update", update)
+        patch.setattr(hunch.step.step_graphs, name, kernel)
+    patch.setattr(hunch.step.step_graphs, "choose", chooser)
+    patch.setattr(hunch.step.step_graphs, "process", process)
+    patch.setattr(hunch.step.step_graphs, "count_committed", count_committed_ref)
+    patch.setattr(hunch.step.step_extras, "scores", scores)
+    patch.setattr(hunch.step.upload, "update", update)
     patch.setattr(hunch.kernels.gpu_lookup, "lookup", lookup)
     patch.setattr(hunch.kernels.gpu_draft, "known_inputs", level_inputs)
     patch.setattr(hunch.kernels.gpu_draft, "committed_inputs", committed_inputs)
     patch.setattr(hunch.kernels.gpu_grow, "grow_level", grow_level)
     patch.setattr(hunch.layers.tiled, "Tiled", PlainTiled)
+
+
+def scores(
+    logits_MV: Tensor, at_S: Tensor, token_S: Tensor, num_best: int, ids_SC: Tensor,
+    logprob_SC: Tensor, rank_S: Tensor,
+) -> None:  # fmt: skip
+    for s, (at, token) in enumerate(zip(at_S.tolist(), token_S.tolist(), strict=True)):
+        if at >= 0:
+            (entries,) = logprobs_at(logits_MV[at : at + 1], [token], 0)
+            best = best_dense(logits_MV[at : at + 1].float(), num_best)[0] if num_best else []
+            ids_SC[s] = torch.tensor([token, *map(int, best)])
+            rank_S[s] = entries[token].rank
+            for place, one in enumerate(ids_SC[s].tolist()):
+                (entries,) = logprobs_at(logits_MV[at : at + 1], [one], 0)
+                logprob_SC[s, place] = entries[one].logprob
+
+
+def process(
+    logits_MV: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor, tables: Any, *masks: Any
+) -> Tensor:
+    return process_ref(logits_MV, row_M, pos_M, path_MP, tables, *masks)
+
+
+def lead_by_host(runner: Any) -> None:
+    """From here on, the host leads every step of this runner."""
+    runner.captured = runner.host.elsewhere = None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from hunch.models.weights import Weights
-    from hunch.step.runner import LocalRunner
+    from hunch.step.runner import Runner
 
 log = logging.getLogger("hunch")
 
@@ -276,7 +276,7 @@ def _build_runner(
     tokenizer: Tokenizer,
     device_name: str,
     load_target: LoadTarget,
-) -> LocalRunner:
+) -> Runner:
     import torch
 
     from hunch.step.assemble import assemble

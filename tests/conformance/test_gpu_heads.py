@@ -6,7 +6,8 @@ import pytest
 
 import head_files
 from hunch import LLM, SamplingParams
-from hunch.step.gpu_runner import GraphRunner
+from hunch.step.runner import Runner
+from plain_steps import lead_by_host
 from tiny_models import write_llama
 
 pytestmark = pytest.mark.gpu
@@ -36,14 +37,15 @@ def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_fil
         getattr(head_files, f"make_{name}")(study, path)
     prompts = [text[:12] for text in study.tokens.tolist()]
     answers, per_pass = [], []
-    for can_fly in (False, True):
+    for is_captured in (False, True):
         with LLM(
             str(model), speculate=f"{name}:{path}:adaptive=false", max_num_seqs=batch, **GPU
         ) as llm:
             runner = llm.engine.runner
-            assert isinstance(runner, GraphRunner)
-            assert runner.can_fly
-            runner.can_fly = can_fly
+            assert isinstance(runner, Runner)
+            assert runner.captured is not None
+            if not is_captured:
+                lead_by_host(runner)
             outputs = llm.generate(prompts, GREEDY)
             per_pass.append(llm.stats()["tokens_per_pass"])
             outputs += [out for params in OTHERS for out in llm.generate(prompts, params)]

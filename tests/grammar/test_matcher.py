@@ -34,12 +34,20 @@ def grammar(tokenizer: Tokenizer) -> Grammar:
     return GrammarCompiler(tokenizer)(StructuredOutput(json=SCHEMA))
 
 
+def fill(matcher: Matcher, tokens: list[int], parents: list[int], mask_MV: np.ndarray) -> None:
+    """The words that a matcher writes, as booleans."""
+    mask_MW = np.zeros((len(mask_MV), -(-mask_MV.shape[1] // 32)), dtype=np.int32)
+    matcher.fill(tokens, parents, mask_MW)
+    bits = np.unpackbits(mask_MW.view(np.uint8), axis=1, bitorder="little")
+    mask_MV[:] = bits[:, : mask_MV.shape[1]]
+
+
 def plain_mask(grammar: Grammar, tokens: list[int], size: int) -> np.ndarray:
     """What may follow, from a matcher that read nothing else."""
     matcher = grammar.matcher()
     mask_MV = np.zeros((1, size), dtype=np.bool_)
     if matcher.consume(tokens) == len(tokens):
-        matcher.fill([], [], mask_MV)
+        fill(matcher, [], [], mask_MV)
     return mask_MV[0]
 
 
@@ -71,7 +79,7 @@ def test_masks_of_a_tree_are_those_of_its_paths(grammar, tokenizer):
     for _ in range(25):
         tokens, parents = random_tree(rng, grammar, text, size)
         mask_MV = np.zeros((1 + len(tokens), size), dtype=np.bool_)
-        matcher.fill(tokens, parents, mask_MV)
+        fill(matcher, tokens, parents, mask_MV)
         for node in range(-1, len(tokens)):
             path: list[int] = []
             at = node
@@ -104,7 +112,7 @@ def test_nothing_follows_the_end(grammar, tokenizer):
     assert matcher.consume([*text[:-1], end]) == len(text) - 1  # not before it is complete
     assert matcher.consume([text[-1], end, end, text[0]]) == 2
     mask_MV = np.zeros((2, tokenizer.vocab_size), dtype=np.bool_)
-    matcher.fill([end], [-1], mask_MV)
+    fill(matcher, [end], [-1], mask_MV)
     assert not mask_MV.any()
 
 
@@ -114,7 +122,7 @@ def test_end_of_text_inside_a_draft(grammar, tokenizer):
     matcher.consume(tokenizer.encode('{"model": "d", "token": 1'))
     (close,) = tokenizer.encode("}")
     mask_MV = np.zeros((4, tokenizer.vocab_size), dtype=np.bool_)
-    matcher.fill([close, end, close], [-1, 0, 1], mask_MV)
+    fill(matcher, [close, end, close], [-1, 0, 1], mask_MV)
     assert mask_MV[0, close]
     assert not mask_MV[0, end]
     assert np.flatnonzero(mask_MV[1]).tolist() == [end]
@@ -156,10 +164,10 @@ def test_a_mask_that_cannot_be_told_fails_closed_and_harms_no_other_branch(gramm
     sound = np.zeros((4, tokenizer.vocab_size), dtype=np.bool_)
     matcher = grammar.matcher()
     matcher.consume(text)
-    matcher.fill(tokens, parents, sound)
+    fill(matcher, tokens, parents, sound)
     broken = np.zeros_like(sound)
     matcher._at = Failing(matcher._at, depth=2)  # fails after "ab"
-    matcher.fill(tokens, parents, broken)
+    fill(matcher, tokens, parents, broken)
     assert (broken[[0, 1, 3]] == sound[[0, 1, 3]]).all()
     assert not broken[2].any()
     assert matcher.problem().startswith("the grammar became too complex: too many items")

@@ -30,8 +30,8 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables name no block past a row's own, rather than one of whoever sat there before."""
     if find_spec("triton") is None:
         return
-    from hunch.step.device_rows import DeviceRows
     from hunch.step.rows import RowBuffers
+    from hunch.step.upload import DeviceRows
 
     update, start = DeviceRows.update, RowBuffers.start
 

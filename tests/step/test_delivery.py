@@ -12,7 +12,7 @@ import plain_steps
 from hunch import LLM, SamplingParams
 from hunch.kernels import gpu_step, gpu_transfer
 from hunch.kernels.attention import AttnInputs
-from hunch.step.delivery import SLOTS, Delivery
+from hunch.step.results import SLOTS, Download
 from tiny_models import write_llama
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -27,7 +27,7 @@ class Steps:
         self.kernels, self.num_rows, self.num_columns = kernels, num_rows, num_columns
         self.state = gpu_step.RowState.create(num_rows, 8, 2, 1, 2, 4, DEVICE)
         self.state.known_X.fill_(1)
-        self.delivery = Delivery(num_rows * num_columns, DEVICE)
+        self.delivery = Download(num_rows * num_columns, DEVICE)
 
     def run(self, ids: list[int], mark: int) -> None:
         """Its result is `mark` all over."""
@@ -91,7 +91,7 @@ def test_graphs_captured_while_a_step_flies_change_no_text(
     size = {"device": "cpu", "kv_bytes": 2_000_000, "max_model_len": 64}
     with LLM(str(path), speculate=speculate, **size) as llm:
         want = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
-        steps = llm.engine.runner.steps
+        steps = llm.engine.runner.captured.steps
         capture, sizes = steps._capture, []
 
         def again(*size: int) -> object:

@@ -8,9 +8,9 @@ pytest.importorskip("triton")
 import plain_steps
 from hunch.kernels import gpu_transfer
 from hunch.kernels.gpu_step import RowState
-from hunch.step import device_rows
-from hunch.step.device_rows import PINNED, RING, DeviceRows
+from hunch.step import upload
 from hunch.step.rows import RowBuffers
+from hunch.step.upload import PINNED, RING, DeviceRows
 from hunch.types import Capacity, Request, RowStart, SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -44,7 +44,7 @@ def assert_same(state: RowState, rows: RowBuffers, row: int) -> None:
 
 @UPDATES
 def test_cells_are_what_the_host_holds(update: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_rows, "update", update)
+    monkeypatch.setattr(upload, "update", update)
     rows = RowBuffers(CAPACITY)
     device = DeviceRows(CAPACITY, rows, 4, DEVICE)
     sit_down(rows, 0, [5, 6, 7])
@@ -66,7 +66,7 @@ def test_rows_that_only_decode_send_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     def update(state: RowState, inputs_3R: object, letter_W: object, num_changes: int) -> None:
         sent.append(num_changes)
 
-    monkeypatch.setattr(device_rows, "update", update)
+    monkeypatch.setattr(upload, "update", update)
     rows = RowBuffers(CAPACITY)
     device = DeviceRows(CAPACITY, rows, 4, DEVICE)
     sit_down(rows, 1, [5, 6, 7])
@@ -81,7 +81,7 @@ def test_rows_that_only_decode_send_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 @UPDATES
 def test_a_row_that_somebody_else_takes(update: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_rows, "update", update)
+    monkeypatch.setattr(upload, "update", update)
     rows = RowBuffers(CAPACITY)
     device = DeviceRows(CAPACITY, rows, 4, DEVICE)
     sit_down(rows, 0, list(range(30)))
@@ -98,7 +98,7 @@ def test_a_row_that_somebody_else_takes(update: object, monkeypatch: pytest.Monk
 def test_a_request_that_ended_where_a_longer_one_sat(
     update: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_rows, "update", update)
+    monkeypatch.setattr(upload, "update", update)
     rows = RowBuffers(CAPACITY)
     device = DeviceRows(CAPACITY, rows, 4, DEVICE)
     for row in (0, 1):

@@ -19,10 +19,11 @@ from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
 from hunch.drafting.pace import StepShape
 from hunch.kernels.gpu_step import CHECKED, REASON, TOKENS
-from hunch.step.gpu_runner import GraphRunner
-from hunch.step.graphs import Graph, StepGraph
-from hunch.types import StepPlan
-from plain_steps import stand_in
+from hunch.step.capture import Graph
+from hunch.step.captured_step import Group
+from hunch.step.runner import Runner
+from hunch.step.step_graphs import StepGraph, StepKind
+from plain_steps import lead_by_host, stand_in
 
 PROMPTS = [[5, 6, 7, 8] * 4, [9, 4], list(range(10, 31)), [7, 7, 7, 7, 7]]
 PARAMS = {
@@ -59,7 +60,7 @@ def plain(model: Path) -> dict[str, list[list[int]]]:
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
         with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
-            llm.engine.runner.can_fly = False
+            lead_by_host(llm.engine.runner)
             return {name: tokens(llm, params) for name, params in PARAMS.items()}
 
 
@@ -74,22 +75,23 @@ def tokens(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[list
     return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
 
 
-def graph_runner(llm: LLM) -> GraphRunner:
+def graph_runner(llm: LLM) -> Runner:
     runner = llm.engine.runner
-    assert isinstance(runner, GraphRunner)
+    assert isinstance(runner, Runner)
     return runner
 
 
-def watch(runner: GraphRunner, patch: pytest.MonkeyPatch) -> list[StepShape | None]:
+def watch(runner: Runner, patch: pytest.MonkeyPatch) -> list[StepShape | None]:
     """How every step goes; None: by the host."""
     shapes: list[StepShape | None] = []
-    decide = runner._gait
+    assert runner.captured is not None
+    decide = runner.captured._shape
 
-    def note(plan: StepPlan) -> StepShape | None:
-        shapes.append(decide(plan))
+    def note(group: Group) -> StepShape | None:
+        shapes.append(decide(group))
         return shapes[-1]
 
-    patch.setattr(runner, "_gait", note)
+    patch.setattr(runner.captured, "_shape", note)
     return shapes
 
 
@@ -107,7 +109,7 @@ def test_text_does_not_depend_on_who_drafts(
     kinds = {"one": ["greedy"], "all": list(PARAMS), "few blocks": ["filters"]}[engine]
     given = {**SMALL, **ENGINES[engine]}
     with LLM(str(model), speculate=f"auto:draft={draft}", **given) as llm:
-        monkeypatch.setattr(graph_runner(llm).shapes, "_seconds", lambda *_: 1.0)
+        monkeypatch.setattr(graph_runner(llm).captured.shapes, "_seconds", lambda *_: 1.0)
         for kind in kinds:
             assert tokens(llm, PARAMS[kind]) == plain[kind], kind
         drafters = llm.stats()["drafters"]
@@ -157,21 +159,21 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         def choose(row_R: Any, *, is_host: bool = False) -> StepShape:
             """A shape that must wait for the host is asked for until it comes."""
             shape = waiting.pop() if waiting else next(turns)
-            if not runner.shapes.is_ready(shape, row_R):
+            if not runner.captured.shapes.is_ready(shape, row_R):
                 waiting.append(shape)
             return shape
 
-        monkeypatch.setattr(runner.shapes, "choose", choose)
+        monkeypatch.setattr(runner.captured.shapes, "choose", choose)
         landed: list[tuple[int, list[int]]] = []
-        learn = runner.shapes.learn
+        learn = runner.captured.shapes.learn
 
         def note(row_R: Any, result_RC: Any, graph: Any) -> list[str] | None:
             landed.extend(
-                zip(runner.shapes._source[row_R].tolist(), result_RC.tolist(), strict=True)
+                zip(runner.captured.shapes._source[row_R].tolist(), result_RC.tolist(), strict=True)
             )
             return learn(row_R, result_RC, graph)
 
-        monkeypatch.setattr(runner.shapes, "learn", note)
+        monkeypatch.setattr(runner.captured.shapes, "learn", note)
         for kind in ("greedy", "filters"):
             assert tokens(llm, PARAMS[kind]) == plain[kind]
     drafts = [
@@ -194,10 +196,10 @@ def test_load_takes_the_draft_model_out_and_lets_it_in_again(
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         runner = graph_runner(llm)
         for size, seconds in ((1, 1.0), (2, 1.0), (8, 1.05), (16, 1.1), (32, 9.0), (128, 40.0)):
-            runner.shapes.costs.curve.record(size, seconds)
-        monkeypatch.setattr(runner.shapes, "landed", lambda *_: (0.0, 0.0))
+            runner.captured.shapes.costs.curve.record(size, seconds)
+        monkeypatch.setattr(runner.captured.shapes, "landed", lambda *_: (0.0, 0.0))
         monkeypatch.setattr(
-            runner.shapes, "at", lambda rows: [StepShape(0), StepShape(7), StepShape(7, 1)]
+            runner.captured.shapes, "at", lambda rows: [StepShape(0), StepShape(7), StepShape(7, 1)]
         )
         shapes = watch(runner, monkeypatch)
         llm.generate(PROMPTS[1], long)
@@ -228,8 +230,9 @@ def test_rows_too_long_for_the_draft_model(
 def test_drafting_that_seemed_slower_than_a_whole_step(model: Path) -> None:
     """Another process may sit on the device while one of the two is timed."""
     with LLM(str(model), speculate="suffix", **SMALL) as llm:
-        shapes = graph_runner(llm).shapes
-        graph = StepGraph(Graph(lambda: None, torch.device("cpu"), None), 1, 3, 0, 1e-3, 9.0)
+        shapes = graph_runner(llm).captured.shapes
+        nothing = Graph(lambda: None, torch.device("cpu"), None)
+        graph = StepGraph(StepKind(1, 3, 0, 0), nothing, nothing, 1e-3, 9.0)
         seconds = [shapes.landed(graph, 1e-3) for _ in range(20)]
         assert all(0 < plain <= target <= 1e-3 for target, plain in seconds)
         assert len(llm.generate(PROMPTS[0], PARAMS["greedy"])[0].outputs[0].token_ids) == 24

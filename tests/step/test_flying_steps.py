@@ -15,9 +15,11 @@ pytest.importorskip("triton")
 from hunch import LLM, SamplingParams
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.pace import Pace, StepShape
-from hunch.errors import CapacityError
-from hunch.step.gpu_runner import GraphRunner
-from plain_steps import stand_in
+from hunch.step.host_step import HostStep
+from hunch.step.runner import Runner
+from hunch.step.step_graphs import StepGraphs
+from hunch.types import StepPlan, StepResult
+from plain_steps import lead_by_host, stand_in
 from tiny_models import write_llama
 
 PROMPTS = [[5, 6, 7, 8] * 6, [9, 4], list(range(10, 43)), [7, 7, 7, 7, 7], [3, 1, 4, 1, 5, 9, 2, 6]]
@@ -26,6 +28,10 @@ PARAMS = {
     "stops": SamplingParams(temperature=1.2, max_tokens=24, seed=3, stop_token_ids=[9, 21, 40]),
     "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=20, seed=5),
     "penalties": SamplingParams(temperature=0.8, presence_penalty=0.7, max_tokens=16, seed=8),
+    "rules": SamplingParams(
+        temperature=0, repetition_penalty=1.4, frequency_penalty=0.3, max_tokens=20,
+        min_tokens=9, stop_token_ids=[1, 2, 3, 284], logit_bias={5: 3.0, 9: -4.0},
+    ),
 }
 SMALL = {"device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_size": 4}
 
@@ -41,7 +47,7 @@ def plain(model: Path) -> dict[str, list[list[int]]]:
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
         with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
-            llm.engine.runner.can_fly = False
+            lead_by_host(llm.engine.runner)
             return {name: tokens(llm, [params] * len(PROMPTS)) for name, params in PARAMS.items()}
 
 
@@ -91,27 +97,51 @@ def test_text_does_not_depend_on_who_drafts(
     spec = f"draft:{model}:{options}" if name == "draft" else method
     given = {**SMALL, **ENGINES[engine]}
     with LLM(str(model), speculate=spec, **given) as llm:
-        assert isinstance(llm.engine.runner, GraphRunner)
+        assert isinstance(llm.engine.runner, Runner)
         for kind, params in PARAMS.items():
             assert tokens(llm, [params] * len(PROMPTS)) == plain[kind], kind
         mixed = [*PARAMS.values(), PARAMS["greedy"]]
         want = [plain[kind][i] for i, kind in enumerate([*PARAMS, "greedy"])]
         assert tokens(llm, mixed) == want
         stats = llm.stats()
-        assert (stats["drafted"] > 0) == (method != "off")
-        if name == "draft" and engine == "all":  # its own draft: nearly all is accepted
-            assert stats["tokens_per_pass"] > 2
+        if "adaptive" in method or method == "off":
+            assert (stats["drafted"] > 0) == (method != "off")
+        if name == "draft" and engine == "all":  # its own draft: but for penalties, all is right
+            assert stats["tokens_per_pass"] > 1.8
 
 
 @pytest.mark.usefixtures("flying")
-def test_a_gpu_out_of_memory_says_what_to_do(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+def test_a_step_without_memory_loses_no_other_request_and_no_block(
+    model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows together do not fit; later one does not fit alone; nor can a step be captured."""
+    run, num_failed = HostStep.run, 0
+
+    def fail(host: HostStep, plan: StepPlan) -> StepResult:
+        nonlocal num_failed
+        tokens = [host.rows.tokens[work.row, 0] for work in plan.work]
+        if len(tokens) > 1 or PROMPTS[2][0] in tokens:
+            num_failed += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(host, plan)
+
+    def no_capture(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with LLM(str(model), speculate="off", **SMALL) as llm:
-        monkeypatch.setattr(GraphRunner, "_launch", fail)
-        with pytest.raises(CapacityError, match="gpu_memory_utilization"):
-            llm.generate(PROMPTS[0], PARAMS["greedy"])
+    monkeypatch.setattr(HostStep, "run", fail)
+    with LLM(str(model), speculate="suffix", **SMALL) as llm:
+        for is_captured in (True, False):
+            if not is_captured:
+                monkeypatch.setattr(StepGraphs, "_capture", no_capture)
+                llm.engine.runner.captured.steps._steps.clear()
+            outs = llm.generate(PROMPTS, PARAMS["greedy"])
+            reasons = [out.outputs[0].finish_reason for out in outs]
+            assert reasons == ["length", "length", "abort", "length", "length"]
+            for place in (0, 1, 3, 4):
+                assert outs[place].outputs[0].token_ids == plain["greedy"][place]
+            assert llm.stats()["kv_usage"] == 0
+            llm.reset_cache()
+    assert num_failed >= 4
 
 
 def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
@@ -159,12 +189,12 @@ def test_the_runner_knows_whether_requests_keep_coming(
     long, short = (replace(PARAMS["greedy"], max_tokens=count) for count in (60, 12))
     with LLM(str(model), speculate="suffix:adaptive=true", max_num_seqs=2, **SMALL) as llm:
         runner = llm.engine.runner
-        assert isinstance(runner, GraphRunner)
+        assert isinstance(runner, Runner)
         for _ in range(2):  # two that come together, and two again when both are done
             llm.generate(PROMPTS[:2], long)
-            assert runner.shapes.pace.flow == 0.0
+            assert runner.captured.shapes.pace.flow == 0.0
         llm.generate(PROMPTS[:3], [long, short, short])  # the third takes the second's place
-        assert runner.shapes.pace.flow > 0.0
+        assert runner.captured.shapes.pace.flow > 0.0
 
 
 @pytest.mark.usefixtures("flying")
@@ -185,7 +215,7 @@ def test_steps_too_large_to_check_anything_do_not_draft(
     # The first row says more than the others: at the end it is alone, and drafts.
     params = [replace(PARAMS["greedy"], max_tokens=24 if i == 0 else 8) for i in range(5)]
     with LLM(str(model), speculate="suffix", max_num_seqs=5, **SMALL) as llm:
-        assert not llm.engine.runner.shapes.drafts_at(8)
+        assert not llm.engine.runner.captured.shapes.drafts_at(8)
         got = tokens(llm, params)
     assert set(drafted) == {1}
     want = plain["greedy"]

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from hunch.step import reading
+from hunch.step import passes
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity, GroupInfo
 
@@ -35,11 +35,11 @@ def test_passes(known: list[int], sizes: list[int], monkeypatch: pytest.MonkeyPa
         def __init__(self, *parts: Any) -> None:
             self.forward = seen.append
 
-    monkeypatch.setattr(reading, "PassGraphs", Passes)
-    monkeypatch.setattr(reading, "pack_known", lambda rows, parts: parts)
+    monkeypatch.setattr(passes, "PassGraphs", Passes)
+    monkeypatch.setattr(passes, "pack_known", lambda rows, parts: parts)
     nothing: Any = None
     ids = list(range(len(known)))
-    reading.Reader(nothing, nothing, rows, nothing).read(ids)
+    passes.Reader(nothing, nothing, rows, nothing).read(ids)
     assert [sum(stop - start for _, start, stop in parts) for parts in seen] == sizes
     at = [1] * len(known)
     for row, start, stop in (part for parts in seen for part in parts):

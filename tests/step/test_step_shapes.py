@@ -8,16 +8,25 @@ import numpy as np
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.pace import REST, StepShape
 from hunch.kernels.gpu_step import FIRST, MATCHED, TOKENS
-from hunch.step.graphs import StepGraph
 from hunch.step.rows import RowBuffers
+from hunch.step.step_graphs import StepGraph, StepKind
 from hunch.step.step_shapes import LISTENING, RESTED, TIRED, StepShapes
 from hunch.types import Capacity
 
 NUM_ROWS, NUM_GUESSES = 4, 7
 ROWS = np.arange(NUM_ROWS)
 SECONDS = {StepShape(0): 1.0, StepShape(3): 1.3, StepShape(7): 1.4}
-NO_GRAPH: Any = None
-PLAIN = StepGraph(NO_GRAPH, NUM_ROWS, 0, 0, SECONDS[StepShape(0)], 0.0)
+
+
+def timed(num_rows: int, num_nodes: int, source: int, seconds: float, drafting: float) -> StepGraph:
+    """A step of which only the cost matters."""
+    no_graph: Any = None
+    return StepGraph(
+        StepKind(num_rows, num_nodes, source, 0), no_graph, no_graph, seconds, drafting
+    )
+
+
+PLAIN = timed(NUM_ROWS, 0, 0, SECONDS[StepShape(0)], 0.0)
 
 
 def new(num_rows: int = NUM_ROWS) -> StepShapes:
@@ -28,7 +37,7 @@ def new(num_rows: int = NUM_ROWS) -> StepShapes:
     lookup = DeviceLookup(name="suffix", min_match=1, max_match=16, num_nodes=NUM_GUESSES)
     shapes = StepShapes(lookup, rows)
     for shape, seconds in SECONDS.items():
-        shapes.captured(StepGraph(NO_GRAPH, NUM_ROWS, shape.num_nodes, 0, seconds, 0.0))
+        shapes.captured(timed(NUM_ROWS, shape.num_nodes, 0, seconds, 0.0))
     return shapes
 
 
@@ -52,7 +61,7 @@ def test_a_host_that_keeps_the_device_waiting_counts() -> None:
     shapes = new()
     land(shapes, [16] * NUM_ROWS, [True] * NUM_ROWS)
     size = shapes.choose(ROWS).num_nodes
-    flown = StepGraph(NO_GRAPH, NUM_ROWS, size, 0, SECONDS[StepShape(size)], 0.0)
+    flown = timed(NUM_ROWS, size, 0, SECONDS[StepShape(size)], 0.0)
     shapes.landed(flown, flown.seconds, 500.0)
     assert shapes.choose(ROWS) == StepShape(size), "one pause"
     for _ in range(100):
@@ -82,17 +91,17 @@ def test_many_rows_may_check_one_node_each() -> None:
 
 def test_lookups_of_many_rows_rest_while_they_do_not_pay() -> None:
     shapes, rows = new(num_rows=32), np.arange(32)
-    shapes.captured(StepGraph(NO_GRAPH, 32, 0, 0, 1.0, 0.0))
-    shapes.captured(StepGraph(NO_GRAPH, 32, 1, 0, 1.9, 0.0))
+    shapes.captured(timed(32, 0, 0, 1.0, 0.0))
+    shapes.captured(timed(32, 1, 0, 1.9, 0.0))
     assert StepShape(0, REST) in shapes.to_prepare(32)
     shapes.start(list(range(32)))
     chosen = [shapes.choose(rows) for _ in range(LISTENING + TIRED + RESTED + LISTENING + 1)]
     sources = [0] * (LISTENING + TIRED) + [REST] * RESTED + [0] * (LISTENING + 1)
     assert chosen == [StepShape(0, source) for source in sources]
-    shapes.captured(StepGraph(NO_GRAPH, 32, 3, 0, 2.0, 0.0))
+    shapes.captured(timed(32, 3, 0, 2.0, 0.0))
     result_RC = np.zeros((32, FIRST + 1 + NUM_GUESSES), dtype=np.int64)
     result_RC[:, TOKENS] = 1
-    shapes.learn(rows, result_RC, StepGraph(NO_GRAPH, 32, 0, REST, 1.0, 0.0))
+    shapes.learn(rows, result_RC, timed(32, 0, REST, 1.0, 0.0))
     assert (shapes.pace.guess_XG == -1).all(), "nobody guessed"
     assert shapes.choose(rows[:8]).source == 0, "fewer do not"
 

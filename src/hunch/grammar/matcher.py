@@ -4,7 +4,7 @@ A matcher is rolled forward along a draft's branches and back again, so between 
 after the committed tokens. llguidance's matchers never leave an error state: one that met its
 limits on a drafted branch is made anew from the committed tokens.
 
-Shape letters: M the root and the nodes of a draft, V vocabulary of the logits.
+Shape letters: M the root and the nodes of a draft, W words of a mask.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
-Mask = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.int32]  # bit v % 32 of word v // 32: token v is allowed
 
 
 class Codec(Protocol):
@@ -92,6 +92,10 @@ class Grammar:
         return Reasoning(True, num_tokens, text[1 - len(self.budget.end) :], num_due)
 
 
+def _is_allowed(mask_W: Words, token: int) -> bool:
+    return token >> 5 < len(mask_W) and bool(mask_W[token >> 5] >> (token & 31) & 1)
+
+
 class Matcher:
     """One sequence's place."""
 
@@ -120,17 +124,17 @@ class Matcher:
             return bool(self._at.is_accepting())
         return bool(self._at.try_consume_tokens([token]) == 1)
 
-    def fill(self, tokens: Sequence[int], parents: Sequence[int], mask_MV: Mask) -> None:
+    def fill(self, tokens: Sequence[int], parents: Sequence[int], mask_MW: Words) -> None:
         """What may follow the committed tokens (row 0) and each node (the rows after it).
 
-        The mask comes all False. Rows of nodes the grammar forbids stay so, as does a row whose
+        The mask comes all zero. Rows of nodes the grammar forbids stay so, as does a row whose
         mask cannot be told: it fails closed.
         """
         children: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
         for node, parent in enumerate(parents):
             children[parent + 1].append(node)
         if not self._is_over:
-            self._fill(0, tokens, children, mask_MV, self._reasoning[-1])
+            self._fill(0, tokens, children, mask_MW, self._reasoning[-1])
         if self._at.is_error():
             self._restore()
 
@@ -139,17 +143,17 @@ class Matcher:
         place: int,
         tokens: Sequence[int],
         children: list[list[int]],
-        mask_MV: Mask,
+        mask_MW: Words,
         reasoning: Reasoning | None,
     ) -> None:
-        self._mask(mask_MV[place], reasoning)
+        self._mask(mask_MW[place], reasoning)
         for node in children[place]:
             token = tokens[node]
-            if token in self.grammar.eos_ids or not mask_MV[place, token]:
+            if token in self.grammar.eos_ids or not _is_allowed(mask_MW[place], token):
                 continue  # nothing follows an end, or what may not stand
             if self._at.try_consume_tokens([token]) == 1:
                 after = self.grammar.reason(reasoning, token)
-                self._fill(node + 1, tokens, children, mask_MV, after)
+                self._fill(node + 1, tokens, children, mask_MW, after)
                 self._at.rollback(1)
             if self._at.is_error():
                 self._restore(self._path_to(place, children, tokens))
@@ -162,17 +166,20 @@ class Matcher:
             place = next(p for p, below in enumerate(children) if place - 1 in below)
         return path[::-1]
 
-    def _mask(self, mask_V: Mask, reasoning: Reasoning | None) -> None:
+    def _mask(self, mask_W: Words, reasoning: Reasoning | None) -> None:
         due = self.grammar.due(reasoning)
         if due is not None:
-            mask_V[due] = True
+            mask_W[due >> 5] = np.uint32(1 << (due & 31)).astype(np.int32)
             return
         bits = self._at.compute_bitmask()
         if self._at.is_error():
             return
-        size = min(self.grammar.vocab_size, len(mask_V))
-        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), count=size, bitorder="little")
-        mask_V[:size] = allowed.view(np.bool_)
+        words = np.frombuffer(bits, np.int32)[: len(mask_W)]
+        mask_W[: len(words)] = words
+        whole, rest = divmod(self.grammar.vocab_size, 32)
+        if whole < len(mask_W):  # nothing past the vocabulary
+            mask_W[whole] &= (1 << rest) - 1
+            mask_W[whole + 1 :] = 0
 
     def _restore(self, path: Sequence[int] = ()) -> None:
         """The same place again, without the error."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import RowState, StepRows
+from hunch.kernels.gpu_step import C_TOKENS, RowState, StepRows
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def _committed_kernel(
     let_next_start()
     row = tl.maximum(tl.load(ids_ptr + r), 0)
     is_row = tl.load(count_in_ptr + r) >= 0
-    count = tl.where(is_row, tl.load(result_ptr + r * result_stride), 0)
+    count = tl.where(is_row, tl.load(result_ptr + r * result_stride + C_TOKENS), 0)
     place = tl.arange(0, BLOCK).to(tl.int64)
     is_in = place < width
     is_live = is_in & (place < count)

@@ -23,7 +23,7 @@ from hunch.kernels.gpu_draft import slots_of
 from hunch.kernels.gpu_filters import ID_BITS, edges, rank_of
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_sampling import scores_of
-from hunch.kernels.gpu_step import RowState, StepRows
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, RowState, StepRows
 
 CHUNK = 1024  # columns of one program: many small ones finish sooner than a few large ones
 
@@ -133,8 +133,8 @@ def _place_nodes(
         tl.store(parents_ptr + at, parent, mask=is_in)
         tl.store(count_ptr + row, count)
         tl.store(result_ptr + guesses_at + first_node + place, token, mask=is_in)
-        tl.store(result_ptr + 3, tl.full((), 1, tl.int64))
-        tl.store(result_ptr + 4, count)
+        tl.store(result_ptr + C_MATCHED, tl.full((), 1, tl.int64))
+        tl.store(result_ptr + C_DRAFTED, count)
 
 
 @triton.jit
@@ -270,7 +270,7 @@ def grow_level(
         ids_T if tree_TP is None else tree_TP, num_chunks, depth * width,
         (depth - 1) * width if depth else -1, depth, 0 if tree_TP is None else tree_TP.shape[1],
         state.draft_XG.stride(0), state.table_XB.stride(0), step.result_RC.stride(0),
-        step.result_RC.shape[1] - num_nodes, NUM_PARENTS=num_parents, WIDTH=width,
+        step.guesses_at(num_nodes), NUM_PARENTS=num_parents, WIDTH=width,
         HAS_IDS=ids_C is not None, HAS_NEXT=attn is not None, IS_TREE=tree_TP is not None,
         IS_AHEAD=is_ahead, BLOCK_SIZE=state.block_size, ID_BITS=ID_BITS, BLOCK_N=block_n,
         BLOCK_W=block_w, BLOCK_K=block_k,

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import RowState, StepRows
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, RowState, StepRows
 from hunch.kernels.lookup import LENGTHS
 from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, PhraseTable
 
@@ -206,9 +206,9 @@ def _lookup_kernel(
     result_ptr += r * result_stride
     tokens = tl.where(is_node, tokens, -1)
     tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
-    tl.store(result_ptr + 3, matched.to(tl.int64))
+    tl.store(result_ptr + C_MATCHED, matched.to(tl.int64))
     if matched >= SURE:
-        tl.store(result_ptr + 4, count)
+        tl.store(result_ptr + C_DRAFTED, count)
         if is_row:
             tl.store(count_ptr + row, count)
 
@@ -234,7 +234,7 @@ def lookup(
         step.ids_R, step.room_R, step.count_R, state.tokens_XL, state.known_X, state.end_X,
         state.is_done_X, state.count_X, state.draft_XG, state.parents_XG, step.result_RC,
         entries, needed, state.tokens_XL.stride(0), state.draft_XG.stride(0),
-        step.result_RC.stride(0), num_nodes, step.result_RC.shape[1] - num_nodes, bits,
+        step.result_RC.stride(0), num_nodes, step.guesses_at(num_nodes), bits,
         min(num_nodes, NUM_ASKED), MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
         MAX_ORDER=max_order, NUM_WAYS=NUM_WAYS, BLOCK=2048, BLOCK_N=next_power_of_2(num_nodes),

@@ -30,6 +30,10 @@ from hunch.kernels.gpu_launch import (
 
 GOES_ON, STOP, LENGTH = 0, 1, 2
 TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
+# The same for kernels.
+C_TOKENS, C_REASON, C_CHECKED = tl.constexpr(TOKENS), tl.constexpr(REASON), tl.constexpr(CHECKED)
+C_MATCHED, C_DRAFTED, C_KNOWN = tl.constexpr(MATCHED), tl.constexpr(DRAFTED), tl.constexpr(KNOWN)
+C_FIRST = tl.constexpr(FIRST)
 HAS_CLOCK = tl.constexpr(not IS_INTERPRETED)
 
 
@@ -72,6 +76,11 @@ class StepRows:
     count_R: Tensor  # nodes checked; -1: the row had ended, or is padding
     path_RK: Tensor  # accepted nodes, -1 after the last
     result_RC: Tensor
+    guesses_end: int = 0  # column after the last guess; 0: the line ends with it
+
+    def guesses_at(self, num_guesses: int) -> int:
+        """The first column of so many guesses."""
+        return (self.guesses_end or self.result_RC.shape[1]) - num_guesses
 
 
 # --- pack -----------------------------------------------------------------------------------------
@@ -169,7 +178,7 @@ def _commit_kernel(
     ids_ptr, choice_ptr, count_in_ptr, draft_ptr, parents_ptr, history_ptr, known_ptr, end_ptr,
     done_ptr, count_ptr, stop_ptr, path_ptr, result_ptr,
     num_nodes, draft_stride, history_stride, result_stride, num_stops,
-    FIRST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """One row: walk the draft while it says what the target chose; append; look for the end."""
     r = tl.program_id(0).to(tl.int64)
@@ -194,7 +203,7 @@ def _commit_kernel(
     while is_walking:
         token = tl.load(choice_ptr + 1 + node)
         tl.store(history_ptr + row * history_stride + known + count, token)
-        tl.store(result_ptr + FIRST + count, token)
+        tl.store(result_ptr + C_FIRST + count, token)
         is_stop = (tl.max((stops == token).to(tl.int32), axis=0) > 0) & (token >= 0)
         found = tl.max(tl.where((parents_N == node) & (tokens_N == token), node_N, -1), axis=0)
         tl.store(path_ptr + r * (num_nodes + 1) + count, found.to(tl.int64))
@@ -202,12 +211,12 @@ def _commit_kernel(
         reason = tl.where(is_stop, 1, tl.where(known + count >= end, 2, 0))
         node = found
         is_walking = (found >= 0) & (reason == 0)
-    tl.store(result_ptr, count.to(tl.int64))
-    tl.store(result_ptr + 1, reason.to(tl.int64))
-    tl.store(result_ptr + 2, num_checked)
-    tl.store(result_ptr + 3, tl.zeros((), tl.int64))
-    tl.store(result_ptr + 4, tl.zeros((), tl.int64))
-    tl.store(result_ptr + 5, known + count)
+    tl.store(result_ptr + C_TOKENS, count.to(tl.int64))
+    tl.store(result_ptr + C_REASON, reason.to(tl.int64))
+    tl.store(result_ptr + C_CHECKED, num_checked)
+    tl.store(result_ptr + C_MATCHED, tl.zeros((), tl.int64))
+    tl.store(result_ptr + C_DRAFTED, tl.zeros((), tl.int64))
+    tl.store(result_ptr + C_KNOWN, known + count)
     if is_row:
         tl.store(known_ptr + row, known + count)
         tl.store(done_ptr + row, (reason > 0).to(tl.int64))
@@ -224,7 +233,7 @@ def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) ->
         step.ids_R, choice_M, step.count_R, state.draft_XG, state.parents_XG, state.tokens_XL,
         state.known_X, state.end_X, state.is_done_X, state.count_X, state.stop_XS, step.path_RK,
         step.result_RC, num_nodes, state.draft_XG.stride(0), state.tokens_XL.stride(0),
-        step.result_RC.stride(0), num_stops, FIRST=FIRST,
+        step.result_RC.stride(0), num_stops,
         BLOCK_N=next_power_of_2(max(num_nodes, 1)), BLOCK_S=next_power_of_2(num_stops),
         **options(1),
     )  # fmt: skip
@@ -244,7 +253,7 @@ def _compact_kernel(
     is_in = offs < WIDTH
     path_ptr += r * (num_nodes + 1)
     slot_ptr += r * (num_nodes + 1) + 1
-    num_moved = tl.load(result_ptr + r * result_stride) - 1
+    num_moved = tl.load(result_ptr + r * result_stride + C_TOKENS) - 1
     for i in range(num_moved):
         node = tl.load(path_ptr + i)
         if node != i:

@@ -2,7 +2,7 @@
 
 A copy before or after a captured step keeps the device idle for longer than these kernels take.
 
-Shape letters: R rows of the step, W room of a letter or a slot, Q slots for results on the host.
+Shape letters: R rows of the step, W room of a buffer or a slot, Q slots for results on the host.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from hunch.kernels.gpu_step import RowState, StepRows, now
 
 @triton.jit(do_not_specialize=["num_changes"])
 def _update_kernel(
-    flat_ptr, inputs_ptr, letter_ptr, num_changes, NUM_INPUTS: tl.constexpr, BLOCK: tl.constexpr,
+    flat_ptr, inputs_ptr, buffer_ptr, num_changes, NUM_INPUTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A piece of the inputs and a piece of the changes."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_input, is_change = offs < NUM_INPUTS, offs < num_changes
-    inputs = tl.load(letter_ptr + offs, mask=is_input)
-    letter_ptr += NUM_INPUTS
-    place = tl.load(letter_ptr + offs, mask=is_change, other=0)
-    value = tl.load(letter_ptr + num_changes + offs, mask=is_change)
+    inputs = tl.load(buffer_ptr + offs, mask=is_input)
+    buffer_ptr += NUM_INPUTS
+    place = tl.load(buffer_ptr + offs, mask=is_change, other=0)
+    value = tl.load(buffer_ptr + num_changes + offs, mask=is_change)
     tl.store(inputs_ptr + offs, inputs, mask=is_input)
     tl.store(flat_ptr + place, value, mask=is_change)
 
 
-def update(state: RowState, inputs_3R: Tensor, letter_W: Tensor, num_changes: int) -> None:
-    """Take in a letter: the step's inputs, then the places of changed state, then their values."""
+def update(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes: int) -> None:
+    """Take in a buffer: the step's inputs, then the places of what changed, then the values."""
     size = inputs_3R.numel()
     # It stands between two captured steps, and starts when all of the first is over.
     _update_kernel[(cdiv(max(size, num_changes), 256),)](
-        state.flat, inputs_3R, letter_W, num_changes, NUM_INPUTS=size, BLOCK=256, num_warps=4
+        state.flat, inputs_3R, buffer_W, num_changes, NUM_INPUTS=size, BLOCK=256, num_warps=4
     )
 
 

@@ -17,16 +17,19 @@ from hunch.sampling.state import SamplingState
 from hunch.step.calibrate import calibrate
 from hunch.step.kv_cache import allocate, bytes_per_slot, count_blocks
 from hunch.step.profile import working_bytes
-from hunch.step.runner import LocalRunner
+from hunch.step.runner import Runner
 from hunch.types import Capacity, GroupInfo
 
 
 def assemble(
     config: Config, target: Any, device: torch.device, vocab: dict[str, int] | None
-) -> LocalRunner:
+) -> Runner:
     """A runner for a loaded target; the drafter says by its needs what it must be given."""
     schedule, spec = config.schedule, config.spec
-    sampling = SamplingState(schedule.num_rows, target.spec.vocab_size, device)
+    captures = target.kernels == "triton"
+    sampling = SamplingState(
+        schedule.num_rows, target.spec.vocab_size, device, dense=captures or None
+    )
     verify = resolve(VERIFIERS, spec.verifier)
     context = DrafterContext(
         target=target,
@@ -71,14 +74,9 @@ def assemble(
         "scores_processed": config.model.logprobs_mode == "processed_logprobs",
         "cost": context.cost,
     }
-    if target.kernels == "triton":
-        from hunch.step.gpu_runner import GraphRunner
-
-        depth = 1 if schedule.depth is None else schedule.depth
-        runner: LocalRunner = GraphRunner(**parts, depth=depth)
-    else:
-        runner = LocalRunner(**parts, depth=schedule.depth or 0)
-    if capacity.max_nodes and not runner.can_fly:
+    depth = int(captures) if schedule.depth is None else schedule.depth
+    runner = Runner(**parts, depth=depth, captures=captures)
+    if runner.is_host_drafting:
         calibrate(runner)
     return runner
 

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 
 from hunch.step.batch import gather
-from hunch.step.runner import LocalRunner
+from hunch.step.runner import Runner
 from hunch.types import Request, RowStart, RowWork, SamplingParams
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -15,7 +15,7 @@ MAX_SECONDS = 0.5  # a slow model learns the rest of its curve while it serves
 
 
 @torch.inference_mode()
-def calibrate(runner: LocalRunner) -> None:
+def calibrate(runner: Runner) -> None:
     """Time passes over a few rows. Nothing is running yet, so every block is free to be written."""
     spent, capacity = 0.0, runner.capacity
     for size in SIZES:
@@ -35,7 +35,7 @@ def calibrate(runner: LocalRunner) -> None:
             work = RowWork(row=0, num_tokens=size, num_nodes=0, max_draft=0)
             batch = gather(runner.rows, [work])
             began = perf_counter()
-            hidden = runner.forward(batch)
+            hidden = runner.host.forward(batch)
             runner.target.logits(hidden.last_TD).argmax(-1).tolist()  # waits for a device
             seconds = perf_counter() - began
             spent += seconds

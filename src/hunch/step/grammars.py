@@ -1,6 +1,7 @@
 """Rows that follow a grammar: masks for their drafted nodes, and drafts that fit it.
 
-Shape letters: M the roots and nodes of a step, N nodes of a draft, V vocabulary.
+Shape letters: M the roots and nodes of a step, N nodes of a draft, V vocabulary, W words and B
+bytes of a mask.
 """
 
 from __future__ import annotations
@@ -42,17 +43,21 @@ class RowGrammars:
         if not self.matchers:
             return None
         counts = [1 + part.num_nodes for part in parts]
-        mask_MV = np.zeros((sum(counts), vocab_size), dtype=np.bool_)
+        mask_MW = np.zeros((sum(counts), -(-vocab_size // 32)), dtype=np.int32)
         first, is_any = 0, False
         for part, count in zip(parts, counts, strict=True):
-            matcher, here_MV = self.matchers.get(part.row), mask_MV[first : first + count]
+            matcher, here_MW = self.matchers.get(part.row), mask_MW[first : first + count]
             if matcher is None:
-                here_MV.fill(True)
+                here_MW.fill(-1)
             else:
                 is_any = True
-                matcher.fill(part.tokens_N.tolist(), part.parents_N.tolist(), here_MV)
+                matcher.fill(part.tokens_N.tolist(), part.parents_N.tolist(), here_MW)
             first += count
-        return torch.from_numpy(mask_MV) if is_any else None
+        if not is_any:
+            return None
+        bits_MB = mask_MW.view(np.uint8)
+        mask_MV = np.unpackbits(bits_MB, axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(mask_MV.view(np.bool_))
 
     def commit(self, row: int, tokens: list[int]) -> tuple[int, str | None]:
         """How many of the tokens follow the grammar; if not all, why it cannot go on."""

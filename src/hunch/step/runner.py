@@ -1,51 +1,45 @@
-"""The device side of a step: gather, target forward, verify, commit, observe, propose.
+"""The device side of the engine: takes plans, runs their steps, and hands out what they did.
 
-Shape letters: T packed tokens, M rows of logits, R rows of the step, D model width, V vocabulary.
+On a GPU the rows that decode take captured steps, whose results the host reads one step late; all
+other work is led by the host, beside them. On a CPU the host leads every step.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from hunch.draft import TargetStep, Verdict
+from hunch.draft import Verdict
 from hunch.drafting.base import Clears, Drafter
 from hunch.drafting.cost import CostCurve
 from hunch.kernels.attention import KVCache
-from hunch.sampling.logprobs import logprobs_at
 from hunch.sampling.state import SamplingState
-from hunch.sampling.stop import finish
-from hunch.step.batch import Batch, Part, gather
 from hunch.step.grammars import RowGrammars
-from hunch.step.kv_cache import compact
+from hunch.step.host_step import HostStep, Parts
 from hunch.step.rows import RowBuffers
-from hunch.step.step_logits import StepLogits
-from hunch.types import Capacity, DraftTrace, Logprob, RowResult, StepPlan, StepResult
+from hunch.types import Capacity, RowResult, RowWork, StepPlan, StepResult
+from hunch.verify.exact import exact
 
-NOWHERE = torch.empty(0, dtype=torch.int64)  # where features stand, for who asked for none
+if TYPE_CHECKING:  # needs Triton
+    from hunch.step.captured_step import CapturedSteps, PendingStep
+
+log = logging.getLogger("hunch")
+
+PASSES = (16, 32, 64, 128, 256, 512, 768, 1024)  # tokens of passes captured at the start
+NO_MEMORY = (
+    "the GPU is out of memory for this request alone: give a smaller gpu_memory_utilization or "
+    "max_num_batched_tokens"
+)
 
 
-@dataclass(slots=True)
-class Outcome:
-    """One row's step in the making."""
-
-    part: Part
-    result: RowResult
-    accepted: list[int] = field(default_factory=list)  # nodes of the accepted path
-    is_running: bool = False  # caught up and not finished: it may draft
-
-
-class LocalRunner:
-    """Runs steps in this process, each within its submit; at depth 1 its result is read later."""
-
-    can_fly = False  # whether steps may go without the host; what they cost is then known otherwise
+class Runner:
+    """Runs steps in this process; with depth 1 a result may be read after the next step began."""
 
     def __init__(
         self,
@@ -59,27 +53,79 @@ class LocalRunner:
         cost: CostCurve,
         depth: int = 0,
         scores_processed: bool = False,
+        captures: bool = False,  # the target's kernels can be captured
     ) -> None:
         self.capacity, self.depth = capacity, depth
-        self.target, self.kv, self.drafter, self.verify = target, kv, drafter, verify
-        self.sampling, self.cost, self.logits = sampling, cost, StepLogits(target)
-        self.rows = RowBuffers(capacity)
-        self.device: torch.device = target.device
-        self._is_host = self.device.type == "cpu"
-        self.grammars = RowGrammars()
-        self.scores_processed = scores_processed
-        self._results: deque[StepResult] = deque()
-        self._walk_row: Callable[..., tuple[list[int], list[int]]] | None = (
-            None if sampling.is_dense else getattr(verify, "walk_row", None)
+        self.target, self.drafter, self.sampling, self.cost = target, drafter, sampling, cost
+        self.rows, self.grammars = RowBuffers(capacity), RowGrammars()
+        parts = Parts(
+            capacity=capacity,
+            target=target,
+            kv=kv,
+            drafter=drafter,
+            verify=verify,
+            sampling=sampling,
+            cost=cost,
+            scores_processed=scores_processed,
+            rows=self.rows,
+            grammars=self.grammars,
         )
+        self.host = HostStep(parts)
+        self.captured: CapturedSteps | None = None
+        if captures:
+            self._capture(parts, is_exact=verify is exact)
+        self._queue: deque[StepResult | PendingStep] = deque()
 
-    def preparations(self) -> list[Callable[[], None]]:
+    def _capture(self, parts: Parts, *, is_exact: bool) -> None:
+        """Passes that the host packs are captured; whole steps too where it need not verify."""
+        from hunch.step.capture import new_pool
+        from hunch.step.captured_step import CapturedSteps
+        from hunch.step.passes import PassGraphs
+
+        pool = new_pool(self.host.device)
+        self.host.passes = PassGraphs(
+            self.target,
+            parts.kv[0],
+            self.drafter.needs.feature_layers,
+            self.rows.table.shape,
+            self.capacity.block_size,
+            pool,
+        )
+        if is_exact:
+            self.captured = self.host.elsewhere = CapturedSteps(parts, pool)
+            self.capacity = self.captured.capacity
+
+    @property
+    def is_host_drafting(self) -> bool:
+        """Whether the host needs to know what passes cost, as it decides how much to draft."""
+        is_captured = self.captured is not None and self.captured.drafter is not None
+        return self.capacity.max_nodes > 0 and not is_captured
+
+    def preparations(self) -> list[Callable[[], Any]]:
         """What is worth doing before the first request, bit by bit."""
-        return []
+        if self.host.passes is None:
+            return []
+        todo: list[Callable[[], Any]] = [partial(self.host.passes.prepare, n) for n in PASSES]
+        return todo if self.captured is None else todo + self.captured.preparations()
+
+    # --- the engine's side ------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> None:
         self._enter(plan)
-        self._results.append(self._step(plan))
+        pending = None
+        if self.captured is not None:
+            pending = self.captured.launch(plan.work, self._read_pending)
+        if pending is None:
+            # Rows that took captured steps until now go on by the host, which must know all.
+            self._read_pending()
+            self._queue.append(self._run(plan))
+            return
+        pending.plan_id = plan.id
+        self._queue.append(pending)
+        if len(pending.group.work) < len(plan.work):
+            taken = set(pending.group.ids)
+            rest = [work for work in plan.work if work.row not in taken]
+            pending.order, pending.others = plan.work, self._run(replace(plan, work=rest))
 
     def _enter(self, plan: StepPlan) -> None:
         """Who leaves and who comes, and what rows get, before the step."""
@@ -95,261 +141,61 @@ class LocalRunner:
             self.grammars.start(start)
         for row, blocks in plan.blocks.items():
             self.rows.add_blocks(row, blocks)
+        if plan.starts and self.captured is not None:
+            self.captured.start(plan.starts)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        """A step led by the host."""
+        try:
+            result = self.host.run(plan)
+        except torch.OutOfMemoryError:
+            result = self._run_apart(plan)
+        if self.captured is not None:
+            self.captured.follow(result)
+        return result
+
+    def _run_apart(self, plan: StepPlan) -> StepResult:
+        """The same row by row, as all rows together need more memory than there is.
+
+        A row that does not fit alone ends with an error; the others lose time and nothing else.
+        """
+        log.warning("out of GPU memory in a step of %d rows: they go one by one", len(plan.work))
+        whole = StepResult(id=plan.id, rows=[])
+        for work in plan.work:
+            torch.cuda.empty_cache()
+            try:
+                part = self.host.run(replace(plan, work=[work]))
+            except torch.OutOfMemoryError:
+                whole.rows.append(self._give_up(work))
+                continue
+            whole.rows += part.rows
+            whole.target_seconds += part.target_seconds
+            whole.draft_seconds += part.draft_seconds
+            whole.plain_seconds += part.plain_seconds
+        return whole
+
+    def _give_up(self, work: RowWork) -> RowResult:
+        computed = tuple(self.rows.computed[:, work.row].tolist())
+        self.rows.leave(work.row)
+        return RowResult(row=work.row, finish="abort", problem=NO_MEMORY, computed=computed)
 
     def collect(self) -> StepResult:
-        return self._results.popleft()
+        result = self._queue.popleft()
+        return result if isinstance(result, StepResult) else self._read(result)
+
+    def _read(self, pending: PendingStep) -> StepResult:
+        assert self.captured is not None
+        return self.captured.read(pending)
+
+    def _read_pending(self) -> None:
+        """Read every step that is under way; the results wait to be collected."""
+        self._queue = deque(
+            item if isinstance(item, StepResult) else self._read(item) for item in self._queue
+        )
 
     def reset(self) -> None:
         if isinstance(self.drafter, Clears):
             self.drafter.clear()
 
     def close(self) -> None:
-        self._results.clear()
-
-    @torch.inference_mode()
-    def _step(self, plan: StepPlan) -> StepResult:
-        started = perf_counter()
-        for work in plan.work:
-            self.rows.max_draft[work.row] = work.max_draft
-        batch = gather(self.rows, plan.work)
-        outcomes = [Outcome(part, RowResult(row=part.row)) for part in batch.parts]
-        hidden = None
-        if batch.parts:
-            hidden = self.forward(batch)
-            self._prompt_logprobs(hidden.last_TD, outcomes)
-        checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
-        logits_MV = self._judge(batch, hidden, checked) if checked else None
-        self._commit(outcomes)
-        committed = perf_counter()
-        if hidden is not None and self._drafts_here(outcomes):
-            self.drafter.observe(self._target_step(batch, hidden, outcomes, logits_MV))
-            self._propose([outcome for outcome in outcomes if outcome.is_running])
-        drafted = perf_counter()
-        return self._result(plan, batch, outcomes, committed - started, drafted - committed)
-
-    def _drafts_here(self, outcomes: list[Outcome]) -> bool:
-        """Whether the drafter works on the host for these rows."""
-        return True
-
-    def forward(self, batch: Batch) -> Any:
-        """The target's pass over a packed batch."""
-        if not self._is_host:
-            batch = batch.to(self.device)
-        layers = self.drafter.needs.feature_layers
-        return self.target.forward(batch.ids_T, batch.attn, self.kv[0], layers)
-
-    def _judge(self, batch: Batch, hidden: Any, checked: list[Outcome]) -> Tensor:
-        """Logits at every root and node, and the verifier's word on them."""
-        parts = [outcome.part for outcome in checked]
-        num_checked = sum(1 + part.num_nodes for part in parts)
-        hidden_MD = hidden.last_TD
-        if num_checked < hidden_MD.shape[0]:
-            index = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
-            # The pass goes on while what reads its result is launched.
-            hidden_MD = hidden_MD[torch.from_numpy(index).to(self.device, non_blocking=True)]
-        logits_MV = self.logits(hidden_MD)
-        mask_MV = None
-        if self.grammars.matchers:
-            mask_MV = self.grammars.masks(parts, logits_MV.shape[1])
-            mask_MV = None if mask_MV is None else mask_MV.to(logits_MV.device)
-        walk = self._verify if self._walk_row is None else self._walk_rows
-        decided = walk(batch, parts, logits_MV, mask_MV)
-        first = 0
-        for outcome, (tokens, path) in zip(checked, decided, strict=True):
-            outcome.accepted = path[:-1]
-            outcome.result.tokens = tokens
-            outcome.result.num_accepted = len(tokens) - 1
-            self._score(outcome, logits_MV, mask_MV, first)
-            first += 1 + outcome.part.num_nodes
-        return logits_MV
-
-    def _verify(
-        self, batch: Batch, parts: list[Part], logits_MV: Tensor, mask_MV: Tensor | None
-    ) -> list[tuple[list[int], list[int]]]:
-        """Per part: the tokens to commit, and the node behind each (-1: the bonus)."""
-        draft = batch.draft(parts).to(self.device)
-        rows = self.rows.view([part.row for part in parts]).to(self.device)
-        verdict = self.verify(draft, logits_MV, rows, self.sampling, mask_MV)
-        columns = (verdict.tokens_RK, verdict.path_RK, verdict.num_tokens_R)
-        tokens, path, nums = (column.tolist() for column in columns)
-        return [(t[:num], p[:num]) for t, p, num in zip(tokens, path, nums, strict=True)]
-
-    def _walk_rows(
-        self, batch: Batch, parts: list[Part], logits_MV: Tensor, mask_MV: Tensor | None
-    ) -> list[tuple[list[int], list[int]]]:
-        """The same where the verifier reads the host's memory row by row."""
-        assert self._walk_row is not None
-        x_MV = self.logits.array(logits_MV)
-        mask = None if mask_MV is None else mask_MV.numpy()
-        decided, first = [], 0
-        for part in parts:
-            last = first + 1 + part.num_nodes
-            nodes = part.tokens_N.tolist(), part.parents_N.tolist()
-            mask_NV = None if mask is None else mask[first:last]
-            pos = part.start + part.num_known
-            decided.append(
-                self._walk_row(x_MV[first:last], part.row, pos, *nodes, self.sampling, mask_NV)
-            )
-            first = last
-        return decided
-
-    def _score(
-        self, outcome: Outcome, logits_MV: Tensor, mask_MV: Tensor | None, first: int
-    ) -> None:
-        request = self.rows.requests[outcome.part.row]
-        assert request is not None
-        if request.params.logprobs is None:
-            return
-        index = [first, *(first + 1 + node for node in outcome.accepted)]
-        logits_KV, tokens = logits_MV[index], outcome.result.tokens
-        if self.scores_processed:
-            mask_KV = None if mask_MV is None else mask_MV[index]
-            logits_KV = self._process(outcome.part, logits_KV, tokens, mask_KV)
-        outcome.result.logprobs = logprobs_at(logits_KV, tokens, request.params.logprobs)
-
-    def _process(
-        self, part: Part, logits_KV: Tensor, tokens: list[int], mask_KV: Tensor | None
-    ) -> Tensor:
-        """The logits the tokens were chosen by: each with the ones before it as history."""
-        count, device = len(tokens), logits_KV.device
-        path = [tokens[:k] + [-1] * (count - k) for k in range(count)]
-        pos_K = part.start + part.num_known + torch.arange(count, device=device)
-        row_K = torch.full((count,), part.row, device=device)
-        path_KP = torch.tensor(path, device=device)
-        return self.sampling.process(logits_KV, row_K, pos_K, path_KP, mask_KV)
-
-    def _commit(self, outcomes: list[Outcome]) -> None:
-        """Write the decided tokens, settle their KV, and say which rows are done."""
-        rows: list[int] = []
-        tokens: list[list[int]] = []
-        for outcome in outcomes:
-            part, result = outcome.part, outcome.result
-            request = self.rows.requests[part.row]
-            assert request is not None
-            known, result.num_processed = part.start + part.num_known, part.num_known
-            self.rows.computed[0, part.row] = known
-            if not part.is_caught_up:
-                continue
-            result.num_levels = part.num_levels
-            result.num_drafted = min(part.num_nodes, max(int(self.rows.end[part.row]) - known, 0))
-            result.method = part.nodes.method
-            if request.params.speculation.trace:
-                result.trace = DraftTrace(
-                    tokens=part.tokens_N.tolist(),
-                    parents=part.parents_N.tolist(),
-                    accepted=outcome.accepted,
-                    method=part.nodes.method,
-                )
-            if part.num_levels is not None and outcome.accepted:  # a chain's are in place
-                nodes = np.asarray(outcome.accepted)
-                slots = np.asarray(self.rows.slots(part.row, known, known + part.num_nodes))
-                compact(self.kv[0], slots[nodes], slots[: len(nodes)])
-            num_kept, result.finish = finish(
-                result.tokens, request, known - len(request.prompt_ids)
-            )
-            num_kept, problem = self.grammars.commit(part.row, result.tokens[:num_kept])
-            if problem is not None:
-                result.finish, result.problem = "abort", problem
-            result.tokens = result.tokens[:num_kept]
-            if result.logprobs is not None:
-                result.logprobs = result.logprobs[:num_kept]
-            self.rows.commit(part.row, result.tokens)
-            self.rows.computed[0, part.row] += min(len(outcome.accepted), num_kept)
-            rows.append(part.row)
-            tokens.append(result.tokens)
-            outcome.is_running = result.finish is None
-            if not outcome.is_running:
-                self.rows.leave(part.row)
-        self.sampling.commit(rows, tokens)
-
-    def _prompt_logprobs(self, last_TD: Tensor, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            part, request = outcome.part, self.rows.requests[outcome.part.row]
-            assert request is not None
-            if request.params.prompt_logprobs is None:
-                continue
-            following = request.prompt_ids[part.start + 1 : part.start + part.num_known + 1]
-            scores: list[dict[int, Logprob]] = []
-            for first in range(0, len(following), 64):  # whole prompts of logits would not fit
-                chunk = following[first : first + 64]
-                hidden_MD = last_TD[part.first + first : part.first + first + len(chunk)]
-                logits_MV = self.target.logits(hidden_MD)
-                scores += logprobs_at(logits_MV, chunk, request.params.prompt_logprobs)
-            outcome.result.prompt_logprobs = scores
-
-    def _target_step(
-        self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None
-    ) -> TargetStep:
-        needs, rows = self.drafter.needs, self.rows.view([o.part.row for o in outcomes])
-        if needs.hidden or needs.feature_layers:
-            counts = np.array([o.part.num_known + len(o.accepted) for o in outcomes])
-            start_R = np.array([outcome.part.start for outcome in outcomes])
-            index_T = torch.tensor([i for o in outcomes for i in _kept(o)], device=self.device)
-            step = TargetStep(
-                rows=rows,
-                start_R=torch.from_numpy(start_R),
-                known_R=torch.from_numpy(start_R + counts),
-                offset_R=torch.from_numpy(counts.cumsum() - counts),
-                hidden_TD=hidden.last_TD[index_T],
-                features=tuple(feature_TD[index_T] for feature_TD in hidden.features),
-                is_caught_up_R=torch.tensor([outcome.part.is_caught_up for outcome in outcomes]),
-            )
-        else:
-            step = TargetStep(rows, NOWHERE, NOWHERE, NOWHERE, None)
-        if needs.top and logits_MV is not None:
-            parts = [outcome.part for outcome in outcomes if outcome.part.is_caught_up]
-            index = [i for p in parts for i in range(p.root, p.root + 1 + p.num_nodes)]
-            step.checked_M = batch.ids_T[torch.tensor(index)].to(self.device)
-            step.top_MC = logits_MV.topk(needs.top, dim=-1).indices
-        return step
-
-    def _propose(self, running: list[Outcome]) -> None:
-        """Ask for drafts where the plan allows them and a draft could still be used."""
-        drafting: list[Outcome] = []
-        for outcome in running:
-            row = outcome.part.row
-            remaining = int(self.rows.end[row] - self.rows.known[row]) - 1
-            self.rows.max_draft[row] = min(int(self.rows.max_draft[row]), max(remaining, 0))
-            if self.rows.max_draft[row] > 0:
-                drafting.append(outcome)
-        if not drafting:
-            return
-        rows = [outcome.part.row for outcome in drafting]
-        counts = self.rows.put_drafts(rows, self.drafter.propose(self.rows.view(rows)))
-        for outcome, row, count in zip(drafting, rows, counts, strict=True):
-            outcome.result.num_nodes = count
-            if row in self.grammars.matchers:
-                fit = self.grammars.fit(row, self.rows.drafts[row], int(self.rows.max_draft[row]))
-                self.rows.drafts[row] = fit
-                outcome.result.num_nodes = 0 if fit is None else len(fit.tokens_N)
-
-    def _result(
-        self,
-        plan: StepPlan,
-        batch: Batch,
-        outcomes: list[Outcome],
-        target_seconds: float,
-        draft_seconds: float,
-    ) -> StepResult:
-        by_row = {outcome.part.row: outcome.result for outcome in outcomes}
-        for row, result in by_row.items():
-            result.computed = tuple(self.rows.computed[:, row].tolist())
-        num_tokens = sum(part.num_tokens for part in batch.parts)
-        num_known = sum(part.num_known for part in batch.parts)
-        if num_tokens:
-            self.cost.record(num_tokens, target_seconds)
-        share = self.cost.seconds(num_known) / self.cost.seconds(num_tokens) if num_tokens else 0.0
-        return StepResult(
-            id=plan.id,
-            rows=[by_row.get(work.row) or RowResult(row=work.row) for work in plan.work],
-            target_seconds=target_seconds,
-            draft_seconds=draft_seconds,
-            plain_seconds=target_seconds * share,
-        )
-
-
-def _kept(outcome: Outcome) -> list[int]:
-    """Packed indices of a row's known tokens and accepted nodes."""
-    part = outcome.part
-    known = list(range(part.first, part.first + part.num_known))
-    return known + [part.root + 1 + node for node in outcome.accepted]
+        self._queue.clear()

@@ -16,9 +16,9 @@ from hunch.drafting.fast_pace import new_pace
 from hunch.drafting.pace import REST, Pace, StepShape
 from hunch.kernels.gpu_step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 from hunch.step.costs import StepCosts
-from hunch.step.graphs import StepGraph, bucket
-from hunch.step.reading import Reader
+from hunch.step.passes import Reader
 from hunch.step.rows import RowBuffers
+from hunch.step.step_graphs import StepGraph, bucket
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
 MIN_CHECKED = 16  # packed tokens a product takes at once; below, one node takes as long as three

@@ -1,7 +1,7 @@
 """The host's rows as state on the device: what changed is written there before a step.
 
 Shape letters: R rows of the step, X rows of the engine, L longest sequence, S stop ids, W room of
-a letter.
+a buffer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from hunch.kernels.gpu_transfer import update
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
 
-MAX_STOPS = 8  # stop ids a row on the device can have
-PINNED = 4096  # changes that fit the letters which the device reads where they lie
-RING = 4  # letters in turn: a step reads its own until the one after the next is written
+MAX_STOPS = 64  # stop ids a row on the device can have
+PINNED = 4096  # changes that fit the buffers which the device reads where they lie
+RING = 4  # buffers in turn: a step reads its own until the one after the next is written
 
 
 class DeviceRows:
@@ -49,7 +49,7 @@ class DeviceRows:
         self.inputs_3R = torch.empty(3, width, dtype=torch.int64, device=device)
         self._sent: tuple[object, ...] = ()  # the inputs that the device holds
         room = 3 * width + 2 * PINNED
-        self._letters = [
+        self._buffers = [
             torch.empty(room, dtype=torch.int64, pin_memory=device.type == "cuda")
             for _ in range(RING)
         ]
@@ -132,19 +132,19 @@ class DeviceRows:
         num_inputs, num_changes = self.inputs_3R.numel(), sum(map(len, places))
         size = num_inputs + 2 * num_changes
         if num_changes > PINNED:
-            letter_W = torch.empty(size, dtype=torch.int64)
+            buffer_W = torch.empty(size, dtype=torch.int64)
         else:
             self._turn = (self._turn + 1) % RING
-            letter_W = self._letters[self._turn][:size]
-        held_W = letter_W.numpy()
+            buffer_W = self._buffers[self._turn][:size]
+        held_W = buffer_W.numpy()
         inputs_3R = held_W[:num_inputs].reshape(self.inputs_3R.shape)
         inputs_3R[:, : len(lines[0])] = lines
         inputs_3R[:, len(lines[0]) : num_rows] = -1
         if num_changes:
             np.concatenate(places + values, out=held_W[num_inputs:])
         if num_changes > PINNED:
-            letter_W = letter_W.to(self.device)
-        update(self.state, self.inputs_3R, letter_W, num_changes)
+            buffer_W = buffer_W.to(self.device)
+        update(self.state, self.inputs_3R, buffer_W, num_changes)
         self._sent = inputs
 
 

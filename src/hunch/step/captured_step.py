@@ -1,0 +1,400 @@
+"""Captured steps of rows that decode: launched ahead of their results, read one step late.
+
+A step is two graphs. `forward` needs nothing from the host. Where rows follow a grammar, the host
+reads the step before while `forward` runs, fills in what may follow each drafted node, and only
+then launches `finish`; otherwise both are launched at once.
+
+Shape letters: R rows of the step, C columns of a result, X rows of the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from hunch.drafting.base import DeviceDrafter, WorksOnDevice
+from hunch.drafting.pace import StepShape
+from hunch.sampling.state import HISTORY
+from hunch.step.host_step import Parts
+from hunch.step.passes import Reader
+from hunch.step.results import NO_SCORES, apply_rows
+from hunch.step.step_graphs import (
+    DRAFTS,
+    MASKS,
+    RULES,
+    SCORE_SIZES,
+    StepGraph,
+    StepGraphs,
+    StepKind,
+    best_size,
+    bucket,
+    sampling_of,
+)
+from hunch.step.step_shapes import StepShapes
+from hunch.step.upload import MAX_STOPS, DeviceRows
+from hunch.types import DraftTrace, Request, RowResult, RowStart, RowWork, StepResult
+
+log = logging.getLogger("hunch")
+
+MAX_PREPARED = 256  # rows up to which steps are captured at the start
+SAMPLING = (0, 1, 2)  # greedy, sampled, filtered: all are captured at the start
+
+
+class Group:
+    """The rows of a captured step, and what they ask of it."""
+
+    def __init__(self, work: list[RowWork], asks_X: np.ndarray, best_X: np.ndarray) -> None:
+        self.work = work
+        self.ids = [item.row for item in work]
+        self.row_R = np.array(self.ids)
+        self.allowed = [item.num_nodes for item in work]  # nodes that may be checked
+        self.room = [item.max_draft for item in work]  # and drafted
+        self.has_waiting = any(self.allowed)
+        self.is_drafting = self.has_waiting or any(self.room)
+        self.extras = int(np.bitwise_or.reduce(asks_X[self.row_R]))
+        self.num_best = int(best_X[self.row_R].max())
+        self.is_watched_R: np.ndarray | None = None  # rows whose results are more than tokens
+        if self.extras & DRAFTS or self.num_best != NO_SCORES:
+            self.is_watched_R = (asks_X[self.row_R] & DRAFTS) > 0
+            self.is_watched_R |= best_X[self.row_R] != NO_SCORES
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """A captured step whose result nobody has read."""
+
+    group: Group
+    requests: list[Request | None]
+    graph: StepGraph
+    slot: int  # where its result will be
+    plan_id: int = 0
+    order: list[RowWork] | None = None  # all of the plan's work, where the host did a part
+    others: StepResult | None = None  # what the host did
+
+
+class CapturedSteps:
+    """Decides who takes captured steps, launches them and applies their results."""
+
+    def __init__(self, parts: Parts, pool: Any) -> None:
+        self.rows, self.grammars, self.sampling = parts.rows, parts.grammars, parts.sampling
+        self.host_drafter, self.scores_processed = parts.drafter, parts.scores_processed
+        capacity, host_drafter = parts.capacity, parts.drafter
+        device: torch.device = parts.target.device
+        width = bucket(capacity.max_rows)
+        self.device_rows = DeviceRows(capacity, self.rows, width, device)
+        found = host_drafter.on_device() if isinstance(host_drafter, WorksOnDevice) else None
+        self.drafter: DeviceDrafter | None = found
+        self.shapes = StepShapes(found, self.rows)
+        self.steps = StepGraphs(
+            parts.target,
+            parts.kv[0],
+            self.sampling,
+            found,
+            self.device_rows.state,
+            self.device_rows.inputs_3R,
+            capacity.block_size,
+            self.shapes.drafts_at,
+            pool,
+        )
+        self.reader: Reader | None = None
+        if found is not None and found.network is not None:
+            self.reader = Reader(found.network.model, found.network.kv, self.rows, pool)
+        self._is_taken = np.zeros(capacity.max_rows, dtype=np.bool_)  # once it is caught up
+        self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
+        self._asks = np.zeros(capacity.max_rows, dtype=np.int64)  # RULES, MASKS, DRAFTS
+        self._num_best = np.full(capacity.max_rows, NO_SCORES)
+        self._drafts: dict[int, tuple[list[int], list[int]]] = {}  # tokens, parents of who is shown
+        self._last: tuple[list[RowWork], Group] | None = None  # all work, and who of it took part
+        # When the last result was read, if the host did nothing but captured steps since.
+        self._read_at: float | None = None
+        self.capacity = replace(
+            capacity,
+            max_draft_rows=self._max_draft_rows(capacity.max_rows),
+            drafts_in_step=found is not None and len(capacity.groups) > 1,
+        )
+
+    def _max_draft_rows(self, max_rows: int) -> int | None:
+        """Rows with which a step still drafts; None: with any number."""
+        num_rows = bucket(max_rows)
+        if self.drafter is None or self.shapes.checks_at(num_rows):
+            return None
+        while num_rows and not self.shapes.checks_at(num_rows):
+            num_rows //= 2
+        return num_rows
+
+    def preparations(self) -> list[Callable[[], Any]]:
+        """Capture steps of every power of two; rare kinds are captured as they come."""
+        todo: list[Callable[[], Any]] = []
+        if self.reader is not None:
+            todo += self.reader.preparations()
+        num_rows = 1
+        while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
+            for shape in self.shapes.to_prepare(num_rows):
+                kinds = [StepKind(num_rows, *shape, sampling) for sampling in SAMPLING]
+                todo += [partial(self._step, kind) for kind in kinds]
+            num_rows *= 2
+        return todo
+
+    def _step(self, kind: StepKind) -> StepGraph:
+        graph = self.steps.step(kind)
+        self.shapes.captured(graph)
+        return graph
+
+    # --- who takes part ---------------------------------------------------------------------------
+
+    def start(self, starts: list[RowStart]) -> None:
+        """Requests came into rows."""
+        self._last = None
+        self.shapes.start([start.row for start in starts])
+        for start in starts:
+            row, params = start.row, start.request.params
+            self._is_decoding[row] = False
+            self._is_taken[row] = self._takes(start.request)
+            self._drafts.pop(row, None)
+            asks = RULES if self.sampling.asks_X[row] & HISTORY else 0
+            if start.request.grammar is not None:
+                asks |= MASKS | DRAFTS
+            self._asks[row] = asks | DRAFTS * params.speculation.trace
+            self._num_best[row] = NO_SCORES if params.logprobs is None else params.logprobs
+
+    def _takes(self, request: Request) -> bool:
+        """Whether captured steps do all that the request asks for."""
+        params = request.params
+        if params.logprobs is not None and (
+            self.scores_processed or params.logprobs > SCORE_SIZES[-1]
+        ):
+            return False
+        if len(request.stop_ids) > MAX_STOPS:
+            return False
+        mode, drafter = params.speculation.mode, self.drafter
+        if mode == "off" or not self.capacity.max_nodes or params.speculation.max_nodes == 0:
+            return True
+        if drafter is None or request.prediction_ids:  # their drafts are made by the host
+            return False
+        return mode in ("default", "auto", drafter.name)
+
+    def observes(self, rows: list[int]) -> bool:
+        """Whether the host's drafter must see what the target did for these rows.
+
+        What drafts on the device finds there all it needs.
+        """
+        if self.drafter is None or not self._is_taken[rows].all():
+            return True
+        return self.drafter.needs_host(self.rows.view(rows))
+
+    def drafts_for(self, rows: list[int]) -> np.ndarray:
+        """Which of the rows get their drafts in captured steps."""
+        if self.drafter is None:
+            return self._is_taken[rows]
+        is_ready_R = self.drafter.is_ready(self.rows.view(rows))
+        return self._is_taken[rows] & (True if is_ready_R is None else is_ready_R)
+
+    def follow(self, result: StepResult) -> None:
+        """The host led a step: its rows changed, and a draft model may have to read them."""
+        self._last = self._read_at = None
+        for row in result.rows:
+            self.device_rows.touch(row.row)
+            self._is_decoding[row.row] |= bool(row.tokens)
+            self._drafts.pop(row.row, None)
+        if self.reader is None:
+            return
+        began = perf_counter()
+        rows = [row.row for row in result.rows if self.rows.requests[row.row] is not None]
+        rows = [row for row in rows if self._is_decoding[row] and self._is_taken[row]]
+        with torch.inference_mode():
+            self.shapes.read(rows, self.reader)
+        result.draft_seconds += perf_counter() - began
+
+    # --- before a step ----------------------------------------------------------------------------
+
+    def launch(self, work: list[RowWork], read_pending: Callable[[], None]) -> PendingStep | None:
+        """Start a step of the rows that can take one; None: the host must lead all of them."""
+        group = self._group(work)
+        if group is not None and self.drafter is not None:
+            group = self._ready(group, self.drafter)
+        shape = None if group is None else self._shape(group)
+        if group is None or shape is None:
+            return None
+        shape = self.shapes.launch(
+            shape if group.has_waiting else StepShape(0, shape.source), group.row_R
+        )
+        asks = int(np.bitwise_or.reduce(self.sampling.asks_X[group.row_R]))
+        num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
+        kind = StepKind(len(group.ids), *shape, sampling_of(asks), group.extras, num_best)
+        try:
+            graph = self._step(kind)
+        except torch.OutOfMemoryError:
+            log.warning("no GPU memory to capture a step of %d rows: the host leads it", len(work))
+            return None
+        self._upload(group, graph)
+        requests = [self.rows.requests[row] for row in group.ids]
+        graph.forward.replay()
+        if kind.extras & MASKS:
+            read_pending()
+            self._fill_masks(group, graph)
+        graph.finish.replay()
+        return PendingStep(group, requests, graph, self.steps.download.expect())
+
+    def _group(self, work: list[RowWork]) -> Group | None:
+        """Those who take part; mostly the same, with the same work, as in the step before."""
+        if self._last is not None and self._last[0] == work:
+            return self._last[1]
+        rows = [item.row for item in work]
+        is_taken_R = (self._is_decoding[rows] & self._is_taken[rows]).tolist()
+        taken = [item for item, is_taken in zip(work, is_taken_R, strict=True) if is_taken]
+        if not taken:
+            return None
+        self._last = work, Group(taken, self._asks, self._num_best)
+        return self._last[1]
+
+    def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
+        """Those whom the drafter is ready for; nobody, where one's result is not read yet."""
+        is_ready_R = drafter.is_ready(self.rows.view(group.ids))
+        if is_ready_R is None or is_ready_R.all():
+            return group
+        if not all(map(self.device_rows.is_stale, group.row_R[~is_ready_R].tolist())):
+            return None
+        pairs = zip(group.work, is_ready_R.tolist(), strict=True)
+        ready = [work for work, is_ready in pairs if is_ready]
+        return Group(ready, self._asks, self._num_best) if ready else None
+
+    def _shape(self, group: Group) -> StepShape | None:
+        """The step's shape, if the rows' network has seen enough for it."""
+        shape = self.shapes.choose(group.row_R) if group.is_drafting else StepShape(0)
+        return shape if self.shapes.is_ready(shape, group.row_R) else None
+
+    def _upload(self, group: Group, graph: StepGraph) -> None:
+        renewed = self.device_rows.update(group.ids, group.allowed, group.room, graph.num_rows)
+        if renewed:  # from here on the device drafts; what the host held is out of date
+            self.host_drafter.forget(renewed)
+            for row in renewed:
+                self.rows.drafts[row] = None
+
+    def _fill_masks(self, group: Group, graph: StepGraph) -> None:
+        """What grammars allow after each root and node that the step checks."""
+        num_nodes = graph.num_nodes
+        num_k, matchers = num_nodes + 1, self.grammars.matchers
+
+        def write(mask_MW: np.ndarray, is_masked_M: np.ndarray) -> None:
+            for place, row in enumerate(group.ids):
+                if row not in matchers:
+                    continue
+                here = slice(place * num_k, (place + 1) * num_k)
+                is_masked_M[here] = True
+                tokens, parents = self._drafts.get(row, ([], []))
+                count = min(len(tokens), group.allowed[place], num_nodes)
+                matchers[row].fill(tokens[:count], parents[:count], mask_MW[here])
+
+        num_logits = graph.num_rows * num_k
+        self.steps.step_masks(num_logits)
+        assert self.steps.masks is not None
+        self.steps.masks.fill(num_logits, write)
+
+    # --- after a step -----------------------------------------------------------------------------
+
+    def read(self, pending: PendingStep) -> StepResult:
+        """Wait for a step and tell the host's rows what it did."""
+        graph, group, drafter = pending.graph, pending.group, self.drafter
+        columns = self.steps.columns(graph.kind)
+        result_RC, seconds = self.steps.download.receive(pending.slot, len(group.ids), columns.end)
+        before, self._read_at = self._read_at, perf_counter()
+        sources = None
+        if drafter is not None:
+            sources = self.shapes.learn(group.row_R, result_RC[:, : columns.draft], graph)
+        writes_kv = drafter is not None and drafter.writes_kv(graph.source)
+        is_here = [
+            self.rows.requests[row] is request
+            for row, request in zip(group.ids, pending.requests, strict=True)
+        ]
+        tokens, results = apply_rows(
+            self.rows,
+            group.row_R,
+            result_RC,
+            pending.requests,
+            sources,
+            writes_kv=writes_kv,
+            is_watched_R=group.is_watched_R,
+        )
+        if group.is_watched_R is not None:
+            self._show(pending, result_RC, tokens, results, is_here)
+        since = None if before is None else self._read_at - before
+        if graph.kind.extras & MASKS:  # it waited for the host: no sign of what it costs
+            seconds, since = 0.0, None
+        target_seconds, plain_seconds = self.shapes.landed(graph, seconds, since)
+        result = StepResult(
+            id=pending.plan_id,
+            rows=results,
+            said=tokens,
+            target_seconds=target_seconds,
+            draft_seconds=min(graph.draft_seconds, seconds),
+            plain_seconds=plain_seconds,
+        )
+        if pending.others is None:
+            return result
+        assert pending.order is not None
+        return _together(group, pending.order, result, pending.others)
+
+    def _show(
+        self,
+        pending: PendingStep,
+        result_RC: np.ndarray,
+        tokens: list[int],
+        results: list[RowResult],
+        is_here: list[bool],
+    ) -> None:
+        """Scores, traces and grammars of the rows that asked for them."""
+        group, columns = pending.group, self.steps.columns(pending.graph.kind)
+        whole = iter(results)
+        for place, token in enumerate(tokens):
+            if token >= 0:
+                continue
+            result, request, line_C = next(whole), pending.requests[place], result_RC[place]
+            if request is None or not result.tokens or not is_here[place]:
+                continue
+            row, params = group.ids[place], request.params
+            if params.logprobs is not None:
+                result.logprobs = columns.scores_of(line_C, params.logprobs)
+            if params.speculation.trace:
+                result.trace = self._trace(row, result)
+            if pending.graph.kind.extras & DRAFTS:
+                self._drafts[row] = columns.draft_of(line_C)
+            num_kept, problem = self.grammars.commit(row, result.tokens)
+            if problem is not None:
+                result.finish, result.problem = "abort", problem
+                result.tokens = result.tokens[:num_kept]
+                self.rows.leave(row)
+                self.device_rows.touch(row)
+
+    def _trace(self, row: int, result: RowResult) -> DraftTrace:
+        """The draft that the step checked, and the nodes of it that were accepted."""
+        tokens, parents = self._drafts.get(row, ([], []))
+        tokens, parents = tokens[: result.num_drafted], parents[: result.num_drafted]
+        accepted, node = [], -1
+        for token in result.tokens[: result.num_accepted]:
+            pairs = zip(parents, tokens, strict=True)
+            node = next(n for n, pair in enumerate(pairs) if pair == (node, token))
+            accepted.append(node)
+        return DraftTrace(tokens=tokens, parents=parents, accepted=accepted, method=result.method)
+
+
+def _together(group: Group, order: list[RowWork], one: StepResult, other: StepResult) -> StepResult:
+    """Two halves of a step, in the order of its plan."""
+    assert one.said is not None
+    said = dict(zip(group.ids, one.said, strict=True))
+    by_row = {row.row: row for row in (*one.rows, *other.rows)}
+    rows = [work.row for work in order]
+    return StepResult(
+        id=one.id,
+        rows=[by_row[row] for row in rows if row in by_row],
+        said=[said.get(row, -1) for row in rows],
+        target_seconds=one.target_seconds + other.target_seconds,
+        draft_seconds=one.draft_seconds + other.draft_seconds,
+        plain_seconds=one.plain_seconds + other.plain_seconds,
+    )

@@ -1,0 +1,352 @@
+"""A step that the host leads: gather, target forward, verify, commit, observe, propose.
+
+Shape letters: T packed tokens, M rows of logits, R rows of the step, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import TargetStep, Verdict
+from hunch.drafting.base import Drafter
+from hunch.drafting.cost import CostCurve
+from hunch.kernels.attention import KVCache
+from hunch.sampling.logprobs import logprobs_at
+from hunch.sampling.state import SamplingState
+from hunch.sampling.stop import finish
+from hunch.step.batch import Batch, Part, gather
+from hunch.step.grammars import RowGrammars
+from hunch.step.kv_cache import compact
+from hunch.step.rows import RowBuffers
+from hunch.step.step_logits import StepLogits
+from hunch.types import Capacity, DraftTrace, Logprob, RowResult, StepPlan, StepResult
+
+log = logging.getLogger("hunch")
+
+NOWHERE = torch.empty(0, dtype=torch.int64)  # where features stand, for who asked for none
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One row's step in the making."""
+
+    part: Part
+    result: RowResult
+    accepted: list[int] = field(default_factory=list)  # nodes of the accepted path
+    is_running: bool = False  # caught up and not finished: it may draft
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What a runner is made of; steps led by the host and captured ones share it."""
+
+    capacity: Capacity
+    target: Any
+    kv: Sequence[KVCache]
+    drafter: Drafter
+    verify: Callable[..., Verdict]
+    sampling: SamplingState
+    cost: CostCurve
+    scores_processed: bool
+    rows: RowBuffers
+    grammars: RowGrammars
+
+
+class Elsewhere(Protocol):
+    """Rows that captured steps go on with once they are caught up."""
+
+    def observes(self, rows: list[int]) -> bool:
+        """Whether the host's drafter must see what the target did for these rows."""
+
+    def drafts_for(self, rows: list[int]) -> np.ndarray:
+        """Which of the rows get their drafts in captured steps."""
+
+
+class HostStep:
+    """Steps that the host leads: on a GPU those that read prompts, or draft on the host."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.capacity, self.target, self.kv = parts.capacity, parts.target, parts.kv
+        self.drafter, self.verify, self.sampling = parts.drafter, parts.verify, parts.sampling
+        self.rows, self.grammars, self.cost = parts.rows, parts.grammars, parts.cost
+        self.scores_processed = parts.scores_processed
+        self.logits = StepLogits(parts.target)
+        self.device: torch.device = parts.target.device
+        self._is_host = self.device.type == "cpu"
+        self.passes: Any = None  # captured passes, on a GPU
+        self.elsewhere: Elsewhere | None = None  # captured steps, on a GPU
+        self._walk_row: Callable[..., tuple[list[int], list[int]]] | None = (
+            None if self.sampling.is_dense else getattr(self.verify, "walk_row", None)
+        )
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """All of a plan's work, in one pass over its rows' tokens."""
+        started = perf_counter()
+        for work in plan.work:
+            self.rows.max_draft[work.row] = work.max_draft
+        batch = gather(self.rows, plan.work)
+        outcomes = [Outcome(part, RowResult(row=part.row)) for part in batch.parts]
+        hidden = None
+        if batch.parts:
+            hidden = self.forward(batch)
+            self._prompt_logprobs(hidden.last_TD, outcomes)
+        checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
+        logits_MV = self._decide(batch, hidden, checked) if checked else None
+        self._commit(outcomes)
+        committed = perf_counter()
+        if hidden is not None:
+            self._draft(batch, hidden, outcomes, logits_MV)
+        drafted = perf_counter()
+        return self._result(plan, batch, outcomes, committed - started, drafted - committed)
+
+    def _draft(
+        self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None
+    ) -> None:
+        """Let the drafter see what was committed, and guess on; without memory, go on without."""
+        rows = [outcome.part.row for outcome in outcomes]
+        if self.elsewhere is not None and not self.elsewhere.observes(rows):
+            return
+        try:
+            self.drafter.observe(self._target_step(batch, hidden, outcomes, logits_MV))
+            self._propose([outcome for outcome in outcomes if outcome.is_running])
+        except torch.OutOfMemoryError:
+            log.warning("no GPU memory to draft in: %d rows go on without a draft", len(rows))
+            self.drafter.forget(rows)
+
+    def forward(self, batch: Batch) -> Any:
+        """The target's pass over a packed batch."""
+        if self.passes is not None:
+            return self.passes.forward(batch)
+        if not self._is_host:
+            batch = batch.to(self.device)
+        layers = self.drafter.needs.feature_layers
+        return self.target.forward(batch.ids_T, batch.attn, self.kv[0], layers)
+
+    def _decide(self, batch: Batch, hidden: Any, checked: list[Outcome]) -> Tensor:
+        """Logits at every root and node, and the verifier's word on them."""
+        parts = [outcome.part for outcome in checked]
+        num_checked = sum(1 + part.num_nodes for part in parts)
+        hidden_MD = hidden.last_TD
+        if num_checked < hidden_MD.shape[0]:
+            index = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
+            # The pass goes on while what reads its result is launched.
+            hidden_MD = hidden_MD[torch.from_numpy(index).to(self.device, non_blocking=True)]
+        logits_MV = self.logits(hidden_MD)
+        mask_MV = None
+        if self.grammars.matchers:
+            mask_MV = self.grammars.masks(parts, logits_MV.shape[1])
+            mask_MV = None if mask_MV is None else mask_MV.to(logits_MV.device)
+        walk = self._verify if self._walk_row is None else self._walk_rows
+        decided = walk(batch, parts, logits_MV, mask_MV)
+        first = 0
+        for outcome, (tokens, path) in zip(checked, decided, strict=True):
+            outcome.accepted = path[:-1]
+            outcome.result.tokens = tokens
+            outcome.result.num_accepted = len(tokens) - 1
+            self._score(outcome, logits_MV, mask_MV, first)
+            first += 1 + outcome.part.num_nodes
+        return logits_MV
+
+    def _verify(
+        self, batch: Batch, parts: list[Part], logits_MV: Tensor, mask_MV: Tensor | None
+    ) -> list[tuple[list[int], list[int]]]:
+        """Per part: the tokens to commit, and the node behind each (-1: the bonus)."""
+        draft = batch.draft(parts).to(self.device)
+        rows = self.rows.view([part.row for part in parts]).to(self.device)
+        verdict = self.verify(draft, logits_MV, rows, self.sampling, mask_MV)
+        columns = (verdict.tokens_RK, verdict.path_RK, verdict.num_tokens_R)
+        tokens, path, nums = (column.tolist() for column in columns)
+        return [(t[:num], p[:num]) for t, p, num in zip(tokens, path, nums, strict=True)]
+
+    def _walk_rows(
+        self, batch: Batch, parts: list[Part], logits_MV: Tensor, mask_MV: Tensor | None
+    ) -> list[tuple[list[int], list[int]]]:
+        """The same where the verifier reads the host's memory row by row."""
+        assert self._walk_row is not None
+        x_MV = self.logits.array(logits_MV)
+        mask = None if mask_MV is None else mask_MV.numpy()
+        decided, first = [], 0
+        for part in parts:
+            last = first + 1 + part.num_nodes
+            nodes = part.tokens_N.tolist(), part.parents_N.tolist()
+            mask_NV = None if mask is None else mask[first:last]
+            pos = part.start + part.num_known
+            decided.append(
+                self._walk_row(x_MV[first:last], part.row, pos, *nodes, self.sampling, mask_NV)
+            )
+            first = last
+        return decided
+
+    def _score(
+        self, outcome: Outcome, logits_MV: Tensor, mask_MV: Tensor | None, first: int
+    ) -> None:
+        request = self.rows.requests[outcome.part.row]
+        assert request is not None
+        if request.params.logprobs is None:
+            return
+        index = [first, *(first + 1 + node for node in outcome.accepted)]
+        logits_KV, tokens = logits_MV[index], outcome.result.tokens
+        if self.scores_processed:
+            mask_KV = None if mask_MV is None else mask_MV[index]
+            logits_KV = self._process(outcome.part, logits_KV, tokens, mask_KV)
+        outcome.result.logprobs = logprobs_at(logits_KV, tokens, request.params.logprobs)
+
+    def _process(
+        self, part: Part, logits_KV: Tensor, tokens: list[int], mask_KV: Tensor | None
+    ) -> Tensor:
+        """The logits the tokens were chosen by: each with the ones before it as history."""
+        count, device = len(tokens), logits_KV.device
+        path = [tokens[:k] + [-1] * (count - k) for k in range(count)]
+        pos_K = part.start + part.num_known + torch.arange(count, device=device)
+        row_K = torch.full((count,), part.row, device=device)
+        path_KP = torch.tensor(path, device=device)
+        return self.sampling.process(logits_KV, row_K, pos_K, path_KP, mask_KV)
+
+    def _commit(self, outcomes: list[Outcome]) -> None:
+        """Write the decided tokens, settle their KV, and say which rows are done."""
+        rows: list[int] = []
+        tokens: list[list[int]] = []
+        for outcome in outcomes:
+            part, result = outcome.part, outcome.result
+            request = self.rows.requests[part.row]
+            assert request is not None
+            known, result.num_processed = part.start + part.num_known, part.num_known
+            self.rows.computed[0, part.row] = known
+            if not part.is_caught_up:
+                continue
+            result.num_levels = part.num_levels
+            result.num_drafted = min(part.num_nodes, max(int(self.rows.end[part.row]) - known, 0))
+            result.method = part.nodes.method
+            if request.params.speculation.trace:
+                result.trace = DraftTrace(
+                    tokens=part.tokens_N.tolist(),
+                    parents=part.parents_N.tolist(),
+                    accepted=outcome.accepted,
+                    method=part.nodes.method,
+                )
+            if part.num_levels is not None and outcome.accepted:  # a chain's are in place
+                nodes = np.asarray(outcome.accepted)
+                slots = np.asarray(self.rows.slots(part.row, known, known + part.num_nodes))
+                compact(self.kv[0], slots[nodes], slots[: len(nodes)])
+            num_kept, result.finish = finish(
+                result.tokens, request, known - len(request.prompt_ids)
+            )
+            num_kept, problem = self.grammars.commit(part.row, result.tokens[:num_kept])
+            if problem is not None:
+                result.finish, result.problem = "abort", problem
+            result.tokens = result.tokens[:num_kept]
+            if result.logprobs is not None:
+                result.logprobs = result.logprobs[:num_kept]
+            self.rows.commit(part.row, result.tokens)
+            self.rows.computed[0, part.row] += min(len(outcome.accepted), num_kept)
+            rows.append(part.row)
+            tokens.append(result.tokens)
+            outcome.is_running = result.finish is None
+            if not outcome.is_running:
+                self.rows.leave(part.row)
+        self.sampling.commit(rows, tokens)
+
+    def _prompt_logprobs(self, last_TD: Tensor, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            part, request = outcome.part, self.rows.requests[outcome.part.row]
+            assert request is not None
+            if request.params.prompt_logprobs is None:
+                continue
+            following = request.prompt_ids[part.start + 1 : part.start + part.num_known + 1]
+            scores: list[dict[int, Logprob]] = []
+            for first in range(0, len(following), 64):  # whole prompts of logits would not fit
+                chunk = following[first : first + 64]
+                hidden_MD = last_TD[part.first + first : part.first + first + len(chunk)]
+                logits_MV = self.target.logits(hidden_MD)
+                scores += logprobs_at(logits_MV, chunk, request.params.prompt_logprobs)
+            outcome.result.prompt_logprobs = scores
+
+    def _target_step(
+        self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None
+    ) -> TargetStep:
+        needs, rows = self.drafter.needs, self.rows.view([o.part.row for o in outcomes])
+        if needs.hidden or needs.feature_layers:
+            counts = np.array([o.part.num_known + len(o.accepted) for o in outcomes])
+            start_R = np.array([outcome.part.start for outcome in outcomes])
+            index_T = torch.tensor([i for o in outcomes for i in _kept(o)], device=self.device)
+            step = TargetStep(
+                rows=rows,
+                start_R=torch.from_numpy(start_R),
+                known_R=torch.from_numpy(start_R + counts),
+                offset_R=torch.from_numpy(counts.cumsum() - counts),
+                hidden_TD=hidden.last_TD[index_T],
+                features=tuple(feature_TD[index_T] for feature_TD in hidden.features),
+                is_caught_up_R=torch.tensor([outcome.part.is_caught_up for outcome in outcomes]),
+            )
+        else:
+            step = TargetStep(rows, NOWHERE, NOWHERE, NOWHERE, None)
+        if needs.top and logits_MV is not None:
+            parts = [outcome.part for outcome in outcomes if outcome.part.is_caught_up]
+            index = [i for p in parts for i in range(p.root, p.root + 1 + p.num_nodes)]
+            step.checked_M = batch.ids_T[torch.tensor(index)].to(self.device)
+            step.top_MC = logits_MV.topk(needs.top, dim=-1).indices
+        return step
+
+    def _propose(self, running: list[Outcome]) -> None:
+        """Ask for drafts where the plan allows them and a draft could still be used."""
+        if self.elsewhere is not None and running:
+            is_elsewhere_R = self.elsewhere.drafts_for([outcome.part.row for outcome in running])
+            pairs = zip(running, is_elsewhere_R.tolist(), strict=True)
+            running = [outcome for outcome, is_elsewhere in pairs if not is_elsewhere]
+        drafting: list[Outcome] = []
+        for outcome in running:
+            row = outcome.part.row
+            remaining = int(self.rows.end[row] - self.rows.known[row]) - 1
+            self.rows.max_draft[row] = min(int(self.rows.max_draft[row]), max(remaining, 0))
+            if self.rows.max_draft[row] > 0:
+                drafting.append(outcome)
+        if not drafting:
+            return
+        rows = [outcome.part.row for outcome in drafting]
+        counts = self.rows.put_drafts(rows, self.drafter.propose(self.rows.view(rows)))
+        for outcome, row, count in zip(drafting, rows, counts, strict=True):
+            outcome.result.num_nodes = count
+            if row in self.grammars.matchers:
+                fit = self.grammars.fit(row, self.rows.drafts[row], int(self.rows.max_draft[row]))
+                self.rows.drafts[row] = fit
+                outcome.result.num_nodes = 0 if fit is None else len(fit.tokens_N)
+
+    def _result(
+        self,
+        plan: StepPlan,
+        batch: Batch,
+        outcomes: list[Outcome],
+        target_seconds: float,
+        draft_seconds: float,
+    ) -> StepResult:
+        by_row = {outcome.part.row: outcome.result for outcome in outcomes}
+        for row, result in by_row.items():
+            result.computed = tuple(self.rows.computed[:, row].tolist())
+        num_tokens = sum(part.num_tokens for part in batch.parts)
+        num_known = sum(part.num_known for part in batch.parts)
+        if num_tokens:
+            self.cost.record(num_tokens, target_seconds)
+        share = self.cost.seconds(num_known) / self.cost.seconds(num_tokens) if num_tokens else 0.0
+        return StepResult(
+            id=plan.id,
+            rows=[by_row.get(work.row) or RowResult(row=work.row) for work in plan.work],
+            target_seconds=target_seconds,
+            draft_seconds=draft_seconds,
+            plain_seconds=target_seconds * share,
+        )
+
+
+def _kept(outcome: Outcome) -> list[int]:
+    """Packed indices of a row's known tokens and accepted nodes."""
+    part = outcome.part
+    known = list(range(part.first, part.first + part.num_known))
+    return known + [part.root + 1 + node for node in outcome.accepted]

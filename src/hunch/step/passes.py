@@ -1,0 +1,146 @@
+"""Captured passes over a packed batch: the target's, and those that read rows to a draft model.
+
+Shape letters: T packed tokens, P tree depth, X rows of the engine, B blocks of a table, I tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.gpu_attention import Tiling, programs_for, tiles_of
+from hunch.step.batch import Batch, pack_known
+from hunch.step.capture import Graph
+from hunch.step.rows import RowBuffers
+
+MAX_PASS = 2048  # tokens of the largest captured pass; beyond, launching is not what takes time
+SPARE_TILES = 16  # sequences whose last tile may be partly filled
+SMALL, LARGE = 512, 2048  # tokens of a pass; a large one only where there are as many
+PASSES = (16, 32, 64, 128, 256, SMALL, LARGE)  # captured at the start
+
+
+class PassGraphs:
+    """The target's forward over a packed batch, padded to a few sizes."""
+
+    def __init__(
+        self,
+        target: Any,
+        kv: KVCache,
+        layers: tuple[int, ...],
+        size_XB: tuple[int, int],
+        block_size: int,
+        pool: Any,
+    ) -> None:
+        self.target, self.kv, self.layers, self.pool = target, kv, layers, pool
+        self.block_size = block_size
+        self.device: torch.device = target.device
+        self.table_XB = torch.zeros(size_XB, dtype=torch.int64, device=self.device)
+        self._passes: dict[tuple[int, int], tuple[Graph, Tensor, AttnInputs]] = {}
+
+    def forward(self, batch: Batch) -> Any:
+        """Hidden states of the batch's tokens; what stands after them is padding."""
+        num_tokens, attn = len(batch.ids_T), batch.attn
+        size = max(16, 1 << (num_tokens - 1).bit_length())
+        if size > 256:
+            size = -(-num_tokens // 256) * 256
+        tiles_I2 = tiles_of(attn.spans, self._block(size)) if size <= MAX_PASS else None
+        if tiles_I2 is None or len(tiles_I2) > self._max_tiles(size):
+            batch = batch.to(self.device)
+            return self.target.forward(batch.ids_T, batch.attn, self.kv, self.layers)
+        tree_TP = attn.tree_TP
+        depth = 0 if tree_TP is None else 1 << (tree_TP.shape[1] - 1).bit_length()
+        self.prepare(size, depth)
+        graph, packed_5T, held = self._passes[size, depth]
+        columns = np.empty((5, size), dtype=np.int64)
+        columns[:, num_tokens:] = [[0], [0], [-1], [0], [1]]
+        for line, tensor in enumerate((batch.ids_T, attn.pos_T, attn.slot_T, attn.seq_T)):
+            columns[line, :num_tokens] = tensor.numpy()
+        columns[4, :num_tokens] = attn.base_T.numpy()
+        packed_5T.copy_(torch.from_numpy(columns))
+        rows, blocks = attn.table_SB.shape
+        self.table_XB[:rows, :blocks].copy_(attn.table_SB)
+        tiles = held.memo["tiling"].tiles_I2
+        tiles[: len(tiles_I2)].copy_(tiles_I2)
+        tiles[len(tiles_I2) :].zero_()
+        if tree_TP is not None and held.tree_TP is not None:
+            held.tree_TP[:num_tokens, : tree_TP.shape[1]].copy_(tree_TP)
+        return graph.replay()
+
+    def prepare(self, size: int, depth: int = 0) -> None:
+        """Capture a pass of this size, unless it is there."""
+        if (size, depth) not in self._passes:
+            self._passes[size, depth] = self._capture(size, depth)
+
+    def _block(self, size: int) -> int:
+        """Tokens of an attention tile."""
+        group = self.target.spec.num_heads // self.target.spec.num_kv_heads
+        return 4 if size <= 64 else max(4, 64 // (1 << (group - 1).bit_length()))
+
+    def _max_tiles(self, size: int) -> int:
+        return min(size, -(-size // self._block(size)) + SPARE_TILES)
+
+    def _capture(self, size: int, depth: int) -> tuple[Graph, Tensor, AttnInputs]:
+        packed_5T = torch.zeros(5, size, dtype=torch.int64, device=self.device)
+        packed_5T[2] = -1
+        tree_TP = packed_5T.new_zeros(size, depth) if depth else None
+        num_tiles, target = self._max_tiles(size), self.target
+        is_shared = size <= target.workspace.max_tokens
+        programs = programs_for(num_tiles, target.spec.num_kv_heads, target.spec.max_len)
+        attn = AttnInputs(
+            pos_T=packed_5T[1],
+            slot_T=packed_5T[2],
+            seq_T=packed_5T[3],
+            table_SB=self.table_XB,
+            base_T=packed_5T[4],
+            tree_TP=tree_TP,
+            block_size=self.block_size,
+        )
+        attn.memo["tiling"] = Tiling(
+            torch.zeros(num_tiles, 2, dtype=torch.int32, device=self.device),
+            self._block(size),
+            programs if is_shared else 1,
+            target.workspace,
+        )
+
+        def body() -> Any:
+            return target.forward(packed_5T[0], attn, self.kv, self.layers)
+
+        return Graph(body, self.device, self.pool), packed_5T, attn
+
+
+class Reader:
+    """The network's KV catches up with what is known; the drafter's is the last KV group."""
+
+    def __init__(self, model: Any, kv: KVCache, rows: RowBuffers, pool: Any) -> None:
+        self.rows = rows
+        self.passes = PassGraphs(model, kv, (), rows.table.shape, rows.block_size, pool)
+
+    def preparations(self) -> list[Callable[[], None]]:
+        return [partial(self.passes.prepare, size) for size in PASSES]
+
+    def read(self, ids: list[int]) -> None:
+        """All that these rows know and the network has not seen."""
+        rows = self.rows
+        parts: list[tuple[int, int, int]] = []
+        left = int((rows.known[ids] - rows.computed[-1, ids]).sum())
+        room = LARGE if left >= LARGE else SMALL
+        for row in ids:
+            start, known = int(rows.computed[-1, row]), int(rows.known[row])
+            while start < known:
+                stop = min(known, start + room)
+                parts.append((row, start, stop))
+                room -= stop - start
+                left -= stop - start
+                start = stop
+                if not room:
+                    self.passes.forward(pack_known(rows, parts))
+                    parts, room = [], LARGE if left >= LARGE else SMALL
+            rows.computed[-1, row] = known
+        if parts:
+            self.passes.forward(pack_known(rows, parts))

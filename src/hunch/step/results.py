@@ -1,0 +1,191 @@
+"""What captured steps leave behind: lines of numbers on the host, turned into the engine's results.
+
+Shape letters: Q slots, W room of a slot, R rows of the step, K tokens one step can commit, C
+columns of a result, G KV groups but the target's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+
+from hunch.kernels.gpu_step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
+from hunch.sampling.stop import REASONS
+from hunch.step.rows import RowBuffers
+from hunch.types import Logprob, Request, RowResult
+
+SLOTS = 4  # more than the steps under way at a time: two, the one launched and the one waited for
+ALIGNED = 16  # numbers: slots that start so are written in wide pieces
+NO_SCORES = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where things stand in a result's line, after the fixed columns of `kernels.gpu_step`."""
+
+    num_tokens: int  # tokens the step can commit, from FIRST on
+    num_guesses: int  # guesses of the next draft's lookup, after them
+    num_best: int  # tokens scored beside each committed one; NO_SCORES: none is scored
+    draft: int  # tokens of the next draft, then the parents of its nodes, where they are asked for
+    scores: int  # per committed token its rank, then (id, logprob) of it and of the best ones
+    end: int
+
+    @staticmethod
+    def of(num_tokens: int, num_guesses: int, *, has_draft: bool, num_best: int) -> Columns:
+        draft = FIRST + num_tokens + num_guesses
+        scores = draft + 2 * num_guesses * has_draft
+        end = scores if num_best == NO_SCORES else scores + num_tokens * _entry(num_best)
+        return Columns(num_tokens, num_guesses, num_best, draft, scores, end)
+
+    def draft_of(self, line_C: np.ndarray) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the draft that now waits."""
+        first, count = self.draft, int(line_C[DRAFTED])
+        second = first + self.num_guesses
+        return line_C[first : first + count].tolist(), line_C[second : second + count].tolist()
+
+    def scores_of(self, line_C: np.ndarray, num_wanted: int) -> list[dict[int, Logprob]]:
+        """Of each committed token: its own entry first, then the best tokens'."""
+        size, found = _entry(self.num_best), []
+        for place, token in enumerate(line_C[FIRST : FIRST + int(line_C[TOKENS])].tolist()):
+            entry_E = line_C[self.scores + place * size : self.scores + (place + 1) * size]
+            bits_C = np.ascontiguousarray(entry_E[2::2]).astype(np.int32)
+            values = bits_C.view(np.float32).tolist()
+            entries = {token: Logprob(logprob=values[0], rank=int(entry_E[0]))}
+            ids = entry_E[3::2].tolist()
+            for rank, (other, value) in enumerate(zip(ids, values[1:], strict=True), start=1):
+                if rank <= num_wanted and value > -np.inf:
+                    entries.setdefault(other, Logprob(logprob=value, rank=rank))
+            found.append(entries)
+        return found
+
+
+def _entry(num_best: int) -> int:
+    return 1 + 2 * (1 + num_best)
+
+
+class Download:
+    """Slots in the host's memory, filled by the device in turn (`kernels.gpu_transfer.deliver`).
+
+    Device and host count the steps apart from each other. Both count a step with rows, once, and no
+    other, so the runs that compile and time a graph, which have no rows, leave them in step.
+    """
+
+    def __init__(self, room: int, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        width = -(-(room + 1) // ALIGNED) * ALIGNED
+        self.slots_QW = torch.zeros(SLOTS, width, dtype=torch.int64, pin_memory=is_cuda)
+        self._lines_QW = self.slots_QW.numpy()
+        # They only say that a step is over: what it took stands in its slot.
+        self._done: list[Any] = [torch.cuda.Event() if is_cuda else None for _ in range(SLOTS)]  # type: ignore[no-untyped-call]
+        self._num_steps = 0
+
+    def expect(self) -> int:
+        """A step was launched; returns the slot it will fill."""
+        self._num_steps += 1
+        slot = self._num_steps % SLOTS
+        if self._done[slot] is not None:
+            self._done[slot].record()
+        return slot
+
+    def receive(self, slot: int, num_rows: int, num_columns: int) -> tuple[np.ndarray, float]:
+        """Wait for the step; what it did, good until the slot's next turn, and its seconds."""
+        if self._done[slot] is not None:
+            self._done[slot].synchronize()
+        line_W = self._lines_QW[slot]
+        result_RC = line_W[: num_rows * num_columns].reshape(num_rows, num_columns)
+        return result_RC, int(line_W[-1]) / 1e9
+
+
+def apply_rows(
+    rows: RowBuffers,
+    row_R: np.ndarray,
+    result_RC: np.ndarray,
+    requests: list[Request | None],
+    sources: list[str] | None,
+    *,
+    writes_kv: bool,
+    is_watched_R: np.ndarray | None = None,
+) -> tuple[list[int], list[RowResult]]:
+    """Commit the rows' tokens, and say what each row got, as a `StepResult` does.
+
+    `requests` sat in the rows when the step began; one that left since then changes no row, as
+    another may sit there now. With `writes_kv` the drafter wrote its own KV beside the target's.
+    `sources` are who drafted what was checked; rows that are watched always get a whole result.
+    """
+    _commit(rows, row_R, result_RC, requests, writes_kv)
+    is_more_R = (result_RC[:, TOKENS] != 1) | (result_RC[:, CHECKED] > 0)
+    is_more_R |= result_RC[:, REASON] > 0
+    if is_watched_R is not None:  # somebody asked for more than the token
+        is_more_R |= is_watched_R
+    if writes_kv:
+        is_more_R[:] = True
+    elif not is_more_R.any():
+        return result_RC[:, FIRST].tolist(), []
+    said = np.where(is_more_R, -1, result_RC[:, FIRST]).tolist()
+    results: list[RowResult] = []
+    places, row_R, result_RC = np.flatnonzero(is_more_R), row_R[is_more_R], result_RC[is_more_R]
+    left_R = rows.end[row_R] - result_RC[:, KNOWN] + result_RC[:, TOKENS]
+    checked = np.minimum(result_RC[:, CHECKED], np.maximum(left_R, 0)).tolist()
+    lines = result_RC[:, : FIRST + result_RC[:, TOKENS].max()].tolist()
+    has_others = len(rows.computed) > 1
+    for place, row, line, num_checked in zip(
+        places.tolist(), row_R.tolist(), lines, checked, strict=True
+    ):
+        request, num_tokens = requests[place], line[TOKENS]
+        if not num_tokens or request is None:
+            results.append(RowResult(row=row))  # it had ended before this step
+            continue
+        result = RowResult(
+            row=row,
+            tokens=line[FIRST : FIRST + num_tokens],
+            num_processed=1,
+            num_drafted=num_checked,
+            num_accepted=num_tokens - 1,
+            computed=(line[KNOWN] - 1,),
+            num_nodes=line[DRAFTED],
+            method=sources[place] if sources is not None and num_checked else "",
+        )
+        if has_others or line[REASON]:
+            _complete(result, rows, request, REASONS[line[REASON]], writes_kv=writes_kv)
+        results.append(result)
+    return said, results
+
+
+def _complete(
+    result: RowResult, rows: RowBuffers, request: Request, finish: str | None, *, writes_kv: bool
+) -> None:
+    """Other KV groups, and the row's end; the row may be another request's by now."""
+    row, is_there = result.row, rows.requests[result.row] is request
+    gone = [result.computed[0] if writes_kv else 0] * (len(rows.computed) - 1)
+    others = rows.computed[1:, row].tolist() if is_there else gone
+    result.computed, result.finish = (*result.computed, *others), finish
+    if finish is not None and is_there:
+        rows.leave(row)
+
+
+def _commit(
+    rows: RowBuffers,
+    row_R: np.ndarray,
+    result_RC: np.ndarray,
+    requests: list[Request | None],
+    writes_kv: bool,
+) -> None:
+    """Write the tokens behind those known, and how many tokens of each row have KV."""
+    held, num_R = [rows.requests[row] for row in row_R.tolist()], result_RC[:, TOKENS]
+    if not all(map(is_, held, requests)) or not num_R.all():
+        is_there_R = np.fromiter(map(is_, held, requests), np.bool_, len(held)) & (num_R > 0)
+        row_R, result_RC, num_R = row_R[is_there_R], result_RC[is_there_R], num_R[is_there_R]
+    known_R = result_RC[:, KNOWN]
+    first_R = known_R - num_R
+    for place in range(num_R.max(initial=0)):
+        some = num_R > place if place else slice(None)
+        rows.tokens[row_R[some], first_R[some] + place] = result_RC[some, FIRST + place]
+    rows.known[row_R] = known_R
+    rows.computed[0, row_R] = known_R - 1
+    if writes_kv and len(rows.computed) > 1:
+        others_GR = np.maximum(rows.computed[1:, row_R], known_R - 1)
+        rows.computed[1:, row_R] = others_GR

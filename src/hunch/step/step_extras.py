@@ -1,0 +1,83 @@
+"""What some captured steps do beside the rest: masks of grammars, scores, drafts that are shown.
+
+Shape letters: R rows of the step, N nodes of a step's draft, K tokens one step can commit (N + 1),
+M rows of logits (R times K), P longest path, V vocabulary, W words of a mask, S scored tokens (R
+times K), C the scored token and the best ones, E columns of a scored token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Draft
+from hunch.kernels.gpu_scores import scores
+from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows
+from hunch.step.results import Columns
+from hunch.verify.base import paths
+
+
+class StepMasks:
+    """What a grammar allows after each root and node: written by the host, read by `finish`."""
+
+    def __init__(self, num_logits: int, vocab_size: int, device: torch.device) -> None:
+        size, is_cuda = (num_logits, -(-vocab_size // 32)), device.type == "cuda"
+        self.mask_MW = torch.zeros(size, dtype=torch.int32, device=device)
+        self.is_masked_M = torch.zeros(num_logits, dtype=torch.bool, device=device)
+        self._mask_MW = torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda)
+        self._is_masked_M = torch.zeros(num_logits, dtype=torch.bool, pin_memory=is_cuda)
+
+    def fill(self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], None]) -> None:
+        """Let `write` fill in words and which rows of logits they hold for; send them.
+
+        The words come zeroed: a mask that nobody writes allows nothing.
+        """
+        mask_MW, is_masked_M = self._mask_MW[:num_logits], self._is_masked_M[:num_logits]
+        mask_MW.zero_()
+        is_masked_M.zero_()
+        write(mask_MW.numpy(), is_masked_M.numpy())
+        self.mask_MW[:num_logits].copy_(mask_MW, non_blocking=True)
+        self.is_masked_M[:num_logits].copy_(is_masked_M, non_blocking=True)
+
+
+def drafted_paths(state: RowState, rows: StepRows, num_nodes: int) -> Tensor:
+    """For each root and node of a step, the drafted tokens that lead to it; -1 after the last."""
+    row_R = rows.ids_R.clamp(min=0)
+    draft = Draft(
+        state.draft_XG[row_R, :num_nodes], state.parents_XG[row_R, :num_nodes], rows.count_R
+    )
+    _, path_RNP = paths(draft)
+    root_R1P = path_RNP.new_full((len(row_R), 1, num_nodes), -1)
+    return torch.cat([root_R1P, path_RNP], dim=1).flatten(0, 1)
+
+
+def write_drafts(state: RowState, rows: StepRows, columns: Columns) -> None:
+    """Tokens and parents of the drafts that now wait, into the result."""
+    row_R, count = rows.ids_R.clamp(min=0), columns.num_guesses
+    at = columns.draft
+    rows.result_RC[:, at : at + count] = state.draft_XG[row_R, :count]
+    rows.result_RC[:, at + count : at + 2 * count] = state.parents_XG[row_R, :count]
+
+
+def write_scores(logits_MV: Tensor, rows: StepRows, num_best: int, columns: Columns) -> None:
+    """Log-probabilities of the committed tokens and of the best ones beside them."""
+    num_rows, num_k = rows.path_RK.shape
+    place_K = torch.arange(num_k, device=logits_MV.device)
+    first_R1 = torch.arange(num_rows, device=logits_MV.device)[:, None] * num_k
+    # Token k was chosen after node path[k - 1], the first one after the root.
+    node_RK = torch.cat([rows.path_RK.new_full((num_rows, 1), -1), rows.path_RK[:, :-1]], dim=1)
+    num_R1 = torch.where(rows.count_R >= 0, rows.result_RC[:, TOKENS], 0)[:, None]
+    at_RK = torch.where(place_K < num_R1, first_R1 + 1 + node_RK, -1)
+    token_RK = rows.result_RC[:, FIRST : FIRST + num_k]
+    rank_S = at_RK.new_empty(num_rows * num_k)
+    ids_SC = at_RK.new_empty(len(rank_S), 1 + num_best)
+    logprob_SC = torch.empty(ids_SC.shape, dtype=torch.float32, device=ids_SC.device)
+    asked = at_RK.flatten(), token_RK.flatten()
+    scores(logits_MV, *asked, num_best, ids_SC, logprob_SC, rank_S)
+    bits_SC = logprob_SC.view(torch.int32).to(torch.int64)
+    pairs_SE = torch.stack([ids_SC, bits_SC], dim=2).flatten(1)
+    line_SE = torch.cat([rank_S[:, None], pairs_SE], dim=1)
+    rows.result_RC[:, columns.scores : columns.end] = line_SE.view(num_rows, -1)

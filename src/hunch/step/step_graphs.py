@@ -1,0 +1,273 @@
+"""Whole steps as captured graphs, by their kind: forward, then everything that follows it.
+
+Shape letters: R rows of the step, N nodes of a step's draft, K tokens one step can commit (N + 1),
+T packed tokens, M rows of logits (as many), P longest path, V vocabulary, C columns of a result, W
+words of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hunch.drafting.base import DeviceDrafter
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.gpu_process import count_committed, process
+from hunch.kernels.gpu_sampling import choose
+from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows, commit, compact, pack
+from hunch.kernels.gpu_transfer import deliver
+from hunch.models.decoder import Hidden
+from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
+from hunch.step.capture import Graph, seconds_of
+from hunch.step.results import NO_SCORES, Columns, Download
+from hunch.step.step_extras import StepMasks, drafted_paths, write_drafts, write_scores
+
+MAX_LOGITS = 1024  # most rows of logits whose masks are kept
+
+# What the rows of a step ask for beyond a choice of tokens.
+RULES = 1  # penalties, bias, bad words, allowed ids, min_tokens
+MASKS = 2  # a grammar's masks, which the host fills in while the forward graph runs
+DRAFTS = 4  # the new draft itself comes back to the host, for masks and traces
+SCORE_SIZES = (0, 5, 20)  # best tokens a captured step scores beside each chosen one
+
+
+class StepKind(NamedTuple):
+    """What tells captured steps apart."""
+
+    num_rows: int  # rows it has room for
+    num_nodes: int  # nodes it checks of each row
+    source: int  # who drafts at its end
+    sampling: int  # 0: all rows are greedy, 1: some are sampled, 2: some with filters
+    extras: int = 0  # of RULES, MASKS, DRAFTS
+    num_best: int = NO_SCORES  # tokens scored beside each committed one
+
+
+@dataclass(slots=True)
+class StepGraph:
+    """A captured step: `forward` packs and runs the target, `finish` does everything after it."""
+
+    kind: StepKind
+    forward: Graph
+    finish: Graph
+    seconds: float  # of both, on the device
+    draft_seconds: float  # of these, for drafting
+
+    @property
+    def num_rows(self) -> int:
+        return self.kind.num_rows
+
+    @property
+    def num_nodes(self) -> int:
+        return self.kind.num_nodes
+
+    @property
+    def source(self) -> int:
+        return self.kind.source
+
+
+@dataclass(slots=True)
+class StepBuffers:
+    """Inputs and outputs of all captured steps with so many rows and nodes."""
+
+    ids_T: Tensor
+    rows: StepRows
+    attn: AttnInputs
+
+
+class StepGraphs:
+    """Captured steps by their kind; steps that differ only in what follows share the forward."""
+
+    def __init__(
+        self,
+        target: Any,
+        kv: KVCache,
+        sampling: SamplingState,
+        drafter: DeviceDrafter | None,
+        state: RowState,
+        inputs_3R: Tensor,
+        block_size: int,
+        drafts_at: Callable[[int], bool],  # whether steps of so many rows draft
+        pool: Any,
+    ) -> None:
+        self.target, self.kv, self.sampling, self.drafter = target, kv, sampling, drafter
+        self.drafts_at = drafts_at
+        self.state, self.inputs_3R = state, inputs_3R
+        self.block_size, self.pool = block_size, pool
+        self.device: torch.device = target.device
+        self.num_guesses = 0 if drafter is None else drafter.num_nodes
+        self.layers = () if drafter is None else drafter.feature_layers
+        # What the host reads after a step: those of all kinds share the room.
+        most = StepKind(inputs_3R.shape[1], self.num_guesses, 0, 0, DRAFTS, SCORE_SIZES[-1])
+        room = most.num_rows * self.columns(most).end
+        self.results = torch.zeros(room, dtype=torch.int64, device=self.device)
+        self.download = Download(room, self.device)
+        self.masks: StepMasks | None = None  # made with the first grammar
+        self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
+        self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
+        self._steps: dict[tuple[StepKind, int], StepGraph] = {}
+
+    def step(self, kind: StepKind) -> StepGraph:
+        """The step of this kind, captured now if it is the first."""
+        kind = kind._replace(num_rows=bucket(kind.num_rows))
+        key = kind, self._generation(kind)  # tables of rules that were replaced make a captured step useless
+        if key not in self._steps:
+            waiting_3R = self.inputs_3R.clone()
+            self._steps[key] = self._capture(kind)
+            self.inputs_3R.copy_(waiting_3R)
+        return self._steps[key]
+
+    def _generation(self, kind: StepKind) -> int:
+        """Of the tables of rules that a captured step reads, as far as it reads any."""
+        return self.sampling.processors.generation if kind.extras & (RULES | MASKS) else 0
+
+    def columns(self, kind: StepKind) -> Columns:
+        """Where things stand in a line of the step's result."""
+        return Columns.of(
+            kind.num_nodes + 1,
+            self.num_guesses,
+            has_draft=bool(kind.extras & DRAFTS),
+            num_best=kind.num_best,
+        )
+
+    def _capture(self, kind: StepKind) -> StepGraph:
+        self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
+        drafter = self.drafter
+        if drafter is None or not (self.drafts_at(kind.num_rows) and drafter.works(kind.source)):
+            drafter = None
+        depth = drafter.depth(kind.source) if drafter is not None and kind.num_nodes else 0
+        size = kind.num_rows, kind.num_nodes, depth
+        buffers = self._buffers_of(size)
+        forward, forward_seconds = self._forward_of(size, buffers)
+        buffers.rows.count_R.fill_(-1)  # as `forward` leaves it for nobody; it may not run here
+        columns, state = self.columns(kind), self.state
+        result_RC = self.results[: kind.num_rows * columns.end].view(kind.num_rows, columns.end)
+        rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
+
+        def draft(hidden: Hidden) -> None:
+            if drafter is not None:
+                drafter.draft(state, rows, hidden, kind.sampling, kind.source)
+
+        def finish() -> None:
+            hidden: Hidden = forward.outputs
+            logits_MV = self.target.logits(hidden.last_TD)
+            choice_M = self._choose(logits_MV, rows, buffers.attn, kind)
+            commit(state, rows, choice_M, kind.num_nodes)
+            if kind.extras & RULES:
+                num_R = torch.where(rows.count_R >= 0, result_RC[:, TOKENS], 0)
+                tokens_RK = result_RC[:, FIRST : FIRST + kind.num_nodes + 1]
+                tables = self.sampling.processors.tables
+                count_committed(tables, rows.ids_R.clamp(min=0), tokens_RK, num_R)
+            if buffers.attn.tree_TP is not None:
+                compact(self.kv, rows, buffers.attn.slot_T)
+            if kind.num_best != NO_SCORES:
+                write_scores(logits_MV, rows, kind.num_best, columns)
+            draft(hidden)
+            if kind.extras & DRAFTS:
+                write_drafts(state, rows, columns)
+            deliver(state, rows, self.download.slots_QW)
+
+        graph = Graph(finish, self.device, self.pool)
+        seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
+        if drafter is not None:
+            alone = Graph(partial(draft, self._states(len(buffers.ids_T))), self.device, self.pool)
+            draft_seconds = seconds_of(alone, self.device)
+        return StepGraph(kind, forward, graph, seconds, draft_seconds)
+
+    def _forward_of(self, size: tuple[int, int, int], buffers: StepBuffers) -> tuple[Graph, float]:
+        """Pack and run the target; every kind of step of this size goes on from its states."""
+        if size not in self._forwards:
+            ids_T, rows, attn = buffers.ids_T, buffers.rows, buffers.attn
+
+            def forward() -> Hidden:
+                pack(self.state, rows, size[1], ids_T, attn)
+                hidden: Hidden = self.target.forward(ids_T, attn, self.kv, self.layers)
+                return hidden
+
+            graph = Graph(forward, self.device, self.pool)
+            self._forwards[size] = graph, seconds_of(graph, self.device)
+        return self._forwards[size]
+
+    def _states(self, num_tokens: int) -> Hidden:
+        """Any will do to time what is made of them."""
+        size = num_tokens, self.target.spec.width
+        state_TD = torch.zeros(size, dtype=self.target.dtype, device=self.device)
+        return Hidden(state_TD, (state_TD,) * len(self.layers))
+
+    def _choose(
+        self, logits_MV: Tensor, rows: StepRows, attn: AttnInputs, kind: StepKind
+    ) -> Tensor:
+        sampling, pos_M = self.sampling, attn.pos_T + 1 if kind.sampling else attn.pos_T
+        if kind.extras & (RULES | MASKS):
+            path_MP = drafted_paths(self.state, rows, kind.num_nodes)
+            masks = self.step_masks(len(logits_MV)) if kind.extras & MASKS else (None, None)
+            place = attn.seq_T, attn.pos_T + 1, path_MP
+            logits_MV = process(logits_MV, *place, sampling.processors.tables, *masks)
+        return choose(
+            logits_MV,
+            attn.seq_T,
+            pos_M,
+            sampling.temperature_X,
+            sampling.top_k_X,
+            sampling.top_p_X,
+            sampling.log_min_p_X,
+            sampling.seed_X,
+            sampling.sample_X,
+            is_sampled=kind.sampling > 0,
+            is_filtered=kind.sampling > 1,
+        )
+
+    def step_masks(self, num_logits: int) -> tuple[Tensor, Tensor]:
+        """The masks of a step's rows of logits, and which of them have one."""
+        if self.masks is None:
+            most = max(self.inputs_3R.shape[1], MAX_LOGITS)
+            self.masks = StepMasks(most, self.target.spec.vocab_size, self.device)
+        return self.masks.mask_MW[:num_logits], self.masks.is_masked_M[:num_logits]
+
+    def _buffers_of(self, size: tuple[int, int, int]) -> StepBuffers:
+        """A step's packed tokens, its rows and what attention needs."""
+        if size in self._buffers:
+            return self._buffers[size]
+        num_rows, num_nodes, depth = size
+        num_k = num_nodes + 1
+        packed_5T = torch.zeros(5, num_rows * num_k, dtype=torch.int64, device=self.device)
+        rows = StepRows(
+            ids_R=self.inputs_3R[0, :num_rows],
+            allowed_R=self.inputs_3R[1, :num_rows],
+            room_R=self.inputs_3R[2, :num_rows],
+            count_R=packed_5T.new_zeros(num_rows),
+            path_RK=packed_5T.new_zeros(num_rows, num_k),
+            result_RC=self.results[: num_rows * (FIRST + num_k)].view(num_rows, -1),
+        )
+        spans = tuple(Span(r * num_k, (r + 1) * num_k, r, 0, 1) for r in range(num_rows))
+        attn = AttnInputs(
+            pos_T=packed_5T[1],
+            slot_T=packed_5T[2],
+            seq_T=packed_5T[3],
+            table_SB=self.state.table_XB,
+            base_T=packed_5T[4],
+            tree_TP=packed_5T.new_zeros(num_rows * num_k, depth) if depth else None,
+            block_size=self.block_size,
+        )
+        attn.memo["tiling"] = self.target.tiling(spans, num_rows * num_k)
+        self._buffers[size] = StepBuffers(packed_5T[0], rows, attn)
+        return self._buffers[size]
+
+
+def bucket(num_rows: int) -> int:
+    """The next size a step is captured for: few, as each takes a moment to capture."""
+    return 1 << (num_rows - 1).bit_length()
+
+
+def sampling_of(asks: int) -> int:
+    """Greedy, sampled, or sampled with filters."""
+    return 0 if not asks & SAMPLED else 2 if asks & FILTERED else 1
+
+
+def best_size(num_best: int) -> int:
+    """The next number of best tokens that steps are captured for."""
+    return next(size for size in SCORE_SIZES if size >= num_best)

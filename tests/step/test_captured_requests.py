@@ -1,0 +1,99 @@
+"""Requests with grammars, scores and traces take captured steps, and get what the host gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from hunch import LLM, RequestOutput, SamplingParams, Speculation
+from hunch.step.host_step import HostStep
+from hunch.types import StepPlan, StepResult
+from plain_steps import lead_by_host, stand_in
+from tiny_models import write_llama
+
+SMALL: dict[str, Any] = {"device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 160}
+PROMPTS = ["the model and the guess", "a token a token a token a", "fast token fast token fast"]
+SCHEMA = {
+    "type": "object",
+    "properties": {"fast": {"type": "boolean"}, "sizes": {"type": "array", "maxItems": 2}},
+    "required": ["fast", "sizes"],
+    "additionalProperties": False,
+}
+PARAMS = {
+    "schema": SamplingParams(temperature=0, max_tokens=30, structured_outputs={"json": SCHEMA}),
+    "regex": SamplingParams(
+        temperature=1.1, seed=4, max_tokens=24, structured_outputs={"regex": "(ab|cde){2,4} [0-9]+"},
+        repetition_penalty=1.2,
+    ),
+    "scores": SamplingParams(temperature=0.8, seed=2, max_tokens=16, logprobs=3, top_k=30),
+    "own score": SamplingParams(temperature=0, max_tokens=9, logprobs=0, min_tokens=9),
+    "trace": SamplingParams(temperature=0, max_tokens=16, speculation=Speculation(trace=True)),
+    "free": SamplingParams(temperature=0.7, seed=9, max_tokens=20),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("captured") / "model", width=32, layers=2)
+
+
+@pytest.fixture(autouse=True)
+def plain_kernels() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        yield
+
+
+def run(llm: LLM, *names: str) -> list[RequestOutput]:
+    prompts = [prompt for _ in names for prompt in PROMPTS]
+    return llm.generate(prompts, [PARAMS[name] for name in names for _ in PROMPTS])
+
+
+def shown(outputs: list[RequestOutput]) -> list[Any]:
+    """Everything that a user sees but the drafts."""
+    found: list[Any] = []
+    for output in outputs:
+        (answer,) = output.outputs
+        scores = [
+            {token: (round(score.logprob, 5), score.rank) for token, score in entries.items()}
+            for entries in answer.logprobs or []
+        ]
+        found.append((answer.token_ids, answer.text, answer.finish_reason, scores))
+    return found
+
+
+@pytest.mark.parametrize("method", ["suffix:adaptive=false:num_nodes=3", "draft:tree"])
+def test_as_by_the_host(method: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+        lead_by_host(llm.engine.runner)
+        plain = shown(run(llm, *PARAMS))
+    if method == "draft:tree":
+        method = f"draft:{model}:tree=dynamic:depth=2:num_nodes=4:adaptive=false"
+    by_host: list[StepPlan] = []
+    lead = HostStep.run
+
+    def note(host: HostStep, plan: StepPlan) -> StepResult:
+        by_host.append(plan)
+        return lead(host, plan)
+
+    with LLM(str(model), speculate=method, **SMALL) as llm:
+        monkeypatch.setattr(HostStep, "run", note)
+        outputs = run(llm, *PARAMS)
+        assert shown(outputs) == plain
+        assert llm.stats()["accepted"] > 0
+    work = [item for plan in by_host for item in plan.work]
+    assert sorted({item.row for item in work}) == list(range(len(outputs)))
+    assert len(work) == len(outputs)  # the host reads the prompts and does nothing else
+    for output in outputs[4 * len(PROMPTS) : 5 * len(PROMPTS)]:
+        (answer,) = output.outputs
+        traces = answer.trace or []
+        accepted = sum(len(trace.accepted) for trace in traces)
+        assert accepted + len(traces) >= len(answer.token_ids)
+        assert any(trace.tokens for trace in traces)
+        for trace in traces:
+            assert all(trace.parents[node] < node for node in trace.accepted)
