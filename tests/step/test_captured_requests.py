@@ -1,4 +1,4 @@
-"""Requests with grammars, scores and traces take captured steps, and get what the host gives them."""
+"""Requests with grammars, scores and traces take captured steps, with the same answers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SCHEMA = {
 PARAMS = {
     "schema": SamplingParams(temperature=0, max_tokens=30, structured_outputs={"json": SCHEMA}),
     "regex": SamplingParams(
-        temperature=1.1, seed=4, max_tokens=24, structured_outputs={"regex": "(ab|cde){2,4} [0-9]+"},
-        repetition_penalty=1.2,
+        temperature=1.1, seed=4, max_tokens=24, repetition_penalty=1.2,
+        structured_outputs={"regex": "(ab|cde){2,4} [0-9]+"},
     ),
     "scores": SamplingParams(temperature=0.8, seed=2, max_tokens=16, logprobs=3, top_k=30),
     "own score": SamplingParams(temperature=0, max_tokens=9, logprobs=0, min_tokens=9),

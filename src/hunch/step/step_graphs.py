@@ -22,6 +22,7 @@ from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows, commit, compact, pack
 from hunch.kernels.gpu_transfer import deliver
 from hunch.models.decoder import Hidden
+from hunch.sampling.dense import DeviceProcessors
 from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
 from hunch.step.capture import Graph, seconds_of
 from hunch.step.results import NO_SCORES, Columns, Download
@@ -95,6 +96,8 @@ class StepGraphs:
         pool: Any,
     ) -> None:
         self.target, self.kv, self.sampling, self.drafter = target, kv, sampling, drafter
+        assert isinstance(sampling.processors, DeviceProcessors)
+        self.rules = sampling.processors
         self.drafts_at = drafts_at
         self.state, self.inputs_3R = state, inputs_3R
         self.block_size, self.pool = block_size, pool
@@ -114,7 +117,10 @@ class StepGraphs:
     def step(self, kind: StepKind) -> StepGraph:
         """The step of this kind, captured now if it is the first."""
         kind = kind._replace(num_rows=bucket(kind.num_rows))
-        key = kind, self._generation(kind)  # tables of rules that were replaced make a captured step useless
+        key = (
+            kind,
+            self._generation(kind),
+        )  # tables of rules that were replaced make a captured step useless
         if key not in self._steps:
             waiting_3R = self.inputs_3R.clone()
             self._steps[key] = self._capture(kind)
@@ -123,7 +129,7 @@ class StepGraphs:
 
     def _generation(self, kind: StepKind) -> int:
         """Of the tables of rules that a captured step reads, as far as it reads any."""
-        return self.sampling.processors.generation if kind.extras & (RULES | MASKS) else 0
+        return self.rules.generation if kind.extras & (RULES | MASKS) else 0
 
     def columns(self, kind: StepKind) -> Columns:
         """Where things stand in a line of the step's result."""
@@ -160,8 +166,7 @@ class StepGraphs:
             if kind.extras & RULES:
                 num_R = torch.where(rows.count_R >= 0, result_RC[:, TOKENS], 0)
                 tokens_RK = result_RC[:, FIRST : FIRST + kind.num_nodes + 1]
-                tables = self.sampling.processors.tables
-                count_committed(tables, rows.ids_R.clamp(min=0), tokens_RK, num_R)
+                count_committed(self.rules.tables, rows.ids_R.clamp(min=0), tokens_RK, num_R)
             if buffers.attn.tree_TP is not None:
                 compact(self.kv, rows, buffers.attn.slot_T)
             if kind.num_best != NO_SCORES:
@@ -206,7 +211,7 @@ class StepGraphs:
             path_MP = drafted_paths(self.state, rows, kind.num_nodes)
             masks = self.step_masks(len(logits_MV)) if kind.extras & MASKS else (None, None)
             place = attn.seq_T, attn.pos_T + 1, path_MP
-            logits_MV = process(logits_MV, *place, sampling.processors.tables, *masks)
+            logits_MV = process(logits_MV, *place, self.rules.tables, *masks)
         return choose(
             logits_MV,
             attn.seq_T,
