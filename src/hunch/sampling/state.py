@@ -84,11 +84,6 @@ class SamplingState:
             else HostProcessors(max_rows, vocab_size)
         )
 
-    @property
-    def table_bytes(self) -> int:
-        """Memory that the rules of requests take once a request brings some: see ProcessTables."""
-        return self.is_dense * len(self.temperature_X) * self.vocab_size * (4 + 4 + 1)
-
     # --- rows come and go ---------------------------------------------------------------------
 
     def start(self, row: int, request: Request, tokens: list[int]) -> None:

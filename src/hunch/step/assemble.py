@@ -48,7 +48,6 @@ def assemble(
     working = 0
     if config.cache.kv_bytes is None and config.cache.num_blocks is None:
         working = working_bytes(target, schedule.num_tokens, schedule.num_rows)
-        working += sampling.table_bytes
     num_blocks = count_blocks(config, shapes, context.max_len, max_nodes, device, working)
     drafter_kv = bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size
     capacity = Capacity(

@@ -9,6 +9,7 @@ import torch
 from hunch.kernels.attention import AttnInputs, Span
 
 GRAPHS = 2**28  # captured steps keep their logits and inputs
+RULES = 9  # bytes per row and token of `kernels.process.ProcessTables`
 
 
 @torch.inference_mode()
@@ -36,4 +37,4 @@ def working_bytes(target: Any, num_tokens: int, num_rows: int) -> int:
     peak = torch.cuda.max_memory_allocated(device) - before
     del hidden
     torch.cuda.empty_cache()
-    return int(peak) + GRAPHS
+    return int(peak) + GRAPHS + RULES * num_rows * target.spec.vocab_size
