@@ -37,4 +37,4 @@ def working_bytes(target: Any, num_tokens: int, num_rows: int) -> int:
     peak = torch.cuda.max_memory_allocated(device) - before
     del hidden
     torch.cuda.empty_cache()
-    return int(peak) + GRAPHS + RULES * num_rows * target.spec.vocab_size
+    return int(peak) + GRAPHS + RULES * num_rows * int(target.spec.vocab_size)
