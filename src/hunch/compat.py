@@ -186,6 +186,8 @@ def unused_arguments(config: Config, device: str) -> list[str]:
         words.append("gpu_memory_utilization has no effect beside kv_bytes or num_blocks")
     elif "gpu_memory_utilization" in given and device == "cpu":
         words.append("gpu_memory_utilization has no effect on a CPU: kv_bytes says how much KV")
+    if "activation_bits" in given and (device != "cpu" or config.model.kernels == "torch"):
+        words.append("activation_bits has no effect: only a CPU's own kernels round activations")
     if {"kv_bytes", "num_blocks"} <= given:
         words.append("kv_bytes has no effect beside num_blocks")
     if config.spec.draft_tensor_parallel_size and config.spec.method in _WEIGHTLESS:
