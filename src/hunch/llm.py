@@ -298,7 +298,7 @@ def _build_runner(
     return runner
 
 
-def _with_sizes(runner: LocalRunner, device: torch.device) -> Capacity:
+def _with_sizes(runner: Runner, device: torch.device) -> Capacity:
     """What the drafter takes; on a CPU memory for KV is taken only as it is used."""
     weights, capacity = runner.drafter.needs.weight_bytes, runner.capacity
     num_bytes = capacity.drafter_bytes if device.type == "cuda" else weights
