@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import select
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
@@ -64,41 +67,34 @@ class Engine(Protocol):
 
 
 class Channel:
-    """The socket to the HTTP side. Sending never waits: what does not fit is kept for later."""
+    """The socket to an HTTP process. Sending never waits: what does not fit is kept for later."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self._sock = sock
+        self.sock = sock
         self._unpacker = wire.Unpacker()
-        self._unsent = bytearray()
+        self.unsent = bytearray()
         self._sending = threading.Lock()
-        self._bell, self._button = socket.socketpair()
         self.is_open = True
-
-    def ring(self) -> None:
-        """End a wait in `receive`. Any thread may call it."""
-        self._button.send(b"!")
 
     def send(self, message: wire.Message) -> None:
         """Any thread may call it."""
-        frame = wire.pack(message)
+        self.send_frame(wire.pack(message))
+
+    def send_frame(self, frame: bytes) -> None:
         with self._sending:
-            self._unsent += frame
+            self.unsent += frame
             self._flush()
 
-    def receive(self, timeout: float) -> list[wire.Message]:
-        """The messages that have arrived; waits up to `timeout` seconds for the first."""
-        writers = [self._sock] if self._unsent else []
-        readable, writable, _ = select.select([self._sock, self._bell], writers, [], timeout)
-        if writable:
-            with self._sending:
-                self._flush()
-        if self._bell in readable:
-            self._bell.recv(RECEIVE_BYTES)
-        if self._sock not in readable:
-            return []
+    def push(self) -> None:
+        """Send what is kept, as far as it goes."""
+        with self._sending:
+            self._flush()
+
+    def receive(self) -> list[wire.Message]:
+        """The messages that have arrived."""
         try:
-            data = self._sock.recv(RECEIVE_BYTES)
+            data = self.sock.recv(RECEIVE_BYTES)
         except ConnectionError:
             data = b""
         self.is_open = bool(data)
@@ -107,49 +103,98 @@ class Channel:
     def flush(self, timeout: float) -> None:
         """Send what is kept, for at most `timeout` seconds."""
         end = time.monotonic() + timeout
-        while self._unsent and self.is_open and time.monotonic() < end:
-            select.select([], [self._sock], [], max(0.0, end - time.monotonic()))
-            with self._sending:
-                self._flush()
+        while self.unsent and self.is_open and time.monotonic() < end:
+            select.select([], [self.sock], [], max(0.0, end - time.monotonic()))
+            self.push()
 
     def _flush(self) -> None:
         try:
-            while self._unsent:
-                del self._unsent[: self._sock.send(self._unsent)]
+            while self.unsent:
+                del self.unsent[: self.sock.send(self.unsent)]
         except BlockingIOError:
             pass  # the reader is behind; the next receive() tries again
         except ConnectionError:
             self.is_open = False
 
 
+class Lines:
+    """The channels to all HTTP processes. The first belongs to the one that started this one."""
+
+    def __init__(self, channels: list[Channel]) -> None:
+        self.channels = channels
+        self._bell, self._button = socket.socketpair()
+
+    def ring(self) -> None:
+        """End a wait in `receive`. Any thread may call it."""
+        self._button.send(b"!")
+
+    @property
+    def is_open(self) -> bool:
+        return self.channels[0].is_open
+
+    def send(self, message: wire.Message) -> None:
+        """To everyone."""
+        frame = wire.pack(message)
+        for channel in self.channels:
+            if channel.is_open:
+                channel.send_frame(frame)
+
+    def receive(self, timeout: float) -> list[tuple[Channel, wire.Message]]:
+        """The messages that have arrived; waits up to `timeout` seconds for the first."""
+        channels = {channel.sock: channel for channel in self.channels if channel.is_open}
+        writers = [sock for sock, channel in channels.items() if channel.unsent]
+        readable, writable, _ = select.select([*channels, self._bell], writers, [], timeout)
+        for sock in writable:
+            channels[sock].push()
+        found: list[tuple[Channel, wire.Message]] = []
+        for sock in readable:
+            if sock is self._bell:
+                sock.recv(RECEIVE_BYTES)
+                continue
+            channel = channels[sock]
+            found += [(channel, message) for message in channel.receive()]
+            if not channel.is_open:
+                found.append((channel, {"op": "gone"}))
+        return found
+
+
+@dataclass(slots=True)
+class Open:
+    """A request that runs: whom to tell, and how much he knows."""
+
+    channel: Channel
+    sent: wire.Sent = field(default_factory=wire.Sent)
+
+
 class Loop:
     """Commands, a step, answers; until the HTTP side hangs up."""
 
-    def __init__(self, engine: Engine, channel: Channel) -> None:
+    def __init__(self, engine: Engine, lines: Lines) -> None:
         self.engine = engine
-        self.channel = channel
-        self.sent: dict[str, wire.Sent] = {}
+        self.lines = lines
+        self.open: dict[str, Open] = {}
         self.is_closing = False
         self._next_stats = 0.0
         self._step_began: float | None = None
+        self._counts: dict[int, Any] = {}  # what each HTTP process has counted
         # Grammars are compiled beside the steps; requests that bring one wait for it here.
-        self._checking: dict[str, Future[Any]] = {}
+        self._checking: dict[str, tuple[Channel, Future[Any]]] = {}
         self._checkers = ThreadPoolExecutor(2, thread_name_prefix="hunch-check")
 
     def beat(self) -> None:
         """Signs of life, from a thread of their own, for as long as anybody listens."""
-        while self.channel.is_open and not self.is_closing:
+        while self.lines.is_open and not self.is_closing:
             began = self._step_began
             seconds = 0.0 if began is None else time.monotonic() - began
-            self.channel.send({"op": "alive", "step_seconds": seconds})
+            self.lines.send({"op": "alive", "step_seconds": seconds})
             time.sleep(BEAT_SECONDS)
 
     def run(self) -> None:
         threading.Thread(target=self.beat, name="hunch-beat", daemon=True).start()
-        while self.channel.is_open and not self.is_closing:
+        while self.lines.is_open and not self.is_closing:
             has_work = self.engine.has_work()
-            for message in self.channel.receive(0.0 if has_work else IDLE_SECONDS):
-                self._obey(message)
+            for channel, message in self.lines.receive(0.0 if has_work else IDLE_SECONDS):
+                self._obey(channel, message)
             if self._checking:
                 self._admit_checked()
             if self.engine.has_work():
@@ -157,78 +202,103 @@ class Loop:
             self._report(is_idle=not self.engine.has_work())
         self._checkers.shutdown(wait=False, cancel_futures=True)
 
-    def _obey(self, message: wire.Message) -> None:
+    def _obey(self, channel: Channel, message: wire.Message) -> None:
         match message["op"]:
             case "submit":
-                self._submit(message)
+                self._submit(channel, message)
             case "abort":
-                if self.sent.pop(message["id"], None) is not None:
-                    self.engine.abort(message["id"])
-                elif (waiting := self._checking.pop(message["id"], None)) is not None:
-                    waiting.cancel()
+                self._abort(message["id"])
+            case "counts":
+                self._counts[self.lines.channels.index(channel)] = message["families"]
+            case "gone":
+                for request_id in [i for i, one in self.open.items() if one.channel is channel]:
+                    self._abort(request_id)
             case "close":
                 self.is_closing = True
 
-    def _submit(self, message: wire.Message) -> None:
-        request_id = message["id"]
+    def _abort(self, request_id: str) -> None:
+        if self.open.pop(request_id, None) is not None:
+            self.engine.abort(request_id)
+        elif (waiting := self._checking.pop(request_id, None)) is not None:
+            waiting[1].cancel()
+
+    def _submit(self, channel: Channel, message: wire.Message) -> None:
+        request_id, options = message["id"], message["options"]
         try:
             params = wire.load_params(message["params"])
-            check = partial(
-                self.engine.check,
-                request_id,
-                message["prompt_ids"],
-                params,
-                **message["options"],
-            )
+            if "handle" in options:  # each process counts its own; here they must differ
+                number = self.lines.channels.index(channel)
+                options["handle"] = options["handle"] * len(self.lines.channels) + number
+            check = partial(self.engine.check, request_id, message["prompt_ids"], params, **options)
             if params.structured_outputs is not None:
-                waiting = self._checking[request_id] = self._checkers.submit(check)
-                waiting.add_done_callback(lambda _: self.channel.ring())
+                waiting = self._checkers.submit(check)
+                self._checking[request_id] = channel, waiting
+                waiting.add_done_callback(lambda _: self.lines.ring())
                 return
-            self._admit(request_id, check())
+            self._admit(channel, request_id, check())
         except Exception as error:  # whatever is wrong with one request ends that one alone
-            self._refuse(request_id, error)
+            self._refuse(channel, request_id, error)
 
     def _admit_checked(self) -> None:
-        done = [request_id for request_id, found in self._checking.items() if found.done()]
+        done = [request_id for request_id, (_, found) in self._checking.items() if found.done()]
         for request_id in done:
+            channel, found = self._checking.pop(request_id)
             try:
-                self._admit(request_id, self._checking.pop(request_id).result())
+                self._admit(channel, request_id, found.result())
             except Exception as error:  # see _submit
-                self._refuse(request_id, error)
+                self._refuse(channel, request_id, error)
 
-    def _admit(self, request_id: str, asked: Any) -> None:
+    def _admit(self, channel: Channel, request_id: str, asked: Any) -> None:
         self.engine.check_queue(0)
         self.engine.admit(asked)
-        self.sent[request_id] = wire.Sent()
-        self.channel.send({"op": "accepted", "id": request_id})
+        self.open[request_id] = Open(channel)
+        channel.send({"op": "accepted", "id": request_id})
 
-    def _refuse(self, request_id: str, error: Exception) -> None:
+    def _refuse(self, channel: Channel, request_id: str, error: Exception) -> None:
         if not isinstance(error, HunchError):
             log.error("a request could not be checked", exc_info=error)
             error = HunchError("the request failed inside the server")
-        self.channel.send({"op": "refused", "id": request_id, **wire.dump_error(error)})
+        channel.send({"op": "refused", "id": request_id, **wire.dump_error(error)})
 
     def _step(self) -> None:
-        items = []
         self._step_began = time.monotonic()
         outputs = self.engine.step()
         self._step_began = None
+        items: dict[Channel, list[wire.Message]] = {}
         for output in outputs:
-            sent = self.sent.get(output.request_id)
-            if sent is None:
+            one = self.open.get(output.request_id)
+            if one is None:
                 continue
-            items.append(wire.dump_delta(output, sent))
+            items.setdefault(one.channel, []).append(wire.dump_delta(output, one.sent))
             if output.finished:
-                del self.sent[output.request_id]
+                del self.open[output.request_id]
         said = self.engine.take_said()
-        if items or said:
-            self.channel.send({"op": "deltas", "items": items, "said": said})
+        channels = self.lines.channels
+        if len(channels) == 1:
+            if items or said:
+                found = items.get(channels[0], [])
+                channels[0].send({"op": "deltas", "items": found, "said": said})
+            return
+        for channel, tokens in zip(channels, _shared(said, len(channels)), strict=True):
+            if tokens or channel in items:
+                channel.send({"op": "deltas", "items": items.get(channel, []), "said": tokens})
 
     def _report(self, *, is_idle: bool) -> None:
         now = time.monotonic()
         if is_idle or now >= self._next_stats:
             self._next_stats = now + STATS_SECONDS
-            self.channel.send({"op": "stats", "stats": self.engine.stats()})
+            self.lines.send({"op": "stats", "stats": self.engine.stats()})
+            if self._counts:
+                self.lines.send({"op": "counts", "by_process": self._counts})
+
+
+def _shared(said: list[int], count: int) -> list[list[int]]:
+    """Handles and tokens, by the channel that a handle belongs to, with its own number for it."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    pairs = iter(said)
+    for handle, token in zip(pairs, pairs, strict=True):
+        found[handle % count] += (handle // count, token)
+    return found
 
 
 def _info(capacity: Capacity, config: wire.Message) -> wire.Message:
@@ -238,7 +308,8 @@ def _info(capacity: Capacity, config: wire.Message) -> wire.Message:
     }
     num_slots = capacity.num_blocks * capacity.block_size
     max_len = min(config["model"]["max_model_len"] or capacity.max_len, capacity.max_len)
-    return info | {"max_len": min(max_len, num_slots), "methods": list(capacity.methods)}
+    info |= {"max_len": min(max_len, num_slots), "methods": list(capacity.methods)}
+    return info | {"pid": os.getpid()}
 
 
 def resolve(path: str) -> Any:
@@ -247,37 +318,43 @@ def resolve(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def main(fd: int) -> int:
-    """Build the engine the first message describes and serve until the socket closes."""
+def main(fds: Sequence[int]) -> int:
+    """Build the engine the first message describes and serve until the first socket closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the HTTP side decides when to drain and leave
-    channel = Channel(socket.socket(fileno=fd))
+    lines = Lines([Channel(socket.socket(fileno=fd)) for fd in fds])
+    first = lines.channels[0]
     start: wire.Message | None = None
     while start is None:
-        start = next(iter(channel.receive(IDLE_SECONDS)), None)
-        if not channel.is_open:
+        found = lines.receive(IDLE_SECONDS)
+        start = next((message for channel, message in found if channel is first), None)
+        if not lines.is_open:
             return 0
     logs.set_up(*start["logs"])
     try:
         engine: Engine = resolve(start["factory"])(wire.load_config(start["config"]))
     except HunchError as error:
-        channel.send({"op": "fatal", "message": str(error)})
-        channel.flush(5.0)
-        return 1
+        return _fail(lines, error)
     gc.collect()
     gc.freeze()  # what is there now stays: looking through it again would stop steps
-    channel.send({"op": "stats", "stats": engine.stats()})
-    channel.send({"op": "ready", "info": _info(engine.capacity, start["config"])})
-    loop = Loop(engine, channel)
+    info = _info(engine.capacity, start["config"])
+    for index, channel in enumerate(lines.channels):
+        channel.send({"op": "stats", "stats": engine.stats()})
+        channel.send({"op": "ready", "info": {**info, "index": index}})
     try:
-        loop.run()
+        Loop(engine, lines).run()
     except HunchError as error:
-        channel.send({"op": "fatal", "message": str(error)})
-        channel.flush(5.0)
-        return 1
+        return _fail(lines, error)
     engine.close()
     return 0
 
 
+def _fail(lines: Lines, error: HunchError) -> int:
+    lines.send({"op": "fatal", "message": str(error)})
+    for channel in lines.channels:
+        channel.flush(5.0)
+    return 1
+
+
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main([int(word) for word in sys.argv[1:]]))

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from hunch.server.remote import EngineInfo
 from hunch.types import SamplingParams
 
 PREFIX = "hunch:"
@@ -61,8 +62,17 @@ _HISTOGRAMS = (
 )
 
 
+Labels = tuple[tuple[str, str], ...]
+Family = tuple[
+    tuple[str, str, str], list[tuple[str, Labels, float]]
+]  # name, help and kind; samples
+
+
 class EngineView(Protocol):
     """What metrics read of the engine."""
+
+    info: EngineInfo
+    counts: dict[int, Any]  # what each process that shares the engine has counted
 
     @property
     def pid(self) -> int: ...
@@ -77,7 +87,9 @@ class Metrics:
         def engine_pid() -> int:
             return engine.pid
 
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry()  # what all processes would tell alike
+        self._own = CollectorRegistry()  # what this one has counted
+        self._engine = engine
         self._labels = {"model_name": model_name, "engine": "0"}
         self.registry.register(_EngineCollector(engine, self._labels))
         self._prompt_size = self._histogram("request_prompt_tokens", TOKENS)
@@ -94,7 +106,7 @@ class Metrics:
             "From the headers of a request to the last byte of its answer.",
             [*self._labels, "path"],
             buckets=SECONDS,
-            registry=self.registry,
+            registry=self._own,
         )
         # Under the names every program has: process_resident_memory_bytes and such.
         ProcessCollector(registry=self.registry)
@@ -102,7 +114,26 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """The text Prometheus reads."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(_Sum(self._all_families()))
+
+    def families(self) -> list[Family]:
+        """What this process has counted, as plain values."""
+        return [
+            (
+                (metric.name, metric.documentation, metric.type),
+                [(s.name, tuple(s.labels.items()), s.value) for s in metric.samples],
+            )
+            for metric in self._own.collect()
+        ]
+
+    def _all_families(self) -> list[Family]:
+        """With those of the other processes that serve the same engine, at most a second old."""
+        others = [counts for index, counts in self._engine.counts.items() if index != self._index]
+        return [*self.families(), *(family for families in others for family in families)]
+
+    @property
+    def _index(self) -> int:
+        return self._engine.info.index
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         self._http.labels(**self._labels, path=path, status=str(status)).inc()
@@ -126,13 +157,33 @@ class Metrics:
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> PrometheusHistogram:
         help_text = name.replace("_", " ").capitalize() + "."
         histogram = PrometheusHistogram(
-            PREFIX + name, help_text, list(self._labels), buckets=buckets, registry=self.registry
+            PREFIX + name, help_text, list(self._labels), buckets=buckets, registry=self._own
         )
         return histogram.labels(**self._labels)
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         names = [*self._labels, *labels]
-        return Counter(PREFIX + name, help_text, names, registry=self.registry)
+        return Counter(PREFIX + name, help_text, names, registry=self._own)
+
+
+class _Sum:
+    """Families of several processes as one."""
+
+    def __init__(self, families: list[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        sums: dict[tuple[str, str, str], dict[tuple[str, Labels], float]] = {}
+        for head, samples in self._families:
+            found = sums.setdefault(head, {})
+            for name, labels, value in samples:
+                found[name, labels] = found.get((name, labels), 0.0) + value
+        for (name, text, kind), values in sums.items():
+            metric = Metric(name, text, kind)
+            for (sample, labels), value in values.items():
+                if not sample.endswith("_created"):
+                    metric.add_sample(sample, dict(labels), value)
+            yield metric
 
 
 class _EngineCollector(Collector):

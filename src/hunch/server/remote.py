@@ -33,6 +33,8 @@ class EngineInfo:
     num_blocks: int
     block_size: int
     methods: list[str]  # that a request may name
+    pid: int
+    index: int = 0  # of this process among those that share the engine
 
 
 class Watcher(Protocol):
@@ -71,6 +73,7 @@ class RemoteEngine:
         factory: str,
         *,
         max_queue: int = 256,
+        num_others: int = 0,
         log_format: str = "text",
         log_level: str = "info",
     ) -> None:
@@ -78,6 +81,9 @@ class RemoteEngine:
         self._factory = factory
         self._logs = (log_format, log_level)
         self._max_queue = max_queue
+        self._num_others = num_others
+        self.give_lines: Callable[[list[socket.socket]], None] = lambda lines: None
+        self.counts: dict[int, Any] = {}  # what each process that shares the engine has counted
         self._streams: dict[str, RemoteStream] = {}
         self._by_handle: dict[int, RemoteStream] = {}
         self._last_handle = -1
@@ -98,29 +104,34 @@ class RemoteEngine:
         """Start the process and wait until its model is loaded. After its death: another one."""
         self._fatal = None
         self.died.clear()
-        ours, theirs = socket.socketpair()
-        fd = theirs.fileno()
-        command = [sys.executable, "-m", "hunch.server.engine_process", str(fd)]
+        pairs = [socket.socketpair() for _ in range(1 + self._num_others)]
+        fds = [theirs.fileno() for _, theirs in pairs]
+        command = [sys.executable, "-m", "hunch.server.engine_process", *map(str, fds)]
         # Its own session: Ctrl-C on the terminal is for the HTTP side, which drains first.
         self._process = subprocess.Popen(
-            command, pass_fds=(fd,), start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
+            command, pass_fds=fds, start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
         )
-        theirs.close()
-        loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] = loop.create_future()
-        self._buried: asyncio.Future[None] = loop.create_future()
-        self._line, _ = await loop.create_unix_connection(
-            lambda: _Line(self._take, self._tell, self._lose), sock=ours
-        )
+        for _, theirs in pairs:
+            theirs.close()
+        self.give_lines([ours for ours, _ in pairs[1:]])
+        await self._join(pairs[0][0])
         config = wire.dump_config(self._config)
         start = {"op": "start", "factory": self._factory, "config": config, "logs": self._logs}
         self._send(start)
         await self._ready
         self.death = None
 
+    async def _join(self, line: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._buried: asyncio.Future[None] = loop.create_future()
+        self._line, _ = await loop.create_unix_connection(
+            lambda: _Line(self._take, self._tell, self._lose), sock=line
+        )
+
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.info.pid
 
     @property
     def is_loaded(self) -> bool:
@@ -246,6 +257,10 @@ class RemoteEngine:
                 f"{self.num_open} sequences are running or waiting; try again later"
             )
 
+    def send_counts(self, families: Any) -> None:
+        """Let the others know what this process has counted."""
+        self._send({"op": "counts", "families": families})
+
     def _send(self, message: wire.Message) -> None:
         if self._line is not None and not self._line.is_closing():
             self._line.write(wire.pack(message))
@@ -262,6 +277,8 @@ class RemoteEngine:
                 self._step_seconds = message["step_seconds"]
             case "stats":
                 self._stats = message["stats"]
+            case "counts":
+                self.counts = message["by_process"]
             case "accepted":
                 if stream := self._streams.get(message["id"]):
                     stream.accept()
@@ -311,13 +328,17 @@ class RemoteEngine:
         """The socket closed: the process is gone, or about to be."""
         self._burial = asyncio.create_task(self._bury())
 
+    async def _wait_process(self) -> str:
+        """How it ended."""
+        return f"the engine's process {_how(await asyncio.to_thread(_wait, self._process))}"
+
     async def _bury(self) -> None:
-        code = await asyncio.to_thread(_wait, self._process)
+        ending = await self._wait_process()
         if not self._buried.done():  # closing may have given up on it
             self._buried.set_result(None)
         if self._is_closing:
             return
-        self.death = self._fatal or f"the engine's process {_how(code)}"
+        self.death = self._fatal or ending
         for stream in list(self._streams.values()):
             self._leave(stream, "error")
             stream.fail(EngineError(self.death))

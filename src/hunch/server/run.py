@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from hunch.server.service import Service
 from hunch.server.settings import ServeConfig
 from hunch.server.status import StatusLines
 from hunch.server.text import Text
+from hunch.server.workers import JoinedEngine, Workers
 
 ENGINE_FACTORY = "hunch.llm:build_engine"  # Config -> Engine, called in the engine's process
 WATCH_SECONDS = 1.0  # between two looks at the engine
@@ -68,64 +69,109 @@ async def _serve(
     config: Config, settings: ServeConfig, engine_factory: str, text_factory: str
 ) -> int:
     sock = _bind(settings)  # before the model is loaded: a taken port is told at once
+    workers = Workers(config, settings, text_factory)
+    workers.start(sock)
+    if settings.workers > 1:  # nobody else knows how many wait in all
+        config = replace(config, schedule=replace(config.schedule, max_queue=settings.max_queue))
     engine = RemoteEngine(
         config,
         engine_factory,
         max_queue=settings.max_queue,
+        num_others=settings.workers - 1,
         log_format=settings.log_format,
         log_level=settings.log_level,
     )
+    engine.give_lines = workers.give
     loading = asyncio.create_task(_load(config, engine, text_factory))
     _on_signals(loading.cancel)
     try:
         text = await loading
-    except EngineError as error:
-        logs.event(logging.ERROR, f"the engine did not start: {error}")
+    except (EngineError, asyncio.CancelledError) as error:
         sock.close()
-        return 1
-    except asyncio.CancelledError:
-        logs.event(logging.INFO, "stopped before the model was loaded")
-        sock.close()
+        await workers.close()
         await engine.close()
+        if isinstance(error, EngineError):
+            logs.event(logging.ERROR, f"the engine did not start: {error}")
+            return 1
+        logs.event(logging.INFO, "stopped before the model was loaded")
         return 0
-    service = Service(
-        settings,
-        engine,
-        text,
-        chat_template=config.model.chat_template,
-        parsers=config.model,
-    )
-    server = _Server(
-        uvicorn.Config(
-            build_app(service),
-            log_config=None,
-            lifespan="off",
-            server_header=False,
-            proxy_headers=False,  # nothing here depends on a client's address
-            http=protocol(settings.max_connections),
-            ws="none",
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=2,
-        )
-    )
+    service = _service(config, settings, engine, text)
     if not settings.api_keys and not settings.is_local:
         logs.event(
             logging.WARNING,
             f"{settings.host} can be reached from other machines, and no --api-key is set: "
             "everybody who can reach it may use it",
         )
-    keeper = Keeper(service, server)
+    keeper = Keeper(service, _server(service), workers)
     host, port = sock.getsockname()[:2]
     names = ", ".join(settings.served_model_names)
     logs.event(logging.INFO, f"serving {names} on http://{host}:{port}", engine_pid=engine.pid)
-    tasks = [asyncio.create_task(keeper.watch()), asyncio.create_task(StatusLines(service).run())]
+    await _run(keeper, sock, keeper.watch(), keeper.watch_workers(), StatusLines(service).run())
+    await workers.close()
+    await engine.close()
+    return keeper.exit_code
+
+
+def run_worker(
+    engine: JoinedEngine, config: Config, settings: ServeConfig, text_factory: str
+) -> int:
+    """One of several HTTP processes over an engine that another one owns."""
+    if settings.disable_log_requests:
+        logs.hide_requests()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve_beside(engine, config, settings, text_factory))
+
+
+async def _serve_beside(
+    engine: JoinedEngine, config: Config, settings: ServeConfig, text_factory: str
+) -> int:
+    loading = asyncio.create_task(_load(config, engine, text_factory))
+    _on_signals(loading.cancel)
+    try:
+        text = await loading
+    except (EngineError, asyncio.CancelledError):
+        return 0  # the owner says why
+    service = _service(config, settings, engine, text)
+    keeper = Keeper(service, _server(service))
+    await _run(keeper, _bind(settings), keeper.follow())
+    await engine.close()
+    return keeper.exit_code
+
+
+async def _run(keeper: Keeper, sock: socket.socket, *beside: Coroutine[Any, Any, None]) -> None:
+    """Serve on this socket until the keeper decides to leave."""
+    tasks = [asyncio.create_task(work) for work in (*beside, keeper.share_counts())]
     _on_signals(keeper.stop)
-    await server.serve(sockets=[sock])
+    await keeper.server.serve(sockets=[sock])
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await engine.close()
-    return keeper.exit_code
+
+
+def _service(config: Config, settings: ServeConfig, engine: RemoteEngine, text: Text) -> Service:
+    return Service(
+        settings,
+        engine,
+        text,
+        chat_template=config.model.chat_template,
+        parsers=config.model,
+    )
+
+
+def _server(service: Service) -> uvicorn.Server:
+    return _Server(
+        uvicorn.Config(
+            build_app(service),
+            log_config=None,
+            lifespan="off",
+            server_header=False,
+            proxy_headers=False,  # nothing here depends on a client's address
+            http=protocol(service.settings.max_connections),
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=2,
+        )
+    )
 
 
 async def _load(config: Config, engine: RemoteEngine, text_factory: str) -> Text:
@@ -144,9 +190,12 @@ def _on_signals(act: Callable[[], object]) -> None:
 class Keeper:
     """Decides when a server leaves, and how."""
 
-    def __init__(self, service: Service, server: uvicorn.Server) -> None:
+    def __init__(
+        self, service: Service, server: uvicorn.Server, workers: Workers | None = None
+    ) -> None:
         self.service = service
         self.server = server
+        self.workers = workers
         self.exit_code = 0
         self._drain: asyncio.Task[None] | None = None
 
@@ -154,6 +203,8 @@ class Keeper:
         """The first signal drains, the second leaves at once."""
         if self._drain is None:
             self._drain = asyncio.create_task(self._finish())
+            if self.workers is not None:
+                self.workers.stop()
         else:
             self.server.should_exit = True
             self.server.force_exit = True
@@ -187,6 +238,33 @@ class Keeper:
         await asyncio.sleep(settings.death_grace)
         self.server.should_exit = True
 
+    async def follow(self) -> None:
+        """Where another process owns the engine: it sends a line to each new one, or is gone."""
+        engine = self.service.engine
+        try:
+            while True:
+                await engine.died.wait()
+                await engine.start()
+        except EngineError as error:
+            logs.event(logging.ERROR, f"{error}; this HTTP process leaves")
+            self.exit_code = 1
+            self.server.should_exit = True
+
+    async def watch_workers(self) -> None:
+        """A process that is missing would leave its share of the connections unanswered."""
+        assert self.workers is not None
+        await self.workers.watch()
+        if self._drain is None:
+            logs.event(logging.ERROR, "one of the HTTP processes died; the server leaves")
+            self.exit_code = 1
+            self.stop()
+
+    async def share_counts(self) -> None:
+        """Each process answers /metrics for all of them."""
+        while self.service.settings.workers > 1:
+            await asyncio.sleep(WATCH_SECONDS)
+            self.service.engine.send_counts(self.service.metrics.families())
+
     async def _wait_dead(self) -> None:
         """Until the engine has died; one that shows no life is helped."""
         engine, limit = self.service.engine, self.service.settings.engine_timeout
@@ -215,6 +293,8 @@ def _bind(settings: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if settings.workers > 1:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     address: Any = (settings.host, settings.port)
     try:
         sock.bind(address)

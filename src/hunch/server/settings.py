@@ -46,7 +46,8 @@ class ServeConfig:
     served_model_names: tuple[str, ...] = ("hunch",)  # the first is the one answers carry
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # names clients may call it by, where that is checked
-    max_connections: int = 4096
+    max_connections: int = 4096  # of each HTTP process
+    workers: int = 1  # HTTP processes over the one engine
     max_queue: int = 256  # sequences that may be open beyond those that run at once
     request_timeout: float = 600.0  # seconds from arrival to the last byte
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
@@ -98,8 +99,9 @@ class ServeConfig:
             raise ConfigError(f"log_level={self.log_level!r} must be debug, info, warning or error")
         if self.request_timeout <= 0:
             raise ConfigError(f"request_timeout={self.request_timeout} must be above 0")
-        if self.max_connections < 1:
-            raise ConfigError(f"max_connections={self.max_connections} must be 1 or more")
+        for name in ("max_connections", "workers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.engine_timeout < 5:
             raise ConfigError(f"engine_timeout={self.engine_timeout} must be 5 or more")
         for name in (
