@@ -1,7 +1,11 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
-# A release, not a range: on a machine without a GPU an open range would fetch gigabytes of CUDA.
+# A release, not a range: another one may round differently. Its Triton, whose interpreter stands in
+# for a GPU in the tests, comes with torch's CUDA build; a CPU build has none, so it is named here.
 TORCH ?= torch==2.13.0
+TRITON ?= triton==3.7.1
+# Where a machine without a GPU gets torch's CPU build, should pip's own indexes have none; empty: nowhere.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -39,12 +43,12 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "installing hunch and what it needs into $(VENV) (a few minutes, once)"
-	$(PIP) "$(TORCH)"
+	$(BIN)/python tools/install_torch.py "$(TORCH)" --cpu-index "$(TORCH_INDEX)"
 	$(PIP) -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' $(if $(filter Linux,$(shell uname -s)),"$(TRITON)")
 	@touch $@
 
 $(VENV)/.installed-peers: $(VENV)/.installed
