@@ -36,7 +36,7 @@ def main() -> int:
         return install(args.requirement, f"{args.requirement}: {size}", args.dry_run)
     if version and "+" not in version:
         local = f"{args.requirement}+cpu"
-        if install(local, f"no GPU found: looking for {local}", args.dry_run, quiet=True) == 0:
+        if install(local, f"no GPU found: looking for {local}", args.dry_run, is_try=True) == 0:
             return 0
     if args.cpu_index:
         words = (
@@ -62,15 +62,13 @@ def has_gpu() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
 
 
-def install(requirement: str, words: str, is_dry: bool, *options: str, quiet: bool = False) -> int:
+def install(requirement: str, words: str, is_dry: bool, *options: str, is_try: bool = False) -> int:
     """pip's exit code; its own bars tell the size of each file."""
     print(words, file=sys.stderr, flush=True)
     command = [*PIP, "install", *options, requirement]
     if is_dry:
         command.append("--dry-run")
-    if quiet:
-        command.append("--quiet")
-    errors = subprocess.DEVNULL if quiet else None
+    errors = subprocess.DEVNULL if is_try else None  # that it is not there is no error
     return subprocess.run(command, stderr=errors, check=False).returncode
 
 

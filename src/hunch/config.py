@@ -10,7 +10,15 @@ from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from hunch.errors import ConfigError
-from hunch.registry import DRAFTERS, LOSSY, VERIFIERS, unknown
+from hunch.registry import (
+    DRAFTERS,
+    LOSSY,
+    VERIFIERS,
+    find_drafter,
+    known_drafters,
+    resolve,
+    unknown,
+)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 DEFAULT_MODEL = "smollm2-135m"
@@ -129,7 +137,8 @@ class SpecConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        _one_of("speculate", self.method, DRAFTERS)
+        if find_drafter(self.method) is None:
+            raise ConfigError(f"speculate: {_unknown_drafter(self.method)}")
         _one_of("verifier", self.verifier, VERIFIERS)
 
     @property
@@ -139,10 +148,12 @@ class SpecConfig:
 
     @staticmethod
     def parse(text: str, **rest: Any) -> SpecConfig:
-        """'ngram:max_match=4', 'eagle:PATH:tree=dynamic', 'off'."""
+        """'ngram:max_match=4', 'eagle:PATH:tree=dynamic', 'package.module:Class:key=1', 'off'."""
         if not isinstance(text, str):
             raise ConfigError(f"speculate={text!r} must be a text: NAME[:PATH][:KEY=VALUE]...")
         name, *parts = text.split(":")
+        if "." in name and parts:  # a class of another package
+            name = f"{name}:{parts.pop(0)}"
         path: str | None = None
         options: dict[str, str] = {}
         for part in parts:
@@ -226,6 +237,23 @@ def _check_types(section: Any) -> None:
         accepted = (int, float) if kind is float else kind
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise ConfigError(f"{name}={value!r} must be {_KINDS[kind]}")
+
+
+def load_drafter(method: str) -> Any:
+    """The class behind a method's name, with a clear word where another package's is missing."""
+    try:
+        return resolve(DRAFTERS, method)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"speculate={method!r}: {error}. Write it as package.module:Class, with the package "
+            "installed or its folder on PYTHONPATH"
+        ) from error
+
+
+def _unknown_drafter(name: str) -> str:
+    if not name:
+        return "the method's name is empty; give one of " + ", ".join(sorted(known_drafters()))
+    return unknown(name, known_drafters()) + "; one of your own is written package.module:Class"
 
 
 def _one_of(name: str, value: str, allowed: Any) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import config_from_vllm, spec_from_vllm, unused_arguments
-from hunch.config import DEFAULT_MODEL, Config, ModelConfig, SpecConfig, say_once
+from hunch.config import DEFAULT_MODEL, Config, ModelConfig, SpecConfig, load_drafter, say_once
 from hunch.drafters import shipped
 from hunch.engine.engine import Engine
 from hunch.errors import (
@@ -287,6 +287,7 @@ def _build_runner(
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
     target = load_target(config, files, device)
+    load_drafter(config.spec.method)
     spec = _detect(config.spec, files, config.model.download_dir)
     runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
     runner.capacity = _with_sizes(runner, device)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
+
+ENTRY_POINTS = "hunch.drafters"  # the group by which other packages offer drafters
 
 DRAFTERS = {
     "off": "hunch.drafting.off:OffDrafter",
@@ -48,10 +52,29 @@ RECIPES = {
 
 def resolve(table: dict[str, str], name: str) -> Any:
     """The object behind `name`; KeyError text names the nearest known entry."""
-    if name not in table:
+    place = table.get(name) or (find_drafter(name) if table is DRAFTERS else None)
+    if place is None:
         raise KeyError(unknown(name, table))
-    module, attribute = table[name].split(":")
+    module, attribute = place.split(":")
     return getattr(import_module(module), attribute)
+
+
+def find_drafter(name: str) -> str | None:
+    """Where a drafter is: hunch's own, one another package offers, or 'package.module:Class'."""
+    module, colon, attribute = name.partition(":")
+    if colon and attribute.isidentifier() and all(map(str.isidentifier, module.split("."))):
+        return name
+    return DRAFTERS.get(name) or _offered().get(name)
+
+
+def known_drafters() -> set[str]:
+    """Every name `speculate` takes, besides 'package.module:Class'."""
+    return {*DRAFTERS, *_offered()}
+
+
+@cache
+def _offered() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
 def unknown(name: str, known: Any) -> str:
