@@ -110,6 +110,11 @@ class FakeText:
     ) -> list[int]:
         return list(text.encode())
 
+    def token_id(self, name: str) -> int | None:
+        """Three bytes that no text has stand for the marks of filling in the middle."""
+        names = {"<fim_prefix>": 0xF8, "<fim_suffix>": 0xF9, "<fim_middle>": 0xFA}
+        return names.get(name)
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
 

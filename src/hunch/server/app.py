@@ -14,8 +14,10 @@ from starlette.responses import JSONResponse, Response
 
 from hunch.errors import HunchError
 from hunch.server.guard import Guard, Keys
+from hunch.server.llamacpp import add_llamacpp
 from hunch.server.message_shape import fault_response
 from hunch.server.messages import add_messages
+from hunch.server.ollama import add_ollama
 from hunch.server.problems import ProblemError, from_error, from_validation
 from hunch.server.responses import add_responses
 from hunch.server.schemas import (
@@ -61,6 +63,8 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
     _add_openai(app, service)
     add_responses(app, service)
     add_messages(app, service)
+    add_ollama(app, service)
+    add_llamacpp(app, service)
     _add_operations(app, service)
     if service.settings.has_page:
         _add_page(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from collections.abc import Sequence
@@ -47,3 +48,12 @@ def delta_of(parts: Sequence[Piece], id_length: int | None) -> Json:
 
 def without_reasoning(message: Json) -> Json:
     return {k: v for k, v in message.items() if k not in ("reasoning", "reasoning_content")}
+
+
+def loads_arguments(arguments: str) -> Json:
+    """Arguments as the object they are; a call that was cut has none."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

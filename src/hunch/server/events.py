@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -11,9 +12,11 @@ from hunch.chat.pieces import Answer, Piece, read
 from hunch.chat.turn import Turn
 from hunch.server.cursor import Delta
 from hunch.server.problems import from_validation
-from hunch.server.schemas import ChatBody
+from hunch.server.schemas import ChatBody, CompletionBody
 from hunch.server.summary import Json
 from hunch.types import CompletionOutput, RequestOutput
+
+B = TypeVar("B", ChatBody, CompletionBody)
 
 
 class NamedEvents:
@@ -50,7 +53,16 @@ def only(outputs: Sequence[RequestOutput]) -> CompletionOutput:
 
 def chat_body(fields: Json) -> ChatBody:
     """The chat that another API's body asks for; fields that are None are left out."""
+    return _checked(ChatBody, fields)
+
+
+def completion_body(fields: Json) -> CompletionBody:
+    """The same for text that goes on from a prompt."""
+    return _checked(CompletionBody, fields)
+
+
+def _checked(kind: type[B], fields: Json) -> B:
     try:
-        return ChatBody.model_validate({k: v for k, v in fields.items() if v is not None})
+        return kind.model_validate({k: v for k, v in fields.items() if v is not None})
     except ValidationError as error:
         raise from_validation(error.errors(include_url=False, include_input=False)) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from starlette.responses import JSONResponse
 
 from hunch.chat.pieces import Piece
 from hunch.chat.turn import Turn
-from hunch.server.calls import new_call_id
+from hunch.server.calls import loads_arguments, new_call_id
 from hunch.server.cursor import Delta, ending_of
 from hunch.server.events import NamedEvents, answer_of, only, parts_of
 from hunch.server.problems import ProblemError
@@ -67,7 +66,7 @@ class MessageShape(NamedEvents):
                     "type": "tool_use",
                     "id": self._new_id(),
                     "name": call.name,
-                    "input": _loads(call.arguments),
+                    "input": loads_arguments(call.arguments),
                 }
             )
         finish = ending_of(choice.finish_reason, bool(answer.calls))
@@ -150,12 +149,3 @@ def _usage(outputs: Sequence[RequestOutput]) -> Json:
         "cache_read_input_tokens": num_cached,
         "output_tokens": len(output.outputs[0].token_ids),
     }
-
-
-def _loads(arguments: str) -> Json:
-    """Arguments as the object they are; a call that was cut has none."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

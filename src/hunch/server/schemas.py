@@ -43,7 +43,7 @@ class Body(BaseModel):
             return given
         known = _known(cls)
         for name in given:
-            if name not in known:
+            if name not in known and cls.model_config["extra"] == "forbid":
                 raise _unknown(name, known)
         return {name: value for name, value in given.items() if value is not None}
 
@@ -163,6 +163,7 @@ class CompletionBody(SamplingBody):
     max_tokens: Limit | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     echo: bool = False
+    suffix: str | None = None  # what comes after the text that is to be filled in
     best_of: Count | None = None
     add_special_tokens: bool = True
 

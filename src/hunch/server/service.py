@@ -22,6 +22,7 @@ from hunch.server.answers import ChatShape, CompletionShape, Shape
 from hunch.server.cursor import Cursor
 from hunch.server.guard import ARRIVAL
 from hunch.server.metrics import Metrics
+from hunch.server.middle import middle_of
 from hunch.server.origins import Painter
 from hunch.server.params import chat_params, completion_params, is_scoring, sampling_defaults
 from hunch.server.problems import ProblemError, at_most
@@ -132,11 +133,18 @@ class Service:
         async with until(deadline):
             return await while_connected(request.receive, work(deadline))
 
-    async def complete(self, body: CompletionBody, request: Request) -> Response:
-        """POST /v1/completions."""
-        return await self.run(body, request, partial(self._complete, body))
+    async def complete(
+        self,
+        body: CompletionBody,
+        request: Request,
+        make_shape: Callable[[], Shape] | None = None,
+    ) -> Response:
+        """POST /v1/completions, or another API's: then `make_shape` gives its form."""
+        return await self.run(body, request, partial(self._complete, body, make_shape))
 
-    async def _complete(self, body: CompletionBody, deadline: float) -> Response:
+    async def _complete(
+        self, body: CompletionBody, make_shape: Callable[[], Shape] | None, deadline: float
+    ) -> Response:
         self.check_model(body.model)
         self.check_speculation(body)
         prompts = _prompts(body)
@@ -146,7 +154,12 @@ class Service:
         at_most("n", len(prompts) * params.n, limits.max_sequences, "sequences in all")
         self.engine.check_size(len(prompts) * params.n)
         params = await self._with_prediction(params, body.prediction)
-        ids = [await self.encode(prompt, body.add_special_tokens) for prompt in prompts]
+        if body.suffix is not None:
+            marks = middle_of(self.text)
+            ids = [await marks.fill(self, prompt, body.suffix) for prompt in prompts]
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *marks.ends))
+        else:
+            ids = [await self.encode(prompt, body.add_special_tokens) for prompt in prompts]
         ids = [self._truncated(one, body) for one in ids]
         echo = None
         if body.echo:
@@ -154,6 +167,8 @@ class Service:
                 prompt if isinstance(prompt, str) else self.text.decode(prompt)
                 for prompt in prompts
             ]
+        if make_shape is not None:
+            return await self._answer(body, ids, params, make_shape(), deadline)
         shape = CompletionShape(
             id=f"cmpl-{uuid.uuid4().hex}",
             model=body.model or self.settings.served_model_names[0],
@@ -223,6 +238,10 @@ class Service:
             open_turn, form, self.text, plain, params, body.wish(), **rendering
         )
         return replace(turn, prompt_ids=self._truncated(turn.prompt_ids, body))
+
+    async def tokens(self, text: str) -> list[int]:
+        """Token ids of a part of a prompt."""
+        return await self._encode(text, False) if text else []
 
     async def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; ids are checked instead."""

@@ -32,4 +32,7 @@ class Text(Protocol):
 
     def token_bytes(self, token: int) -> bytes: ...
 
+    def token_id(self, name: str) -> int | None:
+        """The token of this name, special or not."""
+
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> list[int]: ...

@@ -105,6 +105,11 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._pieces.text(ids, self.special_ids if skip_special_tokens else _NOTHING)
 
+    def token_id(self, name: str) -> int | None:
+        """The token of this name, special or not; None where there is none."""
+        index: int | None = self.backend.token_to_id(name)
+        return index
+
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to a text; a special token's own name."""
         return self._pieces[token]

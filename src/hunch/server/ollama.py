@@ -1,0 +1,308 @@
+"""Ollama's API over the one chat: lines of JSON, streamed unless a body says otherwise."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from pydantic import ConfigDict
+from starlette.responses import JSONResponse, Response
+
+from hunch.chat.pieces import Call
+from hunch.chat.turn import Turn
+from hunch.server.calls import loads_arguments
+from hunch.server.cursor import Delta
+from hunch.server.events import answer_of, chat_body, completion_body, only, parts_of
+from hunch.server.problems import ProblemError
+from hunch.server.schemas import Body, Many
+from hunch.server.service import Service
+from hunch.server.summary import Json
+from hunch.types import RequestOutput
+
+OPTIONS = {  # Ollama's names for what a request may ask of sampling
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "seed": "seed",
+    "num_predict": "max_tokens",
+    "stop": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+
+
+class OllamaBody(Body):
+    """What chat and generate have in common. Unknown options are left aside, as Ollama does."""
+
+    model: str
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    think: bool | str | None = None
+    keep_alive: Any = None
+    logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+
+
+class OllamaMessage(Body):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    images: Many[Any] | None = None
+    tool_calls: Many[dict[str, Any]] | None = None
+    tool_name: str | None = None
+
+
+class OllamaChatBody(OllamaBody):
+    """POST /api/chat."""
+
+    messages: Many[OllamaMessage] = []  # noqa: RUF012
+    tools: Many[dict[str, Any]] | None = None
+
+
+class GenerateBody(OllamaBody):
+    """POST /api/generate."""
+
+    prompt: str = ""
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool = False
+    template: str | None = None
+    context: Many[int] | None = None
+    images: Many[Any] | None = None
+
+
+class ShowBody(Body):
+    """POST /api/show."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool = False
+
+
+def add_ollama(app: FastAPI, service: Service) -> None:
+    def name_of(given: str) -> str:
+        """Ollama's clients say `name:latest` where no version is meant."""
+        name = (
+            given if given in service.settings.served_model_names else given.removesuffix(":latest")
+        )
+        service.check_model(name)
+        return name
+
+    def details() -> Json:
+        return {"format": "", "family": "", "parameter_size": "", "quantization_level": ""}
+
+    @app.post("/api/chat", response_class=Response)
+    async def chat(body: OllamaChatBody, request: Request) -> Response:
+        model = name_of(body.model)
+        if not body.messages:  # how Ollama's clients ask for a model to be loaded
+            return JSONResponse(
+                {**_head(model), "message": _said(), "done": True, "done_reason": "load"}
+            )
+        messages = [_message(message) for message in body.messages]
+        fields = {"model": model, "messages": messages, "tools": body.tools, **_common(body)}
+        return await service.chat(chat_body(fields), request, partial(_shape, model, True))
+
+    @app.post("/api/generate", response_class=Response)
+    async def generate(body: GenerateBody, request: Request) -> Response:
+        model = name_of(body.model)
+        if not body.prompt:
+            return JSONResponse(
+                {**_head(model), "response": "", "done": True, "done_reason": "load"}
+            )
+        if body.images:
+            raise ProblemError(400, "images cannot be used: this model reads text", param="images")
+        common = {"model": model, **_common(body)}
+        if body.raw or body.suffix:
+            fields = {"max_tokens": -1, **common, "prompt": body.prompt, "suffix": body.suffix}
+            fields.pop("chat_template_kwargs", None)
+            fields.pop("reasoning_effort", None)
+            plain = partial(_shape, model, False, None)
+            return await service.complete(completion_body(fields), request, plain)
+        messages = [{"role": "user", "content": body.prompt}]
+        if body.system:
+            messages.insert(0, {"role": "system", "content": body.system})
+        asked = chat_body({**common, "messages": messages})
+        return await service.chat(asked, request, partial(_shape, model, False))
+
+    @app.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        made = datetime.fromtimestamp(service.started, UTC).isoformat()
+        return {
+            "models": [
+                {"name": name, "model": name, "modified_at": made, "size": 0, "digest": "",
+                 "details": details()}
+                for name in service.settings.served_model_names
+            ]
+        }  # fmt: skip
+
+    @app.post("/api/show")
+    async def show(body: ShowBody) -> dict[str, Any]:
+        name_of(body.model or body.name or service.settings.served_model_names[0])
+        abilities = ["completion", "tools"]
+        if service.chat_format.has_reasoning:
+            abilities.append("thinking")
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": service.chat_template or service.text.chat_template or "",
+            "details": details(),
+            "model_info": {"general.context_length": service.engine.info.max_len},
+            "capabilities": abilities,
+        }
+
+    @app.get("/api/version")
+    async def version() -> dict[str, str]:
+        return {"version": service.settings.version}
+
+
+def _shape(model: str, is_chat: bool, turn: Turn | None) -> OllamaShape:
+    return OllamaShape(model=model, turn=turn, is_chat=is_chat)
+
+
+def _common(body: OllamaBody) -> Json:
+    """Sampling, format and thinking under our names."""
+    fields: Json = {"stream": body.stream}
+    for theirs, ours in OPTIONS.items():
+        value = (body.options or {}).get(theirs)
+        if value is not None:
+            fields[ours] = -1 if theirs == "num_predict" and value == -2 else value
+    if isinstance(body.format, dict):
+        schema = {"name": "answer", "schema": body.format}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif body.format:
+        fields["response_format"] = {"type": "json_object"}
+    if isinstance(body.think, str):
+        fields["reasoning_effort"] = body.think
+    elif body.think is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": body.think, "thinking": body.think}
+    return fields
+
+
+def _message(message: OllamaMessage) -> Json:
+    if message.images:
+        raise ProblemError(400, "images cannot be used: this model reads text", param="images")
+    said: Json = {"role": message.role, "content": message.content}
+    if message.thinking:
+        said["reasoning_content"] = message.thinking
+    if message.tool_name:
+        said["name"] = message.tool_name
+    if message.tool_calls:
+        said["tool_calls"] = [
+            {
+                "id": f"call_{number}",
+                "type": "function",
+                "function": {
+                    "name": call.get("function", {}).get("name"),
+                    "arguments": json.dumps(call.get("function", {}).get("arguments") or {}),
+                },
+            }
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return said
+
+
+def _head(model: str) -> Json:
+    return {"model": model, "created_at": datetime.now(UTC).isoformat()}
+
+
+def _said(text: str = "") -> Json:
+    return {"role": "assistant", "content": text}
+
+
+@dataclass(kw_only=True)
+class OllamaShape:
+    """A line per piece of news; calls are told once they are whole."""
+
+    model: str
+    turn: Turn | None
+    is_chat: bool = True
+    id: str = field(default_factory=lambda: f"ollama-{uuid.uuid4().hex}")
+    media_type: str = "application/x-ndjson"
+    last: bytes = b""
+    is_plain: bool = False
+    needs_prompt: bool = False
+    _began: float = field(default_factory=time.monotonic)
+    _call: Call | None = None
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Json:
+        choice = only(outputs)
+        if self.turn is None:
+            return {**self._line(choice.text), **self._end(outputs)}
+        answer = answer_of(self.turn, choice)
+        line = self._line(answer.text, answer.reasoning, answer.calls or [])
+        return {**line, **self._end(outputs)}
+
+    def _line(self, text: str, thinking: str = "", calls: Sequence[Call] = ()) -> Json:
+        line = {**_head(self.model), "done": False}
+        if not self.is_chat:
+            line["response"] = text
+            return {**line, "thinking": thinking} if thinking else line
+        message = _said(text)
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = [
+                {"function": {"name": c.name, "arguments": loads_arguments(c.arguments)}}
+                for c in calls
+            ]
+        return {**line, "message": message}
+
+    def _end(self, outputs: Sequence[RequestOutput]) -> Json:
+        choice = only(outputs)
+        nanoseconds = int((time.monotonic() - self._began) * 1e9)
+        return {
+            "done": True,
+            "done_reason": choice.finish_reason,
+            "total_duration": nanoseconds,
+            "load_duration": 0,
+            "prompt_eval_count": len(outputs[0].prompt_token_ids),
+            "prompt_eval_duration": 0,
+            "eval_count": len(choice.token_ids),
+            "eval_duration": nanoseconds,
+        }
+
+    def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
+        return iter(())
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        lines: list[Json] = []
+        for part in parts_of(delta):
+            if part.kind == "arguments":
+                assert self._call is not None
+                self._call.arguments += part.text
+                continue
+            lines += self._end_call()
+            if part.kind == "name":
+                self._call = Call(part.text)
+            elif part.kind == "reasoning":
+                lines.append(self._line("", part.text))
+            else:
+                lines.append(self._line(part.text))
+        return lines
+
+    def _end_call(self) -> list[Json]:
+        call, self._call = self._call, None
+        return [] if call is None else [self._line("", calls=[call])]
+
+    def closing(
+        self, chunks: list[Json], outputs: Sequence[RequestOutput], has_usage: bool
+    ) -> list[Json]:
+        return [*chunks, *self._end_call(), {**self._line(""), **self._end(outputs)}]
+
+    def encode(self, chunk: Json) -> bytes:
+        return json.dumps(chunk).encode() + b"\n"
+
+    def fault(self, problem: ProblemError) -> bytes:
+        return self.encode({"error": problem.message})

@@ -1,0 +1,122 @@
+"""Ollama's API, and llama.cpp's own paths, as their clients speak them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hunch.errors import HunchError
+from hunch.server.middle import middle_of
+from server.fake_engine import FakeText, expected_tokens
+from server.live_server import LiveServer
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
+
+
+@pytest.fixture(scope="module")
+def thinker(start_server: Callable[..., LiveServer]) -> LiveServer:
+    return start_server(reasoning_parser="qwen3", max_model_len=4096)
+
+
+def lines_of(answer: Any) -> list[dict[str, Any]]:
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def test_a_chat_streamed_and_not(thinker: LiveServer) -> None:
+    says = f"SAY[<think>Hm.</think>I look.\n{CALL}\n{CALL}]YAS"
+    body = {
+        "model": "bytes:latest",
+        "messages": [{"role": "user", "content": says}],
+        "tools": TOOLS,
+    }
+    whole = thinker.post("/api/chat", {**body, "stream": False}).json()
+    message = whole["message"]
+    assert (message["content"], message["thinking"]) == ("I look.", "Hm.")
+    call = {"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
+    assert message["tool_calls"] == [call, call]
+    assert whole["done"] is True
+    assert whole["eval_count"] > 100
+    lines = lines_of(thinker.post("/api/chat", body))
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert "".join(line["message"]["content"] for line in lines) == "I look."
+    assert "".join(line["message"].get("thinking", "") for line in lines) == "Hm."
+    calls = [one for line in lines for one in line["message"].get("tool_calls", ())]
+    assert calls == [call, call]
+    assert lines[-1]["eval_count"] == whole["eval_count"]
+    assert lines[-1]["done_reason"] == "stop"
+
+
+def test_results_of_tools_and_options(thinker: LiveServer) -> None:
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+        {"role": "tool", "tool_name": "f", "content": "SAY[abcdef]YAS"},
+    ]
+    options = {"num_predict": 3, "temperature": 0, "seed": 1, "num_ctx": 4096}
+    body = {"model": "bytes", "messages": messages, "options": options, "stream": False}
+    answer = thinker.post("/api/chat", body).json()
+    assert (answer["message"]["content"], answer["done_reason"]) == ("abc", "length")
+
+
+def test_generate(thinker: LiveServer) -> None:
+    body = {"model": "bytes", "prompt": "SAY[Warm.]YAS", "system": "Be brief.", "stream": False}
+    assert thinker.post("/api/generate", body).json()["response"] == "Warm."
+    raw = {**body, "raw": True, "options": {"num_predict": 2}}
+    assert thinker.post("/api/generate", raw).json()["response"] == "Wa"
+    lines = lines_of(thinker.post("/api/generate", {**body, "stream": True}))
+    assert "".join(line["response"] for line in lines) == "Warm."
+    loaded = thinker.post("/api/generate", {"model": "bytes"}).json()
+    assert loaded["done_reason"] == "load"
+
+
+def test_what_there_is(thinker: LiveServer) -> None:
+    assert [m["name"] for m in thinker.get("/api/tags").json()["models"]] == ["bytes", "alias"]
+    shown = thinker.post("/api/show", {"model": "bytes"}).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert thinker.post("/api/show", {"model": "nobody"}).status_code == 404
+    assert "version" in thinker.get("/api/version").json()
+    props = thinker.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert (props["tool_call_parser"], props["reasoning_parser"]) == ("hermes", "qwen3")
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    prompt = thinker.post("/apply-template", chat).json()["prompt"]
+    assert prompt == "user: Hi\nassistant: "
+    assert '"name": "get_weather"' in thinker.post(
+        "/apply-template", {**chat, "tools": TOOLS}
+    ).json()["prompt"]  # fmt: skip
+
+
+def middle(prefix: str, suffix: str, seed: int, count: int) -> str:
+    prompt = [0xF8, *prefix.encode(), 0xF9, *suffix.encode(), 0xFA]
+    return bytes(expected_tokens(prompt, seed, count)).decode(errors="replace")
+
+
+def test_the_middle_is_filled_in(thinker: LiveServer) -> None:
+    wanted = middle("def f(", "return x", 3, 20)
+    body = {"prompt": "def f(", "suffix": "return x", "seed": 3, "max_tokens": 20}
+    answer = thinker.post("/v1/completions", body).json()
+    assert answer["choices"][0]["text"] == wanted
+    infill: dict[str, Any] = {"input_prefix": "def ", "prompt": "f(", "input_suffix": "return x"}
+    infill |= {"seed": 3, "n_predict": 20, "mirostat": 0}
+    assert thinker.post("/infill", infill).json()["content"] == wanted
+    events = thinker.post("/infill", {**infill, "stream": True}).text.strip().split("\n\n")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert "".join(chunk["content"] for chunk in chunks) == wanted
+    assert [chunk["stop"] for chunk in chunks][-2:] == [False, True]
+    ollama = {"model": "bytes", "prompt": "def f(", "suffix": "return x", "stream": False}
+    options = {"seed": 3, "num_predict": 20}
+    assert (
+        thinker.post("/api/generate", {**ollama, "options": options}).json()["response"] == wanted
+    )
+
+
+def test_a_vocabulary_without_the_marks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeText, "token_id", lambda self, name: None)
+    with pytest.raises(HunchError, match="no tokens for filling in the middle"):
+        middle_of(FakeText())
