@@ -92,20 +92,22 @@ class ShowBody(Body):
 
 
 def add_ollama(app: FastAPI, service: Service) -> None:
-    def name_of(given: str) -> str:
-        """Ollama's clients say `name:latest` where no version is meant."""
-        name = (
-            given if given in service.settings.served_model_names else given.removesuffix(":latest")
-        )
-        service.check_model(name)
-        return name
+    _add_answers(app, service)
+    _add_lists(app, service)
 
-    def details() -> Json:
-        return {"format": "", "family": "", "parameter_size": "", "quantization_level": ""}
 
+def _name_of(service: Service, given: str) -> str:
+    """Ollama's clients say `name:latest` where no version is meant."""
+    is_known = given in service.settings.served_model_names
+    name = given if is_known else given.removesuffix(":latest")
+    service.check_model(name)
+    return name
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/api/chat", response_class=Response)
     async def chat(body: OllamaChatBody, request: Request) -> Response:
-        model = name_of(body.model)
+        model = _name_of(service, body.model)
         if not body.messages:  # how Ollama's clients ask for a model to be loaded
             return JSONResponse(
                 {**_head(model), "message": _said(), "done": True, "done_reason": "load"}
@@ -116,7 +118,7 @@ def add_ollama(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/generate", response_class=Response)
     async def generate(body: GenerateBody, request: Request) -> Response:
-        model = name_of(body.model)
+        model = _name_of(service, body.model)
         if not body.prompt:
             return JSONResponse(
                 {**_head(model), "response": "", "done": True, "done_reason": "load"}
@@ -136,6 +138,11 @@ def add_ollama(app: FastAPI, service: Service) -> None:
         asked = chat_body({**common, "messages": messages})
         return await service.chat(asked, request, partial(_shape, model, False))
 
+
+def _add_lists(app: FastAPI, service: Service) -> None:
+    def details() -> Json:
+        return {"format": "", "family": "", "parameter_size": "", "quantization_level": ""}
+
     @app.get("/api/tags")
     async def tags() -> dict[str, Any]:
         made = datetime.fromtimestamp(service.started, UTC).isoformat()
@@ -149,7 +156,7 @@ def add_ollama(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/show")
     async def show(body: ShowBody) -> dict[str, Any]:
-        name_of(body.model or body.name or service.settings.served_model_names[0])
+        _name_of(service, body.model or body.name or service.settings.served_model_names[0])
         abilities = ["completion", "tools"]
         if service.chat_format.has_reasoning:
             abilities.append("thinking")
