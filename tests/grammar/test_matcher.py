@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hunch.grammar.compile import GrammarCompiler
-from hunch.grammar.matcher import Grammar, Matcher
+from hunch.grammar.matcher import Grammar, Job, Matcher, fill_all
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import StructuredOutput
 from tiny_models import write_tokenizer
@@ -179,3 +179,30 @@ def test_a_matcher_is_of_one_sequence(grammar, tokenizer):
     assert isinstance(one, Matcher)
     one.consume(tokenizer.encode('{"model"'))
     assert tokenizer.decode(other.forced(50)) == '{"model": "'
+
+
+def test_many_sequences_at_once_have_the_masks_of_each(grammar, tokenizer):
+    end = tokenizer.eos_ids[0]
+    rng = random.Random(1)
+    text = tokenizer.encode('{"model": "a')
+    word = tokenizer.encode('b", "token": 1}')
+    drafts = [([], []), (word, list(range(-1, len(word) - 1))), ([*word[:2], end], [-1, 0, 1])]
+    drafts += [random_tree(rng, grammar, text, tokenizer.vocab_size) for _ in range(3)]
+    drafts.append(([word[0], word[0]], [-1, 0]))
+    num_words, first, jobs = -(-(tokenizer.vocab_size + 50) // 32), 0, []
+    for tokens, parents in drafts:
+        matcher = grammar.matcher()
+        assert matcher.consume(text) == len(text)
+        jobs.append(Job(matcher, tokens, parents, first))
+        first += 1 + len(tokens)
+    over = grammar.matcher()
+    over.consume([*text, *word, end])
+    jobs.append(Job(over, [], [], first))
+    apart, together = (np.zeros((first + 1, num_words), dtype=np.int32) for _ in "ab")
+    for job in jobs:
+        job.matcher.fill(
+            job.tokens, job.parents, apart[job.first : job.first + 1 + len(job.tokens)]
+        )
+    fill_all(jobs, together)
+    assert (apart == together).all()
+    assert apart.any()

@@ -9,13 +9,21 @@ Shape letters: M the root and the nodes of a draft, W words of a mask.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance.numpy import (
+    fill_next_token_bitmask_par,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
+
+MAX_THREADS = 16
 
 Words = npt.NDArray[np.int32]  # bit v % 32 of word v // 32: token v is allowed
 
@@ -188,6 +196,23 @@ class Matcher:
         ends = self.grammar.eos_ids
         self._at.consume_tokens([t for t in (*self._tokens, *path) if t not in ends])
 
+    @property
+    def place(self) -> LLMatcher:
+        """The grammar engine's own state, after the committed tokens."""
+        return self._at
+
+    @property
+    def is_free(self) -> bool:
+        """Nothing but the grammar decides what follows: it is not over and has no budget."""
+        return not self._is_over and self.grammar.budget is None and not self._at.is_error()
+
+    def recover(self) -> bool:
+        """After somebody else used `place`: whether it met a limit. It is then made anew."""
+        has_failed = bool(self._at.is_error())
+        if has_failed:
+            self._restore()
+        return has_failed
+
     # --- looking ahead, for drafts --------------------------------------------------------------
 
     def branch(self, token: int) -> bool:
@@ -237,3 +262,52 @@ class Matcher:
         if self._error:
             return f"the grammar became too complex: {self._error.splitlines()[0][:200]}"
         return "no token is allowed both by the grammar and by the request's other rules"
+
+
+class Job(NamedTuple):
+    """A sequence whose masks are wanted: what may follow it and every node of its draft."""
+
+    matcher: Matcher
+    tokens: list[int]
+    parents: list[int]
+    first: int  # the row of the mask that is its root's; its nodes' follow
+
+
+def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
+    """`Matcher.fill` for many sequences; drafts that are chains are read by all cores at once."""
+    chains = [job for job in jobs if job.matcher.is_free and _is_chain(job.parents)]
+    for job in jobs:
+        if job not in chains:
+            here_MW = mask_MW[job.first : job.first + 1 + len(job.tokens)]
+            job.matcher.fill(job.tokens, job.parents, here_MW)
+    if not chains:
+        return
+    grammar = chains[0].matcher.grammar
+    num_words, first = -(-grammar.tokenizer.vocab_size // 32), 0
+    begins: list[int] = []
+    for job in chains:
+        begins.append(first)
+        first += 1 + len(job.tokens)
+    found_MW = np.zeros((first, num_words), dtype=np.int32)
+    places = [(job.matcher.place, at, job.tokens) for job, at in zip(chains, begins, strict=True)]
+    drafts = [(place, at, tokens) for place, at, tokens in places if tokens]
+    roots = [(place, at) for place, at, tokens in places if not tokens]
+    if drafts:
+        fill_next_token_bitmask_par_with_draft_tokens(_executor(), drafts, found_MW)
+    if roots:
+        fill_next_token_bitmask_par(_executor(), roots, found_MW)
+    size = min(num_words, mask_MW.shape[1])
+    for job, begin in zip(chains, begins, strict=True):
+        count = 1 + len(job.tokens)
+        if job.matcher.recover():
+            continue  # a mask that cannot be told allows nothing
+        mask_MW[job.first : job.first + count, :size] = found_MW[begin : begin + count, :size]
+
+
+def _is_chain(parents: list[int]) -> bool:
+    return parents == list(range(-1, len(parents) - 1))
+
+
+@cache
+def _executor() -> LLExecutor:
+    return LLExecutor(num_threads=min(os.cpu_count() or 1, MAX_THREADS))

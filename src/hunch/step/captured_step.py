@@ -24,7 +24,7 @@ from hunch.drafting.pace import StepShape
 from hunch.sampling.state import HISTORY
 from hunch.step.host_step import Parts
 from hunch.step.passes import Reader
-from hunch.step.results import NO_SCORES, apply_rows
+from hunch.step.results import NO_SCORES, apply_rows, together
 from hunch.step.step_graphs import (
     DRAFTS,
     MASKS,
@@ -282,15 +282,22 @@ class CapturedSteps:
         num_nodes = graph.num_nodes
         num_k, matchers = num_nodes + 1, self.grammars.matchers
 
+        from hunch.grammar.matcher import (  # an extra; it is there with the first grammar
+            Job,
+            fill_all,
+        )
+
         def write(mask_MW: np.ndarray, is_masked_M: np.ndarray) -> None:
+            jobs: list[Job] = []
             for place, row in enumerate(group.ids):
                 if row not in matchers:
                     continue
-                here = slice(place * num_k, (place + 1) * num_k)
-                is_masked_M[here] = True
+                first = place * num_k
+                is_masked_M[first : first + num_k] = True
                 tokens, parents = self._drafts.get(row, ([], []))
                 count = min(len(tokens), group.allowed[place], num_nodes)
-                matchers[row].fill(tokens[:count], parents[:count], mask_MW[here])
+                jobs.append(Job(matchers[row], tokens[:count], parents[:count], first))
+            fill_all(jobs, mask_MW)
 
         num_logits = graph.num_rows * num_k
         self.steps.step_masks(num_logits)
@@ -339,7 +346,7 @@ class CapturedSteps:
         if pending.others is None:
             return result
         assert pending.order is not None
-        return _together(group, pending.order, result, pending.others)
+        return together(group.ids, pending.order, result, pending.others)
 
     def _show(
         self,
@@ -382,19 +389,3 @@ class CapturedSteps:
             node = next(n for n, pair in enumerate(pairs) if pair == (node, token))
             accepted.append(node)
         return DraftTrace(tokens=tokens, parents=parents, accepted=accepted, method=result.method)
-
-
-def _together(group: Group, order: list[RowWork], one: StepResult, other: StepResult) -> StepResult:
-    """Two halves of a step, in the order of its plan."""
-    assert one.said is not None
-    said = dict(zip(group.ids, one.said, strict=True))
-    by_row = {row.row: row for row in (*one.rows, *other.rows)}
-    rows = [work.row for work in order]
-    return StepResult(
-        id=one.id,
-        rows=[by_row[row] for row in rows if row in by_row],
-        said=[said.get(row, -1) for row in rows],
-        target_seconds=one.target_seconds + other.target_seconds,
-        draft_seconds=one.draft_seconds + other.draft_seconds,
-        plain_seconds=one.plain_seconds + other.plain_seconds,
-    )

@@ -16,7 +16,7 @@ import torch
 from hunch.kernels.gpu_step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
 from hunch.sampling.stop import REASONS
 from hunch.step.rows import RowBuffers
-from hunch.types import Logprob, Request, RowResult
+from hunch.types import Logprob, Request, RowResult, RowWork, StepResult
 
 SLOTS = 4  # more than the steps under way at a time: two, the one launched and the one waited for
 ALIGNED = 16  # numbers: slots that start so are written in wide pieces
@@ -189,3 +189,21 @@ def _commit(
     if writes_kv and len(rows.computed) > 1:
         others_GR = np.maximum(rows.computed[1:, row_R], known_R - 1)
         rows.computed[1:, row_R] = others_GR
+
+
+def together(
+    ids: list[int], order: list[RowWork], one: StepResult, other: StepResult
+) -> StepResult:
+    """A captured step of the rows `ids` and what the host did beside it, in the plan's order."""
+    assert one.said is not None
+    said = dict(zip(ids, one.said, strict=True))
+    by_row = {row.row: row for row in (*one.rows, *other.rows)}
+    rows = [work.row for work in order]
+    return StepResult(
+        id=one.id,
+        rows=[by_row[row] for row in rows if row in by_row],
+        said=[said.get(row, -1) for row in rows],
+        target_seconds=one.target_seconds + other.target_seconds,
+        draft_seconds=one.draft_seconds + other.draft_seconds,
+        plain_seconds=one.plain_seconds + other.plain_seconds,
+    )
