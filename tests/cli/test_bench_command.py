@@ -113,6 +113,8 @@ def test_compare_two_reports(run: Call, model: str, prompts: str, tmp_path: Path
         paths[-1].write_text(out)
     code, out, _ = run("compare", str(paths[0]), str(paths[1]), "--json")
     changes = json.loads(out)
+    assert run("show", str(paths[0]), "--csv", str(tmp_path / "again.csv"))[0] == 0
+    assert "speedup" in (tmp_path / "again.csv").read_text()
     assert code in (0, 1)  # a busy machine may be slower the second time
     assert [change["num_same_text"] for change in changes] == [2, 2]
 

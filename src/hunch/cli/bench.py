@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -206,6 +207,36 @@ def compare(
             typer.echo(line)
     if any(change.verdict == "slower" for change in changes):
         raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    report: Annotated[Path, typer.Argument(help="A report of hunch bench --json or sweep --out.")],
+    goodput: m.Goodput = None,
+    html: m.Html = None,
+    csv: m.Csv = None,
+    markdown: m.Markdown = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="A folder for the plots, as SVG and PNG, light and dark.")
+    ] = None,
+    as_json: o.Json = False,
+) -> None:
+    """Print a report again, or write its page, its tables and its plots."""
+    from hunch.bench.records import load_report
+
+    outputs = m.Outputs(html, csv, markdown, as_json, goodput)
+    found = load_report(report)
+    if plots is not None:
+        from hunch.bench.plots import charts, check_installed
+
+        check_installed()
+        plots.mkdir(parents=True, exist_ok=True)
+        for number, chart in enumerate(charts(found, outputs.limits), 1):
+            for theme, form in product(("light", "dark"), ("svg", "png")):
+                name = f"{report.stem}-{number}-{theme}.{form}"
+                (plots / name).write_bytes(chart.render(theme, form))
+            typer.echo(f"{report.stem}-{number}: {chart.question}", err=True)
+    outputs.finish(found)
 
 
 bench_tables.add_to(app)
