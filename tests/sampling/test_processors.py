@@ -30,7 +30,7 @@ def test_tables_are_the_hosts_rules_bit_for_bit(seed: int) -> None:
     outputs = [[token(rng, VOCAB) for _ in range(rng.randint(0, 9))] for _ in requests]
     for row, (request, output) in enumerate(zip(requests, outputs, strict=True)):
         for processors in (host, dense):
-            processors.start(row, request_of(rng, VOCAB), [])  # who was there before
+            processors.start(row, request_of(rng, VOCAB), [1, 2, 2])  # who was there before
             processors.leave(row)
             processors.start(row, request, output)
     for step in range(3):
