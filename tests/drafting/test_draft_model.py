@@ -100,11 +100,32 @@ def test_a_slightly_wrong_copy_changes_no_token(
         llm.close()
 
 
-def test_penalties_do_not_change_the_text(target: Path) -> None:
-    params = params_at(0.8, repetition_penalty=1.3, presence_penalty=0.5, top_p=0.9)
-    expected = LLM(str(target), speculate="off", **SMALL).generate(PROMPTS[:3], params)
-    llm = LLM(str(target), speculate=f"draft:{target}", **SMALL)
-    assert tokens(llm.generate(PROMPTS[:3], params)) == tokens(expected)
+RULES: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    "bias": {"logit_bias": {7: 4.0, 9: -100.0, 30: 2.5}},
+    "allowed": {"allowed_token_ids": list(range(40, 90))},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_rows", "temperature"), [("chain", 1, 0.0), ("chain", 3, 0.8), ("tree", 3, 0.8)]
+)
+def test_a_copy_of_the_target_follows_the_requests_rules(
+    kind: str, num_rows: int, temperature: float, target: Path
+) -> None:
+    """A guess is what the target says after its rules, with the drafted tokens as history."""
+    llms = [
+        LLM(str(target), speculate=speculate, **SMALL)
+        for speculate in ("off", f"draft:{target}:{KINDS[kind]}")
+    ]
+    for rules in RULES.values():
+        params = params_at(temperature, **rules)
+        expected, got = (llm.generate(PROMPTS[:num_rows], params) for llm in llms)
+        assert tokens(got) == tokens(expected)
+        for output in got:
+            assert output.outputs[0].stats["steps"] == 6  # every guess was right
+    for llm in llms:
+        llm.close()
 
 
 def test_confidence_ends_a_draft_early(target: Path, plain: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 import head_files
 from hunch import LLM, SamplingParams, Speculation
 from hunch.draft import Draft
-from hunch.drafting.choosing import Level, TreeShape
+from hunch.drafting.choosing import Feed, Level, TreeShape
 from hunch.drafting.grow import grow
 from hunch.drafting.medusa import parse_choices, rank_tree
 from hunch.errors import ConfigError
@@ -22,10 +22,13 @@ from tiny_models import write_llama
 SIZE = 20
 
 
-class PlainJudge:
+class PlainChooser:
     """Greedy rows only: the best token is the one of the highest logit."""
 
     wants_q = False
+
+    def with_rules(self, logits_RC: Tensor, feed: Feed) -> tuple[Tensor, Feed]:
+        return logits_RC, feed
 
     def best(
         self, logits_MC: Tensor, place_M: np.ndarray, depth: int, num_best: int
@@ -91,7 +94,7 @@ def test_a_dynamic_tree_keeps_the_likeliest_nodes(branch: int) -> None:
     shape = TreeShape(depth=4, num_nodes=12, width=4, branch=branch)
     limit_R = np.array([12, 5, 0, 1, 12])
     language = Language(len(limit_R))
-    draft, number_RN = grow(language.start(), language.feed, PlainJudge(), limit_R, shape)  # type: ignore[arg-type]
+    draft, number_RN = grow(language.start(), language.feed, PlainChooser(), limit_R, shape)  # type: ignore[arg-type]
     assert draft.num_nodes_R.tolist() == [12, 5, 0, 1, 12]
     for row, limit in enumerate(limit_R.tolist()):
         paths = nodes_of(draft, row)
@@ -114,7 +117,7 @@ def test_a_dynamic_tree_keeps_the_likeliest_nodes(branch: int) -> None:
 def test_a_tree_stops_where_it_is_not_sure() -> None:
     shape = TreeShape(depth=4, num_nodes=12, width=4, branch=4, min_confidence=0.2)
     language = Language(6)
-    draft, _ = grow(language.start(), language.feed, PlainJudge(), np.full(6, 12), shape)  # type: ignore[arg-type]
+    draft, _ = grow(language.start(), language.feed, PlainChooser(), np.full(6, 12), shape)  # type: ignore[arg-type]
     for row in range(6):
         assert all(value(path) >= np.log(0.2) - 1e-5 for path in nodes_of(draft, row))
     assert 0 < int(draft.num_nodes_R.sum()) < 6 * 12

@@ -85,6 +85,24 @@ class TokenChooser:
         self.known_R = host(rows.known_X)[self.ids_R]
         self._row_1 = rows.ids_R[:1]
 
+    def with_rules(self, logits_RC: Tensor, feed: Feed) -> tuple[Tensor, Feed]:
+        """Logits to start from, and a feed, that follow the rows' rules as the target's will."""
+        if not any(map(self.sampling.has_rules, self.ids_R.tolist())):
+            return logits_RC, feed
+        path_MP = np.empty((len(self.ids_R), 0), dtype=np.int64)  # tokens, of the level before
+
+        def ruled(level: Level) -> Tensor:
+            nonlocal path_MP
+            path_MP = np.concatenate([path_MP[level.parent_M], level.token_M[:, None]], axis=1)
+            return self._ruled(feed(level), level.place_M, path_MP)
+
+        return self._ruled(logits_RC, np.arange(len(self.ids_R)), path_MP), ruled
+
+    def _ruled(self, logits_MC: Tensor, place_M: Array, path_MP: Array) -> Tensor:
+        row_M, pos_M = self._where(place_M, path_MP.shape[1])
+        path = torch.from_numpy(path_MP).to(self.device)
+        return self.sampling.apply_rules(logits_MC, row_M, pos_M, path, self.ids_C)
+
     def draw(self, logits_MC: Tensor, place_M: Array, depth: int) -> Array:
         """The token the target would choose if these were its logits."""
         row_M, pos_M = self._where(place_M, depth)

@@ -174,7 +174,7 @@ class DraftModelDrafter:
         arrays = self.host.read(rows)
         ids_R = arrays.ids_R
         self.window.add_new(rows, ids_R)
-        if self.chains is not None and len(ids_R) == 1:
+        if self.chains is not None and self.chains.takes(arrays.ids):
             draft = self._propose_one(self.chains, rows, arrays)
             if draft is not None:
                 return draft

@@ -184,7 +184,7 @@ class FeatureDrafter:
     def propose(self, rows: Rows) -> Draft:
         arrays = self.host.read(rows)
         ids_R = arrays.ids_R
-        if self.chains is not None and len(ids_R) == 1:
+        if self.chains is not None and self.chains.takes(arrays.ids):
             return self._propose_one(self.chains, rows, arrays)
         known_R = arrays.known_X[ids_R]
         is_ready_R = self.covered_X[ids_R] == known_R

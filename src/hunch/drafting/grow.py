@@ -31,6 +31,7 @@ def grow(
 
     A node that was never processed has the number -1. `feed` is called at most depth - 1 times.
     """
+    logits_RV, feed = chooser.with_rules(logits_RV, feed)
     if shape.is_fixed or (shape.is_chain and chooser.wants_q):
         return _grow_fixed(logits_RV, feed, chooser, limit_R, shape)
     if shape.is_chain:

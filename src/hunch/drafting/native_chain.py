@@ -100,6 +100,10 @@ class ChainDrafts:
         is_here = context.device.type == "cpu" and not context.sampling.is_dense
         return is_plain and is_here and not context.wants_q
 
+    def takes(self, rows: list[int]) -> bool:
+        """A single row without rules: the kernels choose by temperature, filters and noise only."""
+        return len(rows) == 1 and not self.context.sampling.has_rules(rows[0])
+
     def draft(
         self,
         rows: Rows,
