@@ -21,7 +21,7 @@ import torch
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.models.cuda import CudaDecoder
-from hunch.models.heads.eagle3 import load_eagle3
+from hunch.models.heads.eagle import load_eagle3
 from hunch.models.heads.step import StepNet
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights

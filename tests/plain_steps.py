@@ -31,6 +31,7 @@ from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.process import count_committed_ref, process_ref
 from hunch.kernels.rope import rotation
 from hunch.layers.attention import Heads, split_heads
+from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden
 from hunch.sampling.logprobs import best_dense, logprobs_at
 from hunch.sampling.state import SamplingState
@@ -315,13 +316,14 @@ class PlainTiled:
 class PlainTarget:
     """A decoder of torch's kernels with what a runner of graphs asks of its target."""
 
-    kernels = "triton"
+    backend, kernels, is_quantised = TRITON, TRITON.name, False
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.spec = decoder, decoder.spec
         self.device, self.dtype, self.kv_dtype = decoder.device, decoder.dtype, decoder.kv_dtype
         self.kv_shape, self.new_kv = decoder.kv_shape, decoder.new_kv
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
+        self.tables, self.output_rows = decoder.tables, decoder.output_rows
         nothing = torch.empty(0)
         self.workspace = Workspace(nothing, nothing, nothing, 64, 1)
 

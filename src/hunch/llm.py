@@ -332,7 +332,7 @@ def _detect(spec: SpecConfig, target: ModelFiles, download_dir: str | None = Non
         spec = replace(spec, path=str(resolve(spec.path, directory=download_dir).path))
     if spec.method != "auto":
         return spec
-    from hunch.models.heads.load import detect
+    from hunch.models.heads.files import detect
 
     return replace(spec, method=detect(Path(str(spec.path))))
 

@@ -168,11 +168,11 @@ def test_what_comes_with_hunch_is_loaded_beside_a_large_target_alone(
     weights = open_weights(given.options["draft"])
     spec = SimpleNamespace(is_tied=True, vocab_size=49152, width=576)
     small = SimpleNamespace(
-        kernels="native", kv_dtype=torch.float16, weight_bytes=98_000_000, spec=spec
+        is_quantised=True, dtype=torch.float32, weight_bytes=98_000_000, spec=spec
     )
     assert byte_share(weights, small) > 0.2
     large = SimpleNamespace(
-        kernels="triton", dtype=torch.bfloat16, weight_bytes=14_800_000_000, spec=spec
+        is_quantised=False, dtype=torch.bfloat16, weight_bytes=14_800_000_000, spec=spec
     )
     assert byte_share(weights, large) < 0.01
     assert _detect(SpecConfig.parse("auto:draft=off"), default_files).options["draft"] == "off"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from hunch.drafting.pace import StepShape, chains_of
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels.attention import KVCache
 from hunch.models.decoder import Hidden
+from hunch.models.target import Target
 from hunch.sampling.state import SamplingState
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ class Clears(Protocol):
 class Network(Protocol):
     """A drafter's model on a device, and its KV."""
 
-    model: Any
-    kv: KVCache
+    @property
+    def model(self) -> Target: ...
+
+    @property
+    def kv(self) -> KVCache: ...
 
 
 @dataclass(kw_only=True)
@@ -143,7 +147,7 @@ class DrafterContext:
     `kv` is set after construction and before the first observe, for a drafter whose needs name one.
     """
 
-    target: Any  # the target Decoder
+    target: Target
     sampling: SamplingState  # parameters of every row, and the target's noise
     cost: CostCurve  # what a pass costs on this machine, by packed tokens
     device: torch.device
@@ -159,4 +163,4 @@ class DrafterContext:
     @property
     def is_fused(self) -> bool:
         """Whether the target runs by a GPU's fused kernels, so that steps can be captured."""
-        return getattr(self.target, "kernels", "") == "triton"
+        return self.target.backend.captures_steps

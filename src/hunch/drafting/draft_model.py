@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -34,7 +34,8 @@ from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_step import RowState, StepRows  # needs Triton, which a CPU may not have
+    from hunch.kernels.gpu_step import RowState, StepRows  # these need Triton
+    from hunch.models.cuda import CudaDecoder
 
 log = logging.getLogger("hunch")
 
@@ -123,11 +124,11 @@ class DraftModelDrafter:
             return None
         if context.wants_q or self.options.draft_temperature is not None:
             return None
-        if getattr(self.model, "kernels", "") != "triton":
+        if not self.model.backend.captures_steps:
             return None
         return DeviceDraft(
             name="draft",
-            model=self.model,
+            model=cast("CudaDecoder", self.model),
             kv=context.kv,
             sampling=context.sampling,
             ids_C=columns.ids_C,
@@ -261,7 +262,7 @@ class DeviceDraft(DeviceDrafter):
     it.
     """
 
-    model: Any  # a decoder on the device's kernels
+    model: CudaDecoder
     kv: KVCache
     sampling: SamplingState
     ids_C: Tensor | None  # the target's id of each column; None: the same

@@ -16,8 +16,7 @@ from hunch.config import read_options
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.feature import FeatureDrafter
 from hunch.drafting.options import GrowOptions, need_path
-from hunch.models.heads.eagle import load_eagle
-from hunch.models.heads.eagle3 import load_eagle3
+from hunch.models.heads.eagle import load_eagle, load_eagle3
 from hunch.models.heads.mtp import load_mtp
 from hunch.models.heads.step import StepNet
 

@@ -36,7 +36,7 @@ class Guide:
         self._drafts: dict[tuple[int, int], tuple[np.ndarray, Draft]] = {}  # by row and length
         self.native: NativeLookup | None = None
         self.plain: GuidedLookup | None = None
-        if getattr(context.target, "kernels", "") == "native":
+        if context.target.backend.has_host_kernels:
             self.native = NativeLookup(own_odds, table, context.max_rows, num_nodes)
         else:
             self.plain = GuidedLookup(own_odds, table)

@@ -16,6 +16,7 @@ from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_fused import add_norm
 from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import is_exact
+from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden
 from hunch.models.fused import (
     MIN_WIDTH,
@@ -34,7 +35,9 @@ log = logging.getLogger("hunch")
 class CudaDecoder:
     """`Decoder.forward` and `logits` with fused kernels, over the same weights."""
 
-    kernels = "triton"  # what computes a pass, for reports
+    backend = TRITON
+    kernels = TRITON.name  # for reports
+    is_quantised = False
 
     def __init__(self, decoder: Decoder) -> None:
         check_supported(decoder)
@@ -44,6 +47,7 @@ class CudaDecoder:
         self.device, self.dtype, self.kv_dtype = decoder.device, decoder.dtype, decoder.kv_dtype
         self.kv_shape, self.new_kv = decoder.kv_shape, decoder.new_kv
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
+        self.tables, self.output_rows = decoder.tables, decoder.output_rows
         self.fused = FusedLayers(decoder.layers, decoder.rope.table_LH, decoder.spec.norm_eps)
         self.layers = self.fused.layers
         self.fused.is_wide = decoder.device.type == "cuda" and self._check_wide()

@@ -18,6 +18,7 @@ from hunch.layers.attention import Attend, ExactPaged, Paged
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 from hunch.layers.rope import Rope
+from hunch.models.backends import TORCH, Backend
 from hunch.models.build import LLAMA_NAMES, Names, build_block, local_heads
 from hunch.models.source import RandomSource, Source
 from hunch.models.spec import Config, ModelSpec, read_common
@@ -40,7 +41,9 @@ class Decoder(Part):
     """A target or a draft model. It keeps no state between passes: KV and positions come in."""
 
     names: ClassVar[Names] = LLAMA_NAMES
-    kernels: ClassVar[str] = "torch"  # what computes a pass, for reports
+    backend: ClassVar[Backend] = TORCH
+    kernels: ClassVar[str] = TORCH.name  # for reports
+    is_quantised = False
 
     def __init__(
         self, spec: ModelSpec, source: Source, progress: Progress = lambda names: names
@@ -142,6 +145,13 @@ class Decoder(Part):
         if self.is_head_split:
             logits_MV = self.group.all_gather(logits_MV)
         return logits_MV.float()
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        return self.embedding_VD, self.head.weight_NK
+
+    def output_rows(self, ids_C: Tensor) -> Tensor:
+        return self.head.weight_NK[ids_C.to(self.device)]
 
     def kv_shape(self) -> tuple[int, int, int]:
         """Layers, KV heads and head width of the cache on this device."""

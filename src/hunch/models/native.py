@@ -23,6 +23,7 @@ from hunch.kernels.native import (
 )
 from hunch.layers.attention import Heads
 from hunch.layers.rope import Rope
+from hunch.models.backends import NATIVE
 from hunch.models.build import Names, local_heads
 from hunch.models.decoder import Decoder, Hidden, Progress
 from hunch.models.load import check_tensors
@@ -45,7 +46,9 @@ class NativeDecoder:
     written) and as float32 beside float32 weights.
     """
 
-    kernels = "native"  # what computes a pass, for reports
+    backend = NATIVE
+    kernels = NATIVE.name  # for reports
+    tables = None
 
     def __init__(
         self,
@@ -95,6 +98,13 @@ class NativeDecoder:
             num_threads=num_threads,
             is_fine=is_fine,
         )
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.kv_dtype != torch.float32
+
+    def output_rows(self, ids_C: Tensor) -> Tensor:
+        return self.head.rows(ids_C)
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Token embeddings."""

@@ -1,23 +1,80 @@
-"""A target on the best kernels its device has; torch's own where there are none."""
+"""What a target model offers, whatever computes it, and loading one on the best kernels there are.
+
+Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocabulary, C tokens.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from hunch.config import ModelConfig
 from hunch.errors import UnsupportedModelError
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.models.backends import Backend
+from hunch.models.decoder import Hidden
 from hunch.models.load import load_decoder
 from hunch.models.native import DTYPES, load_native
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 
 log = logging.getLogger("hunch")
 
 
-def load_target(model: ModelConfig, weights: Weights, device: torch.device) -> Any:
-    """The decoder of `weights`, as the config wants it held."""
+class Target(Protocol):
+    """A model that checks drafts, or drafts itself. Its KV and positions come in."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def backend(self) -> Backend:
+        """What computes its passes."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its hidden states."""
+
+    @property
+    def kv_dtype(self) -> torch.dtype: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether its weights are held in fewer than 16 bits; a drafter beside it is, too."""
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor] | None:
+        """Embedding and output matrix; None where the kernels hold them in a layout of theirs."""
+
+    def forward(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """One pass: writes each token's KV and returns its hidden state."""
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """float32 scores of every token after each given hidden state."""
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Token embeddings."""
+
+    def output_rows(self, ids_C: Tensor) -> Tensor:
+        """Rows of the output matrix, [C, D]."""
+
+    def kv_shape(self) -> tuple[int, int, int]:
+        """Layers, KV heads and head width of the cache on this device."""
+
+
+def load_target(model: ModelConfig, weights: Weights, device: torch.device) -> Target:
+    """The model of `weights`, as the config wants it held; by torch where there are no kernels."""
     is_native = model.kernels == "auto" and model.dtype in DTYPES
     if device.type == "cpu" and is_native:
         target = load_native(

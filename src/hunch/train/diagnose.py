@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from hunch.errors import ModelError
-from hunch.models.heads.load import detect
+from hunch.models.heads.files import detect
 
 GAIN = 0.25  # more accepted tokens per pass, as a share, that make a suspicion a finding
 GOOD = 2.0  # tokens per pass from which nobody needs a doctor

@@ -14,7 +14,7 @@ from head_files import Study, write
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.attention import KVCache
 from hunch.models.decoder import Decoder
-from hunch.models.heads.load import detect
+from hunch.models.heads.files import detect
 from hunch.models.heads.mtp import load_mtp
 from hunch.models.spec import ModelSpec
 

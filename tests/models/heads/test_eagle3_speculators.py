@@ -16,8 +16,8 @@ from torch import Tensor
 
 from builders import BLOCK_SIZE, Seq, pack, tables, tiny_model
 from hunch.kernels.attention import KVCache
-from hunch.models.heads.eagle3 import load_eagle3
-from hunch.models.heads.load import detect
+from hunch.models.heads.eagle import load_eagle3
+from hunch.models.heads.files import detect
 
 pytestmark = pytest.mark.slow
 LENGTH = 12

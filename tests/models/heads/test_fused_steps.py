@@ -21,7 +21,7 @@ from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Hidden
-from hunch.models.heads.eagle3 import load_eagle3
+from hunch.models.heads.eagle import load_eagle3
 from hunch.models.heads.step import StepNet
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights

@@ -21,9 +21,8 @@ from hunch.errors import (
 )
 from hunch.kernels.attention import KVCache
 from hunch.models.decoder import Decoder
-from hunch.models.heads.eagle import load_eagle
-from hunch.models.heads.eagle3 import load_eagle3
-from hunch.models.heads.load import detect, speculative_tokens
+from hunch.models.heads.eagle import load_eagle, load_eagle3
+from hunch.models.heads.files import detect, speculative_tokens
 from hunch.models.heads.medusa import load_medusa
 from hunch.models.heads.mlp import load_mlp
 from hunch.models.heads.mtp import load_mtp

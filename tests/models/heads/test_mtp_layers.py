@@ -14,7 +14,7 @@ from head_files import Study
 from hunch.errors import ModelFormatError
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.models.decoder import Decoder
-from hunch.models.heads.load import detect
+from hunch.models.heads.files import detect
 from hunch.models.heads.mtp import MtpNet, load_mtp
 from hunch.models.spec import ModelSpec
 from mtp_files import make_stages

@@ -12,8 +12,7 @@ import torch
 import head_files
 from builders import BLOCK_SIZE, Seq, pack, tables
 from hunch.kernels.attention import KVCache
-from hunch.models.heads.eagle import load_eagle
-from hunch.models.heads.eagle3 import load_eagle3
+from hunch.models.heads.eagle import load_eagle, load_eagle3
 from hunch.models.heads.mtp import load_mtp
 from hunch.models.heads.step import StepNet
 from hunch.models.native import NativeDecoder, load_native

@@ -16,22 +16,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hunch.errors import ModelFormatError, UnsupportedModelError, VocabMismatchError
+from hunch.errors import ModelFormatError, VocabMismatchError
 from hunch.hub import resolve as find_files
 from hunch.kernels.native import INT8, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
-from hunch.models.heads.parts import check_map
-from hunch.models.load import check_tensors, choose_dtype, load_decoder
-from hunch.models.native import DTYPES as NATIVE_DTYPES
-from hunch.models.native import ID_MAP, NativeDecoder, is_supported, load_native
+from hunch.models.heads.files import check_map
+from hunch.models.load import check_tensors, choose_dtype
+from hunch.models.native import ID_MAP, NativeDecoder
 from hunch.models.source import FileSource, Shape
 from hunch.models.spec import ModelSpec
+from hunch.models.target import Target
 from hunch.models.weights import Weights, open_weights
 from hunch.models.weights.json_file import read_json
 from hunch.registry import MODELS, resolve
@@ -45,51 +44,29 @@ _MAX_NAMED = 3  # differing tokens an error names
 
 def load_draft_model(
     weights: Weights,
-    target: Any,
+    target: Target,
     vocab: Mapping[str, int] | None,
     *,
     dtype: str = "auto",
     is_crossed: bool = False,
-) -> tuple[Any, Columns]:
+) -> tuple[Target, Columns]:
     """The model on its target's kind of kernels, and how its logits become the target's."""
-    path, target_size = str(weights.path), int(target.spec.vocab_size)
+    path, target_size = str(weights.path), target.spec.vocab_size
     if CUT_FROM in weights.config:
-        model, ids_C = load_cut(weights, target, dtype, target.device)
-        if model.spec.vocab_size != target_size:
-            compare(None, model.spec.vocab_size, None, target_size, path)  # raises
-        columns = Columns(target_size if ids_C is None else len(ids_C), ids_C)
-        return _like_target(model, target), columns
-    model = _load_whole(weights, dtype, target)
+        spec = ModelSpec.from_config(weights.config)
+        ids_C = _read_map(weights, spec.vocab_size)
+        model = target.backend.load_cut(weights, spec, target, dtype, ids_C)
+        if spec.vocab_size != target_size:
+            compare(None, spec.vocab_size, None, target_size, path)  # raises
+        num_columns = target_size if ids_C is None else len(ids_C)
+        return model, Columns(num_columns, ids_C).to(target.device)
+    model = target.backend.load_draft(weights, target, dtype)
     size, own = model.spec.vocab_size, read_vocab(weights)
     columns = compare(own, size, vocab, target_size, path, is_crossed)
-    return _like_target(model, target), columns.to(target.device)
+    return model, columns.to(target.device)
 
 
-def _like_target(model: Any, target: Any) -> Any:
-    """On the target's fused kernels, where it has some and they know this model too."""
-    if getattr(target, "kernels", "") != "triton":
-        return model
-    from hunch.models.cuda import CudaDecoder
-
-    try:
-        return CudaDecoder(model)
-    except UnsupportedModelError as error:
-        log.warning("%s: the draft model runs on torch's own kernels", error)
-        return model
-
-
-def _load_whole(weights: Weights, dtype: str, target: Any) -> Any:
-    """On the target's kind of kernels; beside a quantised target, in 8 bits at most."""
-    if getattr(target, "kernels", "") == "native" and dtype in NATIVE_DTYPES:
-        if dtype == "auto" and not weights.metadata and target.kv_dtype != torch.float32:
-            dtype = "int8"
-        model = load_native(weights, dtype=dtype, num_threads=torch.get_num_threads())
-        if model is not None:
-            return model
-    return load_decoder(weights, dtype=dtype, device=target.device)
-
-
-def byte_share(weights: Weights, target: Any) -> float:
+def byte_share(weights: Weights, target: Target) -> float:
     """What a node of a draft model reads, as a share of what a pass of the target reads.
 
     Told from the files alone: nothing is loaded. Of embeddings a pass reads next to nothing.
@@ -101,34 +78,31 @@ def byte_share(weights: Weights, target: Any) -> float:
         num_columns = config.get("draft_vocab_size") or config.get("vocab_size", 0)
         num_read += num_columns * config.get("hidden_size", 0)
     # Beside a quantised target a draft model is held in 8 bits.
-    is_quantised = target.kernels == "native" and target.kv_dtype != torch.float32
-    size = 1 if is_quantised else target.dtype.itemsize
+    size = 1 if target.is_quantised else target.dtype.itemsize
     embedding = 0 if spec.is_tied else spec.vocab_size * spec.width * size
     return float(num_read * size / max(target.weight_bytes - embedding, 1))
 
 
-def load_cut(
-    weights: Weights, target: Any, dtype: str, device: torch.device
-) -> tuple[Any, Tensor | None]:
-    """The model, and the target's id of each column of its logits (None: all of them)."""
-    spec = ModelSpec.from_config(weights.config)
-    ids_C = _read_map(weights, spec.vocab_size)
-    target = getattr(target, "decoder", target)
-    is_native = getattr(target, "kernels", "") == "native"
-    if is_native and isinstance(target, NativeDecoder) and is_supported(spec):
-        tables = _native_tables(weights, spec, target, ids_C)
-        kind = dtype
-        if dtype == "auto":
-            kind = "float32" if target.kv_dtype == torch.float32 else "int8"
-        threads = torch.get_num_threads()
-        return NativeDecoder(spec, weights, kind, threads, tables=tables), ids_C
+def cut_native(
+    weights: Weights, spec: ModelSpec, target: NativeDecoder, dtype: str, ids_C: Tensor | None
+) -> NativeDecoder:
+    tables = _native_tables(weights, spec, target, ids_C)
+    if dtype == "auto":
+        dtype = "int8" if target.is_quantised else "float32"
+    return NativeDecoder(spec, weights, dtype, torch.get_num_threads(), tables=tables)
+
+
+def cut_decoder(
+    weights: Weights, spec: ModelSpec, target: Target, dtype: str, ids_C: Tensor | None
+) -> Decoder:
+    device = target.device
     source = _CutSource(weights, choose_dtype(dtype, spec, device), device, spec, target)
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     check_tensors(spec, source, (family.names.embed, family.names.head, ID_MAP))
     model = family(spec, source)
     if ids_C is not None:
         model.head = Linear(model.head.weight_NK[ids_C.to(device)].contiguous())
-    return model, None if ids_C is None else ids_C.to(device)
+    return model
 
 
 class _CutSource(FileSource):
@@ -140,19 +114,18 @@ class _CutSource(FileSource):
         dtype: torch.dtype,
         device: torch.device,
         spec: ModelSpec,
-        target: Any,
+        target: Target,
     ) -> None:
         super().__init__(weights, dtype, device)
         self.family: type[Decoder] = resolve(MODELS, spec.architecture)
-        self.target = target if _is_same(spec, target) and isinstance(target, Decoder) else None
+        self.tables = target.tables if _is_same(spec, target) else None
 
     def read(self, name: str, shape: Shape) -> Tensor:
         names = self.family.names
         if name not in (names.embed, names.head):
             return super().read(name, shape)
-        if self.target is not None:
-            is_embed = name == names.embed
-            return self.target.embedding_VD if is_embed else self.target.head.weight_NK
+        if self.tables is not None:
+            return self.tables[name != names.embed]
         origin = FileSource(_origin(self.weights), self.dtype, self.device)
         return origin.read(name, shape)
 
@@ -177,10 +150,10 @@ def _native_tables(
     return embedding, head
 
 
-def _is_same(spec: ModelSpec, target: Any) -> bool:
+def _is_same(spec: ModelSpec, target: Target) -> bool:
     """Whether the target can be the model the draft was cut from."""
     other = target.spec
-    return bool(other.width == spec.width and other.vocab_size == spec.vocab_size)
+    return other.width == spec.width and other.vocab_size == spec.vocab_size
 
 
 def _origin(weights: Weights) -> Weights:

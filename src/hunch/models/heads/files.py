@@ -1,4 +1,8 @@
-"""A drafter's directory: its config.json and its tensors, each checked when it is taken."""
+"""A drafter's directory: which method it belongs to, its config.json, its tensors.
+
+Everything is checked when it is taken. Shape letters: M packed rows, D width, V vocabulary, C
+columns of a reduced vocabulary, N outputs, K inputs.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,102 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hunch.errors import ModelError, ModelFormatError, ModelNotFoundError, VocabMismatchError
+from hunch.errors import (
+    ModelError,
+    ModelFormatError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    VocabMismatchError,
+)
+from hunch.kernels.native import FLOAT, INT8, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
-from hunch.models.heads.parts import NativeLinear
+from hunch.layers.part import Part
 from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec, read_common
+from hunch.models.target import Target
 from hunch.models.weights import open_weights
 from hunch.models.weights.json_file import read_json
+
+_ARCHITECTURES = {
+    "MLPSpeculatorPreTrainedModel": "mlp",
+    "MedusaModel": "medusa",
+    "EagleModel": "eagle",
+    "EagleLlamaForCausalLM": "eagle",
+    "LlamaForCausalLMEagle": "eagle",
+    "LlamaForCausalLMEagle3": "eagle3",
+    "Eagle3LlamaForCausalLM": "eagle3",
+    "Eagle3Speculator": "eagle3",
+    "Eagle3DraftModel": "eagle3",
+    "MiMoMTPModel": "mtp",
+    "DeepSeekMTPModel": "mtp",
+    "DeepseekV3ForCausalLMNextN": "mtp",
+    "Qwen3NextMTP": "mtp",
+}
+_MODEL_TYPES = {
+    "mlp_speculator": "mlp",
+    "medusa": "medusa",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "mimo_mtp": "mtp",
+    "deepseek_mtp": "mtp",
+    "qwen3_next_mtp": "mtp",
+}
+_MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
+
+
+def detect(path: str | Path) -> str:
+    """The registry name of the method that drafts with the files at `path`."""
+    if Path(path).suffix == ".gguf":
+        return "draft"
+    config = read_config(path)
+    if "cut_from" in config:
+        return "draft"
+    kind = config.get("speculators_model_type")
+    if kind is not None:
+        if kind != "eagle3":
+            raise UnsupportedModelError(
+                f"{path}: speculators_model_type={kind!r} is not supported; hunch reads eagle3"
+            )
+        return "eagle3"
+    for name in config.get("architectures") or ():
+        if name in _ARCHITECTURES:
+            return _ARCHITECTURES[name]
+    if config.get("model_type") in _MODEL_TYPES:
+        return _MODEL_TYPES[config["model_type"]]
+    if "medusa_num_heads" in config:
+        return "medusa"
+    if any(key in config for key in _MTP_KEYS) and "architectures" not in config:
+        return "mtp"
+    if "draft_vocab_size" in config or "eagle_config" in config:
+        return "eagle3"
+    if _is_eagle(Path(path), config):
+        return "eagle"
+    return "draft"
+
+
+def _is_eagle(path: Path, config: dict[str, Any]) -> bool:
+    """EAGLE-1 heads call themselves LlamaForCausalLM; only their tensors tell them apart."""
+    if config.get("num_hidden_layers") != 1:
+        return False
+    names = {name.removeprefix("model.") for name in open_weights(path).names()}
+    return "fc.weight" in names and "norm.weight" not in names
+
+
+def speculative_tokens(path: str | Path) -> int | None:
+    """How many tokens per step the files themselves ask for, where they say it."""
+    config = read_config(path)
+    for key in ("n_predict", "num_heads"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or ()
+    for method in methods:
+        if isinstance(method, dict) and isinstance(method.get("speculative_tokens"), int):
+            return int(method["speculative_tokens"])
+    return None
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -44,15 +134,52 @@ def number(config: Mapping[str, Any], key: str, where: str, default: int | None 
     return value
 
 
+class NativeLinear(Linear):
+    """A linear layer on the CPU's own kernels, rounded to 8 bits: a drafter may be a little off."""
+
+    def __init__(
+        self, weight_NK: Tensor, bias_N: Tensor | None = None, *, is_rounded: bool = True
+    ) -> None:
+        super().__init__(weight_NK[:0], bias_N)  # the matrix itself is kept in the kernels' layout
+        kind = INT8 if is_rounded else FLOAT
+        self.matrix = NativeMatrix.from_floats(weight_NK, kind, torch.get_num_threads())
+
+    @staticmethod
+    def fits(weight_NK: Tensor) -> bool:
+        return weight_NK.shape[1] % 32 == 0  # a scale belongs to 32 inputs
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        y_TN = self.matrix(x_TK)
+        return y_TN if self.bias_N is None else y_TN.add_(self.bias_N)
+
+
+class Table(Part):
+    """An embedding of a drafter's own."""
+
+    def __init__(self, weight_VD: Tensor) -> None:
+        self.weight_VD = weight_VD
+
+    def __call__(self, token_M: Tensor) -> Tensor:
+        return self.weight_VD.index_select(0, token_M)
+
+
+class BiasedNorm(Part):
+    """Divide by the root mean square, times a weight, plus a bias."""
+
+    def __init__(self, weight_D: Tensor, bias_D: Tensor, eps: float) -> None:
+        self.weight_D, self.bias_D, self.eps = weight_D, bias_D, eps
+
+    def __call__(self, x_MD: Tensor) -> Tensor:
+        return F.rms_norm(x_MD, self.weight_D.shape, self.weight_D, self.eps) + self.bias_D
+
+
 class HeadSource(Source):
     """The tensors of a drafter, under names without `prefixes`, for the target they draft for."""
 
-    def __init__(self, path: str | Path, target: Any, prefixes: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: str | Path, target: Target, prefixes: tuple[str, ...] = ()) -> None:
         super().__init__(target.dtype, target.device)
         self.where = str(path)
-        self._is_native = getattr(target, "kernels", "") == "native"
-        # Beside a quantised target on a CPU, the products of a drafter are quantised too.
-        self._is_rounded = self._is_native and target.kv_dtype != torch.float32
+        self._target = target
         self.matrix_bytes = 0  # held outside of tensors
         self._weights = open_weights(path)
         self._stored: dict[str, str] = {}  # name without prefixes -> name in the file
@@ -106,18 +233,13 @@ class HeadSource(Source):
             weight_CD = weight_CD[:num_kept].contiguous()
         return self._hold(Linear(weight_CD))
 
-    def output_of(self, target: Any, ids_C: Tensor) -> Linear:
+    def output_of(self, target: Target, ids_C: Tensor) -> Linear:
         """Rows of the target's own output matrix, for a head that brings none."""
-        head = getattr(target, "decoder", target).head
-        if isinstance(head, Linear):
-            return Linear(head.weight_NK[ids_C.to(self.device)].contiguous())
-        return self._hold(Linear(head.rows(ids_C)))
+        return self.held(target.output_rows(ids_C))
 
     def _hold(self, layer: Linear) -> Linear:
-        if not self._is_native or not NativeLinear.fits(layer.weight_NK):
-            return layer
-        held = NativeLinear(layer.weight_NK, layer.bias_N, is_rounded=self._is_rounded)
-        self.matrix_bytes += held.matrix.nbytes
+        held, num_bytes = self._target.backend.hold(layer, self._target)
+        self.matrix_bytes += num_bytes
         return held
 
     def held(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
@@ -165,7 +287,7 @@ def read_geometry(config: Mapping[str, Any], where: str, **more: Any) -> ModelSp
     return spec
 
 
-def check_hidden(where: str, found: int, target: Any) -> None:
+def check_hidden(where: str, found: int, target: Target) -> None:
     """The head was made for a target of this width."""
     expected = int(target.spec.width)
     if found != expected:
@@ -182,3 +304,20 @@ def check_vocab(where: str, found: int, target_size: int) -> None:
             f"{where}: made for a vocabulary of {found} tokens, this target has {target_size}; "
             "it is a head for another model: choose the one trained for this target"
         )
+
+
+def column_ids(num_columns: int, vocab_size: int) -> Tensor | None:
+    """The target's id of each column of logits; None where they are the whole vocabulary."""
+    return None if num_columns == vocab_size else torch.arange(num_columns)
+
+
+def check_map(ids_C: Tensor, vocab_size: int, where: str) -> Tensor:
+    """A map from a head's own token numbers to the target's ids."""
+    if len(ids_C) and (int(ids_C.min()) < 0 or int(ids_C.max()) >= vocab_size):
+        raise ModelFormatError(
+            f"{where}: its map of tokens points to ids {int(ids_C.min())}..{int(ids_C.max())}, the "
+            f"target has 0..{vocab_size - 1}; the head belongs to another target"
+        )
+    if len(torch.unique(ids_C)) != len(ids_C):
+        raise ModelFormatError(f"{where}: its map of tokens names one id twice; it is damaged")
+    return ids_C

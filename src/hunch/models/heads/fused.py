@@ -23,7 +23,7 @@ from hunch.layers.block import Block
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
 from hunch.models.fused import MIN_WIDTH, FusedLayers, float_logits, has_bias, unknown_to_kernels
-from hunch.models.heads.parts import Table
+from hunch.models.heads.files import Table
 from hunch.models.heads.step import StepNet
 
 log = logging.getLogger("hunch")
@@ -109,11 +109,11 @@ def build_fused(
     if found:
         log.warning("the head drafts by torch: fused kernels do not know %s", ", ".join(found))
         return None
-    table_VD = net.embed.weight_VD if isinstance(net.embed, Table) else target.decoder.embedding_VD
+    table_VD = net.embed.weight_VD if isinstance(net.embed, Table) else target.tables[0]
     norms = None
     if token_norm is not None and state_norm is not None:
         norms = token_norm.weight_D, state_norm.weight_D
-    output = target.decoder.head if lm_head is None else lm_head
+    output_CD = target.tables[1] if lm_head is None else lm_head.weight_NK
     layers = FusedLayers(blocks, net.rope.table_LH, spec.norm_eps)
     # In whichever order a library adds: what is drafted is checked.
     layers.is_wide = target.device.type == "cuda" and spec.width >= MIN_WIDTH
@@ -122,7 +122,7 @@ def build_fused(
         layers,
         table_VD,
         project=project,
-        output_CD=output.weight_NK,
+        output_CD=output_CD,
         norms=norms,
         final_norm_D=None if final_norm is None else final_norm.weight_D,
         logits_norm_D=None if logits_norm is None else logits_norm.weight_D,

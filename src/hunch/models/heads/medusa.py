@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,11 +19,13 @@ from hunch.layers.part import Part
 from hunch.models.heads.files import (
     HeadSource,
     check_hidden,
+    check_map,
     check_vocab,
+    column_ids,
     number,
     read_config,
 )
-from hunch.models.heads.parts import check_map, column_ids
+from hunch.models.target import Target
 
 _OLD_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
@@ -46,7 +47,7 @@ class MedusaNet(Part):
 
     matrix_bytes = 0  # of weights held outside of tensors
 
-    def __init__(self, heads: list[MedusaHead], target: Any, scale: float = 1.0) -> None:
+    def __init__(self, heads: list[MedusaHead], target: Target, scale: float = 1.0) -> None:
         self.heads, self.scale = heads, scale
         self._target_logits = target.logits
 
@@ -58,7 +59,7 @@ class MedusaNet(Part):
         return logits_MC if self.scale == 1.0 else logits_MC * self.scale
 
 
-def load_medusa(path: str | Path, target: Any) -> tuple[MedusaNet, Tensor | None]:
+def load_medusa(path: str | Path, target: Target) -> tuple[MedusaNet, Tensor | None]:
     """The network, and the target's id of each column of its logits (None: all of them)."""
     config = read_config(path)
     source = HeadSource(path, target, prefixes=("medusa_heads.",))
@@ -105,7 +106,7 @@ def _token_map(source: HeadSource, rows: int, vocab: int, vocab_size: int) -> Te
     return None
 
 
-def _load_old(source: HeadSource, target: Any) -> tuple[MedusaNet, Tensor | None]:
+def _load_old(source: HeadSource, target: Target) -> tuple[MedusaNet, Tensor | None]:
     """The file alone says how many heads and layers there are; its config is often wrong."""
     found = [_OLD_LAYER.fullmatch(name) for name in source.names]
     places = {(int(match[1]), int(match[2])) for match in found if match}

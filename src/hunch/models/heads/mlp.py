@@ -18,13 +18,17 @@ from torch import Tensor
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 from hunch.models.heads.files import (
+    BiasedNorm,
     HeadSource,
+    Table,
     check_hidden,
+    check_map,
     check_vocab,
+    column_ids,
     number,
     read_config,
 )
-from hunch.models.heads.parts import BiasedNorm, Table, check_map, column_ids
+from hunch.models.target import Target
 
 EPS = 1e-6
 
@@ -63,7 +67,7 @@ class MlpNet(Part):
         return state_MI, self.head[stage](state_MI)
 
 
-def load_mlp(path: str | Path, target: Any) -> tuple[MlpNet, Tensor | None]:
+def load_mlp(path: str | Path, target: Target) -> tuple[MlpNet, Tensor | None]:
     """The network, and the target's id of each column of its logits (None: all of them)."""
     config = read_config(path)
     source = HeadSource(path, target, prefixes=("speculator.",))

@@ -1,18 +1,25 @@
 """MTP layers: a norm for the token, a norm for the state, one projection, one decoder layer.
 
-Shape letters: T packed tokens, D width, S = D times the number of states side by side.
-Paper: arXiv 2412.19437. File forms, told apart by their tensors: see mtp_forms.py.
+Shape letters: T packed tokens, D width, S = D times the number of states side by side, W tokens of
+a span, K its keys.
+Paper: arXiv 2412.19437. File forms, told apart by their tensors: see mtp_files.py.
 
-Of several layers, layer i drafts token i + 1 from the states of the layer before it; delay.py says
-how they share a cache. A longer draft goes on with the last layer: it takes an MTP layer's states
-as it was trained to, and its KV holds every drafted token. Some serving code begins again with the
-first, whose input is the target's own state: of a drafted token there is none, and its KV has none
-of the tokens between.
+Of several layers, layer i drafts token i + 1 from the states of the layer before it. A longer draft
+goes on with the last layer: it takes an MTP layer's states as it was trained to, and its KV holds
+every drafted token. Some serving code begins again with the first, whose input is the target's own
+state: of a drafted token there is none, and its KV has none of the tokens between.
+
+Several layers share one KV cache: layer k of the paper takes, at position i, the state of layer
+k - 1 at i and token i + 1 + k. Here its KV is kept at position i + k, so that whatever lies at
+position p has seen tokens up to p + 1 and no further, in every layer: blocks can be shared, and a
+drafted node is one token to each layer. Rotations depend on differences of positions alone, so
+nothing else changes; only the first k positions, which layer k does not have, must not be seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +27,15 @@ import torch
 from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
-from hunch.kernels.attention import AttnInputs, KVCache, spans_of
+from hunch.kernels.attention import (
+    AttnInputs,
+    KVCache,
+    Piece,
+    Span,
+    live_tokens,
+    pieces_of,
+    spans_of,
+)
 from hunch.layers.attention import Attend, Paged
 from hunch.layers.block import Block
 from hunch.layers.latent import LatentBlock, TailPaged
@@ -28,20 +43,24 @@ from hunch.layers.linear import Linear
 from hunch.layers.norm import Norm, RMSNorm
 from hunch.layers.part import Part
 from hunch.models.build import build_block
-from hunch.models.heads.delay import delayed, without_first
 from hunch.models.heads.files import (
     HeadSource,
+    Table,
     check_hidden,
     check_vocab,
     read_config,
     read_geometry,
 )
-from hunch.models.heads.kernels import use_kernels
-from hunch.models.heads.latent import LatentShape, build_latent_block, read_latent
-from hunch.models.heads.mtp_forms import Form, find_forms
-from hunch.models.heads.parts import Table
+from hunch.models.heads.mtp_files import (
+    Form,
+    LatentShape,
+    build_latent_block,
+    find_forms,
+    read_latent,
+)
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
+from hunch.models.target import Target
 
 _SHIFTED = ("qwen3_next", "qwen3_5")  # these families store norm weights minus one
 
@@ -69,7 +88,7 @@ class Stage(Part):
         self, token_TD: Tensor, hidden_TD: Tensor, pos_T: Tensor, attend: Attend
     ) -> Tensor:
         if self.form.is_first_masked:
-            # The layer's first position: see delay.py for where it is.
+            # The layer's first position; the module's docstring says where it is.
             token_TD = token_TD.masked_fill((pos_T == self.number)[:, None], 0.0)
         pair = [self.token_norm(token_TD), self.state_norm(hidden_TD)]
         x_TD = self.project(torch.cat(pair[::-1] if self.form.is_state_first else pair, dim=-1))
@@ -87,7 +106,7 @@ class MtpNet(StepNet):
     def __init__(
         self,
         spec: ModelSpec,
-        target: Any,
+        target: Target,
         embed: Table | None,
         stages: list[Stage],
         rope_dim: int | None = None,
@@ -116,7 +135,7 @@ class MtpNet(StepNet):
             if states:
                 part = slice((stage.number - 1) * width, stage.number * width)
                 rows = [None if state_S is None else state_S[part] for state_S in before]
-                hidden_TD = delayed(states[-1], spans_of(attn), rows)
+                hidden_TD = _delayed(states[-1], spans_of(attn), rows)
             states.append(self._run(stage, token_TD, hidden_TD, attn, kv))
         return torch.cat(states, dim=-1)
 
@@ -146,7 +165,7 @@ class MtpNet(StepNet):
         if stage.number == 0 and isinstance(block, Block):
             return self.attend(attn, kv)
         window, rotation = block.attn.heads.window, self.rope(attn.pos_T)
-        seen = without_first(attn, stage.number, window, dtype, attn.pos_T.device)
+        seen = _without_first(attn, stage.number, window, dtype, attn.pos_T.device)
         if isinstance(block, LatentBlock):
             return TailPaged(seen, kv, rotation)
         return Paged(seen, kv, rotation)  # torch's alone can be told what not to see
@@ -158,7 +177,7 @@ class MtpNet(StepNet):
         return logits_TC.float()
 
 
-def load_mtp(path: str | Path, target: Any) -> MtpNet:
+def load_mtp(path: str | Path, target: Target) -> MtpNet:
     config = read_config(path)
     source = HeadSource(path, target)
     forms = find_forms(source, config)
@@ -187,7 +206,7 @@ def load_mtp(path: str | Path, target: Any) -> MtpNet:
     net.matrix_bytes = source.matrix_bytes
     stage = stages[0]
     if isinstance(stage.block, Block) and not net.is_staged:
-        use_kernels(
+        target.backend.accelerate(
             net,
             target,
             [stage.block],
@@ -259,3 +278,51 @@ def _add_one(stage: Stage) -> None:
     for norm in norms:
         if norm is not None:
             norm.weight_D = norm.weight_D + 1.0
+
+
+def _delayed(state_TD: Tensor, spans: Sequence[Span], before: Sequence[Tensor | None]) -> Tensor:
+    """The state one position before each; `before` has the one before each span.
+
+    Where that is not known any more (after a prefix-cache hit, in a new window), the span's first
+    state stands in for it: one entry per layer is then a little off, and with it a guess.
+    """
+    shifted_TD = state_TD.roll(1, 0)
+    for span, state_D in zip(spans, before, strict=True):
+        shifted_TD[span.first] = state_TD[span.first] if state_D is None else state_D
+    return shifted_TD
+
+
+def _without_first(
+    attn: AttnInputs, count: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> AttnInputs:
+    """The same step, in which nobody sees the first `count` positions."""
+    if count == 0:
+        return attn
+    pieces = [
+        _cut(piece, span, attn, count, window)
+        for piece, span in zip(pieces_of(attn, window, dtype, device), spans_of(attn), strict=True)
+    ]
+    memo = {"live": live_tokens(attn), ("pieces", window, dtype): pieces}
+    return replace(attn, memo=memo)
+
+
+def _cut(piece: Piece, span: Span, attn: AttnInputs, count: int, window: int | None) -> Piece:
+    """Keys stand in order of position, those of a tree's nodes last."""
+    if span.is_tree:
+        assert attn.tree_TP is not None
+        num_cut = min(count, span.start + 1 - attn.tree_TP.shape[1])  # nodes stay as they are
+    else:
+        first = 0 if window is None else max(0, span.start - window + 1)
+        num_cut = min(max(count - first, 0), piece.num_keys - 1)
+    mask_WK = piece.mask_WK
+    if mask_WK is not None:
+        mask_WK = mask_WK[:, num_cut:].contiguous()
+        if not span.is_tree:  # tokens at positions that are not seen must still see something
+            mask_WK[: max(count - span.start, 0)] = 0.0
+    return replace(
+        piece,
+        slot=piece.slot + num_cut,
+        num_keys=piece.num_keys - num_cut,
+        slots_K=None if piece.slots_K is None else piece.slots_K[num_cut:],
+        mask_WK=mask_WK,
+    )

@@ -24,16 +24,16 @@ from hunch.layers.block import Block
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
 from hunch.layers.norm import RMSNorm
-from hunch.models.heads.parts import NativeLinear, Table
+from hunch.models.heads.files import NativeLinear, Table
 from hunch.models.heads.step import MARGIN, StepNet
-from hunch.models.native import is_supported
+from hunch.models.native import NativeDecoder, is_supported
 
 _PANEL = 32  # rows of a matrix that another one may begin after
 
 
 def build_network(
     net: StepNet,
-    target: Any,
+    target: NativeDecoder,
     blocks: list[Block],
     *,
     project: Linear | None,
@@ -43,7 +43,7 @@ def build_network(
 ) -> NativeNetwork | None:
     """The network `net` describes, or None where the kernels cannot compute it."""
     spec = net.spec
-    if getattr(target, "kernels", "") != "native" or not is_available():
+    if not is_available():
         return None
     linears = [project, lm_head, *(linear for block in blocks for linear in _linears(block))]
     if any(linear is not None and not isinstance(linear, NativeLinear) for linear in linears):
@@ -52,7 +52,7 @@ def build_network(
         return None
     table = target.embedding
     if isinstance(net.embed, Table):
-        kind = FLOAT if target.kv_dtype == torch.float32 else INT8
+        kind = INT8 if target.is_quantised else FLOAT
         table = NativeMatrix.from_floats(net.embed.weight_VD, kind, torch.get_num_threads())
         net.embed = table.rows  # one copy is enough
         net.matrix_bytes += table.nbytes

@@ -6,7 +6,7 @@ Shape letters: T packed tokens, D width of the network, C columns of logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from hunch.kernels.native import NativeNetwork
 from hunch.layers.attention import Attend, Paged
 from hunch.layers.part import Part
 from hunch.layers.rope import Rope
-from hunch.models.heads.parts import Table
+from hunch.models.heads.files import Table
 from hunch.models.spec import ModelSpec
+from hunch.models.target import Target
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_tiling import Tiler  # these need Triton, which a CPU may not have
@@ -43,7 +44,7 @@ class StepNet(Part):
     def __init__(
         self,
         spec: ModelSpec,
-        target: Any,
+        target: Target,
         embed: Table | None,
         num_kv_layers: int,
         rope_dim: int | None = None,  # where not all of a head is turned
@@ -63,7 +64,7 @@ class StepNet(Part):
         self.state_width = spec.width  # of what a row keeps between steps
         self.kv_dtype: torch.dtype = target.dtype
         # Beside a target on a GPU's kernels the head attends by the same.
-        self.is_tiled = getattr(target, "kernels", "") == "triton"
+        self.is_tiled = target.backend.captures_steps
         self._tiler: Tiler | None = None
 
     @property

@@ -15,8 +15,8 @@ from torch.nn import functional
 from hunch.errors import ConfigError
 from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
+from hunch.models.heads.files import BiasedNorm, Table
 from hunch.models.heads.mlp import EPS, MlpNet
-from hunch.models.heads.parts import BiasedNorm, Table
 from hunch.models.weights import Weights
 from hunch.train.states import Thoughts
 from hunch.train.student import Fan, Lesson, Recipe, Student, narrow
