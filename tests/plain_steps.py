@@ -316,7 +316,7 @@ class PlainTiled:
 class PlainTarget:
     """A decoder of torch's kernels with what a runner of graphs asks of its target."""
 
-    backend, kernels, is_quantised = TRITON, TRITON.name, False
+    backend, is_quantised = TRITON, False
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.spec = decoder, decoder.spec

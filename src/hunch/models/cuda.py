@@ -36,7 +36,6 @@ class CudaDecoder:
     """`Decoder.forward` and `logits` with fused kernels, over the same weights."""
 
     backend = TRITON
-    kernels = TRITON.name  # for reports
     is_quantised = False
 
     def __init__(self, decoder: Decoder) -> None:

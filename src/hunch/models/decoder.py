@@ -42,7 +42,6 @@ class Decoder(Part):
 
     names: ClassVar[Names] = LLAMA_NAMES
     backend: ClassVar[Backend] = TORCH
-    kernels: ClassVar[str] = TORCH.name  # for reports
     is_quantised = False
 
     def __init__(

@@ -47,7 +47,6 @@ class NativeDecoder:
     """
 
     backend = NATIVE
-    kernels = NATIVE.name  # for reports
     tables = None
 
     def __init__(

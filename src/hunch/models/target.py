@@ -72,6 +72,9 @@ class Target(Protocol):
     def kv_shape(self) -> tuple[int, int, int]:
         """Layers, KV heads and head width of the cache on this device."""
 
+    def new_kv(self, num_slots: int) -> KVCache:
+        """An empty cache of so many slots."""
+
 
 def load_target(model: ModelConfig, weights: Weights, device: torch.device) -> Target:
     """The model of `weights`, as the config wants it held; by torch where there are no kernels."""

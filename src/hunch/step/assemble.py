@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hunch.config import Config
@@ -12,6 +10,7 @@ from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.cost import CostCurve, FreeCurve
 from hunch.errors import ConfigError
+from hunch.models.target import Target
 from hunch.registry import VERIFIERS, resolve
 from hunch.sampling.state import SamplingState
 from hunch.step.calibrate import calibrate
@@ -22,11 +21,11 @@ from hunch.types import Capacity, GroupInfo
 
 
 def assemble(
-    config: Config, target: Any, device: torch.device, vocab: dict[str, int] | None
+    config: Config, target: Target, device: torch.device, vocab: dict[str, int] | None
 ) -> Runner:
     """A runner for a loaded target; the drafter says by its needs what it must be given."""
     schedule, spec = config.schedule, config.spec
-    captures = target.kernels == "triton"
+    captures = target.backend.captures_steps
     sampling = SamplingState(
         schedule.num_rows, target.spec.vocab_size, device, dense=captures or None
     )
@@ -57,7 +56,7 @@ def assemble(
         max_len=context.max_len,
         max_nodes=drafter.needs.max_nodes,
         groups=tuple(groups),
-        kernels=target.kernels,
+        kernels=target.backend.name,
         methods=drafter.needs.methods or {spec.method: drafter.needs.max_nodes},
         drafter_bytes=drafter.needs.weight_bytes + drafter_kv,
     )
@@ -81,7 +80,7 @@ def assemble(
     return runner
 
 
-def _groups(target: Any, needs: Needs, method: str) -> tuple[list[KVShape], list[GroupInfo]]:
+def _groups(target: Target, needs: Needs, method: str) -> tuple[list[KVShape], list[GroupInfo]]:
     num_layers, num_kv_heads, head_dim = target.kv_shape()
     shape = KVShape(
         num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=target.kv_dtype

@@ -19,6 +19,7 @@ from hunch.draft import TargetStep, Verdict
 from hunch.drafting.base import Drafter
 from hunch.drafting.cost import CostCurve
 from hunch.kernels.attention import KVCache
+from hunch.models.target import Target
 from hunch.sampling.logprobs import logprobs_at
 from hunch.sampling.state import SamplingState
 from hunch.sampling.stop import finish
@@ -49,7 +50,7 @@ class Parts:
     """What a runner is made of; steps led by the host and captured ones share it."""
 
     capacity: Capacity
-    target: Any
+    target: Target
     kv: Sequence[KVCache]
     drafter: Drafter
     verify: Callable[..., Verdict]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hunch.kernels.attention import AttnInputs, Span
+from hunch.models.target import Target
 
 GRAPHS = 2**28  # captured steps keep their logits and inputs
 RULES = 9  # bytes per row and token of `kernels.process.ProcessTables`
 
 
 @torch.inference_mode()
-def working_bytes(target: Any, num_tokens: int, num_rows: int) -> int:
+def working_bytes(target: Target, num_tokens: int, num_rows: int) -> int:
     """Memory at the peak of a pass over so many tokens, with the logits of so many rows."""
     device: torch.device = target.device
     if device.type != "cuda":

@@ -19,6 +19,7 @@ from hunch.draft import Verdict
 from hunch.drafting.base import Clears, Drafter
 from hunch.drafting.cost import CostCurve
 from hunch.kernels.attention import KVCache
+from hunch.models.target import Target
 from hunch.sampling.state import SamplingState
 from hunch.step.grammars import RowGrammars
 from hunch.step.host_step import HostStep, Parts
@@ -45,7 +46,7 @@ class Runner:
         self,
         *,
         capacity: Capacity,
-        target: Any,
+        target: Target,
         kv: Sequence[KVCache],
         drafter: Drafter,
         verify: Callable[..., Verdict],

@@ -5,13 +5,12 @@ Shape letters: M rows of logits, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.kernels.native import NativeNetwork
+from hunch.models.target import Target
 
 MAX_KEPT = 16  # rows of logits up to which they are written over by the next step's
 
@@ -19,7 +18,7 @@ MAX_KEPT = 16  # rows of logits up to which they are written over by the next st
 class StepLogits:
     """The target's logits; nobody may hold them past the step."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
         network = getattr(target, "network", None)
         self._network = network if isinstance(network, NativeNetwork) else None
