@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -206,12 +207,10 @@ class Matcher:
         """Nothing but the grammar decides what follows: it is not over and has no budget."""
         return not self._is_over and self.grammar.budget is None and not self._at.is_error()
 
-    def recover(self) -> bool:
-        """After somebody else used `place`: whether it met a limit. It is then made anew."""
-        has_failed = bool(self._at.is_error())
-        if has_failed:
+    def recover(self) -> None:
+        """After others used `place`: make it anew where it met a limit."""
+        if self._at.is_error():
             self._restore()
-        return has_failed
 
     # --- looking ahead, for drafts --------------------------------------------------------------
 
@@ -274,38 +273,58 @@ class Job(NamedTuple):
 
 
 def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
-    """`Matcher.fill` for many sequences; drafts that are chains are read by all cores at once."""
-    chains = [job for job in jobs if job.matcher.is_free and _is_chain(job.parents)]
+    """`Matcher.fill` for many sequences, by all cores at once.
+
+    The engine reads chains: a tree is read as one chain per leaf, each by a matcher of its own.
+    """
+    free = [job for job in jobs if job.matcher.is_free]
     for job in jobs:
-        if job not in chains:
+        if job not in free:
             here_MW = mask_MW[job.first : job.first + 1 + len(job.tokens)]
             job.matcher.fill(job.tokens, job.parents, here_MW)
+    chains = [chain for job in free for chain in _chains(job)]
     if not chains:
         return
-    grammar = chains[0].matcher.grammar
-    num_words, first = -(-grammar.tokenizer.vocab_size // 32), 0
-    begins: list[int] = []
-    for job in chains:
-        begins.append(first)
-        first += 1 + len(job.tokens)
-    found_MW = np.zeros((first, num_words), dtype=np.int32)
-    places = [(job.matcher.place, at, job.tokens) for job, at in zip(chains, begins, strict=True)]
-    drafts = [(place, at, tokens) for place, at, tokens in places if tokens]
-    roots = [(place, at) for place, at, tokens in places if not tokens]
+    begins = list(accumulate((1 + len(chain.nodes) for chain in chains), initial=0))
+    num_words = -(-free[0].matcher.grammar.tokenizer.vocab_size // 32)
+    found_MW = np.zeros((begins[-1], num_words), dtype=np.int32)
+    pairs = list(zip(chains, begins, strict=False))
+    drafts = [(one.place, at, one.tokens) for one, at in pairs if one.tokens]
+    roots = [(one.place, at) for one, at in pairs if not one.tokens]
     if drafts:
         fill_next_token_bitmask_par_with_draft_tokens(_executor(), drafts, found_MW)
     if roots:
         fill_next_token_bitmask_par(_executor(), roots, found_MW)
     size = min(num_words, mask_MW.shape[1])
-    for job, begin in zip(chains, begins, strict=True):
-        count = 1 + len(job.tokens)
-        if job.matcher.recover():
-            continue  # a mask that cannot be told allows nothing
-        mask_MW[job.first : job.first + count, :size] = found_MW[begin : begin + count, :size]
+    for chain, at in pairs:
+        if not chain.place.is_error():  # else: a mask that cannot be told allows nothing
+            rows = [chain.first, *(chain.first + 1 + node for node in chain.nodes)]
+            mask_MW[rows, :size] = found_MW[at : at + len(rows), :size]
+    for job in free:
+        job.matcher.recover()
 
 
-def _is_chain(parents: list[int]) -> bool:
-    return parents == list(range(-1, len(parents) - 1))
+class _Chain(NamedTuple):
+    """One path of a draft, from the root to a leaf."""
+
+    place: LLMatcher
+    nodes: list[int]
+    tokens: list[int]
+    first: int
+
+
+def _chains(job: Job) -> list[_Chain]:
+    leaves = sorted(set(range(len(job.tokens))) - set(job.parents)) or [-1]
+    chains: list[_Chain] = []
+    for leaf in leaves:
+        nodes: list[int] = []
+        node = leaf
+        while node >= 0:
+            nodes.insert(0, node)
+            node = job.parents[node]
+        place = job.matcher.place if not chains else job.matcher.place.deep_copy()
+        chains.append(_Chain(place, nodes, [job.tokens[node] for node in nodes], job.first))
+    return chains
 
 
 @cache
