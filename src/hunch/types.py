@@ -279,14 +279,14 @@ class RowResult:
 class StepResult:
     """The outcome of one submitted plan, in the order of its work.
 
-    Most rows of most steps do nothing but say a token: that token in `said` is all of their result.
-    It stands for `RowResult(tokens=[token], num_processed=1)`, the target's KV written for all but
+    The whole result of most rows of most steps is one token: it is in `single_tokens`, and stands
+    for `RowResult(tokens=[token], num_processed=1)`, the target's KV written for all but
     this token, other KV as before. Where -1 stands, the row's result is the next of `rows`.
     """
 
     id: int
     rows: list[RowResult]
-    said: list[int] | None = None  # None: every row's result is in `rows`
+    single_tokens: list[int] | None = None  # None: every row's result is in `rows`
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
     plain_seconds: float = 0.0  # what a pass over the same rows without drafts would have cost

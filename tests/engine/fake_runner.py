@@ -125,8 +125,8 @@ class FakeRunner:
             id=plan.id, rows=results, target_seconds=2.0, draft_seconds=0.5, plain_seconds=1.0
         )
         if self.is_brief:
-            result.said = [self._said(result) for result in results]
-            pairs = zip(results, result.said, strict=True)
+            result.single_tokens = [self._said(result) for result in results]
+            pairs = zip(results, result.single_tokens, strict=True)
             result.rows = [row for row, token in pairs if token < 0]
         self._results.append((result, named))
 

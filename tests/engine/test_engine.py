@@ -245,7 +245,7 @@ def test_tokens_under_a_handle_add_up_to_the_output(depth, max_nodes):
     done = {}
     while engine.has_work():
         outputs = engine.step()
-        said = iter(engine.take_said())
+        said = iter(engine.take_tokens())
         for handle, token in zip(said, said, strict=True):
             told[handle].append(token)
         for output in outputs:

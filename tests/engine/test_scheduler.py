@@ -154,7 +154,7 @@ def test_nobody_drafts_or_checks_in_a_large_batch():
 @pytest.mark.parametrize("is_brief", [False, True])
 @pytest.mark.parametrize("max_nodes", [0, 3])
 @pytest.mark.parametrize("budget", [4, 9, 100])
-def test_a_calm_row_gets_what_a_full_look_would_give_it(budget, max_nodes, is_brief, monkeypatch):
+def test_a_steady_row_gets_what_a_full_look_would_give_it(budget, max_nodes, is_brief, monkeypatch):
     launch, num_looks = Scheduler._launch, 0
 
     def plans(is_restless: bool) -> list[StepPlan]:
@@ -162,7 +162,7 @@ def test_a_calm_row_gets_what_a_full_look_would_give_it(budget, max_nodes, is_br
             nonlocal num_looks
             num_looks += 1
             member = launch(self, sequence, *args, **options)
-            sequence.calm_until *= not is_restless
+            sequence.steady_until *= not is_restless
             return member
 
         monkeypatch.setattr(Scheduler, "_launch", look)

@@ -133,7 +133,7 @@ def test_totals_are_the_sum_of_the_requests(depth, is_brief):
     assert total["num_steps"] == len(results)
     # A step ahead of its results may find nobody.
     num_useful = sum(
-        max(r.said or [-1]) >= 0 or any(row.computed for row in r.rows) for r in results
+        max(r.single_tokens or [-1]) >= 0 or any(row.computed for row in r.rows) for r in results
     )
     assert len(results) - depth <= num_useful <= len(results)
     assert total["target_seconds"] == pytest.approx(2.0 * num_useful)

@@ -63,9 +63,9 @@ class Engine:
             max_draft_batch=config.spec.max_batch,
         )
         self._jobs: dict[str, Job] = {}
-        self._flying: deque[list[scheduling.Member]] = deque()
+        self._pending: deque[list[scheduling.Member]] = deque()
         self._changed: dict[str, Job] = {}  # an ordered set: jobs to report
-        self._said: list[int] = []  # handles and tokens, in turn
+        self._new_tokens: list[int] = []  # handles and tokens, in turn
         self._stats = EngineStats(config.spec.method)
         self._arrivals = count()
         self._last_step_end: float | None = None  # None: there was nothing to do
@@ -158,7 +158,7 @@ class Engine:
         return self.runner.capacity
 
     def has_work(self) -> bool:
-        return bool(self._jobs or self._flying or self._changed)
+        return bool(self._jobs or self._pending or self._changed)
 
     def step(self) -> list[RequestOutput]:
         """Plan and submit one step, collect what is due; returns the requests that changed."""
@@ -168,56 +168,56 @@ class Engine:
             member.sequence.output.tally.start(started)
         if members:
             self.runner.submit(plan)
-            self._flying.append(members)
-        if self._flying and (len(self._flying) > self.runner.depth or not members):
-            self._apply(self.runner.collect(), self._flying.popleft())
+            self._pending.append(members)
+        if self._pending and (len(self._pending) > self.runner.depth or not members):
+            self._apply(self.runner.collect(), self._pending.popleft())
         outputs = [self._output(job) for job in self._changed.values()]
         self._changed.clear()
         self._count_time(started)
         return outputs
 
-    def take_said(self) -> list[int]:
-        """Tokens said since it was last asked, of requests with a handle: handle, token, and so on.
+    def take_tokens(self) -> list[int]:
+        """New tokens since the last call, of requests with a handle: handle, token, and so on.
 
         Such a request has one answer, and nothing to be told of it but tokens; its output is
         returned by `step` when it is over. Whoever asks makes text of the tokens himself.
         """
-        said, self._said = self._said, []
-        return said
+        tokens, self._new_tokens = self._new_tokens, []
+        return tokens
 
     def _apply(self, result: StepResult, members: list[scheduling.Member]) -> None:
-        """Take in a collected step: tokens to their sequences, then whoever is over lets go."""
+        """Take in a collected step: give sequences their tokens, then free what ended ones held."""
         now, share = self._clock(), self._stats.share(result)
-        if result.said is None:
+        if result.single_tokens is None:
             for member, row in zip(members, result.rows, strict=True):
                 self._take(member, row, share, now)
             return
         rows, scheduler, gaps = iter(result.rows), self._scheduler, []
-        for member, token in zip(members, result.said, strict=True):
+        for member, token in zip(members, result.single_tokens, strict=True):
             if token < 0:
                 self._take(member, next(rows), share, now)
                 continue
             sequence = member.sequence
-            scheduler.land_token(member, token)
+            scheduler.apply_token(member, token)
             if not sequence.is_over:
                 output = sequence.output
                 gaps.append(output.tally.add_token(share, now))
                 if output.push_token(token):
                     self._end(self._jobs[sequence.job_id], sequence, now)
                 elif sequence.handle >= 0:
-                    self._said += (sequence.handle, token)
+                    self._new_tokens += (sequence.handle, token)
                 elif sequence.is_streaming:
                     self._changed[sequence.job_id] = self._jobs[sequence.job_id]
             if sequence.state is scheduling.State.LEAVING:
-                scheduler.settle(sequence)
+                scheduler.free_blocks(sequence)
         self._stats.add_gaps(gaps)
 
     def _take(self, member: scheduling.Member, row: RowResult, share: Share, now: float) -> None:
-        """Of a collected step, what it did for one sequence."""
+        """Take in what a collected step did for one sequence."""
         sequence = member.sequence
         assert row.row == member.work.row
         first_processed = sequence.num_computed
-        self._scheduler.land(member, row)
+        self._scheduler.apply(member, row)
         if not sequence.is_over:
             output = sequence.output
             if self._stats.add(output.tally, row, share, now):
@@ -226,11 +226,11 @@ class Engine:
                 self._end(self._jobs[sequence.job_id], sequence, now)
             elif sequence.handle >= 0:
                 for token in row.tokens:
-                    self._said += (sequence.handle, token)
+                    self._new_tokens += (sequence.handle, token)
             elif sequence.is_streaming and row.tokens:
                 self._changed[sequence.job_id] = self._jobs[sequence.job_id]
         if sequence.state is scheduling.State.LEAVING:
-            self._scheduler.settle(sequence)
+            self._scheduler.free_blocks(sequence)
 
     def _begin(self, job: Job, tally: Tally) -> None:
         if not job.is_begun:
@@ -260,7 +260,7 @@ class Engine:
         if not job.num_open:
             one = len(answers) == 1 and answers[0].stats
             stats = one.copy() if one else together([output.tally for output in outputs]).stats()
-        if self.config.spec.is_lossy:  # said wherever the figures are shown
+        if self.config.spec.is_lossy:  # shown wherever the figures are
             for figures in (stats, *(answer.stats for answer in answers)):
                 figures["lossy"] = True
         return RequestOutput(

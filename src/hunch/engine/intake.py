@@ -29,7 +29,7 @@ class Asked:
     prompt_ids: list[int]
     requests: list[Request]
     is_streaming: bool
-    handle: int = -1  # a number under which its tokens are told one by one, see Engine.take_said
+    handle: int = -1  # a number under which its tokens are told one by one, see Engine.take_tokens
 
 
 class Intake:

@@ -1,4 +1,4 @@
-"""What one sequence has said so far: text, stop strings, logprobs, and why it ended."""
+"""The output of one sequence so far: text, stop strings, logprobs, and why it ended."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ up. Running rows come first, in order of arrival, then waiting ones, by priority
 rows, blocks and the step's token budget last. Where tokens are short, every row gets one before any
 gets more; where blocks are short, drafts are trimmed first, then the last row is preempted.
 
-A step may be planned while earlier ones are *flying* (submitted, not collected). What they commit
-is known only as a range: at least one token each, at most one more than the nodes they check.
+A step may be planned while earlier ones are *pending*: submitted, but not collected. What they
+commit is known only as a range: at least one token each, at most one more than the nodes they
+check.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hunch.engine.output import SequenceOutput
 from hunch.types import Capacity, Request, RowResult, RowStart, RowWork, StepPlan
 
 NO_LIMIT = 1 << 62
-AHEAD = 4  # blocks a row that flies takes beyond those it needs, while there are plenty
+AHEAD = 4  # spare blocks that a row with pending steps takes, while there are plenty
 
 
 class State(Enum):
@@ -30,7 +31,7 @@ class State(Enum):
 
     WAITING = 0
     RUNNING = 1
-    LEAVING = 2  # has given its row back; its blocks wait for the last flying step that names it
+    LEAVING = 2  # has given its row back; its blocks wait for the last pending step that names it
     GONE = 3
 
 
@@ -50,18 +51,20 @@ class Sequence:
     handle: int = -1  # under which its tokens are told
     table: BlockTable = field(default_factory=BlockTable)
     state: State = State.WAITING
-    is_over: bool = False  # it has its finish reason; nothing that still flies counts
+    is_over: bool = False  # it has its finish reason; results of pending steps are dropped
     row: int = -1
     num_cached: int | None = None  # prompt tokens found in the cache when it first got a row
     num_computed: int = 0  # tokens whose target KV is written, by all collected steps
     num_nodes: int = 0  # most nodes that may wait to be checked in the next planned step
-    num_flying: int = 0  # steps that name it and are not collected
-    num_partial: int = 0  # those of them that do not catch up, so that they decide no token
-    flying_more: int = 0  # known tokens they process, beyond one each
-    flying_nodes: int = 0  # nodes they check
+    num_pending: int = 0  # steps that name it and are not collected
+    num_partial: int = 0  # those of them that only catch up in part, and so decide no token
+    pending_more: int = 0  # known tokens they process, beyond one each
+    pending_nodes: int = 0  # nodes they check
     member: Member | None = None  # of the step before; mostly the next is the same
-    calm_until: int = 0  # known tokens, with those that fly at least, up to which it is the same
-    calm_slots: int = 0  # and with all that may fly
+    # It is steady, so that the next step's part is the same as the last one's, while the tokens it
+    # is sure to have are at most steady_until, and those it may have at most steady_slots.
+    steady_until: int = 0
+    steady_slots: int = 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -69,19 +72,19 @@ class Sequence:
         return self.request.priority, self.arrival
 
     @property
-    def flying_least(self) -> int:
-        """Tokens that flying steps commit at least."""
-        return self.num_flying - self.num_partial
+    def pending_least(self) -> int:
+        """Tokens that pending steps commit at least."""
+        return self.num_pending - self.num_partial
 
     @property
     def reach(self) -> int:
-        """Known tokens, once flying steps have committed as many as they can."""
-        return min(len(self.tokens) + self.flying_least + self.flying_nodes, self.end)
+        """Known tokens, once pending steps have committed as many as they can."""
+        return min(len(self.tokens) + self.pending_least + self.pending_nodes, self.end)
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A sequence's part in one flying step."""
+    """A sequence's part in one pending step."""
 
     sequence: Sequence
     work: RowWork
@@ -114,7 +117,7 @@ class Scheduler:
         self._free_rows = list(range(self.max_rows))[::-1]
         self._leaves: list[int] = []  # rows to report in the next plan that has work
         self._taken: dict[int, tuple[int, ...]] = {}  # blocks that rows take in it
-        self._leaving: list[Sequence] = []  # their blocks come free once flying steps are collected
+        self._leaving: list[Sequence] = []  # their blocks are freed after pending steps
         self._next_id = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -124,7 +127,9 @@ class Scheduler:
         if not self.waiting or self.waiting[-1].place < sequence.place:
             self.waiting.append(sequence)
         else:
-            self.waiting.insert(bisect(self.waiting, sequence.place, key=_place), sequence)
+            self.waiting.insert(
+                bisect(self.waiting, sequence.place, key=lambda s: s.place), sequence
+            )
 
     def plan(self) -> tuple[StepPlan, list[Member]]:
         """The next step. Without work there is nothing to submit."""
@@ -150,7 +155,7 @@ class Scheduler:
         if is_drafting is not self._is_drafting:
             self._is_drafting = is_drafting
             for sequence in self.running:
-                sequence.calm_until = 0
+                sequence.steady_until = 0
 
     def _plan_running(self, members: list[Member], budget: int) -> int:
         num_later = len(self.running)
@@ -158,22 +163,22 @@ class Scheduler:
             num_later -= 1
             if budget <= 0:
                 break
-            known = len(sequence.tokens) + sequence.num_flying
-            is_calm = known <= sequence.calm_until
-            if is_calm and known + sequence.flying_nodes <= sequence.calm_slots:
+            known = len(sequence.tokens) + sequence.num_pending
+            is_steady = known <= sequence.steady_until
+            if is_steady and known + sequence.pending_nodes <= sequence.steady_slots:
                 member = sequence.member
                 assert member is not None
                 num_nodes = member.work.num_nodes
                 if budget - num_later > num_nodes:
-                    sequence.num_flying += 1
-                    sequence.flying_nodes += num_nodes
+                    sequence.num_pending += 1
+                    sequence.pending_nodes += num_nodes
                     members.append(member)
                     budget -= 1 + num_nodes
                     continue
             if sequence.state is not State.RUNNING:
                 continue  # preempted by a row before it
-            if len(sequence.tokens) + sequence.flying_least >= sequence.end:
-                continue  # what flies will finish it
+            if len(sequence.tokens) + sequence.pending_least >= sequence.end:
+                continue  # pending steps will finish it
             share = budget - num_later if budget > num_later else 1
             member = self._fit(sequence, share, num_later)
             if member is None and self._make_room(sequence):
@@ -237,13 +242,13 @@ class Scheduler:
         KV while it drafts, for the bonus token and the next draft.
         """
         num_known = len(sequence.tokens)
-        num_flying = sequence.num_flying + sequence.flying_more
-        num_lacking = num_known - sequence.num_computed - num_flying
+        num_pending = sequence.num_pending + sequence.pending_more
+        num_lacking = num_known - sequence.num_computed - num_pending
         if num_lacking > budget:
             return self._launch(sequence, budget, 0, 0, is_deciding=False)
-        num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, what flies decides the token
-        # Of what flies nobody knows yet how much it says: the runner cuts drafts at the row's end.
-        num_wanted = NO_LIMIT if sequence.num_flying else sequence.end - num_known
+        num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, a pending step decides the token
+        # How much pending steps commit is not known yet: the runner cuts drafts at the row's end.
+        num_wanted = NO_LIMIT if sequence.num_pending else sequence.end - num_known
         num_nodes = sequence.num_nodes if self._is_drafting else 0
         max_draft = sequence.max_nodes if self._is_drafting else 0
         if num_nodes:
@@ -273,13 +278,14 @@ class Scheduler:
     def _least_slots(self, sequence: Sequence) -> int:
         """Without these it cannot go on.
 
-        A drafter with KV that is part of the step sees the token said, whether it may draft or not.
+        A drafter whose KV is written within the step processes the new token, whether or not it may
+        draft.
         """
         return min(sequence.reach + self._drafts_in_step, sequence.end)
 
     def _num_ahead(self, sequence: Sequence, num_new: int) -> int:
-        """Blocks to take beside new ones: where steps fly, these cost the host time it lacks."""
-        if not sequence.num_flying:
+        """Spare blocks to take beside new ones, so that the host does so less often."""
+        if not sequence.num_pending:
             return 0
         num_spare = self.pool.num_free - num_new - self.pool.num_blocks // 2
         num_left = self.pool.num_missing(sequence.table, sequence.end) - num_new
@@ -294,21 +300,21 @@ class Scheduler:
         *,
         is_deciding: bool = True,
     ) -> Member:
-        sequence.num_flying += 1
+        sequence.num_pending += 1
         sequence.num_partial += not is_deciding
-        sequence.flying_more += num_tokens - 1
-        sequence.flying_nodes += num_nodes
+        sequence.pending_more += num_tokens - 1
+        sequence.pending_nodes += num_nodes
         sequence.num_nodes = max_draft
         row, member = sequence.row, sequence.member
         work = RowWork(row=row, num_tokens=num_tokens, num_nodes=num_nodes, max_draft=max_draft)
         if member is None or member.work != work or member.is_deciding is not is_deciding:
             member = sequence.member = Member(sequence, work, is_deciding)
-        sequence.calm_until = 0
-        if num_nodes == max_draft and not sequence.num_partial and not sequence.flying_more:
-            # It goes on so to its end, while its blocks last.
+        sequence.steady_until = 0
+        if num_nodes == max_draft and not sequence.num_partial and not sequence.pending_more:
+            # Every step up to its end is alike, while its blocks last.
             end, slots = sequence.end, len(sequence.table.blocks) * self.pool.block_size
-            sequence.calm_until = end - 1
-            sequence.calm_slots = slots - num_nodes - 1 - max_draft if slots < end else NO_LIMIT
+            sequence.steady_until = end - 1
+            sequence.steady_slots = slots - num_nodes - 1 - max_draft if slots < end else NO_LIMIT
         return member
 
     def _make_room(self, sequence: Sequence) -> bool:
@@ -323,37 +329,37 @@ class Scheduler:
             self._leave(victim)
             if victim is sequence:
                 return False
-        return pool.num_free >= num_needed  # else: once the flying steps are collected
+        return pool.num_free >= num_needed  # else: once the pending steps are collected
 
-    def land(self, member: Member, result: RowResult) -> None:
-        """A flying step was collected: what it did for one sequence."""
+    def apply(self, member: Member, result: RowResult) -> None:
+        """Take in what a collected step did for one sequence."""
         sequence, work = member.sequence, member.work
-        sequence.num_flying -= 1
+        sequence.num_pending -= 1
         sequence.num_partial -= not member.is_deciding
-        sequence.flying_more -= work.num_tokens - 1
-        sequence.flying_nodes -= work.num_nodes
+        sequence.pending_more -= work.num_tokens - 1
+        sequence.pending_nodes -= work.num_nodes
         if not result.computed:
             return  # it had ended on the device before this step
         sequence.tokens += result.tokens
         before, sequence.num_computed = sequence.num_computed, result.computed[0]
-        if not sequence.num_flying:
-            sequence.num_nodes, sequence.calm_until = result.num_nodes, 0
+        if not sequence.num_pending:
+            sequence.num_nodes, sequence.steady_until = result.num_nodes, 0
         pool, size = self.pool, self.pool.block_size
         if pool.is_caching and (
             len(result.computed) > 1 or before // size < result.computed[0] // size
         ):
             pool.publish(sequence.table, sequence.tokens, result.computed)
 
-    def land_token(self, member: Member, token: int) -> None:
-        """The same for a row that did nothing but say a token."""
+    def apply_token(self, member: Member, token: int) -> None:
+        """The same for a row whose whole result is one token."""
         sequence = member.sequence
-        sequence.num_flying -= 1
-        sequence.flying_nodes -= member.work.num_nodes
+        sequence.num_pending -= 1
+        sequence.pending_nodes -= member.work.num_nodes
         tokens, pool = sequence.tokens, self.pool
         sequence.num_computed = num_computed = len(tokens)
         tokens.append(token)
-        if not sequence.num_flying:
-            sequence.calm_until = 0
+        if not sequence.num_pending:
+            sequence.steady_until = 0
         if pool.is_caching and not num_computed % pool.block_size:
             pool.publish(sequence.table, tokens, (num_computed,))
 
@@ -366,9 +372,9 @@ class Scheduler:
             self.waiting.remove(sequence)
             sequence.state = State.GONE
 
-    def settle(self, sequence: Sequence) -> None:
-        """After `land`, and `finish` where it applies: let go of what nothing names any more."""
-        if sequence.state is State.LEAVING and not sequence.num_flying:
+    def free_blocks(self, sequence: Sequence) -> None:
+        """After `apply`, and `finish` where it applies: free what no pending step names."""
+        if sequence.state is State.LEAVING and not sequence.num_pending:
             self._leaving.remove(sequence)
             self._release(sequence)
 
@@ -378,8 +384,8 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         sequence.row = -1
         sequence.member = None  # it names the sequence: a circle that would outlive the request
-        sequence.calm_until = 0
-        if sequence.num_flying:
+        sequence.steady_until = 0
+        if sequence.num_pending:
             sequence.state = State.LEAVING
             self._leaving.append(sequence)
         else:
@@ -393,7 +399,3 @@ class Scheduler:
             return
         sequence.state = State.WAITING
         self._wait(sequence)
-
-
-def _place(sequence: Sequence) -> tuple[int, int]:
-    return sequence.place

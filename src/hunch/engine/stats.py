@@ -286,8 +286,9 @@ class EngineStats:
     def share(self, result: StepResult) -> Share:
         """A step's seconds, shared among its rows: the target's by tokens, the draft's by rows."""
         self.num_steps += 1
-        num_said = 0 if result.said is None else len(result.said) - len(result.rows)
-        num_known = num_packed = num_drafting = num_said
+        singles = result.single_tokens
+        num_single = 0 if singles is None else len(singles) - len(result.rows)
+        num_known = num_packed = num_drafting = num_single
         for row in result.rows:
             num_known += row.num_processed
             num_packed += row.num_processed + row.num_drafted

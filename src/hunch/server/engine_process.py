@@ -59,7 +59,7 @@ class Engine(Protocol):
 
     def step(self) -> list[RequestOutput]: ...
 
-    def take_said(self) -> list[int]: ...
+    def take_tokens(self) -> list[int]: ...
 
     def stats(self) -> dict[str, Any]: ...
 
@@ -272,7 +272,7 @@ class Loop:
             items.setdefault(one.channel, []).append(wire.dump_delta(output, one.sent))
             if output.finished:
                 del self.open[output.request_id]
-        said = self.engine.take_said()
+        said = self.engine.take_tokens()
         channels = self.lines.channels
         if len(channels) == 1:
             if items or said:

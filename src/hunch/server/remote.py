@@ -270,7 +270,7 @@ class RemoteEngine:
         match message["op"]:
             case "deltas":
                 if message["said"]:
-                    self._take_said(message["said"])
+                    self._take_tokens(message["said"])
                 for item in message["items"]:
                     self._take_delta(item)
             case "alive":
@@ -293,7 +293,7 @@ class RemoteEngine:
             case "fatal":
                 self._fatal = message["message"]
 
-    def _take_said(self, said: list[int]) -> None:
+    def _take_tokens(self, said: list[int]) -> None:
         told, by_handle = self._told, self._by_handle
         pairs = iter(said)
         for handle, token in zip(pairs, pairs, strict=True):

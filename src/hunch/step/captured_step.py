@@ -338,7 +338,7 @@ class CapturedSteps:
         result = StepResult(
             id=pending.plan_id,
             rows=results,
-            said=tokens,
+            single_tokens=tokens,
             target_seconds=target_seconds,
             draft_seconds=min(graph.draft_seconds, seconds),
             plain_seconds=plain_seconds,

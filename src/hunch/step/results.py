@@ -195,14 +195,14 @@ def together(
     ids: list[int], order: list[RowWork], one: StepResult, other: StepResult
 ) -> StepResult:
     """A captured step of the rows `ids` and what the host did beside it, in the plan's order."""
-    assert one.said is not None
-    said = dict(zip(ids, one.said, strict=True))
+    assert one.single_tokens is not None
+    found = dict(zip(ids, one.single_tokens, strict=True))
     by_row = {row.row: row for row in (*one.rows, *other.rows)}
     rows = [work.row for work in order]
     return StepResult(
         id=one.id,
         rows=[by_row[row] for row in rows if row in by_row],
-        said=[said.get(row, -1) for row in rows],
+        single_tokens=[found.get(row, -1) for row in rows],
         target_seconds=one.target_seconds + other.target_seconds,
         draft_seconds=one.draft_seconds + other.draft_seconds,
         plain_seconds=one.plain_seconds + other.plain_seconds,
