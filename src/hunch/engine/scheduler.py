@@ -5,9 +5,8 @@ up. Running rows come first, in order of arrival, then waiting ones, by priority
 rows, blocks and the step's token budget last. Where tokens are short, every row gets one before any
 gets more; where blocks are short, drafts are trimmed first, then the last row is preempted.
 
-A step may be planned while earlier ones are *pending*: submitted, but not collected. What they
-commit is known only as a range: at least one token each, at most one more than the nodes they
-check.
+A step may be planned while earlier ones are *pending*: submitted, not collected. What they commit
+is known only as a range: at least one token each, at most one more than the nodes they check.
 """
 
 from __future__ import annotations
@@ -278,8 +277,7 @@ class Scheduler:
     def _least_slots(self, sequence: Sequence) -> int:
         """Without these it cannot go on.
 
-        A drafter whose KV is written within the step processes the new token, whether or not it may
-        draft.
+        A drafter whose KV is written within the step processes the new token in any case.
         """
         return min(sequence.reach + self._drafts_in_step, sequence.end)
 
