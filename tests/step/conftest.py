@@ -10,7 +10,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from flying_heads import World
+    from captured_heads import World
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,6 +51,6 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A target, and heads trained for it."""
-    from flying_heads import make_world  # needs Triton
+    from captured_heads import make_world  # needs Triton
 
-    return make_world(tmp_path_factory.mktemp("flying"))
+    return make_world(tmp_path_factory.mktemp("captured"))

@@ -61,7 +61,7 @@ class DeviceRows:
         self._stale.add(row)
 
     def is_stale(self, row: int) -> bool:
-        """Whether the host has changed it since it flew, or it never did."""
+        """Whether the host has changed it since its last captured step, or it had none."""
         return row in self._stale
 
     def update(

@@ -1,4 +1,4 @@
-"""Heads that start from the last state alone, in steps that fly: plain decoding's tokens, and the
+"""Heads that start from the last state alone, in captured steps: plain decoding's tokens, and the
 drafts that a replay makes."""
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("triton")
 
-from flying_heads import GREEDY, PARAMS, Drafts, World, load, tokens
+from captured_heads import GREEDY, PARAMS, Drafts, World, load, tokens
 from plain_steps import stand_in
 
 NAMES = ("medusa", "mlp")
 
 
 @pytest.fixture(autouse=True)
-def flying(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""Heads that continue the target's states, in steps that fly: plain decoding's tokens, and at
+"""Heads that continue the target's states, in captured steps: plain decoding's tokens, and at
 every step the draft that an offline replay of the same head makes.
 
 The device's kernels are replaced by plain Python here; tests/kernels compares the two.
@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from captured_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from deepseek_files import make_deepseek
-from flying_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from hunch import LLM, Speculation
 from hunch.drafting.feature import DeviceFeature
 from hunch.types import GroupInfo
@@ -43,7 +43,7 @@ ONE_A_DAY = [
 
 
 @pytest.fixture(autouse=True)
-def flying(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
 
 
@@ -92,7 +92,7 @@ def test_the_host_reads_prompts_and_no_more(
 def test_texts_that_go_on_from_earlier_ones(
     name: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What flew, to the last token that was said, is taken from the blocks it left."""
+    """What captured steps wrote, to the last token, is taken from the blocks it left."""
     prompts = world.prompts
     with load(world.model, name) as llm:
         drafts = Drafts(llm, monkeypatch)

@@ -1,4 +1,4 @@
-"""Steps that fly: the same tokens as plain decoding, whoever drafts, whoever comes and goes.
+"""Captured steps: the same tokens as plain decoding, whoever drafts, whoever comes and goes.
 
 The device's kernels are replaced by plain Python here; tests/kernels compares the two.
 """
@@ -43,7 +43,7 @@ SMALL = {"device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_si
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("flying") / "model", width=32, layers=2)
+    return write_llama(tmp_path_factory.mktemp("captured") / "model", width=32, layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def plain(model: Path) -> dict[str, list[list[int]]]:
 
 
 @pytest.fixture
-def flying() -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
         yield
@@ -94,7 +94,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "engine"), CASES)
-@pytest.mark.usefixtures("flying")
+@pytest.mark.usefixtures("plain_kernels")
 def test_text_does_not_depend_on_who_drafts(
     method: str, engine: str, model: Path, plain: dict[str, list[list[int]]]
 ) -> None:
@@ -115,7 +115,7 @@ def test_text_does_not_depend_on_who_drafts(
             assert stats["tokens_per_pass"] > 1.8
 
 
-@pytest.mark.usefixtures("flying")
+@pytest.mark.usefixtures("plain_kernels")
 def test_a_step_without_memory_loses_no_other_request_and_no_block(
     model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +150,10 @@ def test_a_step_without_memory_loses_no_other_request_and_no_block(
 
 
 def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
-    model: Path, plain: dict[str, list[list[int]]], flying: None, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    plain: dict[str, list[list[int]]],
+    plain_kernels: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     by_host: list[int] = []
     lengths = [24, 5, 9, 7, 3]
@@ -172,7 +175,7 @@ def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
         assert sum(by_host) < 30
 
 
-@pytest.mark.usefixtures("flying")
+@pytest.mark.usefixtures("plain_kernels")
 def test_an_answer_may_end_with_its_first_token_in_a_longer_ones_row(
     model: Path, plain: dict[str, list[list[int]]]
 ) -> None:
@@ -184,7 +187,7 @@ def test_an_answer_may_end_with_its_first_token_in_a_longer_ones_row(
     assert (answer.token_ids, answer.finish_reason) == ([first], "stop")
 
 
-@pytest.mark.usefixtures("flying")
+@pytest.mark.usefixtures("plain_kernels")
 def test_the_runner_knows_whether_requests_keep_coming(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +205,7 @@ def test_the_runner_knows_whether_requests_keep_coming(
         assert runner.captured.shapes.pace.flow > 0.0
 
 
-@pytest.mark.usefixtures("flying")
+@pytest.mark.usefixtures("plain_kernels")
 def test_steps_too_large_to_check_anything_do_not_draft(
     model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

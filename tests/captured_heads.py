@@ -1,4 +1,4 @@
-"""A target with heads of every kind beside it, and what they draft in flight."""
+"""A target with heads of every kind beside it, and what they draft in captured steps."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def load(model: Path, name: str, options: str = "", **given: Any) -> LLM:
 
 
 class Drafts:
-    """What was drafted in flight, by text so far."""
+    """What was drafted in captured steps, by text so far."""
 
     def __init__(self, llm: LLM, patch: pytest.MonkeyPatch) -> None:
         self.runner = llm.engine.runner

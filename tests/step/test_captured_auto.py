@@ -1,4 +1,4 @@
-"""`auto` with a draft model in steps that fly: the same tokens, whoever drafts and when.
+"""`auto` with a draft model in captured steps: the same tokens, whoever drafts and when.
 
 The device's kernels are replaced by plain Python here; tests/kernels compares the two.
 """
@@ -41,7 +41,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_deep(tmp_path_factory.mktemp("flying") / "model")
+    return write_deep(tmp_path_factory.mktemp("captured") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def plain(model: Path) -> dict[str, list[list[int]]]:
 
 
 @pytest.fixture(autouse=True)
-def flying() -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
         yield
