@@ -25,6 +25,7 @@ def main() -> int:
     )
     config = Config(model=model, schedule=schedule)
     limits = Limits(**settings.pop("limits", {}))
+    settings["models"] = tuple(map(tuple, settings.get("models", ())))
     for name in ("api_keys", "cors_origins", "allowed_hosts"):
         settings[name] = tuple(settings.get(name, ()))
     names = ("bytes", "alias")

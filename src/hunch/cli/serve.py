@@ -73,6 +73,7 @@ _OWN = (
     "served_model_names",
     "limits",
     "death_grace",
+    "models",
     "has_page",
     "hides_guesses",
     "version",
@@ -96,12 +97,12 @@ def run(words: Sequence[str]) -> int:
         if settings.get("stats_interval"):
             raise ConfigError("--disable-log-stats and --stats-interval contradict each other")
         settings["stats_interval"] = 0.0
-    by_flag, by_place = given.pop("model_flag", None), given.pop("model", None)
-    if by_flag and by_place and by_flag != by_place:
-        raise ConfigError(f"two models given: {by_place!r} and --model {by_flag!r}; give one")
-    model = by_flag or by_place or DEFAULT_MODEL
+    by_flag, by_place = given.pop("model_flag", None), given.pop("model", [])
+    if by_flag and by_place and by_place != [by_flag]:
+        raise ConfigError(f"two models given: {by_place[0]!r} and --model {by_flag!r}; give one")
+    (first, model), *others = map(_named, by_place or [by_flag or DEFAULT_MODEL])
     keys = given.pop("api_key", None) or _keys_from_environment()
-    names = given.pop("served_model_name", None) or [model]
+    names = given.pop("served_model_name", None) or [first]
     has_page = not given.pop("no_page", False)
     config = _engine_config(model, given)
     for name in ("cors_origins", "allowed_hosts"):
@@ -121,10 +122,17 @@ def run(words: Sequence[str]) -> int:
             api_keys=tuple(keys),
             served_model_names=tuple(names),
             has_page=has_page,
+            models=tuple(others),
             limits=limits,
             version=__version__,
         ),
     )
+
+
+def _named(word: str) -> tuple[str, str]:
+    """'NAME=MODEL', or a model that is its own name."""
+    name, equals, model = word.partition("=")
+    return (name, model) if equals and name and model else (word, word)
 
 
 def _parse(words: Sequence[str]) -> dict[str, Any]:
@@ -166,12 +174,16 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="hunch serve",
-        usage="hunch serve [MODEL] [flags]",
+        usage="hunch serve [MODEL ...] [flags]",
         description="Serve a model over HTTP, as OpenAI does. Flags may use '-' or '_'.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("model", nargs="?", help=f"default: {DEFAULT_MODEL}")
+    parser.add_argument(
+        "model",
+        nargs="*",
+        help=f"MODEL or NAME=MODEL; further ones are loaded when asked for [{DEFAULT_MODEL}]",
+    )
     parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same, as a flag")
     server = parser.add_argument_group("server")
     server.add_argument("--api-key", action="append", help="required of clients; may be repeated")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -13,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from hunch.errors import HunchError
-from hunch.server.guard import Guard, Keys
+from hunch.server.guard import App, Guard, Keys
 from hunch.server.llamacpp import add_llamacpp
 from hunch.server.message_shape import fault_response
 from hunch.server.messages import add_messages
@@ -51,8 +52,14 @@ FAULTS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build_app(service: Service) -> Guard | CORSMiddleware:
-    """The whole ASGI application around one service."""
+def build_app(service: Service, over: Callable[[App], App] | None = None) -> Guard | CORSMiddleware:
+    """The whole ASGI application around one service; `over` stands between guard and routes."""
+    app = build_routes(service)
+    return _guarded(app, app if over is None else over(app), service)
+
+
+def build_routes(service: Service) -> FastAPI:
+    """Every path of one service."""
     app = FastAPI(
         title="hunch",
         version=service.settings.version,
@@ -70,6 +77,10 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
         _add_page(app)
     _add_faults(app, service)
     _drop_default_faults(app)
+    return app
+
+
+def _guarded(app: FastAPI, inner: App, service: Service) -> Guard | CORSMiddleware:
     settings = service.settings
     posts = {path for path, methods in app.openapi()["paths"].items() if "post" in methods}
     known = {route.path for route in app.routes}  # type: ignore[attr-defined]
@@ -78,7 +89,7 @@ def build_app(service: Service) -> Guard | CORSMiddleware:
         service.metrics.answered(path if path in known else "other", status, seconds)
 
     guard = Guard(
-        app,
+        inner,
         keys=Keys(settings.api_keys),
         public_paths=frozenset({"/health", "/ready", *(PAGE if settings.has_page else ())}),
         body_paths=frozenset(posts),

@@ -6,7 +6,7 @@ engine's own report, whose totals only grow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -118,13 +118,7 @@ class Metrics:
 
     def families(self) -> list[Family]:
         """What this process has counted, as plain values."""
-        return [
-            (
-                (metric.name, metric.documentation, metric.type),
-                [(s.name, tuple(s.labels.items()), s.value) for s in metric.samples],
-            )
-            for metric in self._own.collect()
-        ]
+        return _plain(self._own)
 
     def _all_families(self) -> list[Family]:
         """With those of the other processes that serve the same engine, at most a second old."""
@@ -164,6 +158,25 @@ class Metrics:
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         names = [*self._labels, *labels]
         return Counter(PREFIX + name, help_text, names, registry=self._own)
+
+
+def joined(all_metrics: Sequence[Metrics]) -> bytes:
+    """The text of several models' metrics; of the process itself the first one tells."""
+    families: list[Family] = []
+    for number, metrics in enumerate(all_metrics):
+        found = [*_plain(metrics.registry), *metrics.families()]
+        families += [one for one in found if not number or not one[0][0].startswith("process_")]
+    return generate_latest(_Sum(families))
+
+
+def _plain(registry: CollectorRegistry) -> list[Family]:
+    return [
+        (
+            (metric.name, metric.documentation, metric.type),
+            [(s.name, tuple(s.labels.items()), s.value) for s in metric.samples],
+        )
+        for metric in registry.collect()
+    ]
 
 
 class _Sum:

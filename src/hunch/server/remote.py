@@ -99,10 +99,17 @@ class RemoteEngine:
         self.info: EngineInfo
         self.died = asyncio.Event()
         self.death: str | None = None  # why, once it has died
+        self.is_asleep = False  # it was ended on purpose, and is started when it is needed
+
+    async def sleep(self) -> None:
+        """End the process until `start` is called again."""
+        self.is_asleep = True
+        await self.close()
 
     async def start(self) -> None:
         """Start the process and wait until its model is loaded. After its death: another one."""
         self._fatal = None
+        self._is_closing = False
         self.died.clear()
         pairs = [socket.socketpair() for _ in range(1 + self._num_others)]
         fds = [theirs.fileno() for _, theirs in pairs]
@@ -120,6 +127,7 @@ class RemoteEngine:
         self._send(start)
         await self._ready
         self.death = None
+        self.is_asleep = False
 
     async def _join(self, line: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -149,6 +157,8 @@ class RemoteEngine:
 
     def silent_seconds(self) -> float:
         """How long nothing was heard of the process; a step without end counts as silence."""
+        if self.is_asleep:
+            return 0.0
         stuck = max(0.0, self._step_seconds - STEP_SECONDS)
         return stuck + time.monotonic() - self._last_word
 

@@ -14,12 +14,14 @@ from typing import Any
 
 import uvicorn
 
-from hunch.config import Config
+from hunch.config import Config, SpecConfig
 from hunch.errors import ConfigError, EngineError
 from hunch.server import logs
-from hunch.server.app import build_app
+from hunch.server.app import build_app, build_routes
 from hunch.server.connections import KEEP_ALIVE_SECONDS, protocol
 from hunch.server.engine_process import resolve
+from hunch.server.guard import App
+from hunch.server.models import Model, Switch
 from hunch.server.remote import RemoteEngine
 from hunch.server.service import Service
 from hunch.server.settings import ServeConfig
@@ -96,18 +98,23 @@ async def _serve(
         logs.event(logging.INFO, "stopped before the model was loaded")
         return 0
     service = _service(config, settings, engine, text)
+    factories = (engine_factory, text_factory)
+    others = [_other(config, settings, name, path, factories) for name, path in settings.models]
+    switch = Switch(settings, [Model(settings.served_model_names, _never), *others])
     if not settings.api_keys and not settings.is_local:
         logs.event(
             logging.WARNING,
             f"{settings.host} can be reached from other machines, and no --api-key is set: "
             "everybody who can reach it may use it",
         )
-    keeper = Keeper(service, _server(service), workers)
+    keeper = Keeper(service, _server(service, switch if others else None), workers, switch)
     host, port = sock.getsockname()[:2]
     names = ", ".join(settings.served_model_names)
     logs.event(logging.INFO, f"serving {names} on http://{host}:{port}", engine_pid=engine.pid)
-    await _run(keeper, sock, keeper.watch(), keeper.watch_workers(), StatusLines(service).run())
+    beside = [keeper.watch(), keeper.watch_workers(), StatusLines(service).run(), switch.watch()]
+    await _run(keeper, sock, *beside)
     await workers.close()
+    await switch.close()
     await engine.close()
     return keeper.exit_code
 
@@ -158,10 +165,44 @@ def _service(config: Config, settings: ServeConfig, engine: RemoteEngine, text: 
     )
 
 
-def _server(service: Service) -> uvicorn.Server:
+def _other(
+    config: Config, settings: ServeConfig, name: str, path: str, factories: tuple[str, str]
+) -> Model:
+    """A further model. A drafter or template that was given belongs to the first one."""
+    model = replace(config.model, model=path, tokenizer=None, revision=None, chat_template=None)
+    spec = config.spec if config.spec.path is None else SpecConfig()
+    config = replace(config, model=model, spec=spec)
+    settings = replace(settings, served_model_names=(name,), models=())
+
+    async def open_model() -> tuple[Service, App]:
+        engine = RemoteEngine(
+            config,
+            factories[0],
+            max_queue=settings.max_queue,
+            log_format=settings.log_format,
+            log_level=settings.log_level,
+        )
+        text = await _load(config, engine, factories[1])
+        service = _service(config, settings, engine, text)
+        return service, build_routes(service)
+
+    return Model((name,), open_model)
+
+
+async def _never() -> tuple[Service, App]:
+    raise AssertionError("the first model is loaded before anybody can ask for it")
+
+
+def _server(service: Service, switch: Switch | None = None) -> uvicorn.Server:
+    def over(app: App) -> App:
+        if switch is None:
+            return app
+        switch.models[0].adopt(service, app)
+        return switch
+
     return _Server(
         uvicorn.Config(
-            build_app(service),
+            build_app(service, over),
             log_config=None,
             lifespan="off",
             server_header=False,
@@ -191,8 +232,13 @@ class Keeper:
     """Decides when a server leaves, and how."""
 
     def __init__(
-        self, service: Service, server: uvicorn.Server, workers: Workers | None = None
+        self,
+        service: Service,
+        server: uvicorn.Server,
+        workers: Workers | None = None,
+        switch: Switch | None = None,
     ) -> None:
+        self.switch = switch
         self.service = service
         self.server = server
         self.workers = workers
@@ -215,7 +261,8 @@ class Keeper:
         seconds = service.settings.drain_timeout
         service.is_draining = True
         logs.event(logging.INFO, f"draining {service.engine.num_open} sequences", limit=seconds)
-        await service.engine.drain(seconds)
+        others = [] if self.switch is None else [self.switch.drain(seconds)]
+        await asyncio.gather(service.engine.drain(seconds), *others)
         self.server.should_exit = True
 
     async def watch(self) -> None:

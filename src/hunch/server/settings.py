@@ -48,6 +48,10 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = ()  # names clients may call it by, where that is checked
     max_connections: int = 4096  # of each HTTP process
     workers: int = 1  # HTTP processes over the one engine
+    models: tuple[tuple[str, str], ...] = ()  # further models: name, and what is loaded for it
+    idle_unload: float = 0.0  # seconds without a request that unload a model; 0: never
+    max_loaded_models: int = 0  # models loaded at once; 0: all that are asked for
+    max_model_bytes: int = 0  # memory of all models' processes together; 0: no limit
     max_queue: int = 256  # sequences that may be open beyond those that run at once
     request_timeout: float = 600.0  # seconds from arrival to the last byte
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
@@ -104,8 +108,16 @@ class ServeConfig:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.engine_timeout < 5:
             raise ConfigError(f"engine_timeout={self.engine_timeout} must be 5 or more")
+        if self.models and self.workers > 1:
+            raise ConfigError("workers above 1 serve one model; give one, or --workers 1")
+        names = [*self.served_model_names, *(name for name, _ in self.models)]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"two models have the same name: {', '.join(names)}")
         for name in (
             "engine_restarts",
+            "idle_unload",
+            "max_loaded_models",
+            "max_model_bytes",
             "max_queue",
             "drain_timeout",
             "stats_interval",

@@ -1,0 +1,68 @@
+"""Several models behind one address: loaded when asked for, unloaded when others need the room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hunch.cli.serve import _named
+from hunch.errors import ConfigError
+from hunch.server.settings import ServeConfig
+from server.fake_engine import expected_text
+from server.live_server import LiveServer
+
+COMPLETE = "/v1/completions"
+
+
+def ask(server: LiveServer, model: str) -> Any:
+    return server.post(COMPLETE, {"model": model, "prompt": "x", "seed": 1, "max_tokens": 9})
+
+
+def loaded(server: LiveServer) -> set[str]:
+    models = server.get("/v1/models").json()["data"]
+    return {model["id"] for model in models if model["is_loaded"]}
+
+
+def test_models_are_loaded_on_demand_and_make_room(start_server: Callable[..., LiveServer]) -> None:
+    others = [["b", "bytes"], ["c", "bytes"], ["broken", "missing"]]
+    server = start_server(models=others, max_loaded_models=2)
+    assert loaded(server) == {"bytes", "alias"}
+    for name, held in (
+        ("b", {"bytes", "alias", "b"}),
+        ("c", {"b", "c"}),  # the one that was not asked for longest has left
+        ("alias", {"c", "bytes", "alias"}),
+    ):
+        answer = ask(server, name)
+        assert answer.json()["choices"][0]["text"] == expected_text("x", 1, 9), answer.text
+        assert answer.json()["model"] == name
+        assert loaded(server) == held
+    assert server.get("/v1/models/c").json()["max_model_len"] == 512
+    assert 'model_name="c"' in server.get("/metrics").text
+    broken = ask(server, "broken")
+    assert broken.status_code == 503
+    assert "there is no such model" in broken.json()["error"]["message"]
+    unknown = ask(server, "nobody")
+    assert unknown.status_code == 404
+    assert "bytes, alias, b, c, broken" in unknown.json()["error"]["message"]
+
+
+def test_a_model_nobody_asks_for_is_unloaded(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server(models=[["b", "bytes"]], idle_unload=1)
+    end = time.monotonic() + 15
+    while loaded(server) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert loaded(server) == set()
+    assert server.get("/health").status_code == 200  # it would load them again
+    assert ask(server, "bytes").json()["choices"][0]["text"] == expected_text("x", 1, 9)
+
+
+def test_names_of_models() -> None:
+    assert _named("smollm2-135m") == ("smollm2-135m", "smollm2-135m")
+    assert _named("small=/models/a") == ("small", "/models/a")
+    with pytest.raises(ConfigError, match="same name"):
+        ServeConfig(served_model_names=("a",), models=(("a", "b"),))
+    with pytest.raises(ConfigError, match="workers"):
+        ServeConfig(models=(("a", "b"),), workers=2)
