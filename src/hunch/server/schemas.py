@@ -206,6 +206,9 @@ class Message(Body):
     annotations: Many[Any] | None = None  # what OpenAI's answers carry, sent back
     audio: None = None
     function_call: None = None
+    provider_specific_fields: Any = None  # LiteLLM's notes on an answer, sent back
+    thinking_blocks: Any = None
+    reasoning_details: Any = None  # OpenRouter's
 
     def plain(self) -> dict[str, Any]:
         """What a chat template reads."""
