@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -163,6 +164,8 @@ def test_directories(tmp_path: Path) -> None:
         ("smollm2-135", "did you mean 'smollm2-135m'"),
         ("smollm-135m", "did you mean 'smollm2-135m'"),
         ("zzz", "org/name"),
+        ("llama3", "did you mean 'llama3.2-1b' or 'llama3.2-3b' or 'llama3.1-8b'"),
+        ("qwen", "did you mean 'qwen2.5-0.5b'"),
         ("", "empty"),
         ("./nothing-here", "no such file or directory"),
         ("/no/such/model.gguf", "no such file or directory"),
@@ -265,6 +268,61 @@ def test_a_repository_of_gguf_files(fake: FakeHub) -> None:
     fake.remote = {"README.md": ""}
     with pytest.raises(ModelNotFoundError, match=r"one \.gguf file"):
         hub.resolve("org/name-GGUF", progress=False)
+
+
+GGUF_FILES = ["README.md", "name-Q4_K_M.gguf", "name-Q8_0.gguf", "name-iq4_xs.gguf"]
+
+
+@pytest.fixture
+def gguf_repository(fake: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """org/name holds GGUF files; the names that were downloaded."""
+    taken: list[str] = []
+
+    def download(name: str, file: str, **options: Any) -> str:
+        taken.append(file)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.list_repo_files", lambda self, name, revision=None: GGUF_FILES
+    )
+    return taken
+
+
+@pytest.mark.parametrize("quant", ["Q4_K_M", "q4_k_m"])
+def test_a_gguf_file_of_the_hub_by_its_quantisation(
+    gguf_repository: list[str], tmp_path: Path, quant: str
+) -> None:
+    files = hub.resolve(f"org/name:{quant}", progress=False)
+    assert (files.kind, files.path) == ("gguf", tmp_path / "name-Q4_K_M.gguf")
+    assert gguf_repository == ["name-Q4_K_M.gguf"]
+
+
+def test_a_quantisation_that_is_not_there(gguf_repository: list[str]) -> None:
+    with pytest.raises(ModelNotFoundError, match="no file of quantisation 'Q2_K'; it has Q4_K_M"):
+        hub.resolve("org/name:Q2_K", progress=False)
+
+
+def test_a_short_name_is_a_hub_id(fake: FakeHub) -> None:
+    assert hub.resolve("Qwen3-0.6B", progress=False).path == fake.folder
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be_written(fake: FakeHub) -> None:
+    fake.remote = OSError(errno.ENOSPC, "No space left on device", "/full/blob")
+    with pytest.raises(ModelNotFoundError, match="no room left for /full/blob.*HUNCH_CACHE"):
+        hub.resolve("org/name", progress=False)
+    fake.remote = PermissionError(errno.EACCES, "Permission denied", "/locked")
+    with pytest.raises(ModelNotFoundError, match="/locked cannot be written"):
+        hub.resolve("org/name", progress=False)
+
+
+def test_a_cache_that_is_a_file(
+    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("HUNCH_CACHE", str(tmp_path / "taken"))
+    with pytest.raises(ModelNotFoundError, match="cannot be written"):
+        hub.resolve("tiny", progress=False)
 
 
 def test_nothing_heavy_is_imported() -> None:

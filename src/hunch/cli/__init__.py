@@ -12,6 +12,7 @@ from hunch.cli.bench import app as bench_app
 from hunch.cli.chat import chat
 from hunch.cli.doctor import doctor
 from hunch.cli.generate import generate
+from hunch.cli.models import models
 from hunch.cli.plan import plan
 from hunch.cli.pull import pull
 from hunch.cli.serve import CONTEXT as SERVE_CONTEXT
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, verify, plan, doctor, pull, train):
+for command in (generate, chat, verify, plan, doctor, models, pull, train):
     app.command()(command)
 app.command(context_settings=SERVE_CONTEXT)(serve)
 app.add_typer(bench_app, name="bench")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hunch.errors import ModelNotFoundError
+from hunch.hub.wheel import disk_problem
 
 _FILES = ["*.json", "*.safetensors", "tokenizer*", "*.txt", "*.model", "*.jinja"]
 _PICKLES = ["*.bin", "*.pt"]  # only where a repository has no safetensors
@@ -33,10 +37,63 @@ def fetch_snapshot(
         raise ModelNotFoundError(f"{name!r} is not a Hugging Face id: {error}") from None
 
     (enable_progress_bars if progress else disable_progress_bars)()
-    try:
+    with _explained(name, revision):
         fetched = _fetch(name, revision, _FILES, directory)
         if not any(fetched.glob("*.safetensors")):
             fetched = _fetch(name, revision, _FILES + _PICKLES, directory)
+    if not _is_whole(fetched):
+        raise ModelNotFoundError(
+            f"{name} on Hugging Face has no config.json with safetensors; of a repository of GGUF "
+            f"files take one .gguf file, say {name}:Q4_K_M, or give the path of one"
+        )
+    return fetched
+
+
+def fetch_gguf(
+    name: str, quant: str, revision: str | None, progress: bool, directory: str | None = None
+) -> Path:
+    """One GGUF file of a repository, by its quantisation: from the cache, else fetched."""
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import errors as hub
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    try:
+        folder = _fetch(name, revision, ["*.gguf"], directory, is_local=True)
+        cached = [path.name for path in folder.glob("*.gguf")]
+        if _of_quant(cached, quant):
+            return folder / _pick(name, cached, quant)
+    except hub.LocalEntryNotFoundError:
+        pass
+    (enable_progress_bars if progress else disable_progress_bars)()
+    with _explained(name, revision):
+        files = HfApi().list_repo_files(name, revision=revision)
+        file = _pick(name, [path for path in files if path.endswith(".gguf")], quant)
+        return Path(hf_hub_download(name, file, revision=revision, cache_dir=directory))
+
+
+def _of_quant(files: list[str], quant: str) -> list[str]:
+    ending = re.compile(rf"(?:^|[-._/]){re.escape(quant)}(?:-00001-of-\d+)?\.gguf", re.IGNORECASE)
+    return sorted((file for file in files if ending.search(file)), key=len)
+
+
+def _pick(name: str, files: list[str], quant: str) -> str:
+    found = _of_quant(files, quant)
+    if not found:
+        kinds = sorted(
+            {file.removesuffix(".gguf").replace(".", "-").split("-")[-1] for file in files}
+        )
+        there = f"it has {', '.join(kinds)}" if kinds else "it holds no GGUF files"
+        raise ModelNotFoundError(f"{name} has no file of quantisation {quant!r}; {there}")
+    return found[0]
+
+
+@contextmanager
+def _explained(name: str, revision: str | None) -> Iterator[None]:
+    """The hub's and the disk's errors as ours, with what to do about them."""
+    from huggingface_hub import errors as hub
+
+    try:
+        yield
     except hub.GatedRepoError:
         raise ModelNotFoundError(
             f"{name} is gated: accept its terms on its page, run `hf auth login`, and try again"
@@ -47,22 +104,16 @@ def fetch_snapshot(
         raise ModelNotFoundError(
             f"Hugging Face knows no model {name!r} (or it is private: run `hf auth login`)"
         ) from None
-    except (
-        OSError,
-        hub.HTTPError,
-    ) as error:  # no network, offline mode, a server that does not answer
+    except (OSError, hub.HTTPError) as error:
+        if words := disk_problem(error, name):
+            raise ModelNotFoundError(words) from None
+        # No network, offline mode, a server that does not answer.
         raise ModelNotFoundError(
             f"{name} is neither a local path nor in the Hugging Face cache, and the hub cannot be "
             f"reached ({type(error).__name__}). Try again with a network; or run "
             f"`hf download {name} --local-dir DIR` on a machine that has one, copy DIR here and "
             "give its path as the model"
         ) from error
-    if not _is_whole(fetched):
-        raise ModelNotFoundError(
-            f"{name} on Hugging Face has no config.json with safetensors; for a GGUF repository, "
-            "download one .gguf file and give its path"
-        )
-    return fetched
 
 
 def _fetch(

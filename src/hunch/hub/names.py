@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from hunch.errors import ModelFormatError, ModelNotFoundError
-from hunch.hub.hugging_face import fetch_snapshot
+from hunch.hub.catalogue import ALIASES, suggest
+from hunch.hub.hugging_face import fetch_gguf, fetch_snapshot
 from hunch.hub.wheel import KNOWN, fetch_model
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_QUANT = re.compile(rf"({_HUB_ID.pattern}):([A-Za-z0-9_]+)")  # one file of a GGUF repository
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,12 @@ def resolve(
         return _local_file(name, path)
     if path.is_dir():
         return _local_directory(name, path)
+    if quantised := _QUANT.fullmatch(name):
+        repository, quant = quantised.groups()
+        found = fetch_gguf(repository, quant, revision, progress, directory)
+        return ModelFiles(name=name, path=found, kind="gguf")
+    if name.lower() in ALIASES:
+        name = ALIASES[name.lower()]
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _local_directory(name, fetch_snapshot(name, revision, progress, directory))
     raise ModelNotFoundError(_not_found(name))
@@ -80,9 +87,10 @@ def _not_found(name: str) -> str:
     looks_like_path = name.endswith(".gguf") or name.startswith((".", "~", "/")) or os.sep in name
     if looks_like_path:
         return f"{name}: no such file or directory"
-    near = difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = " or ".join(repr(other) for other in suggest(name))
+    hint = f"did you mean {near}? " if near else ""
     return (
-        f"no model is known as {name!r}; {hint}A model is one of: {', '.join(KNOWN)}, "
-        "a .gguf file, a directory with config.json, or a Hugging Face id such as 'org/name'"
+        f"no model is known as {name!r}; {hint}A model is a name that `hunch models` lists, a .gguf "
+        "file, a directory with config.json, or a Hugging Face id such as 'org/name' (of GGUF "
+        "files 'org/name:Q4_K_M')"
     )

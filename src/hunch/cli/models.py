@@ -1,0 +1,56 @@
+"""hunch models: names, sizes, and what of them lies on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from hunch.cli import options as o
+from hunch.errors import ConfigError
+
+
+def models(
+    action: Annotated[str, typer.Argument(help="list, or rm to delete one.")] = "list",
+    name: Annotated[str | None, typer.Argument(help="The model to delete.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """List the models hunch knows by name and those on this machine; rm NAME deletes one."""
+    from hunch.hub.catalogue import entries, remove
+
+    if action == "rm":
+        if name is None:
+            raise ConfigError("models rm needs a name; `hunch models` lists them")
+        if not (yes or as_json):
+            typer.confirm(f"Delete {name} from this machine?", abort=True, err=True)
+        gone = remove(name)
+        size = size_of(gone.num_bytes)
+        print(json.dumps({"removed": gone.name}) if as_json else f"deleted {gone.name} ({size})")
+        return
+    if action != "list":
+        raise ConfigError(f"models {action!r}: give list, or rm NAME")
+    found = entries()
+    if as_json:
+        rows = [
+            {"name": one.name, "source": one.source, "bytes": one.num_bytes, "path": one.path}
+            for one in found
+        ]
+        print(json.dumps(rows, default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "here", "from", box=None, pad_edge=False)
+    for one in found:
+        table.add_row(one.name, size_of(one.num_bytes), one.source)
+    Console().print(table)
+    typer.echo("Others: a Hugging Face id (org/name, org/name:Q4_K_M), a directory, a .gguf file")
+
+
+def size_of(num_bytes: int | None) -> str:
+    """A size for people; '-' where there is nothing."""
+    if num_bytes is None:
+        return "-"
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
