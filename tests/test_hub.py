@@ -309,7 +309,7 @@ def test_a_short_name_is_a_hub_id(fake: FakeHub) -> None:
 
 def test_a_full_disk_and_a_folder_that_cannot_be_written(fake: FakeHub) -> None:
     fake.remote = OSError(errno.ENOSPC, "No space left on device", "/full/blob")
-    with pytest.raises(ModelNotFoundError, match="no room left for /full/blob.*HUNCH_CACHE"):
+    with pytest.raises(ModelNotFoundError, match=r"no room left for /full/blob.*HUNCH_CACHE"):
         hub.resolve("org/name", progress=False)
     fake.remote = PermissionError(errno.EACCES, "Permission denied", "/locked")
     with pytest.raises(ModelNotFoundError, match="/locked cannot be written"):

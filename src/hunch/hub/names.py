@@ -90,7 +90,7 @@ def _not_found(name: str) -> str:
     near = " or ".join(repr(other) for other in suggest(name))
     hint = f"did you mean {near}? " if near else ""
     return (
-        f"no model is known as {name!r}; {hint}A model is a name that `hunch models` lists, a .gguf "
-        "file, a directory with config.json, or a Hugging Face id such as 'org/name' (of GGUF "
-        "files 'org/name:Q4_K_M')"
+        f"no model is known as {name!r}; {hint}A model is a name that `hunch models` lists, a "
+        ".gguf file, a directory with config.json, or a Hugging Face id such as 'org/name' (of "
+        "GGUF files 'org/name:Q4_K_M')"
     )

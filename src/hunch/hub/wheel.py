@@ -72,7 +72,7 @@ def fetch_model(name: str, progress: bool, directory: str | None = None) -> Path
 
 
 def disk_problem(error: Exception, name: str) -> str | None:
-    """What to do about a disk that is full or a folder that takes no files; None: something else."""
+    """What to do about a full disk or a folder that takes no files; None: something else."""
     code = getattr(error, "errno", None)
     where = getattr(error, "filename", None) or cache_directory()
     if code in (errno.ENOSPC, errno.EDQUOT):
