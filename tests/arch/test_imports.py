@@ -53,6 +53,7 @@ TABLE: dict[str, set[str]] = {
     "parallel": {"torch", "types", "draft", "errors", "step", "parallel.group"},
     "web": set(),
     "drafters": set(),
+    "__main__": {"cli"},
     "cli": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat",
         "train", "drafters",

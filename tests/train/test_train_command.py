@@ -70,7 +70,7 @@ def test_train_then_go_on_with_new_prompts(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train", "draft"], "--prompts FILE and --out DIR"),
+        (["train", "draft"], "train needs --out DIR"),
         (["train", "draft", "fast", "--prompts", "p", "--out", "o"], "KEY=VALUE"),
         (["train", "drift", "--prompts", "p", "--out", "o"], "did you mean 'draft'"),
         (["train", "draft", "--resume", "nowhere"], "no training job there"),
@@ -89,3 +89,51 @@ def test_mistakes_are_named(
     code, _, err = run(capsys, *words, *(["--target", str(target)] if "--out" in words else []))
     assert code == 2
     assert expected in err
+
+
+def test_a_typo_in_prompts_leaves_no_job_behind(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--target", target, "--out", tmp_path / "out", *ENGINE]
+    code, _, err = run(capsys, "train", "draft", *given, "--prompts", f"{prompts}.typo")
+    assert code == 2
+    assert "no such file" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_few_steps_are_an_error_and_no_drafter(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--target", target, "--prompts", prompts, "--out", tmp_path / "out", *ENGINE]
+    options = [word for word in SMALL if not word.startswith(("steps", "minutes"))]
+    code, text, err = run(capsys, "train", "draft", *options, *given, "--minutes", "0.0001")
+    assert code == 2
+    assert "nothing was learnt" in err
+    assert "Use it with" not in text
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_ctrl_c_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hunch.train.job.run_job", stop)
+    code, _, err = run(capsys, "train", "draft", "--out", tmp_path / "out")
+    assert code == 130
+    assert f"hunch train draft --resume {tmp_path / 'out'}" in err
+
+
+def test_progress_in_a_pipe_has_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    from hunch.train.progress import _Lines
+
+    lines = _Lines("train", 1.0)
+    for done in (0.1, 0.2, 1.0):
+        lines.said = -100.0
+        lines(done, "loss 2.0")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "train 10%: loss 2.0"
+    assert said[1].startswith("train 20%, ")
+    assert said[1].endswith(" s left: loss 2.0")
+    assert said[2] == "train 100%: loss 2.0"

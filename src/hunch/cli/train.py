@@ -24,7 +24,13 @@ def train(
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="The model to draft for.")
     ] = None,
-    prompts: o.Prompts = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with `turns` (chat template on the first) or `prompt` (raw); default: "
+            "questions that come with hunch. Your own kind of prompts makes a better drafter."
+        ),
+    ] = None,
     minutes: Annotated[float | None, typer.Option(help="How long the training stage runs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the drafter goes.")] = None,
     resume: Annotated[
@@ -46,7 +52,11 @@ def train(
     if max_model_len is not None:
         engine["max_model_len"] = max_model_len
     job, before = _job(method, target, prompts, out, resume, given, engine)
-    measured = run_job(job, Progress(as_json), before)
+    try:
+        measured = run_job(job, Progress(as_json), before)
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; go on with: hunch train {method} --resume {job.out}", err=True)
+        raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({"out": str(job.out), **measured.to_json()}))
         return
@@ -70,12 +80,14 @@ def _job(
     """The job asked for, and the drafter it starts from where it goes on with a finished one."""
     from hunch.train.files import read_json
     from hunch.train.job import JOB, Job
+    from hunch.train.prompts import BUILTIN
     from hunch.train.resume import job_of
 
     if resume is None:
-        if prompts is None or out is None:
-            raise ConfigError("train needs --prompts FILE and --out DIR, or --resume DIR")
-        return Job(method, target or o.DEFAULT_MODEL, str(prompts), out, given, engine), None
+        if out is None:
+            raise ConfigError("train needs --out DIR (where the drafter goes), or --resume DIR")
+        asked = BUILTIN if prompts is None else str(prompts)
+        return Job(method, target or o.DEFAULT_MODEL, asked, out, given, engine), None
     there = read_json(resume / "work" / JOB)
     if there is None and prompts is not None:
         there = job_of(resume, target)

@@ -108,6 +108,8 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
         weights = open_weights(find_files(job.target))
         recipe.check(settings.recipe, ModelSpec.from_config(weights.config))
     work = job.out / "work"
+    if read_json(work / PROMPTS) is None:
+        read_prompts(job.prompts)  # a typo must not leave a job behind
     _keep(work, job)
     train_ids, test_ids = _prompts(job, settings, work, show)
     give_back()
@@ -150,8 +152,9 @@ def _keep(work: Path, job: Job) -> None:
     """Note what is being made; a second job in the same place is a mistake."""
     there = read_json(work / JOB)
     if there is not None:
+        has_begun = (work / PROMPTS).is_file()
         for key in ("method", "target", "prompts"):
-            if there[key] != getattr(job, key):
+            if has_begun and there[key] != getattr(job, key):
                 raise ConfigError(
                     f"{work.parent} holds a job with {key}={there[key]!r}, not "
                     f"{getattr(job, key)!r}; choose another --out"
@@ -168,7 +171,7 @@ def _prompts(
     answers = settings.answers
     answers.read_temperatures()
     stored = read_json(work / PROMPTS)
-    prompts = None if stored else read_prompts(Path(job.prompts))
+    prompts = None if stored else read_prompts(job.prompts)
     with LLM(
         job.target, speculate="off", **for_answers(job.target, job.engine, settings.loop.context)
     ) as llm:

@@ -25,6 +25,8 @@ LAST = "last.pt"
 CANDIDATE = "candidate-{}.pt"
 _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
 _WARM_UP = 0.02
+_BATCH = {"cuda": 32768, "cpu": 2048}
+MIN_STEPS = 40  # fewer teach a student nothing that a test could see
 _PLAIN_SHARE = 0.28  # Adam's rate over Muon's
 _LATE = (0.15, 0.65)  # shares of the time between which loss=blend goes over to what it ends with
 
@@ -36,7 +38,7 @@ class LoopOptions:
     minutes: float = 10.0
     steps: int | None = None  # in place of minutes: the same result on any machine
     lr: float | None = None  # None: the recipe's
-    batch: int = 32768  # tokens a step looks at
+    batch: int | None = None  # tokens a step looks at; None: what the device does in a second or so
     context: int = 1024  # longest text it learns from
     greedy_share: float = 0.3  # of the loss that goes to the answer's own token
     whole: float = 0.0  # share of the texts that teach by their prompts too
@@ -46,8 +48,9 @@ class LoopOptions:
 
     def __post_init__(self) -> None:
         for name in ("minutes", "batch", "context", "depth"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name}={value} must be above 0")
         for name in ("greedy_share", "whole"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be from 0 to 1")
@@ -74,6 +77,7 @@ class Loop:
     ) -> None:
         self.student, self.target, self.folder, self.options = student, target, folder, options
         self.lr = options.lr or lr
+        self.batch = options.batch or _BATCH.get(target.device.type, _BATCH["cpu"])
         self.optimiser = Optimiser(student.tensors, student.plain)
         self.place = Place()
         self._restore()
@@ -130,6 +134,20 @@ class Loop:
                     self._check(loss)
                     bar(self.share, f"loss {float(loss):.3f}")
         self._save(LAST)
+        self._check_length()
+
+    def _check_length(self) -> None:
+        """A student of a handful of steps is no drafter, and must not be called one."""
+        options, step = self.options, self.place.step
+        if options.steps is not None or step >= MIN_STEPS:
+            return
+        needed = math.ceil(MIN_STEPS * self.place.seconds / max(step, 1) / 60)
+        raise TrainingError(
+            f"only {step} steps in {options.minutes:g} minutes: nothing was learnt, and no "
+            f"drafter was written. On this machine give --minutes {max(needed * 5, 5)} or more, or "
+            f"fewer tokens a step than {self.batch} (batch={max(self.batch // 4, 128)}); what is "
+            "there goes on from here"
+        )
 
     def _learn(self, batch: Batch) -> torch.Tensor:
         student = self.student
@@ -179,7 +197,7 @@ class Loop:
         options = self.options
         while self.share < 1:
             done = self.place.at
-            epoch = batches(texts, options.batch, options.context, options.seed, self.place.epoch)
+            epoch = batches(texts, self.batch, options.context, options.seed, self.place.epoch)
             for number, batch in enumerate(epoch):
                 if number < done:
                     continue
@@ -192,7 +210,7 @@ class Loop:
     def test(self, texts: Texts) -> Replay:
         """Accepted length on held-out answers, without an engine."""
         replay = Replay()
-        for batch in batches(texts, self.options.batch, self.options.context, 0, 0):
+        for batch in batches(texts, self.batch, self.options.context, 0, 0):
             moved = batch.to(self.target.device)
             thoughts = think(
                 self.target,

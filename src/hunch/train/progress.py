@@ -1,15 +1,15 @@
-"""Bars on the terminal when a person watches; lines in the log when nobody does."""
+"""Bars on the terminal when a person watches; a line now and then when nobody does."""
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
-log = logging.getLogger("hunch")
-
 Advance = Callable[[float, str], None]
+_EVERY = 15.0  # seconds between two lines
 
 
 class Progress:
@@ -24,8 +24,11 @@ class Progress:
         from rich.console import Console
 
         console = Console(stderr=True)
-        if self.is_quiet or not console.is_terminal:
-            yield lambda done, words: log.info("%s %.0f of %.0f: %s", name, done, total, words)
+        if self.is_quiet:
+            yield lambda done, words: None
+            return
+        if not console.is_terminal:
+            yield _Lines(name, total)
             return
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
@@ -34,3 +37,25 @@ class Progress:
         with Bars(*columns, TextColumn("{task.fields[words]}"), console=console) as bars:
             task = bars.add_task(name, total=total, words="")
             yield lambda done, words: bars.update(task, completed=done, words=words)
+
+
+class _Lines:
+    """Lines for a pipe or a log: how far, what, and about how long still."""
+
+    def __init__(self, name: str, total: float) -> None:
+        self.name, self.total = name, total
+        self.first: tuple[float, float] | None = None  # when, and how far it was then
+        self.said = -_EVERY
+
+    def __call__(self, done: float, words: str) -> None:
+        now = monotonic()
+        if self.first is None:
+            self.first = now, done
+        if now - self.said < _EVERY and done < self.total:
+            return
+        self.said = now
+        began, start = self.first
+        left = ""
+        if start < done < self.total:
+            left = f", {(now - began) * (self.total - done) / (done - start):.0f} s left"
+        print(f"{self.name} {done / self.total:.0%}{left}: {words}", file=sys.stderr, flush=True)

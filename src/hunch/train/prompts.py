@@ -17,6 +17,30 @@ log = logging.getLogger("hunch")
 
 MAX_BAD_SHARE = 0.05  # of the lines; more than that is another kind of file
 _MAX_NAMED = 5
+BUILTIN = "builtin"
+_SUBJECTS = (
+    "tea", "the moon", "bicycles", "volcanoes", "honey bees", "the Roman empire", "chess",
+    "bread", "whales", "electric cars", "the piano", "glaciers", "vaccines", "maps", "coffee",
+    "the internet", "photosynthesis", "rivers", "paper", "the stock market", "owls", "bridges",
+    "sleep", "solar power", "the printing press", "football", "dinosaurs", "recycling",
+    "the heart", "clocks", "gardens", "Python programming", "databases", "earthquakes", "cheese",
+    "trains", "the alphabet", "deserts", "robots", "poetry",
+)  # fmt: skip
+_TASKS = (
+    "Explain {} to a child.",
+    "What are three facts about {}?",
+    "Write a short story about {}.",
+    "Write a list of ten words about {}, one per line.",
+    "Summarize what matters most about {} in two sentences.",
+    "Write an email that invites a friend to a talk about {}.",
+    "Compare {} today with a hundred years ago.",
+    "Write a Python function that prints five lines about {}.",
+)
+
+
+def builtin_prompts() -> list[str]:
+    """Some hundreds of plain requests, for those who bring none of their own."""
+    return [task.format(subject) for subject in _SUBJECTS for task in _TASKS]
 
 
 @dataclass(slots=True)
@@ -32,9 +56,12 @@ class Prompts:
         return [ids for ids in encoded if 0 < len(ids) <= max_len]
 
 
-def read_prompts(path: Path) -> Prompts:
+def read_prompts(file: str | Path) -> Prompts:
     """Lines with `turns` (the chat template on the first), `prompt` (raw), or the `prompt_ids`
-    that a server wrote."""
+    that a server wrote. BUILTIN: questions of every kind that come with hunch."""
+    if file == BUILTIN:
+        return Prompts([{"turns": [text]} for text in builtin_prompts()], [])
+    path = Path(file)
     if not path.is_file():
         raise RequestError(f"{path}: no such file; give JSON lines with 'turns' or 'prompt'")
     found = Prompts([], [])
