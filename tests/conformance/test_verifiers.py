@@ -189,7 +189,7 @@ def take_the_bonus_from_the_draft(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rejection, "walk", walk)
 
 
-def judge_one_place_too_late(patch: pytest.MonkeyPatch) -> None:
+def chooser_one_place_too_late(patch: pytest.MonkeyPatch) -> None:
     sound = base.Target.p
 
     def p(self: Any, draft: Any, node: int, path: list[int]) -> Any:
@@ -223,7 +223,7 @@ def call_the_best_children_samples(patch: pytest.MonkeyPatch) -> None:
 FAULTS = {
     swap_p_and_q: "sampled chain",
     take_the_bonus_from_the_draft: "sampled chain",
-    judge_one_place_too_late: "sampled chain",
+    chooser_one_place_too_late: "sampled chain",
     keep_a_node_for_its_own_chance: "sampled chain that may end early",
     call_the_best_children_samples: "sampled tree",
 }

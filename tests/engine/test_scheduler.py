@@ -174,9 +174,9 @@ def test_a_steady_row_gets_what_a_full_look_would_give_it(budget, max_nodes, is_
         finish(engine)
         return engine.runner.plans
 
-    with_calm, few_looks, num_looks = plans(False), num_looks, 0
-    assert plans(True) == with_calm
-    assert num_looks == sum(len(plan.work) for plan in with_calm)
+    with_steady, few_looks, num_looks = plans(False), num_looks, 0
+    assert plans(True) == with_steady
+    assert num_looks == sum(len(plan.work) for plan in with_steady)
     assert few_looks < num_looks
 
 

@@ -25,7 +25,7 @@ from hunch.train.job import run_job
 from hunch.train.loop import LAST, Loop
 from hunch.train.progress import Progress
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
-from hunch.train.student import Lesson
+from hunch.train.student import BatchLoss
 
 QUIET = Progress(is_quiet=True)
 BAR = 1.5  # tokens per pass; plain decoding has 1
@@ -135,18 +135,18 @@ def test_a_loss_that_is_no_number_stops_at_the_last_good_checkpoint(
     from hunch.train.recipes.draft import DraftStudent
 
     job = new_job(target, prompts, tmp_path / "out", layers="0,1,3", save_every=0.01)
-    original, count = DraftStudent.lesson, 0
+    original, count = DraftStudent.loss_on, 0
 
-    def lesson(self: Any, thoughts: Any, *, is_test: bool = False) -> Lesson:
+    def loss_on(self: Any, outputs: Any, *, is_test: bool = False) -> BatchLoss:
         nonlocal count
         count += not is_test
-        found = original(self, thoughts, is_test=is_test)
+        found = original(self, outputs, is_test=is_test)
         if not is_test and count > 12:
             found.loss = found.loss * torch.nan
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(DraftStudent, "lesson", lesson)
+        patch.setattr(DraftStudent, "loss_on", loss_on)
         with pytest.raises(TrainingError, match=r"no number.*lr="):
             run_job(job, QUIET)
     kept = torch.load(job.out / "work" / "train" / LAST, weights_only=True)

@@ -23,7 +23,7 @@ from hunch.train.optimiser import Optimiser, orthogonal
 from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
-from hunch.train.states import Thoughts, think
+from hunch.train.states import TargetOutputs, run_target
 from hunch.train.vocab import columns_of
 from tiny_models import write_llama
 
@@ -127,10 +127,10 @@ def test_prompts_teach_in_a_share_of_the_texts(tmp_path: Path) -> None:
     batch = collate(texts, np.arange(4), 8, 64)
     columns = columns_of(torch.arange(target.spec.vocab_size), target.spec.vocab_size)
 
-    def thoughts(whole: float) -> Thoughts:
-        return think(target, batch, columns, greedy_share=1.0, whole=whole, seed=1)
+    def outputs(whole: float) -> TargetOutputs:
+        return run_target(target, batch, columns, greedy_share=1.0, whole=whole, seed=1)
 
-    answers, some, whole = thoughts(0.0), thoughts(0.5), thoughts(1.0)
+    answers, some, whole = outputs(0.0), outputs(0.5), outputs(1.0)
     assert len(answers.row_M) == 4 * 4
     assert len(answers.row_M) < len(some.row_M) < len(whole.row_M) == 4 * 9
     # Only what the target wrote is taught as its choice: a prompt's next token is nobody's.

@@ -67,7 +67,7 @@ def test_greedy_rows_get_exactly_the_targets_choices(verify, is_chain):
         draft = random_draft(rng, 3, is_chain=is_chain)
         logits_MV = torch.randn(15, VOCAB)
         state = state_of(3, temperature=0)
-        one, other = (judge(draft, logits_MV, rows_of(3), state) for judge in (exact, verify))
+        one, other = (weigh(draft, logits_MV, rows_of(3), state) for weigh in (exact, verify))
         assert torch.equal(one.num_tokens_R, other.num_tokens_R)
         assert torch.equal(one.tokens_RK, other.tokens_RK)
         assert torch.equal(one.path_RK, other.path_RK)

@@ -79,9 +79,8 @@ def _job(
 ) -> tuple[Job, Path | None]:
     """The job asked for, and the drafter it starts from where it goes on with a finished one."""
     from hunch.train.files import read_json
-    from hunch.train.job import JOB, Job
+    from hunch.train.job import JOB, Job, job_of
     from hunch.train.prompts import BUILTIN
-    from hunch.train.resume import job_of
 
     if resume is None:
         if out is None:

@@ -60,12 +60,12 @@ class DraftBeside:
             if sent is None:
                 self.record.fade(row_1)
                 continue
-            said = rows.tokens_XL[row, sent.base : int(rows.known_X[row])].tolist()
-            num_said = min(len(said), len(sent.tokens))
+            chosen = rows.tokens_XL[row, sent.base : int(rows.known_X[row])].tolist()
+            num_new = min(len(chosen), len(sent.tokens))
             run = 0
-            while run < num_said and said[run] == sent.tokens[run]:
+            while run < num_new and chosen[run] == sent.tokens[run]:
                 run += 1
-            self.record.learn(row_1, np.array([run]), np.array([run < num_said]))
+            self.record.learn(row_1, np.array([run]), np.array([run < num_new]))
 
     def forget(self, rows: list[int]) -> None:
         self.method.forget(rows)

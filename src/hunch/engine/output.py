@@ -144,10 +144,10 @@ class SequenceOutput:
     def _add_prompt_logprobs(self, scores: list[dict[int, Logprob]], first: int) -> None:
         """Scores of the tokens from position `first`; a restart may bring some a second time."""
         assert self.prompt_logprobs is not None
-        fresh = len(self.prompt_logprobs) - first
-        assert fresh >= 0
+        num_skipped = len(self.prompt_logprobs) - first
+        assert num_skipped >= 0
         room = len(self.request.prompt_ids) - len(self.prompt_logprobs)
-        for score in scores[fresh : fresh + room]:
+        for score in scores[num_skipped : num_skipped + room]:
             self.prompt_logprobs.append(self._with_text(score))
             self._snapshot = None
 

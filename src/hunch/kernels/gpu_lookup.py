@@ -62,7 +62,7 @@ def _buckets(table: PhraseTable) -> tuple[np.ndarray, int]:
     Hashes that crowd more than hashes do leave the last of them out.
     """
     hash_E, at_E = np.unique(table.hash_E.astype(np.int64), return_index=True)
-    said_E = (table.level_E[at_E].astype(np.int64) << 24) | table.token_E[at_E]
+    entry_E = (table.level_E[at_E].astype(np.int64) << 24) | table.token_E[at_E]
     least = max(len(hash_E) // NUM_WAYS, 1).bit_length() - 1
     for bits in range(least, least + MORE_BITS + 1):
         bucket_E = hash_E >> (32 - bits)
@@ -71,7 +71,7 @@ def _buckets(table: PhraseTable) -> tuple[np.ndarray, int]:
             break
     is_in_E = way_E < NUM_WAYS
     entries = np.full((1 << bits) * NUM_WAYS, EMPTY, dtype=np.int64)
-    entries[(bucket_E * NUM_WAYS + way_E)[is_in_E]] = ((hash_E << 32) | said_E)[is_in_E]
+    entries[(bucket_E * NUM_WAYS + way_E)[is_in_E]] = ((hash_E << 32) | entry_E)[is_in_E]
     return entries, bits
 
 
@@ -150,13 +150,13 @@ def _told(
     needed = tl.load(needed_ptr + length)
     is_asking = is_row & (needed < NUM_LEVELS)
     while is_asking:
-        said = _follower(
+        told = _follower(
             entries_ptr, bits, known + i, last1, last2, last3, last4, last5,
             MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
         )  # fmt: skip
         own = tl.load(history_ptr + place + i % period, mask=length > 0, other=-1)
-        is_told = (said >= 0) & (said >> 24 >= needed) & (said & 0xFFFFFF != own)
-        guess = tl.where(is_told, said & 0xFFFFFF, own)
+        is_told = (told >= 0) & (told >> 24 >= needed) & (told & 0xFFFFFF != own)
+        guess = tl.where(is_told, told & 0xFFFFFF, own)
         matched = tl.where(is_told & (i == 0), BY_TABLE, matched)
         num_guesses = tl.where(is_told, i + 1, num_guesses)
         length = tl.where(is_told | (length == 0), 0, tl.minimum(length + 1, MAX_MATCH))

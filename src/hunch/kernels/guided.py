@@ -2,7 +2,7 @@
 
 The request's own text is asked first: the longest match of its end. Where the table has the better
 chance, its token is guessed instead; the chain goes on from either. Every guess that can be
-compared with what the target said teaches, sent or not. The C++ form is cpu/lookup.cpp.
+compared with the target's own tokens teaches, sent or not. The C++ form is cpu/lookup.cpp.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class GuidedLookup:
         tokens, num_known = state.text.tokens, len(state.text.tokens)
         tail = tokens[-MAX_MATCH:]
         length, places = state.text.find(tail)
-        said: list[int] = []
+        guesses: list[int] = []
         chances: list[float] = []
         state.guesses = []
         path = 1.0
-        while len(said) < max_guesses and tail:
+        while len(guesses) < max_guesses and tail:
             # A match that reaches the end of the text goes on with the guesses themselves.
-            after = [tokens[p] if p < num_known else said[p - num_known] for p in places]
+            after = [tokens[p] if p < num_known else guesses[p - num_known] for p in places]
             found = self._best(state, tail, after, length)
             if found is None:
                 break
@@ -97,7 +97,7 @@ class GuidedLookup:
             path *= found[2]
             if path < MIN_CHANCE:
                 break
-            said.append(token)
+            guesses.append(token)
             chances.append(path)
             state.guesses.append(found)
             tail = [*tail[-MAX_MATCH + 1 :], token]
@@ -105,7 +105,7 @@ class GuidedLookup:
             length = min(length + 1, MAX_MATCH)
             if not places:
                 length, places = state.text.find(tail)
-        return said, chances
+        return guesses, chances
 
     def _best(
         self, row: _Row, tail: list[int], after: list[int], length: int

@@ -125,7 +125,7 @@ def apply_rows(
         is_more_R[:] = True
     elif not is_more_R.any():
         return result_RC[:, FIRST].tolist(), []
-    said = np.where(is_more_R, -1, result_RC[:, FIRST]).tolist()
+    single_tokens = np.where(is_more_R, -1, result_RC[:, FIRST]).tolist()
     results: list[RowResult] = []
     places, row_R, result_RC = np.flatnonzero(is_more_R), row_R[is_more_R], result_RC[is_more_R]
     left_R = rows.end[row_R] - result_RC[:, KNOWN] + result_RC[:, TOKENS]
@@ -152,7 +152,7 @@ def apply_rows(
         if has_others or line[REASON]:
             _complete(result, rows, request, REASONS[line[REASON]], writes_kv=writes_kv)
         results.append(result)
-    return said, results
+    return single_tokens, results
 
 
 def _complete(

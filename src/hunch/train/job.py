@@ -16,13 +16,13 @@ from hunch.config import read_options
 from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.models.decoder import Decoder
+from hunch.models.heads.draft_model import CUT_FROM
 from hunch.models.load import load_decoder
 from hunch.models.native import ID_MAP
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
 from hunch.train.batches import Texts
-from hunch.train.engine import for_answers, give_back
 from hunch.train.export import Card, write_drafter
 from hunch.train.files import read_json, write_json, write_whole
 from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
@@ -30,7 +30,7 @@ from hunch.train.loss import check_loss
 from hunch.train.pretrain import PretrainOptions, pretrain, store_text
 from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
-from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
+from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
 from hunch.train.student import CountRecipe, Recipe, Student
 from hunch.train.vocab import columns_of, count_columns
@@ -323,3 +323,20 @@ def _commit() -> str:
     except OSError:
         return "unknown"
     return done.stdout.strip() or "unknown"
+
+
+def job_of(folder: Path, target: str | None) -> dict[str, Any] | None:
+    """The job that would have made a draft cut from its target; for files without their job."""
+    config = read_json(folder / "config.json") or {}
+    if CUT_FROM not in config:
+        return None
+    return {
+        "method": "draft",
+        "target": target or config[CUT_FROM],
+        "prompts": "",
+        "options": {
+            "layers": ",".join(map(str, config["cut_layers"])),
+            "share_tables": "true",
+            "precision": "int8",
+        },
+    }

@@ -18,7 +18,7 @@ from hunch.train.files import write_whole
 from hunch.train.optimiser import Optimiser
 from hunch.train.progress import Progress
 from hunch.train.replay import Replay
-from hunch.train.states import Thoughts, think
+from hunch.train.states import TargetOutputs, run_target
 from hunch.train.student import Student
 
 LAST = "last.pt"
@@ -151,18 +151,18 @@ class Loop:
 
     def _learn(self, batch: Batch) -> torch.Tensor:
         student = self.student
-        thoughts = self.thoughts(batch.to(self.target.device))
-        if not len(thoughts.row_M):
+        outputs = self.outputs(batch.to(self.target.device))
+        if not len(outputs.row_M):
             return torch.zeros(())  # nothing in these texts that the draft vocabulary can say
-        lesson = student.lesson(thoughts)
-        lesson.loss.backward()  # type: ignore[no-untyped-call]
+        result = student.loss_on(outputs)
+        result.loss.backward()  # type: ignore[no-untyped-call]
         rate = self.rate()
         self.optimiser.step(rate, rate * _PLAIN_SHARE)
-        return lesson.loss.detach()
+        return result.loss.detach()
 
-    def thoughts(self, batch: Batch) -> Thoughts:
+    def outputs(self, batch: Batch) -> TargetOutputs:
         """What is right, as the target sees it."""
-        return think(
+        return run_target(
             self.target,
             batch,
             self.student.columns,
@@ -212,15 +212,15 @@ class Loop:
         replay = Replay()
         for batch in batches(texts, self.batch, self.options.context, 0, 0):
             moved = batch.to(self.target.device)
-            thoughts = think(
+            outputs = run_target(
                 self.target,
                 moved,
                 self.student.columns,
                 self.student.feature_layers,
                 is_complete=True,
             )
-            lesson = self.student.lesson(thoughts, is_test=True)
-            replay.add(moved, lesson.agreed, self.options.depth)
+            result = self.student.loss_on(outputs, is_test=True)
+            replay.add(moved, result.agreed, self.options.depth)
         return replay
 
 

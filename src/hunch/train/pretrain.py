@@ -20,7 +20,7 @@ from hunch.train.batches import Batch, Texts
 from hunch.train.files import write_whole
 from hunch.train.loop import Loop, LoopOptions
 from hunch.train.progress import Progress
-from hunch.train.states import Thoughts
+from hunch.train.states import TargetOutputs
 from hunch.train.student import Student
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Pretrain(Loop):
 
     marks = ()  # nothing is put aside: the selection is among drafts that saw answers
 
-    def thoughts(self, batch: Batch) -> Thoughts:
+    def outputs(self, batch: Batch) -> TargetOutputs:
         columns, device = self.student.columns, self.target.device
         ids_BL = batch.ids_BL
         label_T = columns.column_V[ids_BL.roll(-1, dims=1).flatten()]
@@ -140,7 +140,7 @@ class Pretrain(Loop):
         p_MC.scatter_(1, label_M[:, None], 1.0)
         nothing = torch.empty(0, device=device)
         seed = self.options.seed + self.place.step
-        return Thoughts(batch, split_heads, nothing, (), row_M, p_MC, label_M, seed)
+        return TargetOutputs(batch, split_heads, nothing, (), row_M, p_MC, label_M, seed)
 
 
 def pretrain(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from hunch.errors import ConfigError, TrainingError
+from hunch.hub import resolve as find_files
+from hunch.models.spec import ModelSpec
+from hunch.models.weights import open_weights
 from hunch.train.batches import Texts
 from hunch.train.files import write_whole
 from hunch.train.progress import Progress
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from hunch import LLM
 
 SHARD = "shard-{:05d}.npz"
+NUM_ROWS = 1024  # answers written at once on a GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,3 +173,24 @@ def read_answers(folder: Path) -> Texts:
     offset = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     texts = Texts(np.concatenate(tokens), offset, np.concatenate(prompt_len))
     return texts.take(np.argsort(np.concatenate(number)))
+
+
+def for_answers(
+    target: str, given: dict[str, Any], context: int, num_rows: int = NUM_ROWS
+) -> dict[str, Any]:
+    """Arguments for an engine that answers many prompts; what is given stays as it is.
+
+    A GPU gets as many rows as pay, each as long as training looks at, so that they have room.
+    """
+    if not torch.cuda.is_available() or given.get("device") == "cpu":
+        return given
+    own = ModelSpec.from_config(open_weights(find_files(target)).config).max_len
+    more = {"max_num_seqs": num_rows, "max_model_len": min(context, own)}
+    return {**more, "enable_prefix_caching": False, **given}
+
+
+def give_back() -> None:
+    """Let go of a GPU's memory that a stage before held, for the next one to take."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -57,7 +57,7 @@ class Dense:
 
 
 @dataclass(slots=True)
-class Thoughts:
+class TargetOutputs:
     """The target's states on a batch, and its opinion where an answer's next token is decided."""
 
     batch: Batch
@@ -67,7 +67,7 @@ class Thoughts:
     row_M: Tensor  # which of the T positions teach: the token after each belongs to an answer
     p_MC: Tensor  # the target's distribution there, over the columns alone
     label_M: Tensor  # the column of the token that follows in the text
-    seed: int = 0  # of what a lesson chooses by chance
+    seed: int = 0  # of what is chosen by chance
     late: float = 1.0  # how far a loss that changes has gone: from 0 to 1
 
     @property
@@ -80,7 +80,7 @@ class Thoughts:
 
 
 @torch.no_grad()
-def think(
+def run_target(
     target: Decoder,
     batch: Batch,
     columns: Columns,
@@ -92,7 +92,7 @@ def think(
     split: Split = split_heads,
     seed: int = 0,
     late: float = 1.0,
-) -> Thoughts:
+) -> TargetOutputs:
     """One pass of the target over the texts.
 
     Positions whose next token has no column teach nothing and are left out, unless `is_complete`
@@ -118,7 +118,7 @@ def think(
         p_MC *= 1 - share_M1
         p_MC.scatter_add_(1, label_M[:, None], share_M1)
     states = hidden.last_TD, hidden.features
-    return Thoughts(batch, split, *states, row_M, p_MC, label_M, seed, late)
+    return TargetOutputs(batch, split, *states, row_M, p_MC, label_M, seed, late)
 
 
 def _prompts_of(batch: Batch, share: float, seed: int) -> Tensor:

@@ -19,7 +19,7 @@ from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.loss import teach
-from hunch.train.states import Thoughts
+from hunch.train.states import TargetOutputs
 from hunch.train.vocab import Columns
 
 
@@ -44,7 +44,7 @@ class CountRecipe:
 
 
 @dataclass(slots=True)
-class Lesson:
+class BatchLoss:
     """What a batch taught. agreed[i] marks positions whose next token was guessed right as the
     i-th of a draft, given that the ones before were."""
 
@@ -55,7 +55,7 @@ class Lesson:
 class Student:
     """Base of the recipes' networks; `tensors` are float32 leaves under the published names."""
 
-    feature_layers: tuple[int, ...] = ()  # of the target; their states come with the thoughts
+    feature_layers: tuple[int, ...] = ()  # of the target; their states come with the outputs
     plain: Collection[str] = ()  # tensors that Adam steps: embeddings and output matrices
 
     def __init__(self, target: Decoder, columns: Columns) -> None:
@@ -74,7 +74,7 @@ class Student:
         """The tensors as networks take them, in the target's precision; gradients flow back."""
         return _Masters(self.tensors, self.target.dtype, self.target.device)
 
-    def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
+    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
         """The loss on a batch; a test looks at what a draft would reach, and at nothing else."""
         raise NotImplementedError
 
@@ -100,22 +100,22 @@ class _Masters(Source):
         return tensor
 
 
-def narrow(thoughts: Thoughts, share: float, num_columns: int) -> Thoughts:
-    """The thoughts on a share of the texts, over the first columns alone."""
-    num_texts = max(round(share * len(thoughts.ids_BL)), 1)
-    size = num_texts * thoughts.ids_BL.shape[1]
-    num_rows = int((thoughts.row_M < size).sum())
-    label_M = thoughts.label_M[:num_rows]
+def narrow(outputs: TargetOutputs, share: float, num_columns: int) -> TargetOutputs:
+    """The outputs on a share of the texts, over the first columns alone."""
+    num_texts = max(round(share * len(outputs.ids_BL)), 1)
+    size = num_texts * outputs.ids_BL.shape[1]
+    num_rows = int((outputs.row_M < size).sum())
+    label_M = outputs.label_M[:num_rows]
     label_M = torch.where(label_M < num_columns, label_M, -1)
-    p_MC = thoughts.p_MC[:num_rows, :num_columns]
-    if num_columns < thoughts.p_MC.shape[1]:
+    p_MC = outputs.p_MC[:num_rows, :num_columns]
+    if num_columns < outputs.p_MC.shape[1]:
         p_MC = p_MC / p_MC.sum(-1, keepdim=True, dtype=torch.float32).clamp(min=1e-6).to(p_MC.dtype)
     return replace(
-        thoughts,
-        batch=thoughts.batch.part(num_texts),
-        hidden_TD=thoughts.hidden_TD[:size],
-        features=tuple(feature_TD[:size] for feature_TD in thoughts.features),
-        row_M=thoughts.row_M[:num_rows],
+        outputs,
+        batch=outputs.batch.part(num_texts),
+        hidden_TD=outputs.hidden_TD[:size],
+        features=tuple(feature_TD[:size] for feature_TD in outputs.features),
+        row_M=outputs.row_M[:num_rows],
         p_MC=p_MC,
         label_M=label_M,
     )
@@ -130,26 +130,26 @@ class Walk:
 
     def __init__(
         self,
-        thoughts: Thoughts,
+        outputs: TargetOutputs,
         kind: str,
         *,
         is_test: bool,
         floor: float = 0.2,
         decay: float = 0.8,
     ) -> None:
-        self.thoughts, self.kind, self.is_test = thoughts, kind, is_test
+        self.outputs, self.kind, self.is_test = outputs, kind, is_test
         self.floor, self.decay = floor, decay
-        size = thoughts.ids_BL.numel()
-        device = thoughts.row_M.device
+        size = outputs.ids_BL.numel()
+        device = outputs.row_M.device
         self.reached_T = torch.ones(size, dtype=torch.bool, device=device)
-        self.chance = torch.Generator(device).manual_seed(thoughts.seed)
+        self.chance = torch.Generator(device).manual_seed(outputs.seed)
         self.loss = torch.zeros((), device=device)
         self.agreed: list[Tensor] = []
         self.depth = 0
 
     def teach(self, state_TD: Tensor, shift: int, head_CD: Tensor) -> None:
         """States `shift` positions before the one that decides the token speak of that token."""
-        t = self.thoughts
+        t = self.outputs
         keep_M = self.reached_T[t.row_M]
         if not self.is_test:
             noise_M = torch.rand(keep_M.shape, device=keep_M.device, generator=self.chance)
@@ -170,8 +170,8 @@ class Walk:
         self.reached_T = (self.reached_T & agreed_T).roll(1)
         self.depth += 1
 
-    def lesson(self) -> Lesson:
-        return Lesson(self.loss, self.agreed)
+    def result(self) -> BatchLoss:
+        return BatchLoss(self.loss, self.agreed)
 
 
 class Fan:
@@ -182,21 +182,21 @@ class Fan:
 
     def __init__(
         self,
-        thoughts: Thoughts,
+        outputs: TargetOutputs,
         kind: str,
         *,
         is_test: bool,
         floor: float = 0.2,
         decay: float = 0.8,
     ) -> None:
-        self.thoughts, self.kind, self.is_test = thoughts, kind, is_test
+        self.outputs, self.kind, self.is_test = outputs, kind, is_test
         self.decay, self.depth = decay, 0
-        row_M, self.length = thoughts.row_M, thoughts.ids_BL.shape[1]
-        self.place_T = torch.full((thoughts.ids_BL.numel() + 1,), -1, device=row_M.device)
+        row_M, self.length = outputs.row_M, outputs.ids_BL.shape[1]
+        self.place_T = torch.full((outputs.ids_BL.numel() + 1,), -1, device=row_M.device)
         self.place_T[row_M] = torch.arange(len(row_M), device=row_M.device)
         self.start_R = row_M[row_M % self.length > 0] - 1  # positions whose states are asked
         self.is_right_R = torch.ones_like(self.start_R, dtype=torch.bool)
-        chance = torch.Generator(row_M.device).manual_seed(thoughts.seed)
+        chance = torch.Generator(row_M.device).manual_seed(outputs.seed)
         noise_R = torch.rand(self.start_R.shape, device=row_M.device, generator=chance)
         self.is_spared_R = (noise_R < floor) & (not is_test)
         self.loss = torch.zeros((), device=row_M.device)
@@ -204,11 +204,11 @@ class Fan:
 
     def tokens(self) -> Tensor:
         """The token before the one to guess, of each start."""
-        return self.thoughts.ids_BL.flatten()[self.start_R + 1 + self.depth]
+        return self.outputs.ids_BL.flatten()[self.start_R + 1 + self.depth]
 
     def teach(self, state_RD: Tensor, head_CD: Tensor) -> Tensor:
         """One state per start speaks of the next token; returns which starts go on."""
-        t = self.thoughts
+        t = self.outputs
         row_R = self.start_R + 1 + self.depth
         place_R = self.place_T[row_R]
         label_R = t.label_M[place_R]
@@ -232,8 +232,8 @@ class Fan:
         self.depth += 1
         return kept
 
-    def lesson(self) -> Lesson:
-        return Lesson(self.loss, self.agreed)
+    def result(self) -> BatchLoss:
+        return BatchLoss(self.loss, self.agreed)
 
 
 def check_target(spec: ModelSpec, method: str) -> None:

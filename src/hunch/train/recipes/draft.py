@@ -19,8 +19,8 @@ from hunch.models.load import tensor_shapes
 from hunch.models.native import ID_MAP
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.states import Dense, Thoughts
-from hunch.train.student import Lesson, Recipe, Student, Walk, check_target
+from hunch.train.states import Dense, TargetOutputs
+from hunch.train.student import BatchLoss, Recipe, Student, Walk, check_target
 from hunch.train.vocab import Columns
 
 
@@ -65,10 +65,10 @@ class DraftStudent(Student):
                 found[name] = torch.randn(shape, generator=generator) * shape[1] ** -0.5
         return found
 
-    def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
+    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
         source, names, target = self.source(), self.target.names, self.target
-        attend = Dense(thoughts.ids_BL, target.rope, thoughts.split)
-        x_TD = target.embed(thoughts.ids_BL.flatten())
+        attend = Dense(outputs.ids_BL, target.rope, outputs.split)
+        x_TD = target.embed(outputs.ids_BL.flatten())
         for layer in range(self.spec.num_layers):
             prefix = names.layer.format(layer)
             x_TD = build_block(self.spec, source, prefix, layer, names=names)(x_TD, attend)
@@ -77,10 +77,10 @@ class DraftStudent(Student):
                 names.final_norm, self.spec.width, self.spec.norm_eps, self.spec.norm
             )
             x_TD = norm(x_TD)
-        walk = Walk(thoughts, self.kind, is_test=is_test)
+        walk = Walk(outputs, self.kind, is_test=is_test)
         walk.teach(x_TD, 0, self.head_CD)
         # Fed with the target's tokens, it says the same at any depth of a draft.
-        return Lesson(walk.loss, walk.agreed)
+        return BatchLoss(walk.loss, walk.agreed)
 
     def settled(self) -> dict[str, Any]:
         return {"layers": ",".join(map(str, self.layers))}

@@ -20,8 +20,8 @@ from hunch.models.decoder import Decoder
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.states import Dense, Split, Thoughts
-from hunch.train.student import Lesson, Recipe, Student, Walk, check_target, narrow
+from hunch.train.states import Dense, Split, TargetOutputs
+from hunch.train.student import BatchLoss, Recipe, Student, Walk, check_target, narrow
 from hunch.train.vocab import Columns
 
 FIRST = "midlayer."
@@ -137,8 +137,8 @@ class Eagle3Student(Student):
                 found[f"{prefix}{name}.weight"] = taken(f"{name}.weight", origin)
         return found
 
-    def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
-        t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
+    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
+        t = narrow(outputs, 1.0 if is_test else self.options.share, len(self.columns))
         spec, source = self.spec, self.source()
         assert self.target.rope is not None
         attend = Unrolled(t.ids_BL, self.target.rope, t.split)
@@ -165,7 +165,7 @@ class Eagle3Student(Student):
             walk.teach(norm(x_TD), 1, self.head_CD)
             # The next token's entry is fed with the state drafted one position before.
             hidden_TD = x_TD.view(*t.ids_BL.shape, -1).roll(1, dims=1).flatten(0, 1)
-        return walk.lesson()
+        return walk.result()
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         spec, rope = self.spec, self.target.spec.rope

@@ -17,8 +17,8 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.medusa import MedusaHead
 from hunch.models.source import Source
 from hunch.models.weights import Weights
-from hunch.train.states import Thoughts
-from hunch.train.student import Fan, Lesson, Recipe, Student, narrow
+from hunch.train.states import TargetOutputs
+from hunch.train.student import BatchLoss, Fan, Recipe, Student, narrow
 from hunch.train.vocab import Columns
 
 _HEAD = "lm_head.weight"
@@ -58,8 +58,8 @@ class MedusaStudent(Student):
             blocks[_HEAD] = self.head_CD
         self.start(blocks)
 
-    def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
-        t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
+    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
+        t = narrow(outputs, 1.0 if is_test else self.options.share, len(self.columns))
         source, width = self.source(), self.target.spec.width
         head_CD = self.head_CD
         if not self.options.share_tables:
@@ -69,7 +69,7 @@ class MedusaStudent(Student):
             part = self._head(source, f"blocks.{head}.")
             # Not by brackets: their gradient would sort the rows.
             fan.teach(part.hidden(t.hidden_TD.index_select(0, fan.start_R)), head_CD)
-        return fan.lesson()
+        return fan.result()
 
     def _head(self, source: Source, prefix: str) -> MedusaHead:
         width = self.target.spec.width

@@ -18,8 +18,8 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.files import BiasedNorm, Table
 from hunch.models.heads.mlp import EPS, MlpNet
 from hunch.models.weights import Weights
-from hunch.train.states import Thoughts
-from hunch.train.student import Fan, Lesson, Recipe, Student, narrow
+from hunch.train.states import TargetOutputs
+from hunch.train.student import BatchLoss, Fan, Recipe, Student, narrow
 from hunch.train.vocab import Columns
 
 _EMB, _HEAD = "speculator.emb.0.weight", "speculator.head.0.weight"
@@ -64,8 +64,8 @@ class MlpStudent(Student):
             tensors[f"{_PROJ}.1.weight"] = noise
         self.start(tensors)
 
-    def lesson(self, thoughts: Thoughts, *, is_test: bool = False) -> Lesson:
-        t = narrow(thoughts, 1.0 if is_test else self.options.share, len(self.columns))
+    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
+        t = narrow(outputs, 1.0 if is_test else self.options.share, len(self.columns))
         source, inner = self.source(), self.options.inner
         width = self.target.spec.width
         norm = BiasedNorm(
@@ -88,7 +88,7 @@ class MlpStudent(Student):
             state_RI = functional.gelu(norm(state_RI))
             kept = fan.teach(state_RI, head_CI)
             state_RI = state_RI[kept]
-        return fan.lesson()
+        return fan.result()
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         spec, count = self.target.spec, self.options.stages

@@ -1,0 +1,127 @@
+"""One vocabulary: words that the glossary replaced do not come back.
+
+Ordinary English stays ordinary: most of these are looked for in names of code alone (identifiers
+and the names inside backquotes), a few that have no business here at all in prose as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "hunch"
+
+# A part of a name between underscores or capitals -> what to say instead.
+NAMES = {
+    "gait": "step shape",
+    "crew": "rows",
+    "flight": "pending step",
+    "flights": "pending steps",
+    "flying": "pending",
+    "aloft": "pending",
+    "grounded": "on the host",
+    "mail": "download",
+    "slip": "draft",
+    "calm": "steady",
+    "pace": "policy",
+    "judge": "chooser",
+    "lesson": "loss",
+    "land": "apply",
+    "landing": "results",
+}
+# Plain words where requests and files are described, but not in these rooms.
+ENGINE_NAMES = {"said": "tokens", "thoughts": "outputs", "fresh": "new", "letter": "download"}
+ROOMS = ("drafting", "engine", "kernels", "models", "step", "train")
+# In prose too, whatever the sentence.
+PROSE = re.compile(
+    r"\b(aloft|gaits?|crew|in flight|flying steps?|steps? (that )?(fly|flies|flew))\b",
+    re.IGNORECASE,
+)
+
+# Files still being rewritten. Only ever take lines away.
+NOT_YET = frozenset(
+    {
+        "src/hunch/drafting/fast_pace.py",
+        "src/hunch/drafting/pace.py",
+        "src/hunch/kernels/native_pace.py",
+        "src/hunch/step/costs.py",
+        "src/hunch/step/step_shapes.py",
+        "tests/conformance/test_gpu_heads.py",
+        "tests/drafting/test_fast_pace.py",
+        "tests/drafting/test_pace.py",
+        "tests/drafting/test_record.py",
+        "tests/flying_heads.py",
+        "tests/step/test_delivery.py",
+        "tests/step/test_flying_auto.py",
+        "tests/step/test_flying_guesses.py",
+        "tests/step/test_flying_heads.py",
+        "tests/step/test_flying_steps.py",
+        "tests/step/test_step_shapes.py",
+    }
+)
+
+
+def parts_of(name: str) -> set[str]:
+    """The words a name is made of: `StepPace` and `step_pace` are both step, pace."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
+    return set(words)
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg):
+            found.add(node.arg)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if not node.name.startswith("test_"):  # these are sentences
+                found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.update(node.name.split("."))
+    return found
+
+
+def problems(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    found = [f"says {match[0]!r}" for match in PROSE.finditer(text)]
+    if path.suffix == ".py":
+        words = NAMES | (ENGINE_NAMES if _is_engine(path) else {})
+        for name in sorted(names_in(ast.parse(text)) | {path.stem}):
+            found += [f"{name}: say {words[part]}" for part in sorted(parts_of(name) & set(words))]
+    return found
+
+
+def _is_engine(path: Path) -> bool:
+    return any(path.is_relative_to(SOURCE / room) for room in ROOMS)
+
+
+def checked() -> list[Path]:
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    return sorted(
+        [*SOURCE.rglob("*.py"), *tests, *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    )
+
+
+@pytest.mark.parametrize("path", checked(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_words(path: Path) -> None:
+    if str(path.relative_to(ROOT)) in NOT_YET:
+        pytest.skip("still being rewritten")
+    assert not problems(path)
+
+
+def test_the_test_finds_them(tmp_path: Path) -> None:
+    file = tmp_path / "step_pace.py"
+    file.write_text('"""A step that flies."""\n\ndef land(calm_until): ...\n')
+    assert problems(file) == [
+        "says 'step that flies'",
+        "calm_until: say steady",
+        "land: say apply",
+        "step_pace: say policy",
+    ]
