@@ -28,7 +28,7 @@ from hunch.kernels.gpu_step import (
 )
 from hunch.kernels.kv_store import kv_store_ref
 from hunch.kernels.lookup import MAX_MATCH
-from hunch.kernels.process import count_committed_ref, process_ref
+from hunch.kernels.process import count_committed_ref, draft_paths_ref, process_ref
 from hunch.kernels.rope import rotation
 from hunch.layers.attention import Heads, split_heads
 from hunch.models.backends import TRITON
@@ -265,6 +265,14 @@ def grow_level(
     num_rows, width = chances_RW.shape
     first = depth * width
     pos_T = state.known_X[row_T] + depth
+    if step.has_rules:
+        path_TP = row_T.new_full((len(row_T), depth), -1)
+        count_R = row_T.new_full((num_rows,), depth * width)
+        first_node = (depth - 1) * width if depth else -1
+        nodes = step.ids_R, count_R, state.draft_XG, state.parents_XG
+        draft_paths_ref(*nodes, first_node, path_TP)
+        tables = asked.processors.tables
+        logits_TC = process_ref(logits_TC, row_T, pos_T, path_TP, tables, ids_C=ids_C)
     score_TC = asked.scores(logits_TC, row_T, pos_T, ids_C) if kind else logits_TC
     column_TW = score_TC.sort(dim=1, descending=True, stable=True).indices[:, :width]
     token_TW = column_TW if ids_C is None else ids_C[column_TW]
@@ -404,6 +412,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.step.step_graphs, "process", process)
     patch.setattr(hunch.step.step_graphs, "count_committed", count_committed_ref)
     patch.setattr(hunch.step.step_extras, "scores", scores)
+    patch.setattr(hunch.step.step_extras, "draft_paths", draft_paths_ref)
     patch.setattr(hunch.step.upload, "update", update)
     patch.setattr(hunch.kernels.gpu_lookup, "lookup", lookup)
     patch.setattr(hunch.kernels.gpu_draft, "known_inputs", level_inputs)

@@ -10,7 +10,7 @@ T packed nodes (R times N), X rows of the engine, C columns of the model's logit
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -22,6 +22,7 @@ from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_draft import slots_of
 from hunch.kernels.gpu_filters import ID_BITS, edges, rank_of
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_process import process_level
 from hunch.kernels.gpu_sampling import scores_of
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, RowState, StepRows
 
@@ -37,6 +38,7 @@ class Asked(Protocol):
     log_min_p_X: Tensor
     seed_X: Tensor
     sample_X: Tensor
+    processors: Any  # its `tables` hold the rows' rules
 
 
 # --- children -------------------------------------------------------------------------------------
@@ -237,6 +239,11 @@ def grow_level(
     the engine's row of each line of logits. A node past a row's room is padding to the next pass.
     is_ahead: a network that keeps a token's key one position early, beside the state before it.
     """
+    if step.has_rules:  # the target will choose by them
+        logits_TC = process_level(
+            logits_TC, row_T, step.ids_R, state.known_X, state.draft_XG, state.parents_XG, depth,
+            asked.processors.tables, ids_C,
+        )  # fmt: skip
     num_rows, width = chances_RW.shape
     num_parents, num_columns = len(logits_TC) // num_rows, logits_TC.shape[1]
     assert logits_TC.is_contiguous()

@@ -77,6 +77,7 @@ class StepRows:
     path_RK: Tensor  # accepted nodes, -1 after the last
     result_RC: Tensor
     guesses_end: int = 0  # column after the last guess; 0: the line ends with it
+    has_rules: bool = False  # some rows have penalties, bias or the like, and drafts follow them
 
     def guesses_at(self, num_guesses: int) -> int:
         """The first column of so many guesses."""

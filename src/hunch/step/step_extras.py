@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.draft import Draft
+from hunch.kernels.gpu_process import draft_paths
 from hunch.kernels.gpu_scores import scores
 from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows
 from hunch.step.results import Columns
-from hunch.verify.base import paths
 
 
 class StepMasks:
@@ -45,13 +44,10 @@ class StepMasks:
 
 def drafted_paths(state: RowState, rows: StepRows, num_nodes: int) -> Tensor:
     """For each root and node of a step, the drafted tokens that lead to it; -1 after the last."""
-    row_R = rows.ids_R.clamp(min=0)
-    draft = Draft(
-        state.draft_XG[row_R, :num_nodes], state.parents_XG[row_R, :num_nodes], rows.count_R
-    )
-    _, path_RNP = paths(draft)
-    root_R1P = path_RNP.new_full((len(row_R), 1, num_nodes), -1)
-    return torch.cat([root_R1P, path_RNP], dim=1).flatten(0, 1)
+    num_rows = len(rows.ids_R)
+    path_MP = rows.ids_R.new_empty(num_rows * (num_nodes + 1), num_nodes)
+    draft_paths(rows.ids_R, rows.count_R, state.draft_XG, state.parents_XG, -1, path_MP)
+    return path_MP
 
 
 def write_drafts(state: RowState, rows: StepRows, columns: Columns) -> None:

@@ -129,7 +129,10 @@ class StepGraphs:
 
     def _generation(self, kind: StepKind) -> int:
         """Of the tables of rules that a captured step reads, as far as it reads any."""
-        return self.rules.generation if kind.extras & (RULES | MASKS) else 0
+        if not kind.extras & (RULES | MASKS):
+            return 0
+        assert self.rules.tables is not None  # made now, if they were not there
+        return self.rules.generation
 
     def columns(self, kind: StepKind) -> Columns:
         """Where things stand in a line of the step's result."""
@@ -153,6 +156,7 @@ class StepGraphs:
         columns, state = self.columns(kind), self.state
         result_RC = self.results[: kind.num_rows * columns.end].view(kind.num_rows, columns.end)
         rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
+        rows.has_rules = bool(kind.extras & RULES)
 
         def draft(hidden: Hidden) -> None:
             if drafter is not None:
