@@ -1,0 +1,99 @@
+"""What requests that ask for more cost on a GPU: rules, scores, a schema, traces, beside free ones.
+
+python benchmarks/gpu_requests.py --prompts spec_mix_48.jsonl [--targets small,7b]
+                                  [--methods off,auto] [--rounds 3] [--json FILE]
+
+Sixteen requests at once, 128 new tokens each, the kinds in turn in every round; the median of the
+rounds after one that is not counted, and its share of the free requests' speed. Token ids must be
+the same in every round; with --json they are kept, to be compared with another version's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import gpu
+
+from hunch import LLM, SamplingParams, Speculation
+
+NUM_REQUESTS, NUM_TOKENS = 16, 128
+ITEM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "price": {"type": "integer"},
+        "in_stock": {"type": "boolean"},
+    },
+    "required": ["name", "price", "in_stock"],
+    "additionalProperties": False,
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"items": {"type": "array", "minItems": 24, "items": ITEM}},
+    "required": ["items"],
+    "additionalProperties": False,
+}
+PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
+KINDS: dict[str, dict[str, Any]] = {
+    "free": {},
+    "sampled": {"temperature": 1.0, "seed": 1},
+    "penalties": PENALTIES,
+    "bias": {"logit_bias": {11: 1.0, 30: -2.0}, "min_tokens": 20},
+    "logprobs": {"logprobs": 5},
+    "schema": {"structured_outputs": {"json": SCHEMA}},
+    "trace": {"speculation": Speculation(trace=True)},
+}
+
+
+def measure(llm: LLM, texts: list[str], num_rounds: int) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {kind: {"rates": []} for kind in KINDS}
+    for number in range(num_rounds + 1):
+        for kind, asked in KINDS.items():
+            params = {"temperature": 0, "ignore_eos": True, "max_tokens": NUM_TOKENS, **asked}
+            began = time.perf_counter()
+            outs = llm.generate(texts, SamplingParams(**params))
+            seconds = time.perf_counter() - began
+            answers = [out.outputs[0] for out in outs]
+            ids = [answer.token_ids for answer in answers]
+            assert found[kind].setdefault("ids", ids) == ids, f"{kind}: another text"
+            if number:
+                found[kind]["rates"].append(sum(map(len, ids)) / seconds)
+            passes = [answer.stats["tokens_per_pass"] for answer in answers]
+            found[kind]["tokens_per_pass"] = statistics.mean(passes)
+    return found
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--prompts", type=Path, required=True)
+    options.add_argument("--targets", default="small,7b")
+    options.add_argument("--methods", default="off,auto")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--json", type=Path)
+    given = options.parse_args()
+    lines = given.prompts.read_text().splitlines()[:NUM_REQUESTS]
+    texts = [json.loads(line)["turns"][0] for line in lines]
+    kept: dict[str, Any] = {}
+    for target in given.targets.split(","):
+        decoder = gpu.build(target)
+        for method in given.methods.split(","):
+            llm = gpu.load(decoder, target, method, NUM_REQUESTS)
+            found = kept[f"{target} {method}"] = measure(llm, texts, given.rounds)
+            free = statistics.median(found["free"]["rates"])
+            for kind, figures in found.items():
+                rate = statistics.median(figures["rates"])
+                share = f"{rate / free:.2f} of free"
+                passes = f"{figures['tokens_per_pass']:.2f} tokens per pass"
+                print(f"{target:6} {method:6} {kind:10} {rate:8,.0f} tok/s  {share}  {passes}")
+            llm.close()
+    if given.json is not None:
+        given.json.write_text(json.dumps(kept))
+
+
+if __name__ == "__main__":
+    main()
