@@ -159,8 +159,13 @@ class Envelope:
 
     @property
     def is_on(self) -> bool:
-        """As fast as the best within the tolerance, or not distinguishable from it."""
-        return self.ratio.high >= 1 - TOLERANCE
+        """As fast as the best, within the tolerance."""
+        return self.ratio.value >= 1 - TOLERANCE
+
+    @property
+    def is_below(self) -> bool:
+        """Slower than the best beyond the tolerance and beyond noise. It may be neither."""
+        return self.ratio.high < 1 - TOLERANCE
 
     @property
     def is_above_plain(self) -> bool:

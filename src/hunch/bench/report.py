@@ -136,7 +136,10 @@ def as_table(
             lines = [line[:place] + line[place + 1 :] for line in lines]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, column in zip(headings, zip(*lines, strict=True), strict=True):
-        least = max(map(len, column)) if heading == "method" else None  # never cut short
+        cells = column if heading == "method" else (*column, *heading.split())
+        least = max(map(len, cells))
+        if heading == "method" and width is not None:  # never cut short, folded if it must be
+            least = min(least, max(12, width // 3))
         table.add_column(heading, overflow="fold", min_width=least)
     for line in lines:
         table.add_row(*line)
@@ -216,10 +219,11 @@ def _auto(report: Report) -> list[str]:
     worst = min(found, key=lambda one: one.ratio.value)
     axes = analysis.varied_axes(report)
     where = analysis.describe_point(worst.point, axes)
-    is_on = all(one.is_on for one in found)
+    num_on, num_below = sum(one.is_on for one in found), sum(one.is_below for one in found)
     said = [
-        f"auto is {'within' if is_on else 'NOT within'} 2% of the fastest method everywhere: at "
-        f"worst {worst.ratio} of {worst.best} ({where})"
+        f"auto is within 2% of the fastest method at {num_on} of {len(found)} points, slower at "
+        f"{num_below}, too noisy to tell at {len(found) - num_on - num_below}; at worst "
+        f"{worst.ratio} of {worst.best} ({where})"
     ]
     below = [one for one in found if not one.is_above_plain]
     if below:

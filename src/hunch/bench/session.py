@@ -104,7 +104,11 @@ class Session:
             self.subjects += _servers(asked)
             return
         rows = None if asked.rates else max(asked.concurrency)
-        arguments = {"max_num_seqs": rows, **asked.engine}
+        # A prompt that comes again in a load must be read again, unless it is a conversation's.
+        is_caching = any(prompt.conversation for prompt in self._given)
+        arguments = {
+            "max_num_seqs": rows, "enable_prefix_caching": is_caching, **asked.engine
+        }  # fmt: skip
         first, *others = asked.methods
         self.llm = LLM(
             asked.model, weights=_weights(asked), speculate=first, **_with_kv(arguments, others)
