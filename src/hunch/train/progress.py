@@ -45,15 +45,15 @@ class _Lines:
     def __init__(self, name: str, total: float) -> None:
         self.name, self.total = name, total
         self.first: tuple[float, float] | None = None  # when, and how far it was then
-        self.said = -_EVERY
+        self.shown = -_EVERY
 
     def __call__(self, done: float, words: str) -> None:
         now = monotonic()
         if self.first is None:
             self.first = now, done
-        if now - self.said < _EVERY and done < self.total:
+        if now - self.shown < _EVERY and done < self.total:
             return
-        self.said = now
+        self.shown = now
         began, start = self.first
         left = ""
         if start < done < self.total:
