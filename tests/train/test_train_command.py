@@ -130,7 +130,7 @@ def test_progress_in_a_pipe_has_time_left(capsys: pytest.CaptureFixture[str]) ->
 
     lines = _Lines("train", 1.0)
     for done in (0.1, 0.2, 1.0):
-        lines.said = -100.0
+        lines.shown = -100.0
         lines(done, "loss 2.0")
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "train 10%: loss 2.0"
