@@ -125,7 +125,9 @@ class LLM:
         how = {"template": template, "add_generation_prompt": add_generation_prompt}
         pairs = zip(batch, each, strict=True)
         turns = [open_turn(form, self.tokenizer, list(m), one, wish, **how) for m, one in pairs]
-        prompts, held = [t.prompt_ids for t in turns], [t.params for t in turns]
+        decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+        ids, held = [t.prompt_ids for t in turns], [t.params for t in turns]
+        prompts = [{"prompt": decode(one), "prompt_token_ids": one} for one in ids]
         outputs = self.generate(prompts, held, use_tqdm=use_tqdm)
         add_messages(turns, outputs)
         return outputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from hunch.checks import (
@@ -128,6 +128,10 @@ class SamplingParams:
         if self.top_k == -1:
             put("top_k", 0)
         self._check()
+
+    def clone(self) -> Self:
+        """A copy, as vLLM's has it; `dataclasses.replace` makes one with changes."""
+        return replace(self)
 
     def _check(self) -> None:
         for name, is_good, allowed in SAMPLING_RULES:

@@ -59,6 +59,11 @@ TABLE: dict[str, set[str]] = {
         "train", "drafters",
         "advice",
     },
+    # What looks at the machine asks which kernels it has.
+    "cli.doctor": {
+        "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "train", "advice",
+        "kernels", "cli",
+    },
     "sglang": {"compat", "errors", "llm", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},
 }  # fmt: skip

@@ -122,6 +122,18 @@ def test_doctor_on_a_model(run: Callable, model: str) -> None:
     assert found["machine"]["torch"]
 
 
+def test_doctor_names_a_missing_compiler() -> None:
+    from hunch.cli.doctor import _advice, _machine
+
+    machine = _machine()
+    assert machine["threads"] >= 1
+    assert machine["memory"].endswith("GiB")
+    found = {"identical": True, "drafted": 0}
+    assert _advice(found, {**machine, "cpu_kernels": "NEON"}) == ["all is well"]
+    (advice,) = _advice(found, {**machine, "cpu_kernels": "none", "cuda": None})
+    assert "apt install g++" in advice
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

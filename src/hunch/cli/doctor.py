@@ -54,7 +54,7 @@ def doctor(
         engine = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
         engine["always_draft"] = always_draft
         findings["model"] = _model(model, speculate, records, engine)
-        findings["advice"] = _advice(findings["model"])
+        findings["advice"] = _advice(findings["model"], findings["machine"])
     if as_json:
         print(json.dumps(findings))
     else:
@@ -93,13 +93,19 @@ def _machine() -> dict[str, Any]:
 
     import hunch
     from hunch.hub import cache_directory
+    from hunch.kernels.build import cpu_name, find_compiler, num_cores, vector_unit
 
     machine: dict[str, Any] = {
         "hunch": hunch.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
+        "threads": num_cores(),
+        "memory": memory(),
+        "compiler": find_compiler(),
+        "cpu_kernels": vector_unit(),
         "cache": str(cache_directory()),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
@@ -120,6 +126,7 @@ def _model(
             texts.append([output.outputs[0].token_ids for output in outputs])
             found["kernels"] = llm.engine.capacity.kernels
             stats = llm.stats()
+            found[f"tok/s {name}"] = round(stats["tokens_per_second"], 1)
     found["identical"] = texts[0] == texts[1]
     keys = (
         "tokens_per_pass", "max_tokens_per_pass", "level_acceptance", "acceptance_rate", "drafted",
@@ -129,8 +136,24 @@ def _model(
     return found | {key: stats[key] for key in keys}
 
 
-def _advice(found: dict[str, Any]) -> list[str]:
+def memory() -> str:
+    """How much this machine has."""
+    try:
+        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):
+        return "unknown"
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def _advice(found: dict[str, Any], machine: dict[str, Any]) -> list[str]:
     advice: list[str] = []
+    if machine["cpu_kernels"] == "none" and machine["cuda"] is None:
+        from hunch.kernels.build import HOW_TO_GET_A_COMPILER
+
+        advice.append(
+            "no CPU kernels, so torch alone computes, several times slower: no C++ compiler was "
+            f"found, or it failed; {HOW_TO_GET_A_COMPILER}"
+        )
     if not found["identical"]:
         advice.append("speculative text differs: run `hunch verify --json` and report its margin")
     if found["drafted"]:

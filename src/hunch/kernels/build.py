@@ -142,6 +142,26 @@ def _cpu() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
 
 
+def cpu_name() -> str:
+    """The CPU as its maker calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return found[0] if found else platform.processor() or platform.machine()
+
+
+def vector_unit() -> str:
+    """What the built kernels compute with; 'none' where they could not be built."""
+    library = load_library()
+    if library is None:
+        return "none"
+    if platform.machine() in ("aarch64", "arm64"):
+        return "NEON"
+    return {16: "AVX-512", 8: "AVX2"}.get(int(library.hunch_panel()), "plain C++")
+
+
 def num_cores() -> int:
     """Cores this process may use: hyperthreads count once, a container's quota counts."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None

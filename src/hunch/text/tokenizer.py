@@ -161,6 +161,24 @@ class Tokenizer:
         # The template writes its own special tokens.
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        chat_template: str | None = None,
+        **values: Any,
+    ) -> list[int] | str:
+        """`render_chat` by the name and defaults of transformers' tokenizers; text or tokens."""
+        ids = self.render_chat(
+            conversation,
+            template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            **values,
+        )
+        return ids if tokenize else self.decode(ids, skip_special_tokens=False)
+
 
 def load_tokenizer(files: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a directory in Hugging Face form, or of a GGUF file."""
