@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check lint types peers speculators clean
+.PHONY: demo test check lint types docs peers speculators clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hunch bench --workload demo --show --limit 4 --repeats 1

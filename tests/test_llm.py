@@ -86,6 +86,19 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     assert llm.tokenizer.decode(output.prompt_token_ids) == "<|user|>hi\n<|assistant|>"
 
 
+def test_vllms_names_around_a_chat(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    assert params.clone() == params
+    tokenizer = llm.get_tokenizer()
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str)
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    (output,) = llm.chat(messages, params)
+    assert output.prompt == text
+    assert output.prompt_token_ids == ids
+
+
 def test_requests_leave_no_circles_and_the_collector_comes_back(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4)
     llm.generate(["warm"], params)

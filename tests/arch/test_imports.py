@@ -79,7 +79,7 @@ def room_of(module: str) -> str:
     if len(parts) == 1:
         return "hunch"
     name = ".".join(parts[1:])
-    for room in ("parallel.group", "bench.device"):
+    for room in ("parallel.group", "bench.device", "cli.doctor"):
         if name == room or name.startswith(room + "."):
             return room
     return parts[1]
