@@ -15,8 +15,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.installed
 	$(BIN)/hunch bench --workload demo --show --limit 4 --repeats 1
 
+# JOBS=2 shares the files of tests among so many processes of one thread each.
+JOBS ?= 1
+ifneq ($(JOBS),1)
+test: export OMP_NUM_THREADS = 1
+SHARED := -n $(JOBS) --dist loadfile
+endif
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SHARED)
 
 check: lint types test
 
