@@ -65,7 +65,7 @@ class Children:
 
 
 class TokenChooser:
-    """The target's way to choose, for the rows of one step: their parameters and noise.
+    """Chooses tokens as the target would, for the rows of one step: their parameters and noise.
 
     `ids_C` names the target's token of each column where the network's vocabulary is a part of it.
     Where the verifier weighs draws, chains are drawn with noise of their own, and trees that keep
@@ -135,7 +135,7 @@ class TokenChooser:
     def _best_near(
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, place_M: Array, num_best: int
     ) -> tuple[Array, Array]:
-        """The same on a CPU, with noise only for the likeliest: a vocabulary of it is dear there.
+        """The same on a CPU with noise for the likeliest tokens alone, as drawing it is slow there.
 
         The first node of each row is the one whose best child must be exactly the target's.
         """
@@ -174,7 +174,7 @@ class TokenChooser:
         return Children(host(drawn_MB), gain_M, q_MV, host(is_sampled_M))
 
     def _heated(self, logits_MC: Tensor, row_M: Tensor) -> Tensor:
-        """Logits that the row's temperature will bring to the drafter's own."""
+        """Scaled so that dividing by the row's temperature gives the drafter's own temperature."""
         if self.temperature is None:
             return logits_MC
         row_T_M1 = self.sampling.temperature_X[row_M, None]

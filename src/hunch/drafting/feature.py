@@ -133,7 +133,7 @@ class FeatureDrafter:
             is_caught_up = is_caught_up_R is None or bool(is_caught_up_R[place])
             is_idle = (is_caught_up and max_draft_X[row] == 0) or _is_off(rows, row)
             if stop <= start or (is_idle and not self.is_on_device):
-                continue  # nobody will draft from here: a hole is cheaper than the work
+                continue  # it will not be drafted from: leaving a hole is cheaper than covering it
             total = max(known, int(prompt_X[row]))
             begin = self.window.resume_from(rows, row, start, stop, total)
             if begin >= stop:

@@ -53,7 +53,7 @@ class RowArrays:
 
 
 class ReusedDraft(NamedTuple):
-    """A draft whose tokens are written anew every time."""
+    """A draft that is made once and whose tokens are overwritten each time."""
 
     tokens_N: Array
     address: int  # of the tokens
@@ -154,7 +154,7 @@ class ChainDrafts:
             done = stop
 
     def _place(self, rows: Rows, row: int) -> None:
-        """Tell the kernels where the KV is, if that is news; a window that moved always is."""
+        """Tell the kernels where the KV is, if that changed; a window that moved always has."""
         is_moved = self.window.first_X[row] != 0
         table_XB, kv = self._placed
         if is_moved or table_XB is not rows.table_XB or kv is not self.window.kv:

@@ -1,4 +1,4 @@
-"""Token recycling: what the target last thought could follow each token, walked as a tree.
+"""Token recycling: the target's best candidates after each token, as it last saw them, as a tree.
 
 Shape letters: M tokens checked, C candidates kept per token, S slots of the table.
 Paper: arXiv 2408.08696. No training; the table stays under 2 MB and is shared by all requests.

@@ -134,7 +134,10 @@ class SuffixDrafter(LookupDrafter):
             self.guide = Guide(own_odds, self.table, self.config.num_nodes, context)
 
     def _phrases(self, context: DrafterContext) -> PhraseTable | None:
-        """The table named; whoever knows the target's files has put its name for `auto`."""
+        """The table whose directory the option names.
+
+        For `auto`, the front door has put the directory of the target's own table in its place.
+        """
         folder = self.config.phrases
         if folder in ("auto", "off"):
             return None

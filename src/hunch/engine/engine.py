@@ -180,7 +180,7 @@ class Engine:
         """New tokens since the last call, of requests with a handle: handle, token, and so on.
 
         Such a request has one answer, and nothing to be told of it but tokens; its output is
-        returned by `step` when it is over. Whoever asks makes text of the tokens himself.
+        returned by `step` when it is over. The caller turns the tokens into text.
         """
         tokens, self._new_tokens = self._new_tokens, []
         return tokens

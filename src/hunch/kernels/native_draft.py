@@ -103,7 +103,7 @@ class NativeChain:
         self._placed: tuple[KVCache, Tensor] | None = None
 
     def place(self, kv: KVCache, table_SB: Tensor, block_size: int) -> None:
-        """Where keys and values are; to be said anew when any of these changes."""
+        """Where keys and values are; call it again when any of these changes."""
         assert kv.k_LCMH.dtype == kv.v_LCMH.dtype == self._network.kv_dtype
         assert kv.k_LCMH[0].is_contiguous()
         assert kv.v_LCMH.stride() == kv.k_LCMH.stride()

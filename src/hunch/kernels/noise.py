@@ -128,13 +128,6 @@ def gumbel_at(
     return gumbel_of(words_at(seed_M, index_M, pos_M, stream, ids_MK))
 
 
-def uniform_at(
-    seed_M: Tensor, index_M: Tensor, pos_M: Tensor, stream: int, ids_MK: Tensor
-) -> Tensor:
-    """Uniform numbers in (0, 1) under the same keys, float32 [M, K]."""
-    return uniform_of(words_at(seed_M, index_M, pos_M, stream, ids_MK))
-
-
 def gumbel_row(
     seed: int, index: int, pos: int, stream: int, ids: npt.NDArray[np.int64] | int
 ) -> npt.NDArray[np.float32]:

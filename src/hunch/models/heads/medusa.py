@@ -52,7 +52,7 @@ class MedusaNet(Part):
         self._target_logits = target.logits
 
     def logits(self, head: int, state_MD: Tensor) -> Tensor:
-        """What one head thinks of its token, a row per state."""
+        """Scores of one head's token, a row per state."""
         part = self.heads[head]
         output = self._target_logits if part.lm_head is None else part.lm_head
         logits_MC: Tensor = output(part.hidden(state_MD))

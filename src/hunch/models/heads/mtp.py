@@ -295,7 +295,7 @@ def _delayed(state_TD: Tensor, spans: Sequence[Span], before: Sequence[Tensor | 
 def _without_first(
     attn: AttnInputs, count: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> AttnInputs:
-    """The same step, in which nobody sees the first `count` positions."""
+    """The same inputs with the first `count` positions hidden from every token."""
     if count == 0:
         return attn
     pieces = [
