@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from hunch.config import SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.cost import CostCurve
+from hunch.models.backends import TORCH
 from hunch.registry import DRAFTERS, resolve
 
 MAX_LEN = 4096
@@ -24,7 +26,7 @@ class Desk:
             self.cost.record(num_tokens, seconds)
         config = SpecConfig.parse(spec)
         context = DrafterContext(
-            target=None, sampling=None, cost=self.cost, device=torch.device("cpu"),
+            target=SimpleNamespace(backend=TORCH), sampling=None, cost=self.cost, device=torch.device("cpu"),
             max_rows=max_rows, max_len=MAX_LEN, vocab_size=1000,
         )  # fmt: skip
         self.drafter: Any = resolve(DRAFTERS, config.method)(config.options, None, context)
