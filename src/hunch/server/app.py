@@ -36,7 +36,18 @@ PAGE = {  # path -> file of hunch.web, media type
     "/": ("index.html", "text/html"),
     **{
         f"/static/{name}.js": (f"{name}.js", "text/javascript")
-        for name in ("app", "answers", "charts", "pulse", "server")
+        for name in (
+            "app",
+            "answers",
+            "charts",
+            "format",
+            "pulse",
+            "saved",
+            "server",
+            "vendor/highlight",
+            "vendor/marked",
+            "vendor/purify",
+        )
     },
     "/static/style.css": ("style.css", "text/css"),
     "/favicon.ico": ("icon.svg", "image/svg+xml"),

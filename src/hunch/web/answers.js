@@ -74,8 +74,11 @@ export class Answer {
     }
   }
 
-  finish({ stats, usage }) {
+  finish({ stats, usage, ending }) {
     this.stats = stats;
+    if (ending === "length") {
+      this.facts.append(make("span", "cut", `cut at ${usage.completion_tokens} tokens`));
+    }
     this.seconds = this.start === null ? 0 : (performance.now() - this.start) / 1000;
     this.speed.textContent = `${(stats.tokens_per_second ?? 0).toFixed(1)} tokens/s`;
     const summary = `${usage.completion_tokens} tokens in ${stats.steps} passes`;

@@ -2,19 +2,24 @@
 
 import { Answer, make, verdict } from "./answers.js";
 import { redraw } from "./charts.js";
+import { copyButton, format } from "./format.js";
 import { poll } from "./pulse.js";
+import * as saved from "./saved.js";
 import { ask, KeyNeeded } from "./server.js";
 
 const $ = (id) => document.getElementById(id);
 const LABELS = { auto: "speculation on", off: "speculation off" };
 const messages = []; // the conversation so far
+let chatId = crypto.randomUUID?.() ?? String(Date.now());
 let running = null; // AbortController of the answer being written
 
 // --- the conversation ---------------------------------------------------------------------------
 
 function request(history, mode) {
+  const system = $("system").value.trim();
   return {
-    messages: history,
+    messages: system ? [{ role: "system", content: system }, ...history] : history,
+    top_p: Number($("top-p").value) || 1,
     temperature: Number($("temperature").value),
     max_tokens: Number($("max-tokens").value),
     seed: Number($("seed").value),
@@ -50,6 +55,9 @@ async function converse(question) {
     }
     messages.push(history.at(-1), { role: "assistant", content: cards[0].text });
     if (cards.length > 1) turn.append(verdict(...cards));
+    for (const card of cards) complete(card.node, card.body, card.text);
+    turn.append(tools(turn, question));
+    keepChat();
   } catch (error) {
     for (const card of cards.slice(cards.indexOf(current))) card.fail(error);
     if (error instanceof KeyNeeded) {
@@ -62,6 +70,87 @@ async function converse(question) {
   $("send").textContent = "send";
   follow(turn);
 }
+
+// The finished text beside the coloured one, and a way to take it along.
+function complete(node, body, text) {
+  body.after(format(text));
+  node.querySelector(".top").append(copyButton(() => text));
+}
+
+// What can be done with a turn: ask again, or ask something else instead; what followed is dropped.
+function tools(turn, question) {
+  const again = make("button", "plain", "again");
+  again.title = "Another answer, with the next seed";
+  again.addEventListener("click", () => {
+    if (!forget(turn)) return;
+    $("seed").value = Number($("seed").value) + 1;
+    converse(question);
+  });
+  const edit = make("button", "plain", "edit");
+  edit.title = "Change the question";
+  edit.addEventListener("click", () => {
+    if (!forget(turn)) return;
+    prompt.value = question;
+    fit();
+    prompt.focus();
+  });
+  return make("div", "tools", again, edit);
+}
+
+function forget(turn) {
+  if (running) return false;
+  const turns = [...$("log").querySelectorAll(".turn")];
+  const place = turns.indexOf(turn);
+  for (const later of turns.slice(place)) later.remove();
+  messages.length = 2 * place;
+  return true;
+}
+
+// --- saved chats --------------------------------------------------------------------------------
+
+function keepChat() {
+  saved.save({ id: chatId, title: messages[0]?.content.slice(0, 80), messages });
+}
+
+function showChat(chat) {
+  running?.abort();
+  chatId = chat.id;
+  messages.splice(0, messages.length, ...chat.messages);
+  $("log").replaceChildren();
+  for (let i = 0; i + 1 < messages.length; i += 2) {
+    const [question, text] = [messages[i].content, messages[i + 1].content];
+    const body = make("div", "text", text);
+    const top = make("div", "top", make("span", "label", "saved"));
+    const card = make("article", "answer", top, body);
+    complete(card, body, text);
+    const turn = make("section", "turn", make("p", "question", question), make("div", "answers", card));
+    turn.append(tools(turn, question));
+    $("log").append(turn);
+  }
+}
+
+function listChats() {
+  const rows = saved.all().map((chat) => {
+    const open = make("button", "plain open", chat.title || "untitled");
+    open.addEventListener("click", () => {
+      showChat(chat);
+      $("chats-dialog").close();
+    });
+    const remove = make("button", "plain", "delete");
+    remove.addEventListener("click", () => {
+      saved.remove(chat.id);
+      listChats();
+    });
+    return make("li", "", open, remove);
+  });
+  $("chat-list").replaceChildren(...(rows.length ? rows : [make("li", "quiet", "none yet")]));
+}
+
+$("chats").addEventListener("click", () => {
+  listChats();
+  $("chats-dialog").showModal();
+});
+$("export").addEventListener("click", () => saved.download("chat.md", saved.asMarkdown(messages)));
 
 let followed = null; // where the log was last scrolled to; a reader who scrolls away is left alone
 
@@ -103,6 +192,23 @@ unfolds("settings", "shows-settings");
 
 $("misses").addEventListener("change", () => {
   $("log").classList.toggle("shows-misses", $("misses").checked);
+});
+function showFormatted() {
+  $("log").classList.toggle("shows-formatted", $("formats").checked);
+  localStorage.setItem("hunch-formatted", $("formats").checked ? "1" : "");
+}
+$("formats").checked = Boolean(localStorage.getItem("hunch-formatted"));
+$("formats").addEventListener("change", showFormatted);
+showFormatted();
+$("attach").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", async () => {
+  const [file] = $("file").files;
+  $("file").value = "";
+  if (!file) return;
+  const text = await file.text();
+  prompt.value += `${prompt.value ? "\n" : ""}${file.name}:\n\`\`\`\n${text}\n\`\`\`\n`;
+  fit();
+  prompt.focus();
 });
 $("key").addEventListener("click", () => $("key-dialog").showModal());
 // Esc leaves everything as it was.
@@ -147,6 +253,7 @@ hello.addEventListener("click", ({ target }) => {
 $("clear").addEventListener("click", () => {
   running?.abort();
   messages.length = 0;
+  chatId = crypto.randomUUID?.() ?? String(Date.now());
   $("log").replaceChildren(hello);
   prompt.focus();
 });

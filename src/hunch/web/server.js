@@ -38,11 +38,13 @@ export async function ask(body, signal, onPieces) {
     throw response.status === 401 ? new KeyNeeded(message) : new Error(message);
   }
   let last = null;
+  let ending = null;
   for await (const chunk of readEvents(response)) {
     if (chunk.error) throw new Error(chunk.error.message);
     if (chunk.hunch?.pieces) onPieces(chunk.hunch.pieces);
+    ending = chunk.choices?.[0]?.finish_reason ?? ending;
     last = chunk;
   }
   if (!last?.hunch) throw new Error("the server ended the stream early");
-  return { stats: last.hunch.stats, usage: last.usage };
+  return { stats: last.hunch.stats, usage: last.usage, ending };
 }
