@@ -66,7 +66,7 @@ class EmptyRunner:
                 result.tokens, result.computed = [token], (known,)
                 result.finish = "length" if left == 1 else None
             rows.append(result)
-        self._results.append(StepResult(id=plan.id, rows=rows, said=said))
+        self._results.append(StepResult(id=plan.id, rows=rows, single_tokens=said))
 
     def collect(self) -> StepResult:
         if self._seconds:
