@@ -111,8 +111,14 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
     }
 
 
+# Far above any model there is. Without them a damaged file fails deep inside an allocation, or
+# after an hour of building layers.
+_MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "head_dim": 1 << 20}
+_MOST_OTHERS = 1 << 28
+
+
 def read_int(config: Config, key: str, default: int | None = None) -> int:
-    """A positive whole number."""
+    """A positive whole number of a plausible size."""
     value = config.get(key)
     if value is None:
         if default is None:
@@ -120,6 +126,9 @@ def read_int(config: Config, key: str, default: int | None = None) -> int:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelFormatError(f"config.json: {key}={value!r} must be a whole number, 1 or more")
+    most = _MOST.get(key, _MOST_OTHERS)
+    if value > most:
+        raise ModelFormatError(f"config.json: {key}={value} is more than any model has ({most})")
     return value
 
 
