@@ -27,10 +27,10 @@ SIZE = 4_000_000
 
 BODIES = {
     "numbers among texts": (COMPLETE, b'{"prompt": ["a"' + b",1" * (SIZE // 2) + b"]}"),
-    "fewer numbers among texts": (COMPLETE, b'{"prompt": ["a"' + b",1" * 400_000 + b"]}"),
+    "fewer numbers among texts": (COMPLETE, b'{"prompt": ["a"' + b",1" * 250_000 + b"]}"),
     "empty messages": (CHAT, b'{"messages": [' + b"{}," * (SIZE // 3) + b"{}]}"),
     "fewer empty messages": (CHAT, b'{"messages": [' + b"{}," * 60_000 + b"{}]}"),
-    "texts as messages": (CHAT, b'{"messages": [' + b'"a",' * 400_000 + b'"a"]}'),
+    "texts as messages": (CHAT, b'{"messages": [' + b'"a",' * 250_000 + b'"a"]}'),
     "wrong bias": (
         COMPLETE,
         json.dumps({"prompt": "x", "logit_bias": {f"x{n}": 1 for n in range(300_000)}}).encode(),
@@ -45,10 +45,10 @@ BODIES = {
     "brackets": (COMPLETE, b"[" * SIZE),
     "wrong parts": (
         CHAT,
-        b'{"messages": [{"role": "user", "content": [' + b"1," * 400_000 + b"1]}]}",
+        b'{"messages": [{"role": "user", "content": [' + b"1," * 250_000 + b"1]}]}",
     ),
-    "wrong ids": ("/detokenize", b'{"tokens": [' + b"-1," * 400_000 + b"1]}"),
-    "wrong words": (COMPLETE, b'{"prompt": "x", "bad_words": [' + b"1," * 400_000 + b"1]}"),
+    "wrong ids": ("/detokenize", b'{"tokens": [' + b"-1," * 250_000 + b"1]}"),
+    "wrong words": (COMPLETE, b'{"prompt": "x", "bad_words": [' + b"1," * 250_000 + b"1]}"),
 }
 
 
@@ -102,10 +102,10 @@ def test_values_are_counted_outside_of_texts(
     text: str, num_values: int, num_containers: int
 ) -> None:
     body = text.encode()
-    check_values(body, 8 * max(num_values, 8 * num_containers))
+    check_values(body, max(16 * num_values, 64 * num_containers))
     if num_values:
         with pytest.raises(ProblemError, match=f"{num_values} values"):
-            check_values(body, 8 * num_values - 1)
+            check_values(body, 16 * num_values - 1)
     if num_containers:
         with pytest.raises(ProblemError, match=r"values|objects"):
             check_values(body, 64 * num_containers - 1)

@@ -30,7 +30,7 @@ ARRIVAL = "arrival"  # in the state of a request: when it came, by the event loo
 BODY_SECONDS = 30.0  # how long a client may take to send its body
 # A body of millions of tiny values costs a hundred times its size once it is read. These many
 # bytes are allowed for each value, and for each object or list, on an average.
-BYTES_PER_VALUE, BYTES_PER_CONTAINER = 8, 64
+BYTES_PER_VALUE, BYTES_PER_CONTAINER = 16, 64
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 QUIET = frozenset({"/health", "/ready", "/metrics", "/stats"})  # polled; not worth a line each
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
