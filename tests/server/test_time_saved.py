@@ -24,12 +24,14 @@ def test_time_saved_agrees_with_an_a_b_run(
     default_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the process's own seconds, so that it holds on a busy machine too."""
-    for module in ("step.runner", "step.calibrate", "bench.offline"):
+    for module in ("step.host_step", "step.calibrate", "bench.offline"):
         monkeypatch.setattr(f"hunch.{module}.perf_counter", time.process_time)
     options = {"max_model_len": 1024, "max_num_seqs": 1, "enable_prefix_caching": False}
     with LLM("smollm2-135m", speculate="off", threads=1, **options) as llm:
         subjects = [EngineSubject("off", llm)]
         subjects += [EngineSubject(name, llm.sibling(name)) for name in METHODS]
+        for subject in subjects:
+            monkeypatch.setattr(subject.llm.engine, "_clock", time.process_time)
         params = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True, "seed": 0}
         prompts = read_workloads("code,math,chat", 4)
 
