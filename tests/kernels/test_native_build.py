@@ -18,6 +18,7 @@ def _forget():
 def test_without_a_compiler_one_warning_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "PREBUILT", tmp_path)
     with pytest.warns(RuntimeWarning, match=r"no C\+\+ compiler.*apt install g\+\+"):
         assert build.load_library() is None
     assert build.load_library() is None  # said once
@@ -40,11 +41,11 @@ def test_a_second_start_builds_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("HUNCH_CACHE", str(tmp_path))
     built = []
 
-    def pretend(compiler, files, library):
+    def pretend(compiler, files, library, flags):
         built.append(library)
         library.touch()
 
-    monkeypatch.setattr(build, "_compile", pretend)
+    monkeypatch.setattr(build, "compile_library", pretend)
     compiler = build.find_compiler()
     first = build.build(compiler)
     assert build.build(compiler) == first
@@ -60,3 +61,21 @@ def test_cores_follow_affinity():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )  # a process of its own: affinity would stay
     assert told.stdout.strip() == "1"
+
+
+def test_a_wheels_own_kernels_serve_where_there_is_no_compiler(monkeypatch, tmp_path):
+    """The best variant this CPU can run, and none that it cannot."""
+    monkeypatch.setattr(build, "PREBUILT", tmp_path)
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    for kind in ("avx512", "avx2"):
+        (tmp_path / f"cpu-{kind}.so").touch()
+    for flags, kind in [
+        ("avx2 fma f16c bmi2 movbe avx512_vnni avx512bw gfni vaes", "avx512"),
+        ("avx2 fma f16c bmi2 movbe sse", "avx2"),
+    ]:
+        monkeypatch.setattr(build, "_cpu", lambda flags=flags: f"flags : {flags}")
+        assert build.prebuilt(build.SOURCES) == tmp_path / f"cpu-{kind}.so"
+    monkeypatch.setattr(build, "_cpu", lambda: "flags : sse sse2")
+    assert build.prebuilt(build.SOURCES) is None
+    monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
+    assert build.prebuilt(build.SOURCES) is None

@@ -20,6 +20,16 @@ SOURCES = Path(__file__).parent / "cpu"  # a model's pass on a CPU
 HOST_SOURCES = Path(__file__).parent / "host"  # what a GPU's host does between its steps
 # Contraction would let the compiler fuse a product and a sum in one place and not in another.
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off")
+# What `tools/build_kernels.py` puts into a wheel, for machines without a compiler. By machine and
+# best first: the compiler's flags, and what /proc/cpuinfo must name for the CPU to run it.
+PREBUILT = Path(__file__).parent / "prebuilt"
+VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], set[str]]]] = {
+    "aarch64": {"neon": (("-march=armv8.2-a+dotprod+fp16",), {"asimddp", "asimdhp"})},
+    "x86_64": {
+        "avx512": (("-march=icelake-server",), {"avx512_vnni", "avx512bw", "gfni", "vaes"}),
+        "avx2": (("-march=haswell",), {"avx2", "fma", "f16c", "bmi2", "movbe"}),
+    },
+}
 HOW_TO_GET_A_COMPILER = (
     "install one (Debian or Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: "
     "xcode-select --install) or name it in CXX"
@@ -41,6 +51,9 @@ def load_host_library() -> ctypes.CDLL | None:
 def _load(sources: Path, otherwise: str) -> ctypes.CDLL | None:
     compiler = find_compiler()
     if compiler is None:
+        ready = prebuilt(sources)
+        if ready is not None:
+            return ctypes.CDLL(str(ready))
         _warn(otherwise, f"no C++ compiler found; {HOW_TO_GET_A_COMPILER}")
         return None
     try:
@@ -53,6 +66,16 @@ def _load(sources: Path, otherwise: str) -> ctypes.CDLL | None:
 
 def _warn(otherwise: str, reason: str) -> None:
     warnings.warn(f"{otherwise}: {reason}", RuntimeWarning, stacklevel=4)
+
+
+def prebuilt(sources: Path) -> Path | None:
+    """A library that came with the wheel and that this CPU can run; the best there is."""
+    machine, has = platform.machine().lower(), set(_cpu().split())
+    for kind, (_, needed) in VARIANTS.get(machine.replace("arm64", "aarch64"), {}).items():
+        file = PREBUILT / f"{sources.name}-{kind}.so"
+        if needed <= has and file.is_file():
+            return file
+    return None
 
 
 def find_compiler() -> str | None:
@@ -96,19 +119,22 @@ def build(compiler: str, sources: Path = SOURCES) -> Path:
             started = time.perf_counter()
             kind = "CPU" if sources == SOURCES else "host"
             print(f"hunch: building {kind} kernels (once for this machine) ...", file=sys.stderr)
-            _compile(compiler, [file for file in files if file.suffix == ".cpp"], library)
+            sources_only = [file for file in files if file.suffix == ".cpp"]
+            compile_library(compiler, sources_only, library, cpu_flags())
             took = time.perf_counter() - started
             print(f"hunch: built in {took:.0f} s, kept in {folder}", file=sys.stderr)
     return library
 
 
-def _compile(compiler: str, files: list[Path], library: Path) -> None:
+def compile_library(
+    compiler: str, files: list[Path], library: Path, flags: tuple[str, ...]
+) -> None:
     """All files at once, then the link; the library appears whole or not at all."""
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
         objects = [Path(work) / f"{file.stem}.o" for file in files]
         started = [
             subprocess.Popen(
-                [compiler, *FLAGS, *cpu_flags(), "-c", str(file), "-o", str(to)],
+                [compiler, *FLAGS, *flags, "-c", str(file), "-o", str(to)],
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -120,7 +146,7 @@ def _compile(compiler: str, files: list[Path], library: Path) -> None:
                 raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
         built = Path(work) / library.name
         subprocess.run(
-            [compiler, "-shared", "-pthread", *map(str, objects), "-o", str(built)],
+            [compiler, "-shared", "-pthread", *flags, *map(str, objects), "-o", str(built)],
             check=True,
             capture_output=True,
             text=True,
