@@ -186,8 +186,9 @@ def test_a_budget_ends_the_reasoning(compilers: Any, prompt_end: str) -> None:
     matcher.back(1)
     assert matcher.consume(ids[-1:]) == 1
     tokens = [*end[:2], ids[-1]]
-    mask_MV = np.zeros((4, tokenizer.vocab_size), dtype=np.bool_)
-    matcher.fill(tokens, [-1, 0, 1], mask_MV)
+    mask_MW = np.zeros((4, -(-tokenizer.vocab_size // 32)), dtype=np.int32)
+    matcher.fill(tokens, [-1, 0, 1], mask_MW)
+    mask_MV = np.unpackbits(mask_MW.view(np.uint8), axis=1, bitorder="little")
     assert [np.flatnonzero(row).tolist() for row in mask_MV[:3]] == [[t] for t in end[:3]]
     assert not mask_MV[3].any()
     assert matcher.consume(tokenizer.encode("b")) == 0

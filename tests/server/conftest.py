@@ -41,6 +41,12 @@ def server(start_server: Callable[..., LiveServer]) -> LiveServer:
 
 
 @pytest.fixture(scope="session")
+def thinker(start_server: Callable[..., LiveServer]) -> LiveServer:
+    """The same for a model that reasons, with a longer context."""
+    return start_server(reasoning_parser="qwen3", max_model_len=4096)
+
+
+@pytest.fixture(scope="session")
 def default_server(
     default_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:

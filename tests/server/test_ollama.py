@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,11 +15,6 @@ from server.live_server import LiveServer
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
-
-
-@pytest.fixture(scope="module")
-def thinker(start_server: Callable[..., LiveServer]) -> LiveServer:
-    return start_server(reasoning_parser="qwen3", max_model_len=4096)
 
 
 def lines_of(answer: Any) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -14,11 +14,6 @@ from server.live_server import LiveServer
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: Any = [{"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}]
-
-
-@pytest.fixture(scope="module")
-def thinker(start_server: Callable[..., LiveServer]) -> LiveServer:
-    return start_server(reasoning_parser="qwen3", max_model_len=4096)
 
 
 @pytest.fixture

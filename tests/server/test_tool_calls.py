@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -19,12 +19,6 @@ TOOLS: Any = [
         "function": {"name": "get_weather", "description": "?", "parameters": CITY},
     }
 ]
-
-
-@pytest.fixture(scope="module")
-def thinker(start_server: Callable[..., LiveServer]) -> LiveServer:
-    """A server of a model that reasons."""
-    return start_server(reasoning_parser="qwen3", max_model_len=4096)
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ _SWITCHES = (  # flags that take no value, most of them vLLM's
     "speculative_disable_mqa_scorer",
     "disable_logprobs_during_spec_decoding",
     "worker_use_ray",
+    "enable_auto_tool_choice",
 )
 _ALIASES = {
     "tensor_parallel_size": ("-tp",),
