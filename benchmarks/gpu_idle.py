@@ -32,17 +32,17 @@ LONG = 20.0  # microseconds: a gap worth naming
 
 def by_clock(llm: LLM, prompt: list[int]) -> dict[str, float]:
     """Share of the time in which no step was under source, by the device's clock."""
-    shapes, seconds, moments = llm.engine.runner.captured.shapes, [], []
-    landed = shapes.landed
+    policy, seconds, moments = llm.engine.runner.captured.policy, [], []
+    timed = policy.timed
 
     def listen(graph: Any, took: float, *others: Any) -> Any:
         seconds.append(took)
         moments.append(time.perf_counter())
-        return landed(graph, took, *others)
+        return timed(graph, took, *others)
 
-    shapes.landed = listen
+    policy.timed = listen
     llm.generate(prompt, params(STEPS + WARM))
-    shapes.landed = landed
+    policy.timed = timed
     seconds, moments = seconds[-STEPS:], moments[-STEPS:]
     passed = moments[-1] - moments[0]
     return {

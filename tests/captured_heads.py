@@ -81,8 +81,8 @@ class Drafts:
         self.runner = llm.engine.runner
         self.found: list[tuple[list[int], list[int]]] = []
         self.by_host: list[list[int]] = []  # rows of each step of the host's
-        self.learn, self.run = self.runner.captured.shapes.learn, self.runner._run
-        patch.setattr(self.runner.captured.shapes, "learn", self.note)
+        self.learn, self.run = self.runner.captured.policy.learn, self.runner._run
+        patch.setattr(self.runner.captured.policy, "learn", self.note)
         patch.setattr(self.runner, "_run", self.note_host)
 
     def note(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> list[str] | None:

@@ -10,7 +10,7 @@ import torch
 from hunch.config import SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.cost import CostCurve
+from hunch.drafting.costs import CostCurve
 from hunch.models.backends import TORCH
 from hunch.registry import DRAFTERS, resolve
 

@@ -12,14 +12,7 @@ import argparse
 import platform
 import sys
 
-from hunch.kernels.build import (
-    HOST_SOURCES,
-    PREBUILT,
-    SOURCES,
-    VARIANTS,
-    compile_library,
-    find_compiler,
-)
+from hunch.kernels.build import PREBUILT, SOURCES, VARIANTS, compile_library, find_compiler
 
 
 def main() -> int:
@@ -30,17 +23,16 @@ def main() -> int:
     if args.compiler is None:
         sys.exit("no C++ compiler found; name one with --compiler")
     PREBUILT.mkdir(exist_ok=True)
-    for sources in (SOURCES, HOST_SOURCES):
-        for kind, (flags, _) in VARIANTS[args.machine].items():
-            library = PREBUILT / f"{sources.name}-{kind}.so"
-            # Older systems' C++ libraries will do: it brings its own.
-            compile_library(
-                args.compiler,
-                sorted(sources.glob("*.cpp")),
-                library,
-                (*flags, "-static-libstdc++", "-static-libgcc"),
-            )
-            print(f"{library} ({library.stat().st_size // 1000} kB)")
+    for kind, (flags, _) in VARIANTS[args.machine].items():
+        library = PREBUILT / f"{SOURCES.name}-{kind}.so"
+        # Older systems' C++ libraries will do: it brings its own.
+        compile_library(
+            args.compiler,
+            sorted(SOURCES.glob("*.cpp")),
+            library,
+            (*flags, "-static-libstdc++", "-static-libgcc"),
+        )
+        print(f"{library} ({library.stat().st_size // 1000} kB)")
     return 0
 
 

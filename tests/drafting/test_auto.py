@@ -81,7 +81,7 @@ def test_a_prediction_on_track_is_drafted_from_and_named():
     desk = told("auto", EXPECTED, REPEATED)
     desk.commit(0, EXPECTED[:5])
     draft = desk.propose(0)
-    assert draft.methods == ("prediction",)
+    assert list(draft.methods) == ["prediction"]
     assert draft.tokens_RN[0].tolist()[:8] == EXPECTED[5:13]
 
 
@@ -89,7 +89,7 @@ def test_where_the_prediction_fails_the_suffix_drafts():
     desk = told("auto", EXPECTED, REPEATED)
     desk.commit(0, REPEATED[:12])
     draft = desk.propose(0)
-    assert draft.methods == ("suffix",)
+    assert list(draft.methods) == ["suffix"]
     assert draft.tokens_RN[0].tolist()[:3] == [5, 6, 7]
 
 

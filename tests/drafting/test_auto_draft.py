@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,9 +15,8 @@ from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams, Speculation
 from hunch.config import SpecConfig
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.auto import AutoDrafter
-from hunch.drafting.beside import DraftBeside
-from hunch.drafting.cost import CostCurve
+from hunch.drafting.auto import AutoDrafter, NetworkDrafts, Sent
+from hunch.drafting.costs import CostCurve
 from hunch.hub import ModelFiles
 from hunch.llm import _detect
 from hunch.models.heads.draft_model import byte_share
@@ -126,12 +124,12 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
     """An exact copy is always right, if it has read every token."""
     turn = iter(range(10_000))
 
-    def now_and_then(self: DraftBeside, rows: Rows, ids: list[int], *rest: Any) -> Any:
+    def now_and_then(self: NetworkDrafts, rows: Rows, ids: list[int], *rest: Any) -> Any:
         now = next(turn)
         return ([], 0) if now % 3 else (list(range(len(ids)))[now % 2 :], 1 + now % 5)
 
-    monkeypatch.setattr(DraftBeside, "plan", now_and_then)
-    monkeypatch.setattr("hunch.drafting.planner.share_out", lambda trees, *_: [0] * len(trees))
+    monkeypatch.setattr(NetworkDrafts, "plan", now_and_then)
+    monkeypatch.setattr("hunch.drafting.auto.share_nodes", lambda rows, *_: [0] * len(rows))
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         for kind in ("greedy", "sampled"):
             assert tokens(llm, PARAMS[kind]) == plain[kind]
@@ -146,7 +144,7 @@ def test_a_draft_that_cannot_pay_is_not_loaded(
     model: Path, near: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with LLM(str(model), speculate=f"auto:draft={near}", **SMALL) as llm:
-        assert auto_of(llm).model is not None
+        assert auto_of(llm).network is not None
         assert llm.engine.capacity.methods["draft"] == 5
         assert llm.stats()["drafter_bytes"] > 0
     assert not caplog.messages
@@ -154,7 +152,7 @@ def test_a_draft_that_cannot_pay_is_not_loaded(
         caplog.at_level(logging.WARNING, "hunch"),
         LLM(str(near), speculate=f"auto:draft={near}", **SMALL) as llm,
     ):
-        assert auto_of(llm).model is None
+        assert auto_of(llm).network is None
         assert "draft" not in llm.engine.capacity.methods
         assert len(llm.engine.capacity.groups) == 1
     assert "reads 100% of what the target reads" in caplog.text
@@ -177,7 +175,7 @@ def test_what_comes_with_hunch_is_loaded_beside_a_large_target_alone(
     assert byte_share(weights, large) < 0.01
     assert _detect(SpecConfig.parse("auto:draft=off"), default_files).options["draft"] == "off"
     with LLM(max_model_len=256, max_num_seqs=1, device="cpu") as llm:
-        assert auto_of(llm).model is None
+        assert auto_of(llm).network is None
 
 
 # --- planning -------------------------------------------------------------------------------------
@@ -201,11 +199,12 @@ class Guesser:
 class Table:
     """Rows in front of a draft model beside lookups."""
 
-    def __init__(self, share: float, curve: dict[int, float], num_rows: int = 8) -> None:
-        cost = CostCurve()
-        for size, seconds in curve.items():
-            cost.record(size, seconds)
-        self.beside = DraftBeside(Guesser(), cost, share=share, num_rows=num_rows, is_adaptive=True)
+    def __init__(self, share: float, *, is_adaptive: bool = True, num_rows: int = 8) -> None:
+        self.cost = CostCurve()
+        for size, seconds in ((1, 1.0), (8, 1.02), (16, 1.1), (48, 1.4)):
+            self.cost.record(size, seconds)
+        context: Any = SimpleNamespace(cost=self.cost, max_rows=num_rows)
+        self.network = NetworkDrafts(Guesser(), context, share=share, is_adaptive=is_adaptive)
         zeros = torch.zeros(num_rows, dtype=torch.int64)
         self.rows = Rows(
             ids_R=torch.arange(1), tokens_XL=torch.zeros(num_rows, 4096, dtype=torch.int64),
@@ -214,19 +213,19 @@ class Table:
             table_XB=zeros[:, None], max_draft_X=zeros + 16, block_size=16,
         )  # fmt: skip
 
-    def plan(self, num_rows: int, other: tuple[int, float] = (0, 0.0)) -> tuple[int, int]:
-        places, num_levels = self.beside.plan(
-            self.rows, list(range(num_rows)), [16] * num_rows, [other] * num_rows
+    def plan(self, num_rows: int) -> tuple[int, int]:
+        nothing = [(0, 0.0)] * num_rows
+        places, num_levels = self.network.plan(
+            self.rows, list(range(num_rows)), [16] * num_rows, nothing
         )
         return len(places), num_levels
 
     def step(self, *, is_right: bool) -> None:
         """One row drafts, and its guesses are right or wrong."""
         self.rows.ids_R = torch.arange(1)
-        draft = self.beside.propose(self.rows, [0], 5)
-        self.beside._is_timed = False  # this one is quicker than any model
-        said = [*draft.tokens_RN[0].tolist(), 7] if is_right else [7]
-        self.say(said)
+        draft = self.network.propose(self.rows, [0], 5)
+        self.network.policy._is_timed = False  # this one is quicker than any model
+        self.say([*draft.tokens_RN[0].tolist(), 7] if is_right else [7])
 
     def say(self, said: list[int]) -> None:
         known = int(self.rows.known_X[0])
@@ -234,33 +233,12 @@ class Table:
         self.rows.known_X[0] = self.rows.computed_GX[1, 0] = known + len(said)
         nowhere = torch.empty(0, dtype=torch.int64)
         self.rows.ids_R = torch.arange(1)
-        self.beside.observe(TargetStep(self.rows, nowhere, nowhere, nowhere, None))
-
-
-LARGE = {1: 1.0, 8: 1.02, 16: 1.1, 48: 1.4}  # seconds of a pass that reads weights most of its time
-BUSY = {1: 1.0, 8: 2.0, 16: 4.0, 48: 12.0}  # each row costs
-
-
-def test_a_cheap_draft_is_asked_for_long_chains() -> None:
-    assert Table(0.01, LARGE).plan(1) == (1, 5)
-    assert Table(0.01, LARGE).plan(4) == (4, 5)
-
-
-def test_a_dear_draft_is_asked_for_short_chains_or_not_at_all() -> None:
-    assert 0 < Table(0.2, LARGE).plan(1)[1] < 5
-    assert Table(0.9, LARGE).plan(1) == (0, 0)
-
-
-def test_where_rows_cost_it_is_not_asked() -> None:
-    assert Table(0.05, BUSY).plan(8) == (0, 0)
-
-
-def test_a_lookup_that_promises_more_is_left_alone() -> None:
-    assert Table(0.01, LARGE).plan(1, other=(8, 5.0)) == (0, 0)
+        self.network.observe(TargetStep(self.rows, nowhere, nowhere, nowhere, None))
 
 
 def test_it_falls_silent_where_it_fails_and_is_tried_again_later() -> None:
-    table = Table(0.1, LARGE)
+    table = Table(0.1)
+    assert table.plan(1)[0] == 1
     for _ in range(30):
         table.step(is_right=False)
     assert table.plan(1) == (0, 0)
@@ -269,10 +247,29 @@ def test_it_falls_silent_where_it_fails_and_is_tried_again_later() -> None:
     assert table.plan(1)[0] == 1
 
 
+def test_it_is_asked_for_more_the_more_is_right() -> None:
+    table = Table(0.15)
+    before = table.plan(1)[1]
+    for _ in range(30):
+        table.step(is_right=True)
+    assert before < table.plan(1)[1] == 5
+
+
 def test_long_texts_are_not_read_for_a_few_tokens() -> None:
-    table = Table(0.01, LARGE)
+    table = Table(0.01)
     table.rows.known_X[:] = 3000
     assert table.plan(1) == (1, 5)
     table.rows.end_X[:] = 3010
     assert table.plan(1) == (0, 0)
-    assert np.isfinite(table.beside.record.first_X).all()
+    eager = Table(0.01, is_adaptive=False)
+    eager.rows.known_X[:], eager.rows.end_X[:] = 3000, 3010
+    assert eager.plan(1) == (1, 5)
+
+
+def test_a_tree_teaches_by_its_levels() -> None:
+    sent = Sent(0, [5, 6, 7, 8], [-1, -1, 0, 2])
+    assert sent.compare([5, 7, 8, 1]) == (3, 3)
+    assert sent.compare([5, 7, 1]) == (2, 3)
+    assert sent.compare([6, 7]) == (1, 1)
+    assert sent.compare([9]) == (0, 1)
+    assert sent.compare([]) == (0, 0)

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 import plain_steps
+from hunch.drafting.costs import DraftSource
 from hunch.drafting.draft_model import DeviceDraft
-from hunch.drafting.pace import CHAIN, TREE
 from hunch.kernels import gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_step import FIRST, RowState, StepRows
@@ -116,11 +116,15 @@ def rows(width: int) -> tuple[RowState, StepRows]:
 @pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_whole_drafts(width: int, kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step = rows(width)
-    drafter(Model(), width, kind).draft(state, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
+    drafter(Model(), width, kind).draft(
+        state, step, NO_STATES, kind, DraftSource.TREE if width > 1 else DraftSource.CHAIN
+    )
     monkeypatch.setattr(gpu_draft, "known_inputs", plain_steps.level_inputs)
     monkeypatch.setattr(gpu_grow, "grow_level", plain_steps.grow_level)
     other, plain = rows(width)
-    drafter(Model(), width, kind).draft(other, plain, NO_STATES, kind, TREE if width > 1 else CHAIN)
+    drafter(Model(), width, kind).draft(
+        other, plain, NO_STATES, kind, DraftSource.TREE if width > 1 else DraftSource.CHAIN
+    )
     assert state.count_X.tolist() == [LEVELS * width, 2, 0]
     assert torch.equal(state.count_X, other.count_X)
     for row, count in enumerate(state.count_X.tolist()):
@@ -166,5 +170,7 @@ def test_two_launches_between_passes(
     state, step = rows(width)
     model = drafter(Silent(), width, kind)
     with Launches(monkeypatch) as seen:
-        model.draft(state, step, NO_STATES, kind, TREE if width > 1 else CHAIN)
+        model.draft(
+            state, step, NO_STATES, kind, DraftSource.TREE if width > 1 else DraftSource.CHAIN
+        )
     assert seen.names == ["_known_kernel", *["_children_kernel", "_grow_kernel"] * LEVELS]

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 import plain_steps
 from drafting.test_device_draft import Launches, asking
+from hunch.drafting.costs import DraftSource
 from hunch.drafting.feature import DeviceFeature
-from hunch.drafting.pace import CHAIN
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels import gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs, KVCache
@@ -107,11 +107,11 @@ def rows() -> tuple[RowState, StepRows, Hidden]:
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_whole_drafts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step, hidden = rows()
-    drafter(Net(), kind).draft(state, step, hidden, kind, CHAIN)
+    drafter(Net(), kind).draft(state, step, hidden, kind, DraftSource.CHAIN)
     monkeypatch.setattr(gpu_draft, "committed_inputs", plain_steps.committed_inputs)
     monkeypatch.setattr(gpu_grow, "grow_level", plain_steps.grow_level)
     other, plain, _ = rows()
-    drafter(Net(), kind).draft(other, plain, hidden, kind, CHAIN)
+    drafter(Net(), kind).draft(other, plain, hidden, kind, DraftSource.CHAIN)
     assert state.count_X.tolist() == [LEVELS, 2, 0]
     assert torch.equal(state.count_X, other.count_X)
     for row, count in enumerate(state.count_X.tolist()):
@@ -126,8 +126,10 @@ def test_two_launches_between_passes(kind: int, monkeypatch: pytest.MonkeyPatch)
     state, step, hidden = rows()
     head = drafter(Silent(), kind)
     monkeypatch.setattr(gpu_draft, "committed_inputs", lambda *inputs: inputs[-1].zero_())
-    head.draft(state, step, hidden, kind, CHAIN)  # tilings come from the host, before a capture
+    head.draft(
+        state, step, hidden, kind, DraftSource.CHAIN
+    )  # tilings come from the host, before a capture
     with Launches(monkeypatch) as seen:
-        head.draft(state, step, hidden, kind, CHAIN)
+        head.draft(state, step, hidden, kind, DraftSource.CHAIN)
     levels = ["_children_kernel", "_grow_kernel"] * LEVELS
     assert seen.names == ["zero_", "index_select", *levels]  # the first stands for its kernel

@@ -1,4 +1,4 @@
-"""Trees are built best first, and shared out where they pay."""
+"""Trees are built best first; chances of guesses follow what happens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from hunch.draft import Draft
-from hunch.drafting.chance import Chances
-from hunch.drafting.cost import CostCurve
-from hunch.drafting.trees import Node, best_first, share_out, to_draft
+from hunch.drafting.lookup import Chances
+from hunch.drafting.trees import Node, best_first, to_draft
 
 
 def expand(state: tuple[int, ...]):
@@ -22,18 +21,6 @@ def test_best_first_takes_the_likeliest_nodes():
     assert [round(node.chance, 3) for node in nodes] == [0.7, 0.49, 0.343, 0.24, 0.2, 0.168]
     assert [node.parent for node in nodes] == [-1, 0, 1, 2, -1, 3]
     assert len(best_first((), expand, 50, min_chance=0.3)) == 3
-
-
-def test_nodes_are_shared_out_over_rows_by_chance():
-    cost = CostCurve()
-    for n in range(1, 17):
-        cost.record(n, 1 + 0.25 * (n - 1))
-    sure = [Node(i, i - 1, 0.95 ** (i + 1)) for i in range(6)]
-    vague = [Node(i, i - 1, 0.2 ** (i + 1)) for i in range(6)]
-    assert share_out([sure, vague], [6, 6], cost) == [6, 0]
-    assert share_out([sure, vague], [2, 6], cost) == [2, 0]
-    assert share_out([vague], [6], cost) == [0]
-    assert share_out([sure], [3], cost) == [3]
 
 
 def test_to_draft_pads_and_cuts():

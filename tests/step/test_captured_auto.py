@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 import hunch.drafting.device_auto
 from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
-from hunch.drafting.pace import StepShape
+from hunch.drafting.costs import StepShape, StepShapes
 from hunch.kernels.gpu_step import CHECKED, REASON, TOKENS
 from hunch.step.capture import Graph
 from hunch.step.captured_step import Group
@@ -109,7 +109,8 @@ def test_text_does_not_depend_on_who_drafts(
     kinds = {"one": ["greedy"], "all": list(PARAMS), "few blocks": ["filters"]}[engine]
     given = {**SMALL, **ENGINES[engine]}
     with LLM(str(model), speculate=f"auto:draft={draft}", **given) as llm:
-        monkeypatch.setattr(graph_runner(llm).captured.shapes, "_seconds", lambda *_: 1.0)
+        costs = graph_runner(llm).captured.policy.costs
+        monkeypatch.setattr(costs, "seconds", lambda *_, **__: 1.0)
         for kind in kinds:
             assert tokens(llm, PARAMS[kind]) == plain[kind], kind
         drafters = llm.stats()["drafters"]
@@ -159,21 +160,20 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         def choose(row_R: Any, *, is_host: bool = False) -> StepShape:
             """A shape that must wait for the host is asked for until it comes."""
             shape = waiting.pop() if waiting else next(turns)
-            if not runner.captured.shapes.is_ready(shape, row_R):
+            if not runner.captured.policy.is_ready(shape, row_R):
                 waiting.append(shape)
             return shape
 
-        monkeypatch.setattr(runner.captured.shapes, "choose", choose)
+        monkeypatch.setattr(runner.captured.policy, "choose", choose)
         landed: list[tuple[int, list[int]]] = []
-        learn = runner.captured.shapes.learn
+        learn = runner.captured.policy.learn
 
         def note(row_R: Any, result_RC: Any, graph: Any) -> list[str] | None:
-            landed.extend(
-                zip(runner.captured.shapes._source[row_R].tolist(), result_RC.tolist(), strict=True)
-            )
+            sources = [runner.captured.policy.drafted[row][0] for row in row_R.tolist()]
+            landed.extend(zip(sources, result_RC.tolist(), strict=True))
             return learn(row_R, result_RC, graph)
 
-        monkeypatch.setattr(runner.captured.shapes, "learn", note)
+        monkeypatch.setattr(runner.captured.policy, "learn", note)
         for kind in ("greedy", "filters"):
             assert tokens(llm, PARAMS[kind]) == plain[kind]
     drafts = [
@@ -196,11 +196,10 @@ def test_load_takes_the_draft_model_out_and_lets_it_in_again(
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         runner = graph_runner(llm)
         for size, seconds in ((1, 1.0), (2, 1.0), (8, 1.05), (16, 1.1), (32, 9.0), (128, 40.0)):
-            runner.captured.shapes.costs.curve.record(size, seconds)
-        monkeypatch.setattr(runner.captured.shapes, "landed", lambda *_: (0.0, 0.0))
-        monkeypatch.setattr(
-            runner.captured.shapes, "at", lambda rows: [StepShape(0), StepShape(7), StepShape(7, 1)]
-        )
+            runner.captured.policy.costs.curve.record(size, seconds)
+        monkeypatch.setattr(runner.captured.policy, "timed", lambda *_: (0.0, 0.0))
+        few = StepShapes([StepShape(0), StepShape(7), StepShape(7, 1)])
+        monkeypatch.setattr(runner.captured.policy, "shapes", few)
         shapes = watch(runner, monkeypatch)
         llm.generate(PROMPTS[1], long)
         assert set(shapes[:-2]) == {StepShape(7, 1)}  # the last steps have nothing left to draft
@@ -230,10 +229,10 @@ def test_rows_too_long_for_the_draft_model(
 def test_drafting_that_seemed_slower_than_a_whole_step(model: Path) -> None:
     """Another process may sit on the device while one of the two is timed."""
     with LLM(str(model), speculate="suffix", **SMALL) as llm:
-        shapes = graph_runner(llm).captured.shapes
+        policy = graph_runner(llm).captured.policy
         nothing = Graph(lambda: None, torch.device("cpu"), None)
         graph = StepGraph(StepKind(1, 3, 0, 0), nothing, nothing, 1e-3, 9.0)
-        seconds = [shapes.landed(graph, 1e-3) for _ in range(20)]
+        seconds = [policy.timed(graph, 1e-3) for _ in range(20)]
         assert all(0 < plain <= target <= 1e-3 for target, plain in seconds)
         assert len(llm.generate(PROMPTS[0], PARAMS["greedy"])[0].outputs[0].token_ids) == 24
 

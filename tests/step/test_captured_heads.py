@@ -114,10 +114,10 @@ def test_steps_of_every_size_and_steps_without_drafts(
     """What a head keeps of a text has no hole after steps in which it did not draft."""
     with load(world.model, name) as llm:
         runner, seen = llm.engine.runner, Drafts(llm, monkeypatch)
-        sizes = [shape.num_nodes for shape in runner.captured.shapes.pace.shapes]
+        sizes = [shape.num_nodes for shape in runner.captured.policy.shapes.all]
         assert sizes == sorted({0, 1, 3, runner.captured.drafter.num_levels})
-        walk = Random(0).choices(runner.captured.shapes.pace.shapes, k=200)
-        monkeypatch.setattr(runner.captured.shapes, "choose", lambda row_R: walk.pop())
+        walk = Random(0).choices(runner.captured.policy.shapes.all, k=200)
+        monkeypatch.setattr(runner.captured.policy, "choose", lambda row_R: walk.pop())
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert {len(guesses) for _, guesses in seen.found} >= set(sizes)
         seen.check(world.heads[name], world.study, 30)

@@ -13,8 +13,9 @@ import torch
 pytest.importorskip("triton")
 
 from hunch import LLM, SamplingParams
+from hunch.drafting.costs import StepShape
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.pace import Pace, StepShape
+from hunch.drafting.step_policy import Policy
 from hunch.step.host_step import HostStep
 from hunch.step.runner import Runner
 from hunch.step.step_graphs import StepGraphs
@@ -192,7 +193,7 @@ def test_the_runner_knows_whether_requests_keep_coming(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Pace, "choose", lambda *_: StepShape(0)
+        Policy, "choose", lambda *_, **__: StepShape(0)
     )  # so that equal answers end together
     long, short = (replace(PARAMS["greedy"], max_tokens=count) for count in (60, 12))
     with LLM(str(model), speculate="suffix:adaptive=true", max_num_seqs=2, **SMALL) as llm:
@@ -200,16 +201,16 @@ def test_the_runner_knows_whether_requests_keep_coming(
         assert isinstance(runner, Runner)
         for _ in range(2):  # two that come together, and two again when both are done
             llm.generate(PROMPTS[:2], long)
-            assert runner.captured.shapes.pace.flow == 0.0
+            assert runner.captured.policy.flow == 0.0
         llm.generate(PROMPTS[:3], [long, short, short])  # the third takes the second's place
-        assert runner.captured.shapes.pace.flow > 0.0
+        assert runner.captured.policy.flow > 0.0
 
 
 @pytest.mark.usefixtures("plain_kernels")
 def test_steps_too_large_to_check_anything_do_not_draft(
     model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hunch.step.step_shapes.MAX_CHECKED", 3)  # one row may check a node
+    monkeypatch.setattr("hunch.drafting.costs.MAX_CHECKED", 3)  # one row may check a node
     drafted: list[int] = []
     draft = DeviceLookup.draft
     monkeypatch.setattr(
@@ -223,7 +224,7 @@ def test_steps_too_large_to_check_anything_do_not_draft(
     # The first row says more than the others: at the end it is alone, and drafts.
     params = [replace(PARAMS["greedy"], max_tokens=24 if i == 0 else 8) for i in range(5)]
     with LLM(str(model), speculate="suffix", max_num_seqs=5, **SMALL) as llm:
-        assert not llm.engine.runner.captured.shapes.drafts_at(8)
+        assert not llm.engine.runner.captured.policy.drafts_at(8)
         got = tokens(llm, params)
     assert set(drafted) == {1}
     want = plain["greedy"]

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.cost import CostCurve
-from hunch.drafting.pace import StepShape, chains_of
+from hunch.drafting.costs import CostCurve, StepShape, chains_of
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels.attention import KVCache
 from hunch.models.decoder import Hidden

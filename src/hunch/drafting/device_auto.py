@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.costs import DraftSource, StepShape, levels_after
 from hunch.drafting.draft_model import DeviceDraft
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.pace import CHAIN, TREE, StepShape, levels_after
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
@@ -49,13 +49,15 @@ class DeviceAuto(DeviceDrafter):
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        chains = [StepShape(n, CHAIN) for n in CHAIN_NODES if n <= self.num_nodes]
-        trees = [StepShape(n, TREE) for n in (self.tree.num_nodes,) if n <= self.num_nodes]
+        chains = [StepShape(n, DraftSource.CHAIN) for n in CHAIN_NODES if n <= self.num_nodes]
+        trees = [
+            StepShape(n, DraftSource.TREE) for n in (self.tree.num_nodes,) if n <= self.num_nodes
+        ]
         return (*self.matches.shapes, *chains, *trees)
 
     def depth(self, source: int) -> int:
         """A lookup's chain may be checked as a tree, as deep as it has nodes."""
-        return self.tree.num_nodes if source == TREE else 0
+        return self.tree.num_nodes if source == DraftSource.TREE else 0
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
@@ -67,7 +69,7 @@ class DeviceAuto(DeviceDrafter):
             at.look(state, step, self.num_nodes)
             return
         num_tokens = step.path_RK.shape[1]  # that this step could have committed
-        if source == TREE:
+        if source == DraftSource.TREE:
             self.tree.grow(state, step, kind, self.tree.num_levels, num_tokens)
         else:
             num_levels = levels_after(num_tokens, self.num_levels)

@@ -20,10 +20,10 @@ from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, Level, TokenChooser
+from hunch.drafting.costs import DraftSource, StepShape, levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts, RowArrays
 from hunch.drafting.options import GrowOptions, need_path
-from hunch.drafting.pace import TREE, StepShape, levels_after
 from hunch.drafting.watch import AcceptanceWatch, comes_with_hunch
 from hunch.drafting.window import MAX_PASS, KvWindow, host
 from hunch.kernels.attention import AttnInputs, KVCache, Span
@@ -66,7 +66,7 @@ class DraftModelDrafter:
     ) -> None:
         path = need_path("draft", path)
         self.options = read_options(DraftOptions, options, "draft")
-        self.context = context
+        self.context, self.is_adaptive = context, self.options.adaptive
         weights = open_weights(path)
         self.shape = self.options.shape(context)
         self.model, self.columns = load_draft_model(
@@ -278,13 +278,13 @@ class DeviceDraft(DeviceDrafter):
         return self
 
     def depth(self, source: int) -> int:
-        return self.num_levels if source == TREE else 0
+        return self.num_levels if source == DraftSource.TREE else 0
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         if self.width == 1:
             return super().shapes
-        whole = StepShape(self.num_nodes, TREE)
+        whole = StepShape(self.num_nodes, DraftSource.TREE)
         return (StepShape(0), whole) if self.is_adaptive else (whole,)
 
     @property

@@ -20,11 +20,11 @@ from torch import Tensor
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, Level, TokenChooser
+from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.last_state import can_capture
 from hunch.drafting.native_chain import ChainDrafts, RowArrays
 from hunch.drafting.options import GrowOptions
-from hunch.drafting.pace import levels_after
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.drafting.window import MAX_PASS, KvWindow, covered, host
 from hunch.errors import ConfigError

@@ -21,9 +21,9 @@ from torch import Tensor
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, Feed, TokenChooser, TreeShape
+from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.options import GrowOptions
-from hunch.drafting.pace import levels_after
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.drafting.window import host
 from hunch.models.decoder import Hidden

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import exp, log
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.chance import Chances
-from hunch.drafting.cost import CostCurve
-from hunch.drafting.pace import REST, StepShape
-from hunch.drafting.trees import Node, share_out, to_draft
+from hunch.drafting.costs import CostCurve, DraftSource, StepShape
+from hunch.drafting.policy import share_nodes
+from hunch.drafting.trees import Node, to_draft
+from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
@@ -20,6 +22,34 @@ if TYPE_CHECKING:
         DevicePhrases,  # these need Triton, which a CPU may not have
     )
     from hunch.kernels.gpu_step import RowState, StepRows
+
+
+def log_odds(chance: float) -> float:
+    return log(chance / (1.0 - chance))
+
+
+class Chances:
+    """How likely single guesses are right, by what is known of them: their kind.
+
+    The log-odds have a term per kind (its match length, how often it was seen, ...), shared by all
+    requests, and one per request, which the row keeps. Every guess that could be compared teaches,
+    whether it was sent to the target or not.
+    """
+
+    def __init__(self, priors: Mapping[int, float]) -> None:
+        self._terms = {kind: log_odds(chance) for kind, chance in priors.items()}
+        self._rates = dict.fromkeys(self._terms, FIRST_RATE)
+
+    def of(self, kind: int, row_term: float = 0.0) -> float:
+        return 1.0 / (1.0 + exp(-self._terms[kind] - row_term))
+
+    def learn(self, kind: int, row_term: float, is_right: bool) -> float:
+        """One comparison; returns the request's new term."""
+        error = is_right - self.of(kind, row_term)
+        rate = self._rates[kind]
+        self._terms[kind] += rate * error
+        self._rates[kind] = max(LAST_RATE, rate * FADE)
+        return max(-ROW_LIMIT, min(ROW_LIMIT, row_term + ROW_RATE * error))
 
 
 class Text(Protocol):
@@ -99,7 +129,8 @@ class LookupDrafter:
         trees = [self.look(row) for row in ids]
         limits = [max_draft_X[row] for row in ids]
         if self.is_adaptive:
-            counts = share_out(trees, limits, self.cost, self.margin)
+            chances = [[node.chance for node in tree] for tree in trees]
+            counts = share_nodes(chances, limits, self.cost, self.margin)
         else:
             counts = [min(len(t), limit) for t, limit in zip(trees, limits, strict=True)]
         return to_draft(trees, counts, self.device)
@@ -160,4 +191,4 @@ class DeviceLookup(DeviceDrafter):
         lookup(state, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases)
 
     def works(self, source: int) -> bool:
-        return source != REST
+        return source != DraftSource.NOBODY

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from hunch.config import read_options
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.chance import Chances
-from hunch.drafting.lookup import DeviceLookup, LookupDrafter, LookupRow
+from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
 from hunch.drafting.trees import Node
 from hunch.errors import ConfigError
 

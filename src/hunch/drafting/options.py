@@ -24,7 +24,7 @@ class GrowOptions:
     min_confidence: float = 0.0  # stop where the path's probability falls below this
     draft_temperature: float | None = None  # of drawn tokens; None: the request's
     window: int | None = None  # positions the drafter looks back; None: its trained context
-    adaptive: bool = True  # on a GPU: fewer levels of a chain, or none, where they do not pay
+    adaptive: bool = True  # fewer levels, or none, where they do not pay; on a CPU if it is given
 
     def shape(
         self,

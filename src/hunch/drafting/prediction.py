@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from hunch.config import read_options
 from hunch.draft import Rows
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.chance import Chances
-from hunch.drafting.lookup import LookupDrafter, LookupRow
+from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
 from hunch.drafting.trees import Node
 from hunch.errors import ConfigError
 

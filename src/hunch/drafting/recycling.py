@@ -14,8 +14,7 @@ import numpy as np
 from hunch.config import read_options
 from hunch.draft import TargetStep
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.chance import Chances
-from hunch.drafting.lookup import LookupDrafter, LookupRow
+from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
 from hunch.drafting.trees import Node, best_first
 from hunch.drafting.window import host
 from hunch.errors import ConfigError

@@ -16,9 +16,9 @@ from pathlib import Path
 from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.chance import Chances, log_odds
 from hunch.drafting.guide import Guide
-from hunch.drafting.lookup import DeviceLookup, LookupDrafter, LookupRow
+from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow, log_odds
+from hunch.drafting.policy import best_count
 from hunch.drafting.trees import Node, best_first
 from hunch.errors import ConfigError
 from hunch.kernels.lookup import (
@@ -185,7 +185,7 @@ class SuffixDrafter(LookupDrafter):
 
     def _count(self, chances: list[float]) -> int:
         """How many nodes of a step's only row to check."""
-        return self.cost.best_count(chances, 1, self.margin) if self.is_adaptive else len(chances)
+        return best_count(chances, self.cost, 1, self.margin) if self.is_adaptive else len(chances)
 
     def new_text(self) -> SuffixText:
         return SuffixText()

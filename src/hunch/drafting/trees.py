@@ -1,4 +1,4 @@
-"""Building drafts: guesses with chances become trees of the size that pays."""
+"""Building drafts: guesses with chances become trees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft
-from hunch.drafting.cost import CostCurve
 
 S = TypeVar("S")
 
@@ -54,27 +53,6 @@ def best_first(
         if len(nodes) < max_nodes:
             push(len(nodes) - 1, -negative, state)
     return nodes
-
-
-def share_out(
-    trees: list[list[Node]], limits: list[int], cost: CostCurve, margin: float = 0.0
-) -> list[int]:
-    """How many leading nodes of each row's list to check, for the most tokens per second overall.
-
-    Lists fall in chance, so the best nodes over all rows are leading ones of each.
-    """
-    if len(trees) == 1:
-        return [cost.best_count([node.chance for node in trees[0][: limits[0]]], 1, margin)]
-    ranked = sorted(
-        (-node.chance, row)
-        for row, (tree, limit) in enumerate(zip(trees, limits, strict=True))
-        for node in tree[:limit]
-    )
-    count = cost.best_count([-chance for chance, _ in ranked], len(trees), margin)
-    counts = [0] * len(trees)
-    for _, row in ranked[:count]:
-        counts[row] += 1
-    return counts
 
 
 @lru_cache(maxsize=8)

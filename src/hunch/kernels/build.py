@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpu"  # a model's pass on a CPU
-HOST_SOURCES = Path(__file__).parent / "host"  # what a GPU's host does between its steps
 # Contraction would let the compiler fuse a product and a sum in one place and not in another.
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off")
 # What `tools/build_kernels.py` puts into a wheel, for machines without a compiler. By machine and
@@ -40,12 +39,6 @@ HOW_TO_GET_A_COMPILER = (
 def load_library() -> ctypes.CDLL | None:
     """The CPU kernels, built if needed; None, after one warning, where they cannot be built."""
     return _load(SOURCES, "hunch runs on torch alone, which is several times slower on a CPU")
-
-
-@cache
-def load_host_library() -> ctypes.CDLL | None:
-    """The same for what a GPU's host does."""
-    return _load(HOST_SOURCES, "steps are chosen by numpy, and a fast GPU may wait for it")
 
 
 def _load(sources: Path, otherwise: str) -> ctypes.CDLL | None:
@@ -117,8 +110,7 @@ def build(compiler: str, sources: Path = SOURCES) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be building the same
         if not library.exists():
             started = time.perf_counter()
-            kind = "CPU" if sources == SOURCES else "host"
-            print(f"hunch: building {kind} kernels (once for this machine) ...", file=sys.stderr)
+            print("hunch: building CPU kernels (once for this machine) ...", file=sys.stderr)
             sources_only = [file for file in files if file.suffix == ".cpp"]
             compile_library(compiler, sources_only, library, cpu_flags())
             took = time.perf_counter() - started

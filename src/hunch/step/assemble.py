@@ -8,7 +8,7 @@ from hunch.config import Config
 from hunch.draft import KVShape, Needs
 from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.cost import CostCurve, FreeCurve
+from hunch.drafting.costs import CostCurve, FixedCurve
 from hunch.errors import ConfigError
 from hunch.models.target import Target
 from hunch.registry import VERIFIERS, resolve
@@ -33,7 +33,7 @@ def assemble(
     context = DrafterContext(
         target=target,
         sampling=sampling,
-        cost=FreeCurve() if spec.always else CostCurve(),
+        cost=FixedCurve(0.0) if spec.always else CostCurve(),
         device=device,
         max_rows=schedule.num_rows,
         max_len=_max_len(config, target.spec.max_len),

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
-from hunch.drafting.pace import StepShape
+from hunch.drafting.costs import StepShape
+from hunch.drafting.step_policy import Policy
 from hunch.sampling.state import HISTORY
 from hunch.step.host_step import Parts
 from hunch.step.passes import Reader
@@ -37,7 +38,6 @@ from hunch.step.step_graphs import (
     bucket,
     sampling_of,
 )
-from hunch.step.step_shapes import StepShapes
 from hunch.step.upload import MAX_STOPS, DeviceRows
 from hunch.types import DraftTrace, Request, RowResult, RowStart, RowWork, StepResult
 
@@ -91,7 +91,7 @@ class CapturedSteps:
         self.device_rows = DeviceRows(capacity, self.rows, width, device)
         found = host_drafter.on_device() if isinstance(host_drafter, WorksOnDevice) else None
         self.drafter: DeviceDrafter | None = found
-        self.shapes = StepShapes(found, self.rows)
+        self.policy = Policy(found, self.rows, is_measured=parts.cost.is_measured)
         self.steps = StepGraphs(
             parts.target,
             parts.kv[0],
@@ -100,7 +100,7 @@ class CapturedSteps:
             self.device_rows.state,
             self.device_rows.inputs_3R,
             capacity.block_size,
-            self.shapes.drafts_at,
+            self.policy.drafts_at,
             pool,
         )
         self.reader: Reader | None = None
@@ -123,9 +123,9 @@ class CapturedSteps:
     def _max_draft_rows(self, max_rows: int) -> int | None:
         """Rows with which a step still drafts; None: with any number."""
         num_rows = bucket(max_rows)
-        if self.drafter is None or self.shapes.checks_at(num_rows):
+        if self.drafter is None or self.policy.shapes.checks_at(num_rows):
             return None
-        while num_rows and not self.shapes.checks_at(num_rows):
+        while num_rows and not self.policy.shapes.checks_at(num_rows):
             num_rows //= 2
         return num_rows
 
@@ -136,7 +136,7 @@ class CapturedSteps:
             todo += self.reader.preparations()
         num_rows = 1
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
-            for shape in self.shapes.to_prepare(num_rows):
+            for shape in self.policy.shapes.to_capture(num_rows):
                 kinds = [StepKind(num_rows, *shape, sampling) for sampling in SAMPLING]
                 todo += [partial(self._step, kind) for kind in kinds]
             num_rows *= 2
@@ -144,7 +144,7 @@ class CapturedSteps:
 
     def _step(self, kind: StepKind) -> StepGraph:
         graph = self.steps.step(kind)
-        self.shapes.captured(graph)
+        self.policy.captured(graph)
         return graph
 
     # --- who takes part ---------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class CapturedSteps:
     def start(self, starts: list[RowStart]) -> None:
         """Requests came into rows."""
         self._last = None
-        self.shapes.start([start.row for start in starts])
+        self.policy.start([start.row for start in starts])
         for start in starts:
             row, params = start.row, start.request.params
             self._is_decoding[row] = False
@@ -209,7 +209,7 @@ class CapturedSteps:
         rows = [row.row for row in result.rows if self.rows.requests[row.row] is not None]
         rows = [row for row in rows if self._is_decoding[row] and self._is_taken[row]]
         with torch.inference_mode():
-            self.shapes.read(rows, self.reader)
+            self.policy.read(rows, self.reader)
         result.draft_seconds += perf_counter() - began
 
     # --- before a step ----------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class CapturedSteps:
         shape = None if group is None else self._shape(group)
         if group is None or shape is None:
             return None
-        shape = self.shapes.launch(
+        shape = self.policy.launch(
             shape if group.has_waiting else StepShape(0, shape.source), group.row_R
         )
         asks = int(np.bitwise_or.reduce(self.sampling.asks_X[group.row_R]))
@@ -267,8 +267,8 @@ class CapturedSteps:
 
     def _shape(self, group: Group) -> StepShape | None:
         """The step's shape, if the rows' network has seen enough for it."""
-        shape = self.shapes.choose(group.row_R) if group.is_drafting else StepShape(0)
-        return shape if self.shapes.is_ready(shape, group.row_R) else None
+        shape = self.policy.choose(group.row_R) if group.is_drafting else StepShape(0)
+        return shape if self.policy.is_ready(shape, group.row_R) else None
 
     def _upload(self, group: Group, graph: StepGraph) -> None:
         renewed = self.device_rows.update(group.ids, group.allowed, group.room, graph.num_rows)
@@ -314,7 +314,7 @@ class CapturedSteps:
         before, self._read_at = self._read_at, perf_counter()
         sources = None
         if drafter is not None:
-            sources = self.shapes.learn(group.row_R, result_RC[:, : columns.draft], graph)
+            sources = self.policy.learn(group.row_R, result_RC[:, : columns.draft], graph)
         writes_kv = drafter is not None and drafter.writes_kv(graph.source)
         is_here = [
             self.rows.requests[row] is request
@@ -334,7 +334,7 @@ class CapturedSteps:
         since = None if before is None else self._read_at - before
         if graph.kind.extras & MASKS:  # it waited for the host: no sign of what it costs
             seconds, since = 0.0, None
-        target_seconds, plain_seconds = self.shapes.landed(graph, seconds, since)
+        target_seconds, plain_seconds = self.policy.timed(graph, seconds, since)
         result = StepResult(
             id=pending.plan_id,
             rows=results,

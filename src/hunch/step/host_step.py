@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hunch.draft import TargetStep, Verdict
 from hunch.drafting.base import Drafter
-from hunch.drafting.cost import CostCurve
+from hunch.drafting.costs import CostCurve
 from hunch.kernels.attention import KVCache
 from hunch.models.target import Target
 from hunch.sampling.logprobs import logprobs_at

@@ -17,7 +17,7 @@ import torch
 
 from hunch.draft import Verdict
 from hunch.drafting.base import Clears, Drafter
-from hunch.drafting.cost import CostCurve
+from hunch.drafting.costs import CostCurve
 from hunch.kernels.attention import KVCache
 from hunch.models.target import Target
 from hunch.sampling.state import SamplingState

@@ -16,7 +16,7 @@ import head_files
 from builders import BLOCK_SIZE, Seq, pack, tables
 from drafting.test_device_draft import Launches
 from drafting.test_device_feature import drafter, rows
-from hunch.drafting.pace import CHAIN
+from hunch.drafting.costs import DraftSource
 from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.models.cuda import CudaDecoder
@@ -121,7 +121,7 @@ def test_whole_drafts(model: Path, study: head_files.Study, tmp_path: Path) -> N
         head = drafter(net, 0)
         num_slots = state.table_XB.numel() * state.block_size
         head.kv = KVCache(*torch.zeros(2, 1, num_slots, 2, 32, device=DEVICE).half())
-        head.draft(state, step, Hidden(states[0], tuple(states[1:])), 0, CHAIN)
+        head.draft(state, step, Hidden(states[0], tuple(states[1:])), 0, DraftSource.CHAIN)
         drafts = [state.draft_XG[row, :count].tolist() for row, count in enumerate(state.count_X)]
         found.append((drafts, head.kv))
     (drafts, kv), (want, kv_ref) = found

@@ -1,0 +1,285 @@
+"""The shapes that steps may have, and the seconds that steps of each were measured to take."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import accumulate
+from math import exp, log
+from typing import NamedTuple
+
+MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
+MIN_CHECKED = 16  # packed tokens a product takes at once; below, one node takes as long as three
+NUM_ALONE, NUM_BESIDE = 3, 2  # shapes with a network, alone and beside lookups: captures take time
+MIN_PAUSE = 32  # rows from which on lookups may pause
+WINDOW = 15  # passes remembered per size
+MAX_SINGLE = 16  # sizes up to this are remembered one by one
+COMMON, OWN = (
+    0.1,
+    0.1,
+)  # shares of a surprise that all captured shapes take in, and the shape itself
+FADE = 0.001  # by which a shape not in use is thought less different with each step
+MAX_SURPRISE = 0.3  # as a logarithm: a pause is no cost
+MAX_LATE = 0.5  # of a step's seconds that the host may have kept the device waiting
+TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
+
+
+class DraftSource(IntEnum):
+    """Who drafts in a captured step."""
+
+    NOBODY = -1
+    LOOKUP = 0
+    CHAIN = 1  # a network
+    TREE = 2  # the same
+
+
+class StepShape(NamedTuple):
+    """A captured step: the nodes it checks, and who drafts for the step after it."""
+
+    num_nodes: int
+    source: int = DraftSource.LOOKUP
+
+
+def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
+    """Shapes of a drafter that is a network alone: some of its levels are checked, or none."""
+    if not is_adaptive:
+        return (StepShape(num_levels, DraftSource.CHAIN),)
+    sizes = sorted({1, min(3, num_levels), num_levels})
+    return (StepShape(0), *(StepShape(size, DraftSource.CHAIN) for size in sizes))
+
+
+def levels_after(num_tokens: int, most: int) -> int:
+    """Levels worth drafting in a step that could commit so many tokens.
+
+    The next step will most likely check as many as this one; one that checks none is a beginning.
+    """
+    return min(most, num_tokens - 1) or most
+
+
+class StepShapes:
+    """The shapes that a device drafter's steps may have, by rows."""
+
+    def __init__(self, shapes: Sequence[StepShape]) -> None:
+        self.all = tuple(sorted(shapes))
+        self.max_nodes = max(shape.num_nodes for shape in self.all)
+        self.has_lookup = any(shape.num_nodes for shape in self.all if not shape.source)
+        self.network_sources = sorted({DraftSource(s.source) for s in self.all if s.source > 0})
+        self._at: dict[int, list[StepShape]] = {}
+        self._sizes: dict[int, dict[int, tuple[int, ...]]] = {}
+
+    def at(self, num_rows: int) -> list[StepShape]:
+        """Those of a step of so many rows, plain decoding first where it is one of them."""
+        if num_rows not in self._at:
+            few = [shape for shape in self.all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
+            if 2 * num_rows < MIN_CHECKED and StepShape(3) in few:
+                few = [shape for shape in few if shape != StepShape(1)]
+            most = NUM_BESIDE if self.has_lookup else NUM_ALONE
+            dropped = [shape for shape in few if shape.source][:-most]
+            self._at[num_rows] = [shape for shape in few if shape not in dropped] or [self.all[0]]
+        return self._at[num_rows]
+
+    def sizes_at(self, num_rows: int) -> dict[int, tuple[int, ...]]:
+        """Numbers of nodes that such a step may check, by source."""
+        if num_rows not in self._sizes:
+            sizes = self._sizes[num_rows] = {}
+            for num_nodes, source in self.at(num_rows):
+                if num_nodes:
+                    sizes[source] = (*sizes.get(source, ()), num_nodes)
+        return self._sizes[num_rows]
+
+    def checks_at(self, num_rows: int) -> bool:
+        """Whether a step of so many rows may check nodes."""
+        return bool(self.sizes_at(num_rows))
+
+    def can_pause(self, num_rows: int) -> bool:
+        """Whether its lookups may; beside a network they are a small part of its time."""
+        return num_rows >= MIN_PAUSE and not self.network_sources and len(self.at(num_rows)) > 1
+
+    def to_capture(self, num_rows: int) -> list[StepShape]:
+        """Those of such a step, and the steps that begin drafting."""
+        shapes = self.at(num_rows)
+        first = [StepShape(0, source) for source in sorted({shape.source for shape in shapes})]
+        if self.can_pause(num_rows):
+            first.append(StepShape(0, DraftSource.NOBODY))
+        return shapes + [shape for shape in first if shape not in shapes]
+
+
+class CostCurve:
+    """Seconds of a pass over n packed tokens; never falls as n grows.
+
+    Passes are remembered by size (each one up to 16, then by eighths of a power of two); a size's
+    estimate is the lower quartile of its last passes, since noise only ever adds time. Between
+    sizes the curve is a straight line; beyond them it keeps its last slope. Before anything is
+    measured, a pass costs one unit and every further token `prior` units.
+
+    Passes take longer the longer the texts are. What the sizes in use gain or lose, the others are
+    taken to have gained or lost too, so that old measurements stay comparable with new ones.
+    """
+
+    is_measured = True  # else seconds are assumed: choices are the same on every machine and day
+
+    def __init__(self, prior: float = TOKEN) -> None:
+        self.prior = prior
+        self._passes: dict[int, deque[float]] = {}
+        self._estimates: dict[int, float] = {}
+        self._sizes: list[int] = []
+        self._seconds: list[float] = []  # non-decreasing, beside _sizes
+        self._level = 1.0  # moves with the sizes in use
+        self._levels: dict[int, float] = {}  # where it stood at each size's last pass
+        self._known: dict[int, float] = {}  # answers given since the curve last changed
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        size = _bucket(num_tokens)
+        passes = self._passes.setdefault(size, deque(maxlen=WINDOW))
+        aged = self._level / self._levels.get(size, self._level)
+        if aged != 1.0:
+            passes = self._passes[size] = deque((old * aged for old in passes), maxlen=WINDOW)
+            self._estimates[size] *= aged
+        is_full = len(passes) == WINDOW
+        passes.append(seconds * size / num_tokens if num_tokens > MAX_SINGLE else seconds)
+        estimate, before = sorted(passes)[(len(passes) - 1) // 4], self._estimates.get(size)
+        if before is not None and is_full and size <= MAX_SINGLE:  # a step, not a prompt
+            self._level *= estimate / before
+        self._estimates[size], self._levels[size] = estimate, self._level
+        if estimate != before or aged != 1.0:
+            self._redraw()
+
+    def _redraw(self) -> None:
+        self._known.clear()
+        self._sizes = sorted(self._estimates)
+        now = [self._estimates[n] * (self._level / self._levels[n]) for n in self._sizes]
+        # The cheapest larger pass bounds every smaller one, so the curve cannot fall.
+        self._seconds = list(accumulate(reversed(now), min))[::-1]
+
+    def seconds(self, num_tokens: int) -> float:
+        known = self._known.get(num_tokens)
+        if known is None:
+            known = self._known[num_tokens] = self._read(num_tokens)
+        return known
+
+    def _read(self, num_tokens: int) -> float:
+        sizes, seconds = self._sizes, self._seconds
+        if not sizes:
+            return 1.0 + self.prior * (num_tokens - 1)
+        at = bisect_left(sizes, num_tokens)
+        if at < len(sizes) and sizes[at] == num_tokens:
+            return seconds[at]
+        if len(sizes) == 1 or at == 0:
+            unit = seconds[0] / (1.0 + self.prior * (sizes[0] - 1))
+            return unit * (1.0 + self.prior * (num_tokens - 1))
+        at = min(at, len(sizes) - 1)
+        slope = (seconds[at] - seconds[at - 1]) / (sizes[at] - sizes[at - 1])
+        return seconds[at] + slope * (num_tokens - sizes[at])
+
+    def relative(self, num_tokens: int) -> float:
+        """In passes over one token."""
+        return self.seconds(num_tokens) / self.seconds(1)
+
+
+class FixedCurve(CostCurve):
+    """Costs that are assumed, not measured: choices follow what was accepted and nothing else.
+
+    With `prior` 0 any pass costs the same and every guess pays, for checks that want many of them.
+    """
+
+    is_measured = False
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        pass
+
+
+class StepCosts:
+    """Seconds of captured steps by rows and shape; drafting is part of them.
+
+    A capture is timed over short texts, later steps see longer ones. What the shapes in use take
+    more than when they were captured, the others are taken to take more too: only so can they be
+    compared. What a shape takes apart from that is learned while it is in use, and so is how long
+    the host keeps the device waiting after it. A shape whose capture was disturbed would never be
+    used, and so never be corrected: none is thought dearer than the line between the next smaller
+    and the next larger one. Shapes that were not captured are read off a curve by packed tokens.
+    """
+
+    def __init__(self, *, is_measured: bool = True) -> None:
+        self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
+        self.is_measured = is_measured
+        self._captured: dict[tuple[int, StepShape], float] = {}  # the target's part
+        self._drafting: dict[tuple[int, StepShape], float] = {}
+        self._common: float | None = None  # log of a step's seconds over its capture's
+        self._own: dict[tuple[int, StepShape], float] = {}
+
+    def capture(
+        self, num_rows: int, shape: StepShape, seconds: float, draft_seconds: float = 0.0
+    ) -> None:
+        """A step was timed when it was captured; the first time counts."""
+        key = num_rows, shape
+        if key in self._drafting or not self.is_measured:
+            return
+        self._drafting[key] = draft_seconds
+        if seconds > 0.0:
+            self._captured[key] = target_seconds(seconds, draft_seconds)
+            self.curve.record(num_rows * (1 + shape.num_nodes), self._captured[key])
+            self._straighten(num_rows, shape.source)
+
+    def _straighten(self, num_rows: int, source: int) -> None:
+        captured = self._captured
+        shapes = sorted(
+            shape for rows, shape in captured if rows == num_rows and shape.source == source
+        )
+        for low, shape, high in zip(shapes, shapes[1:], shapes[2:], strict=False):
+            least, most = captured[num_rows, low], captured[num_rows, high]
+            share = (shape.num_nodes - low.num_nodes) / (high.num_nodes - low.num_nodes)
+            line = least + share * (most - least)
+            captured[num_rows, shape] = min(captured[num_rows, shape], line)
+
+    def record(
+        self, num_rows: int, shape: StepShape, seconds: float, since: float | None = None
+    ) -> None:
+        """A step took so long on the device, and `since` the step before it was read."""
+        key = num_rows, shape
+        late = 0.0 if since is None else min(max(since - seconds, 0.0), MAX_LATE * seconds)
+        target = target_seconds(seconds, self._drafting.get(key, 0.0)) + late
+        self.curve.record(num_rows * (1 + shape.num_nodes), target)
+        if key not in self._captured:
+            return
+        ratio = log(target / self._captured[key])
+        if self._common is None:
+            self._common = ratio
+        own = self._own.get(key, 0.0)
+        surprise = min(ratio - self._common - own, MAX_SURPRISE)
+        self._common += COMMON * surprise
+        for other in self._own:
+            self._own[other] *= 1.0 - FADE
+        self._own[key] = own + OWN * surprise
+
+    def seconds(self, num_rows: int, shape: StepShape, *, is_target: bool = False) -> float:
+        """Of a step, or of the target's part of it."""
+        key = num_rows, shape
+        if key in self._captured:
+            target = self._captured[key] * exp((self._common or 0.0) + self._own.get(key, 0.0))
+        else:
+            target = self.curve.seconds(num_rows * (1 + shape.num_nodes))
+        return target if is_target else target + self._draft_seconds(num_rows, shape)
+
+    def _draft_seconds(self, num_rows: int, shape: StepShape) -> float:
+        if not self.is_measured:
+            return FIXED_LEVEL * min(shape.num_nodes, 5) * (shape.source > 0)
+        while num_rows:  # a size that was not captured drafts as the one below it
+            seconds = self._drafting.get((num_rows, shape))
+            if seconds is not None:
+                return seconds
+            num_rows //= 2
+        return 0.0
+
+
+def target_seconds(seconds: float, draft_seconds: float) -> float:
+    """Of a step's seconds; what drafting takes was timed at another moment, so never nothing."""
+    return max(seconds - draft_seconds, 0.1 * seconds)
+
+
+def _bucket(num_tokens: int) -> int:
+    if num_tokens <= MAX_SINGLE:
+        return num_tokens
+    step = 1 << (num_tokens.bit_length() - 4)  # eighths of the power of two below
+    return (num_tokens + step // 2) // step * step

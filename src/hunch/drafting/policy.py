@@ -1,0 +1,286 @@
+"""What to draft and how much: the most tokens per second, by what is accepted and what steps take.
+
+One estimate says how many tokens guesses will bring: log-odds of a row's first guess and of a
+further one after a right one, each with a term of the row, learned while its request runs, and a
+term that all requests share. One chooser takes what promises the most tokens per second by the
+measured costs; zero nodes is an ordinary answer. Steps that the host leads, where each row checks
+as many nodes as pay, ask both here; captured steps, all of whose rows check the same number of
+nodes, in `step_policy`.
+
+All of it is scalar Python: steps have few rows, and for 8 of them numpy took twice as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from math import exp, log, log2
+
+from hunch.drafting.costs import CostCurve, DraftSource
+
+# --- the acceptance estimate ----------------------------------------------------------------------
+
+COMMON_RATE = 0.05  # of the shared terms, for one of a row's
+LOW, HIGH = 0.02, 0.98  # chances are never thought beyond
+FINE = 8  # steps of log-odds that chances are looked up by
+FLOOR = 0.05  # least p (1 - p) that an error is divided by, so that chances move by the rate
+UNUSED, COMMON_UNUSED = 0.003, 0.0003  # what row and shared terms lose with a step without guesses
+DOUBT_FADE = 0.03
+NEW_MATCH = 1.0  # doublings of the match taken for a row of which nothing was heard
+PAST, PAST_RATE = 0.4, 0.01  # chance of a guess past a network's last level: a lookup's
+
+
+class AcceptanceEstimate:
+    """How many of a row's guesses will be accepted.
+
+    Sources differ by their priors alone: what is learned of one holds for the others, or the noise
+    of two estimates would choose between them. What is known of a row's next guesses (how long a
+    match they go on) may shift its log-odds; then its terms are what is learned beside that.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        priors: Mapping[int, tuple[float, float]],  # by source: of the first guess, a further one
+        *,
+        rate: float,
+        num_levels: int,  # guesses past these are another's
+        by_match: tuple[float, float] = (0.0, 0.0),  # what both gain with a doubling of the match
+        doubt: float = 0.0,  # log-odds that a new row is thought to lack, see `gains`
+    ) -> None:
+        self.priors = {
+            source: (_log_odds(first), _log_odds(further))
+            for source, (first, further) in priors.items()
+        }
+        self.rate, self.num_levels, self.by_match, self.doubt = rate, num_levels, by_match, doubt
+        self.first, self.further = [0.0] * num_rows, [0.0] * num_rows  # terms of the rows
+        self.doubts = [doubt] * num_rows
+        # Doublings of the match last heard of (0 tokens: none, 1: one, 3: two) and of the one
+        # before it, after which the guesses were made that are compared next.
+        self.match, self.before = [NEW_MATCH] * num_rows, [NEW_MATCH] * num_rows
+        self.common_first = self.common_further = 0.0
+        self.past = PAST
+
+    def start(self, rows: Sequence[int]) -> None:
+        """Requests came into these rows."""
+        for row in rows:
+            self.first[row] = self.further[row] = 0.0
+            self.doubts[row] = self.doubt
+        self.miss(rows)
+
+    def miss(self, rows: Sequence[int]) -> None:
+        """Nothing is known of the next guesses for these rows."""
+        for row in rows:
+            self.match[row] = self.before[row] = NEW_MATCH
+
+    def hear(self, row: int, matched: int) -> None:
+        """The row's new guesses go on a match of so many tokens."""
+        self.before[row], self.match[row] = self.match[row], log2(1.0 + matched)
+
+    def learn(
+        self,
+        row: int,
+        run: int,
+        compared: int,
+        source: int = DraftSource.LOOKUP,
+        weight: float = 1.0,  # for the shared terms: one over the rows of the step
+    ) -> None:
+        """So many of the row's guesses were right in a row, of so many that could be compared."""
+        self.doubts[row] *= 1.0 - DOUBT_FADE
+        if not compared:
+            return
+        prior, by_match, levels, before = (
+            self.priors[source], self.by_match, self.num_levels, self.before[row],
+        )  # fmt: skip
+        odds = prior[0] + by_match[0] * before + self.common_first + self.first[row]
+        chance, scale = _chance(round(FINE * odds))
+        step = self.rate * scale * ((1.0 if run else 0.0) - chance)
+        self.first[row] += step
+        self.common_first += COMMON_RATE * weight * step
+        if compared > 1 and levels > 1:
+            odds = prior[1] + by_match[1] * before + self.common_further + self.further[row]
+            chance, scale = _chance(round(FINE * odds))
+            asked = (compared if compared < levels else levels) - 1
+            step = self.rate * scale * ((run if run < levels else levels) - 1 - asked * chance)
+            self.further[row] += step
+            self.common_further += COMMON_RATE * weight * step
+        if compared > levels:
+            right, asked = max(run - levels, 0), compared - levels
+            self.past += PAST_RATE * (right / asked - self.past)
+
+    def fade(self, rows: Sequence[int]) -> None:
+        """Nobody guessed for these rows: what was learned is slowly forgotten, and tried again."""
+        for row in rows:
+            self.first[row] *= 1.0 - UNUSED
+            self.further[row] *= 1.0 - UNUSED
+        self.common_first *= 1.0 - COMMON_UNUSED
+        self.common_further *= 1.0 - COMMON_UNUSED
+
+    def gains(
+        self,
+        rows: Sequence[int],
+        sizes: tuple[int, ...],
+        source: int = DraftSource.LOOKUP,
+        *,
+        is_doubtful: bool = False,
+    ) -> list[tuple[float, ...]]:
+        """Tokens that so many guesses would bring each row.
+
+        Rows of a step wait for one another, and of many whose texts are not known yet some will
+        gain little: so a new row may be doubted, the more the more rows the step has.
+        """
+        (by_first, by_further), prior = self.by_match, self.priors[source]
+        first, further = prior[0] + self.common_first, prior[1] + self.common_further
+        doublings = log2(len(rows)) if is_doubtful else 0.0
+        past, most = round(100 * self.past), self.num_levels
+        firsts, furthers, matches, doubts = self.first, self.further, self.match, self.doubts
+        gains = []
+        for row in rows:  # lean, as it runs for every row at every step
+            match, doubt = matches[row], doublings * doubts[row]
+            odds = round(FINE * (first + by_first * match + firsts[row] - doubt))
+            again = round(FINE * (further + by_further * match + furthers[row] - doubt))
+            gains.append(_gains(odds, again, past, sizes, most))
+        return gains
+
+
+def _log_odds(chance: float) -> float:
+    return log(chance / (1.0 - chance))
+
+
+@lru_cache(maxsize=1 << 12)
+def _chance(odds: int) -> tuple[float, float]:
+    """Of log-odds in steps; and what an error is worth, so that the chance moves by the rate."""
+    chance = min(max(1.0 / (1.0 + exp(-odds / FINE)), LOW), HIGH)
+    return chance, 1.0 / max(chance * (1.0 - chance), FLOOR)
+
+
+@lru_cache(maxsize=1 << 16)
+def _gains(
+    odds: int, again: int, past: int, sizes: tuple[int, ...], most: int
+) -> tuple[float, ...]:
+    """Tokens that so many guesses bring, those past `most` with a chance of `past` percent."""
+    (first, _), (further, _), gains = _chance(odds), _chance(again), []
+    for size in sizes:
+        gain = first * (1.0 - further ** min(size, most)) / (1.0 - further)
+        beyond = (0.01 * past) ** max(size - most, 0)
+        gain += first * further ** (most - 1) * 0.01 * past * (1.0 - beyond) / (1.0 - 0.01 * past)
+        gains.append(gain)
+    return tuple(gains)
+
+
+# --- the chooser ----------------------------------------------------------------------------------
+
+
+def best_rate(tokens: Sequence[float], seconds: Sequence[float], margin: float = 0.0) -> int:
+    """Which has the most tokens per second; the first is plain decoding, to be beaten by margin."""
+    best, most = 0, tokens[0] / seconds[0] * (1.0 + margin)
+    for place in range(1, len(tokens)):
+        rate = tokens[place] / seconds[place]
+        if rate > most:
+            best, most = place, rate
+    return best
+
+
+def best_count(
+    chances: Sequence[float], cost: CostCurve, num_rows: int = 1, margin: float = 0.0
+) -> int:
+    """How many nodes to check, best first; `num_rows` rows get one token each in any case."""
+    tokens = list(accumulate(chances, initial=float(num_rows)))
+    return best_rate(tokens, [cost.seconds(num_rows + n) for n in range(len(tokens))], margin)
+
+
+def share_nodes(
+    chances: Sequence[Sequence[float]], limits: Sequence[int], cost: CostCurve, margin: float = 0.0
+) -> list[int]:
+    """How many leading nodes of each row to check, for the most tokens per second overall.
+
+    A row's chances fall, so the best nodes over all rows are leading ones of each.
+    """
+    if len(chances) == 1:
+        return [best_count(chances[0][: limits[0]], cost, 1, margin)]
+    ranked = sorted(
+        (-chance, row)
+        for row, (own, limit) in enumerate(zip(chances, limits, strict=True))
+        for chance in own[:limit]
+    )
+    counts = [0] * len(chances)
+    count = best_count([-chance for chance, _ in ranked], cost, len(chances), margin)
+    for _, row in ranked[:count]:
+        counts[row] += 1
+    return counts
+
+
+# --- steps of the host ----------------------------------------------------------------------------
+
+HOST_PRIOR = (0.6, 0.7)  # chances of a network's first guess and of a further one
+NETWORK_MARGIN = 0.05  # share by which asking a network must promise to beat doing without
+
+
+class HostPolicy:
+    """For which rows the host asks a network, and for how many levels, beside what lookups have."""
+
+    def __init__(
+        self,
+        cost: CostCurve,
+        *,
+        num_rows: int,
+        max_nodes: int,
+        num_levels: int,
+        share: float,  # of a pass that a level is taken to cost until it was timed
+        is_adaptive: bool,  # False: all levels, wherever no lookup promises more
+    ) -> None:
+        self.cost, self.share, self.is_adaptive = cost, share, is_adaptive
+        is_chain = max_nodes == num_levels
+        # Nodes and levels that may be asked for: a chain of any length, or the whole tree.
+        whole = [(max_nodes, num_levels)]
+        self.sizes = [(n, n) for n in range(1, num_levels + 1)] if is_chain else whole
+        self.estimate = AcceptanceEstimate(
+            num_rows, {DraftSource.LOOKUP: HOST_PRIOR}, rate=0.1, num_levels=num_levels
+        )
+        self.level_cost = CostCurve()  # seconds of one level, by rows
+        self._is_timed = False
+
+    def timed(self, num_rows: int, num_levels: int, seconds: float) -> None:
+        """Drafting so many levels for so many rows took so long."""
+        if self.cost.is_measured:
+            self._is_timed = True
+            self.level_cost.record(num_rows, seconds / num_levels)
+
+    def plan(
+        self, ids: Sequence[int], limits: Sequence[int], others: Sequence[tuple[int, float]]
+    ) -> tuple[list[int], int]:
+        """Rows to ask the network for, as places in `ids`, and the levels; limit 0: never.
+
+        `others` says what each row has without it: nodes, and tokens they promise.
+        """
+        levels = tuple(level for _, level in self.sizes)
+        places = [place for place, limit in enumerate(limits) if limit]
+        each = self.estimate.gains([ids[place] for place in places], levels)
+        gains = dict(zip(places, each, strict=True))
+        num_nodes, num_tokens = sum(n for n, _ in others), sum(gain for _, gain in others)
+        choices: list[tuple[list[int], int]] = [([], 0)]
+        tokens = [len(ids) + num_tokens]
+        seconds = [self.cost.seconds(len(ids) + num_nodes)]
+        for at, (size, num_levels) in enumerate(self.sizes):
+            asked, nodes, gained = [], num_nodes, num_tokens
+            for place, gain_of in gains.items():
+                own = min(size, limits[place])
+                gain = gain_of[min(at, own - 1)]
+                if gain > others[place][1]:
+                    asked.append(place)
+                    nodes += own - others[place][0]
+                    gained += gain - others[place][1]
+            if asked:
+                choices.append((asked, num_levels))
+                tokens.append(len(ids) + gained)
+                drafting = num_levels * self._level_seconds(len(asked))
+                seconds.append(self.cost.seconds(len(ids) + nodes) + drafting)
+        if not self.is_adaptive:
+            return choices[-1]
+        return choices[best_rate(tokens, seconds, NETWORK_MARGIN)]
+
+    def _level_seconds(self, num_rows: int) -> float:
+        if self._is_timed:
+            return self.level_cost.seconds(num_rows)
+        return self.share * self.cost.seconds(num_rows)

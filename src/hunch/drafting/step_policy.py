@@ -1,0 +1,318 @@
+"""The policy of captured steps: how many nodes the next one checks, and who drafts in it.
+
+All rows of a captured step check the same number of nodes, and the host chooses a step before it
+has read the result of the one before. Estimate and chooser are those of `policy`.
+
+Shape letters: R rows of the step, C columns of a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hunch.draft import Rows
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.costs import DraftSource, StepCosts, StepShape, StepShapes, target_seconds
+from hunch.drafting.policy import AcceptanceEstimate, best_rate
+from hunch.kernels.gpu_step import CHECKED, FIRST, MATCHED, REASON, TOKENS
+
+NETWORK_PRIORS = {DraftSource.CHAIN: (0.5, 0.6), DraftSource.TREE: (0.65, 0.65)}
+
+
+class LookupPrior(NamedTuple):
+    """What lookups are thought to be worth until they have taught.
+
+    How long the last match was says most of it: over 1,200 answers the first guess was right 10% of
+    the time where nothing had matched, 24% after one token, 53% after three, 95% after sixteen.
+    """
+
+    chances: tuple[float, float]  # of the first guess and of a further one, nothing matched
+    by_match: tuple[float, float]  # log-odds that both gain with each doubling of the match
+    rate: float = 0.04
+    doubt: float = 0.3
+
+
+OWN_TEXT = LookupPrior((0.1, 0.6), (1.0, 0.5))
+WITH_PHRASES = LookupPrior((0.25, 0.45), (0.75, 0.65))
+# A network's step takes long matches too: they are no reason to go on without it.
+BESIDE_NETWORK = LookupPrior((0.3, 0.7), (0.0, 0.0), 0.06, 0.7)
+# Each row of a step waits for what the others check, and requests that came together are done when
+# the last of them is: the row that gains least decides, and of what the mean gains more, up to a
+# token, a part counts. While requests keep coming, the next one has the use of what a fast row
+# gains: then the mean counts as much as the least. Replayed, eight that came together lose 4% of
+# plain decoding's speed on texts of which half can be guessed, if the mean counts alone.
+MEAN, MAX_MORE, MEAN_FLOWING = 0.2, 1.0, 0.5
+# Requests keep coming if one came beside others that had gone so many steps, of late: of an
+# arrival so much is left after each step, and it counts down to the least.
+SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
+# Prices of a change of source, as shares of a step: to read a network what it missed or to drop a
+# tree; and to leave a network that knows all. Replayed over 48 answers, the best rate at every step
+# gave 1.8 times plain decoding, with these prices 2.05.
+SWITCH, LEAVE = 0.1, 0.4
+READS = 32  # tokens worth reading to a network for one that a row may still get
+# Plain steps after which lookups of many rows pause, and steps of a pause: with 64 rows, looking up
+# in every step took 1% of the device's time and made the host late.
+TIRED, PAUSE = 8, 32
+
+
+class RowLengths(Protocol):
+    """What the policy asks of the host's rows."""
+
+    known: np.ndarray
+    end: np.ndarray  # known length at which max_tokens is reached
+    computed: np.ndarray  # by KV group; the drafter's is the last
+    requests: list[Any]
+
+    def view(self, rows: list[int]) -> Rows: ...
+
+
+class CapturedStep(Protocol):
+    """A captured step, and what it took when it was captured."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def draft_seconds(self) -> float: ...
+
+
+class Reader(Protocol):
+    """Lets a network see all that rows know."""
+
+    def read(self, ids: list[int]) -> None: ...
+
+
+class Policy:
+    """Chooses the shapes of captured steps, and learns from their results.
+
+    A network can only draft for rows whose tokens it has all seen: a step without it leaves a hole,
+    and the host reads the row to it before it drafts again.
+    """
+
+    def __init__(
+        self, drafter: DeviceDrafter | None, rows: RowLengths, *, is_measured: bool = True
+    ) -> None:
+        num_rows = len(rows.known)
+        self.drafter, self.rows = drafter, rows
+        self.shapes = StepShapes((StepShape(0),) if drafter is None else drafter.shapes)
+        self.costs = StepCosts(is_measured=is_measured)
+        self.margin = 0.0 if drafter is None else drafter.margin
+        is_guided = drafter is not None and drafter.is_guided
+        prior = WITH_PHRASES if is_guided else OWN_TEXT
+        sources = self.shapes.network_sources
+        if sources:
+            prior = BESIDE_NETWORK
+        self.lookup = AcceptanceEstimate(
+            num_rows,
+            {DraftSource.LOOKUP: prior.chances},
+            rate=prior.rate,
+            num_levels=max(self.shapes.max_nodes, 1),
+            by_match=prior.by_match,
+            doubt=prior.doubt,
+        )
+        self.network = AcceptanceEstimate(
+            num_rows,
+            {source: NETWORK_PRIORS[source] for source in sources},
+            rate=0.06,
+            num_levels=0 if drafter is None else drafter.num_levels,
+        )
+        # Steps without the network leave holes, and somebody can read it what it missed.
+        self.can_miss = bool(sources) and drafter is not None and drafter.network is not None
+        self.guesses: list[list[int]] = [[]] * num_rows  # by lookup, that wait to be compared
+        self.has_read = np.zeros(num_rows, dtype=np.bool_)  # the network knows all of the row
+        self.is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
+        self.drafted = [(0, 0)] * num_rows  # source and match of the draft that waits
+        self.age = np.zeros(num_rows, dtype=np.int64)  # steps of the row's request
+        self.flow = 0.0
+        self._num_plain = self._num_pause = 0
+
+    def drafts_at(self, num_rows: int) -> bool:
+        """Whether the drafter has a part in it: where none checks nodes, KV must be kept up."""
+        writes_kv = self.drafter is not None and self.drafter.writes_kv(0)
+        return self.shapes.checks_at(num_rows) or writes_kv
+
+    # --- before a step ----------------------------------------------------------------------------
+
+    def start(self, ids: list[int]) -> None:
+        """Requests came into these rows, together."""
+        others = set(np.flatnonzero(self.age >= SETTLED).tolist()).difference(ids)
+        if any(self.rows.requests[row] is not None for row in others):
+            self.flow = 1.0
+        else:
+            self._num_plain = self._num_pause = 0
+        self.lookup.start(ids)
+        self.network.start(ids)
+        self.age[ids] = self.has_read[ids] = self.is_tree[ids] = 0
+        self._silence(ids)
+
+    def _silence(self, ids: list[int]) -> None:
+        """Nothing was guessed for these rows."""
+        for row in ids:
+            self.guesses[row], self.drafted[row] = [], (0, 0)
+        self.lookup.miss(ids)
+
+    def choose(self, row_R: np.ndarray, *, is_host: bool = False) -> StepShape:
+        """The shape with the most tokens per second, whatever draft the rows wait with.
+
+        While the host leads a step anyway, reading rows to a network is no change.
+        """
+        num_rows = 1 << (len(row_R) - 1).bit_length()
+        shapes, can_pause = self.shapes.at(num_rows), self.shapes.can_pause(num_rows)
+        if len(shapes) == 1:
+            return shapes[0]
+        if self._num_pause and can_pause:
+            self._num_pause -= 1
+            return StepShape(0, DraftSource.NOBODY)
+        tokens = self._tokens(row_R, num_rows)
+        seconds = [self.costs.seconds(num_rows, shape) for shape in shapes]
+        if self.can_miss:
+            prices = self._prices(row_R, shapes, is_host)
+            seconds = [price * s for price, s in zip(prices, seconds, strict=True)]
+        shape = shapes[best_rate(tokens, seconds, self.margin)]
+        self._num_plain = 0 if shape.num_nodes else self._num_plain + 1
+        if can_pause and self._num_plain >= TIRED:
+            self._num_plain, self._num_pause = 0, PAUSE
+        return shape
+
+    def _tokens(self, row_R: np.ndarray, num_rows: int) -> list[float]:
+        """Tokens that a row gets in a step of each shape."""
+        ids, is_flowing = row_R.tolist(), self.flow > LEAST_FLOW
+        by_shape = {(0, 0): 1.0}
+        for source, sizes in self.shapes.sizes_at(num_rows).items():
+            estimate = self.network if source > 0 else self.lookup
+            gains = estimate.gains(ids, sizes, source, is_doubtful=not is_flowing)
+            for size, some in zip(sizes, zip(*gains, strict=True), strict=True):
+                least = min(some)
+                more = sum(some) / len(some) - least  # that the mean gains
+                more = MEAN_FLOWING * more if is_flowing else MEAN * min(more, MAX_MORE)
+                by_shape[size, source] = 1.0 + least + more
+        return [by_shape[shape] for shape in self.shapes.at(num_rows)]
+
+    def _prices(self, row_R: np.ndarray, shapes: Sequence[StepShape], is_host: bool) -> list[float]:
+        """What going on with another source costs: a hole to be read, a tree to be dropped."""
+        assert self.drafter is not None
+        if not self.has_read[row_R].all():
+            price = 1.0 + SWITCH * (not is_host) if self._is_worth_reading(row_R) else inf
+            return [price if shape.source > 0 else 1.0 for shape in shapes]
+        is_tree, prices = bool(self.is_tree[row_R].any()), []
+        for shape in shapes:
+            if shape.source > 0:
+                price = SWITCH if is_tree and not self.drafter.depth(shape.source) else 0.0
+            else:
+                price = LEAVE if shape.num_nodes else 0.0
+            prices.append(1.0 + price)
+        return prices
+
+    def _is_worth_reading(self, row_R: np.ndarray) -> bool:
+        assert self.drafter is not None
+        rows = self.rows
+        missing = (rows.known[row_R] - rows.computed[-1, row_R]).sum()
+        to_come = (rows.end[row_R] - rows.known[row_R]).sum()
+        is_short = self.drafter.can_follow(rows.view(row_R.tolist()))
+        return is_short and bool(missing <= READS * to_come)
+
+    def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
+        """Whether a step of these rows can have this shape without the host."""
+        return not (self.can_miss and shape.source > 0) or bool(self.has_read[row_R].all())
+
+    def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
+        """The step is launched so; a tree that waits can only be checked as a tree."""
+        if self.drafter is None or not self.network.priors:
+            return shape
+        is_tree = self.drafter.depth(shape.source) > 0
+        if not is_tree and self.is_tree[row_R].any():
+            shape = StepShape(0, shape.source)
+        self.is_tree[row_R] = is_tree
+        if shape.source <= 0:
+            self.has_read[row_R] = False
+        return shape
+
+    def read(self, ids: list[int], reader: Reader) -> None:
+        """Where a network is to draft for these rows, let it see what it has not seen."""
+        assert self.drafter is not None
+        if not ids or not self.drafter.can_follow(self.rows.view(ids)):
+            return
+        if self.drafter.writes_kv(self.choose(np.array(ids), is_host=True).source):
+            reader.read(ids)
+        self.has_read[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
+
+    # --- after a step -----------------------------------------------------------------------------
+
+    def captured(self, graph: CapturedStep) -> None:
+        shape = StepShape(graph.num_nodes, graph.source)
+        self.costs.capture(graph.num_rows, shape, graph.seconds, graph.draft_seconds)
+
+    def timed(
+        self, graph: CapturedStep, seconds: float, since: float | None = None
+    ) -> tuple[float, float]:
+        """What a step took: the target's seconds, and what a plain step would have taken.
+
+        since: seconds since the step before was read, if the host did nothing else meanwhile.
+        """
+        num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
+        target = target_seconds(seconds, graph.draft_seconds)
+        if seconds > 0.0:
+            self.costs.record(num_rows, shape, seconds, since)
+        plain = self.costs.seconds(num_rows, StepShape(0), is_target=True)
+        share = plain / self.costs.seconds(num_rows, shape, is_target=True)
+        return target, target * min(share, 1.0)
+
+    def learn(
+        self, row_R: np.ndarray, result_RC: np.ndarray, graph: CapturedStep
+    ) -> list[str] | None:
+        """Take in a step's result; returns who had drafted what it checked, if it did."""
+        assert self.drafter is not None
+        ids: list[int] = row_R.tolist()
+        self.flow *= FLOW
+        self.age[row_R] += 1
+        can_guess = graph.source >= 0 and self.shapes.checks_at(graph.num_rows)
+        if not (graph.num_nodes or can_guess):
+            self._silence(ids)
+            return None
+        lines: list[list[int]] = result_RC.tolist()
+        drafted_by = None
+        if graph.num_nodes:
+            drafted_by = [self.drafter.drafted_by(*self.drafted[row]) for row in ids]
+        if self.shapes.has_lookup:
+            self._learn_lookup(ids, lines, graph.num_nodes)
+        if self.network.priors:
+            self._learn_network(ids, lines, graph)
+        return drafted_by
+
+    def _learn_lookup(self, ids: list[int], lines: list[list[int]], num_nodes: int) -> None:
+        """Of guesses by lookup all teach that can be compared with new tokens, checked or not."""
+        lookup, weight = self.lookup, 1.0 / len(ids)
+        guesses_at, num_guesses = FIRST + num_nodes + 1, self.shapes.max_nodes
+        for row, line in zip(ids, lines, strict=True):
+            run, guesses = 0, self.guesses[row]
+            most = min(line[TOKENS], len(guesses))
+            while run < most and guesses[run] == line[FIRST + run]:
+                run += 1
+            lookup.learn(row, run, run + (run < most), weight=weight)
+            lookup.hear(row, line[MATCHED])
+            self.guesses[row] = line[guesses_at : guesses_at + num_guesses]
+
+    def _learn_network(self, ids: list[int], lines: list[list[int]], graph: CapturedStep) -> None:
+        """Of a network's guesses those teach that were checked."""
+        assert self.drafter is not None
+        watch, weight = self.drafter.watch, 1.0 / len(ids)
+        for row, line in zip(ids, lines, strict=True):
+            source, run = self.drafted[row][0], line[TOKENS] - 1
+            if line[CHECKED] > 0 and source > 0:
+                # Of a row that ended nobody knows what would have come.
+                is_missed = not line[REASON] and run < graph.num_nodes
+                self.network.learn(row, run, run + is_missed, source, weight=weight)
+            if line[CHECKED] > 0 and watch is not None:
+                watch.count(min(line[CHECKED], self.drafter.num_levels), run)
+            self.drafted[row] = (graph.source, line[MATCHED])
+        if graph.source <= 0:
+            self.network.fade(ids)

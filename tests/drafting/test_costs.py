@@ -1,0 +1,225 @@
+"""Costs of passes and of captured steps follow what is measured, and stay comparable."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hunch.drafting.costs import (
+    CostCurve,
+    DraftSource,
+    FixedCurve,
+    StepCosts,
+    StepShape,
+    StepShapes,
+    chains_of,
+    levels_after,
+)
+
+
+def curve_of(points: dict[int, float]) -> CostCurve:
+    curve = CostCurve()
+    for num_tokens, seconds in points.items():
+        curve.record(num_tokens, seconds)
+    return curve
+
+
+def test_before_any_measurement_more_tokens_cost_more():
+    curve = CostCurve()
+    assert curve.relative(1) == 1
+    assert 1 < curve.relative(8) < 8
+
+
+def test_between_and_beyond_measured_sizes():
+    curve = curve_of({1: 1.0, 8: 2.4, 16: 4.0})
+    assert curve.seconds(8) == 2.4
+    assert curve.seconds(4) == pytest.approx(1.6)
+    assert curve.seconds(24) == pytest.approx(5.6)
+    assert curve.relative(16) == pytest.approx(4.0)
+
+
+def test_outliers_do_not_count():
+    curve = CostCurve()
+    for seconds in (1.0, 1.1, 9.0, 1.05, 8.0, 1.0, 1.02):
+        curve.record(4, seconds)
+    assert 1.0 <= curve.seconds(4) <= 1.1
+
+
+def test_a_machine_that_slows_down_is_followed():
+    curve = curve_of({1: 1.0})
+    for _ in range(15):
+        curve.record(1, 3.0)
+    assert curve.seconds(1) == 3.0
+
+
+def test_sizes_not_seen_for_a_while_follow_those_in_use():
+    curve = CostCurve()
+    for _ in range(20):
+        for num_tokens, seconds in ((1, 1.0), (2, 1.2), (8, 2.4)):
+            curve.record(num_tokens, seconds)
+    for _ in range(60):  # the text has grown long: everything takes half as long again
+        for num_tokens, seconds in ((1, 1.5), (2, 1.8)):
+            curve.record(num_tokens, seconds)
+    assert curve.relative(8) == pytest.approx(2.4, rel=0.1)
+    curve.record(8, 3.6)  # and one pass does not bring the old ones back
+    assert curve.relative(8) == pytest.approx(2.4, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.001, 10)), min_size=1, max_size=30))
+def test_never_falls(passes):
+    curve = CostCurve()
+    for num_tokens, seconds in passes:
+        curve.record(num_tokens, seconds)
+    values = [curve.seconds(n) for n in range(1, 320)]
+    assert values[0] > 0
+    assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(values))
+
+
+def test_assumed_costs_are_the_same_whatever_was_measured():
+    curve = FixedCurve()
+    before = [curve.seconds(n) for n in (1, 8, 64)]
+    curve.record(8, 99.0)
+    assert [curve.seconds(n) for n in (1, 8, 64)] == before == sorted(before)
+    steps = StepCosts(is_measured=False)
+    shapes = (StepShape(0), StepShape(3), StepShape(3, DraftSource.CHAIN))
+    before = [steps.seconds(8, shape) for shape in shapes]
+    for shape in shapes:
+        steps.capture(8, shape, 5.0, 1.0)
+        steps.record(8, shape, 9.0)
+    assert [steps.seconds(8, shape) for shape in shapes] == before == sorted(before)
+
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def test_many_rows_may_check_one_node_each():
+    shapes = StepShapes([StepShape(n) for n in (0, 1, 3, 7)])
+    sizes = {rows: [shape.num_nodes for shape in shapes.at(rows)] for rows in (4, 8, 64)}
+    assert sizes == {4: [0, 3, 7], 8: [0, 1, 3, 7], 64: [0, 1]}
+    assert [shape.num_nodes for shape in StepShapes([StepShape(0), StepShape(1)]).at(1)] == [0, 1]
+
+
+def test_more_rows_than_may_check_a_node_check_none():
+    shapes = StepShapes([StepShape(n) for n in (0, 1, 3)])
+    assert shapes.checks_at(64)
+    assert not shapes.checks_at(128)
+
+
+def test_steps_that_begin_drafting_are_captured_too():
+    shapes = StepShapes([StepShape(0), StepShape(7), StepShape(7, DraftSource.CHAIN)])
+    assert StepShape(0, DraftSource.CHAIN) in shapes.to_capture(1)
+    assert StepShape(0, DraftSource.NOBODY) not in shapes.to_capture(32)  # beside a network
+    lookups = StepShapes([StepShape(0), StepShape(1)])
+    assert StepShape(0, DraftSource.NOBODY) in lookups.to_capture(32)
+    assert StepShape(0, DraftSource.NOBODY) not in lookups.to_capture(8)
+
+
+def test_a_network_alone_has_a_few_sizes():
+    def sizes(num_levels: int, *, is_adaptive: bool) -> list[int]:
+        return [shape.num_nodes for shape in chains_of(num_levels, is_adaptive=is_adaptive)]
+
+    assert sizes(5, is_adaptive=True) == [0, 1, 3, 5]
+    assert sizes(2, is_adaptive=True) == [0, 1, 2]
+    assert sizes(5, is_adaptive=False) == [5]
+
+
+def test_a_step_drafts_as_many_levels_as_it_checks():
+    assert [levels_after(num_tokens, 5) for num_tokens in (1, 2, 4, 6, 8)] == [5, 1, 3, 5, 5]
+
+
+# --- captured steps -------------------------------------------------------------------------------
+
+CAPTURED = {StepShape(0): 0.55, StepShape(3): 0.58, StepShape(7): 0.63}
+
+
+def captured() -> StepCosts:
+    costs = StepCosts()
+    for shape, seconds in CAPTURED.items():
+        costs.capture(8, shape, seconds)
+    costs.capture(8, StepShape(15), 0.79)
+    return costs
+
+
+def test_shapes_not_in_use_stay_comparable_with_those_that_are():
+    """Longer texts make every step slower, not only the ones that were seen."""
+    costs = captured()
+    for _ in range(20):
+        costs.record(8, StepShape(7), 1.3 * CAPTURED[StepShape(7)])
+    for shape, seconds in CAPTURED.items():
+        assert costs.seconds(8, shape) == pytest.approx(1.3 * seconds, rel=0.02)
+
+
+def test_a_shape_that_is_dearer_than_its_capture_is_found_out():
+    costs = captured()
+    for _ in range(200):
+        costs.record(8, StepShape(0), CAPTURED[StepShape(0)])
+        costs.record(8, StepShape(7), 1.5 * CAPTURED[StepShape(7)])
+    ratio = costs.seconds(8, StepShape(7)) / costs.seconds(8, StepShape(0))
+    assert ratio == pytest.approx(1.5 * CAPTURED[StepShape(7)] / CAPTURED[StepShape(0)], rel=0.1)
+
+
+def test_a_shape_is_tried_though_its_capture_was_disturbed():
+    """It was timed above a larger one, as happened on a GPU; what it takes then counts."""
+    costs = StepCosts()
+    for num_nodes, seconds in ((15, 0.774), (7, 0.632), (3, 0.66), (0, 0.551)):
+        costs.capture(8, StepShape(num_nodes), seconds)
+    assert 0.551 < costs.seconds(8, StepShape(3)) < 0.6
+    assert costs.seconds(8, StepShape(7)) == pytest.approx(0.632, rel=0.02)
+    for _ in range(60):
+        costs.record(8, StepShape(0), 0.716)
+        costs.record(8, StepShape(3), 0.79)
+    for _ in range(200):
+        costs.record(8, StepShape(0), 0.716)
+    ratio = costs.seconds(8, StepShape(3)) / costs.seconds(8, StepShape(0))
+    assert ratio == pytest.approx(0.79 / 0.716, rel=0.01)
+
+
+def test_a_pause_is_no_cost():
+    costs = captured()
+    for _ in range(20):
+        costs.record(8, StepShape(0), 0.55)
+    for pause in ((500.0, None), (0.55, 500.0)):
+        costs.record(8, StepShape(0), *pause)
+        assert costs.seconds(8, StepShape(0)) < 0.6
+        for _ in range(20):
+            costs.record(8, StepShape(0), 0.55)
+
+
+def test_a_host_that_keeps_the_device_waiting_after_a_shape_makes_it_dearer():
+    costs = captured()
+    for _ in range(100):
+        costs.record(8, StepShape(0), 0.55, 0.55)
+        costs.record(8, StepShape(7), 0.63, 0.63)
+    before = costs.seconds(8, StepShape(7)) / costs.seconds(8, StepShape(0))
+    for _ in range(200):
+        costs.record(8, StepShape(0), 0.55, 0.55)
+        costs.record(8, StepShape(7), 0.63, 0.80)
+    after = costs.seconds(8, StepShape(7)) / costs.seconds(8, StepShape(0))
+    assert after > 1.15 * before
+    for _ in range(200):
+        costs.record(8, StepShape(0), 0.55, 0.55)
+        costs.record(8, StepShape(7), 0.63, 0.63)
+    assert costs.seconds(8, StepShape(7)) / costs.seconds(8, StepShape(0)) < 1.05 * before
+
+
+def test_what_was_not_captured_is_read_off_a_curve():
+    costs = captured()
+    costs.capture(8, StepShape(0), 99.0)  # the first timing stays
+    costs.capture(4, StepShape(0), 0.0)  # where there is no clock
+    assert costs.seconds(8, StepShape(0)) == 0.55
+    assert 0.55 <= costs.seconds(16, StepShape(0)) <= 0.79
+    costs.record(4, StepShape(0), 0.5)
+    assert costs.seconds(4, StepShape(0)) == 0.5
+
+
+def test_drafting_is_part_of_a_step():
+    costs = StepCosts()
+    costs.capture(8, StepShape(0), 0.55)
+    costs.capture(8, StepShape(7, DraftSource.CHAIN), 0.9, 0.25)
+    assert costs.seconds(8, StepShape(7, DraftSource.CHAIN)) == pytest.approx(0.9)
+    target = costs.seconds(8, StepShape(7, DraftSource.CHAIN), is_target=True)
+    assert target == pytest.approx(0.65)
+    assert costs.seconds(16, StepShape(7, DraftSource.CHAIN)) > 0.25 + target

@@ -1,0 +1,280 @@
+"""Replays texts through the policy of captured steps: how many tokens per second it brings.
+
+A text is known beforehand: for each place, how long a match its end has, how many tokens a lookup
+would guess right there, and how many a network. Steps take what they were measured to take. As on a
+device, the policy chooses a step before it has heard of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hunch.kernels.gpu_step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
+from hunch.step.rows import RowBuffers
+from hunch.types import Capacity
+
+PROMPT, NUM_GUESSES, NUM_LEVELS, SURE = 50, 15, 5, 4
+LOOKUP, CHAIN, TREE = 0, 1, 2
+# Milliseconds of a step on an H200, by rows and packed tokens, between those measured a line.
+SMALL = {  # SmolLM2-135M
+    1: {1: 0.613, 2: 0.617, 4: 0.625, 8: 0.643, 16: 0.70},
+    8: {8: 0.650, 16: 0.680, 32: 0.710, 64: 0.750, 128: 0.86},
+    32: {32: 0.78, 64: 0.84, 128: 1.0},
+    64: {64: 0.95, 128: 1.13},
+}
+LARGE = {  # 7B-cost
+    1: {1: 3.97, 2: 3.98, 4: 4.02, 8: 4.10, 16: 4.30},
+    8: {8: 4.20, 16: 4.24, 32: 4.32, 64: 4.45, 128: 5.0},
+    32: {32: 5.15, 64: 5.51, 128: 8.6},
+    64: {64: 5.51, 128: 8.60},
+}
+
+
+@dataclass(slots=True)
+class Text:
+    """What would be right at each place of an answer."""
+
+    matched: np.ndarray
+    right: np.ndarray  # tokens a lookup guesses right
+    network: np.ndarray  # tokens a chain of the network does
+    tree: np.ndarray  # levels of its tree with the right token
+
+    def __len__(self) -> int:
+        return len(self.matched)
+
+    def run(self, place: int, source: int) -> int:
+        """Right tokens of what a step with this source drafts here."""
+        if source == LOOKUP or self.matched[place] >= SURE:
+            return int(self.right[place])
+        return int((self.tree if source == TREE else self.network)[place])
+
+
+def runs(is_right: np.ndarray, most: int) -> np.ndarray:
+    """How many in a row from each place on."""
+    out, run = np.zeros(len(is_right), dtype=np.int64), 0
+    for place in range(len(is_right) - 1, -1, -1):
+        run = run + 1 if is_right[place] else 0
+        out[place] = min(run, most)
+    return out
+
+
+def text(
+    seed: int, length: int, copied: float | Callable[[int], float], first: float = 0.75
+) -> Text:
+    """Copied passages of about 20 tokens between new ones; `copied` is the share of copied tokens.
+
+    After three matched tokens a copy goes on nine times in ten; new text matches a token or two by
+    chance, and the guess after it is right one time in eight. `first`: how often a network's guess
+    is right, anywhere.
+    """
+    rng = np.random.default_rng(seed)
+    share = copied if callable(copied) else lambda place: copied
+    matched, is_copy = np.zeros(length, dtype=np.int64), np.zeros(length, dtype=bool)
+    place = 0
+    while place < length:
+        is_copying = rng.random() < share(place)
+        size = min(1 + int(rng.exponential(20)), length - place)
+        if is_copying:
+            is_copy[place + 1 : place + size] = True  # the first token of a copy is new
+            matched[place : place + size] = np.minimum(np.arange(size), 16)
+        else:
+            matched[place : place + size] = rng.choice([0, 0, 0, 1, 1, 2], size)
+        place += size
+    by_chance = (rng.random(length) < 0.125) & (matched > 0)
+    is_right = np.where(is_copy, rng.random(length) < 0.97, by_chance)
+    right = runs(is_right, NUM_GUESSES)
+    right[matched == 0] = 0
+    is_net = rng.random(length) < first
+    is_tree = is_net | (rng.random(length) < 0.35)
+    return Text(matched, right, runs(is_net, NUM_LEVELS), runs(is_tree, NUM_LEVELS))
+
+
+def seconds_of(costs: dict[int, dict[int, float]], level: float) -> Callable[[int, Any], float]:
+    """Milliseconds by rows and shape; a level of the network takes `level`, a tree's half more."""
+
+    def seconds(num_rows: int, shape: Any) -> float:
+        curve = costs[min((rows for rows in costs if rows >= num_rows), default=max(costs))]
+        packed = num_rows * (1 + shape.num_nodes)
+        total = float(np.interp(packed, list(curve), list(curve.values())))
+        if shape.source == CHAIN:
+            total += level * min(shape.num_nodes or NUM_LEVELS, NUM_LEVELS)
+        elif shape.source == TREE:
+            total += 1.5 * level * NUM_LEVELS
+        elif shape.source == LOOKUP:
+            total += 0.006
+        return total
+
+    return seconds
+
+
+@dataclass
+class Replay:
+    """Requests in rows, steps chosen by a policy (or by `force`, a fixed choice)."""
+
+    texts: Sequence[Text]
+    policy: Any
+    rows: RowBuffers
+    seconds: Callable[[int, Any], float]
+    max_rows: int
+    arrivals: Sequence[float] | None = None  # in milliseconds; None: a row is refilled at once
+    now: float = 0.0
+    num_tokens: int = 0
+    shapes: list[Any] = field(default_factory=list)
+    place: dict[int, int] = field(default_factory=dict)  # of each row, on the device
+    sits: dict[int, int] = field(default_factory=dict)  # the text in each row
+    waits: dict[int, int] = field(default_factory=dict)  # the source of each row's waiting draft
+    next_text: int = 0
+
+    def run(self) -> float:
+        """Tokens per millisecond."""
+        pending: tuple[Any, ...] | None = None
+        while True:
+            self._admit()
+            if not self.place and self.next_text >= len(self.texts):
+                return self.num_tokens / self.now
+            if not self.place:
+                assert self.arrivals is not None
+                self.now = max(self.now, self.arrivals[self.next_text])
+                continue
+            row_R = np.array(sorted(self.place))
+            shape = self.policy.choose(row_R)
+            if not self.policy.is_ready(shape, row_R):
+                if pending is not None:
+                    self._learn(*pending)
+                    pending = None
+                self._host_step(row_R)
+                continue
+            shape = self.policy.launch(shape, row_R)
+            done = self._step(shape, row_R)
+            if pending is not None:
+                self._learn(*pending)
+            pending = done
+
+    def _admit(self) -> None:
+        free = [row for row in range(self.max_rows) if row not in self.place]
+        came = []
+        for row in free:
+            if self.next_text >= len(self.texts):
+                break
+            if self.arrivals is not None and self.arrivals[self.next_text] > self.now:
+                break
+            self.place[row], self.sits[row], self.waits[row] = 0, self.next_text, -1
+            length = len(self.texts[self.next_text])
+            self.rows.known[row], self.rows.end[row] = PROMPT, PROMPT + length
+            self.rows.computed[:, row] = 0
+            self.rows.requests[row] = SimpleNamespace()  # type: ignore[call-overload]
+            self.next_text += 1
+            came.append(row)
+        if came:
+            self.policy.start(came)
+            reader = SimpleNamespace(read=self._read)
+            self.policy.read(came, reader)
+
+    def _read(self, ids: list[int]) -> None:
+        self.rows.computed[-1, ids] = self.rows.known[ids]
+        self.now += 0.3
+
+    def _host_step(self, row_R: np.ndarray) -> None:
+        """Reads rows to the network: a step without drafts that the host leads."""
+        self.now += 1.3 * self.seconds(_bucket(len(row_R)), SimpleNamespace(num_nodes=0, source=-1))
+        self.shapes.append(None)
+        for row in row_R.tolist():
+            self._say(row, 1)
+            self.waits[row] = -1
+            self.rows.known[row] = PROMPT + self.place.get(row, 0)
+        ids = [row for row in row_R.tolist() if row in self.place]
+        if ids:
+            self.policy.read(ids, SimpleNamespace(read=self._read))
+
+    def _say(self, row: int, count: int) -> None:
+        self.num_tokens += count
+        self.place[row] += count
+        if self.place[row] >= len(self.texts[self.sits[row]]):
+            del self.place[row]
+            self.rows.requests[row] = None
+
+    def _step(self, shape: Any, row_R: np.ndarray) -> tuple[Any, ...]:
+        num_nodes, source = shape
+        took = self.seconds(_bucket(len(row_R)), shape)
+        self.now += took
+        self.shapes.append(shape)
+        result_RC = np.full((len(row_R), FIRST + num_nodes + 1 + NUM_GUESSES), -1, dtype=np.int64)
+        for line, row in zip(result_RC, row_R.tolist(), strict=True):
+            here, text = self.place[row], self.texts[self.sits[row]]
+            waits, left = self.waits[row], len(text) - self.place[row]
+            run = 0 if waits < 0 else min(text.run(here, waits), num_nodes, left - 1)
+            line[TOKENS], line[CHECKED] = run + 1, num_nodes if waits >= 0 else 0
+            line[REASON] = 0 if run + 1 < left else 2
+            line[FIRST : FIRST + run + 1] = 1000 + np.arange(here, here + run + 1)
+            line[KNOWN] = PROMPT + here + run + 1
+            self._say(row, run + 1)
+            self.waits[row], line[MATCHED] = source, 0
+            now = self.place.get(row)
+            if now is not None and source >= 0:
+                line[MATCHED] = text.matched[now]
+                guesses = line[FIRST + num_nodes + 1 :]
+                guesses[:] = 7
+                right = int(text.right[now])
+                guesses[:right] = 1000 + np.arange(now, now + right)
+        graph = SimpleNamespace(
+            num_rows=_bucket(len(row_R)), num_nodes=num_nodes, source=source,
+            seconds=took, draft_seconds=0.0,
+        )  # fmt: skip
+        return row_R, result_RC, graph, took
+
+    def _learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any, took: float) -> None:
+        self.policy.learn(row_R, result_RC, graph)
+        for row, line in zip(row_R.tolist(), result_RC, strict=True):
+            if self.rows.requests[row] is not None:
+                self.rows.known[row] = max(self.rows.known[row], line[KNOWN])
+                if graph.source > 0:
+                    self.rows.computed[-1, row] = line[KNOWN] - 1
+        self.policy.timed(graph, took, took)
+
+
+class Fixed:
+    """A policy of one shape: what never, or always, drafting brings."""
+
+    def __init__(self, shape: Any) -> None:
+        self.shape = shape
+
+    def choose(self, row_R: np.ndarray) -> Any:
+        return self.shape
+
+    def is_ready(self, shape: Any, row_R: np.ndarray) -> bool:
+        return True
+
+    def launch(self, shape: Any, row_R: np.ndarray) -> Any:
+        return shape
+
+    def start(self, ids: list[int]) -> None: ...
+
+    def read(self, ids: list[int], reader: Any) -> None: ...
+
+    def learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> None: ...
+
+    def timed(self, graph: Any, seconds: float, since: float) -> None: ...
+
+
+def buffers(num_rows: int) -> RowBuffers:
+    return RowBuffers(
+        Capacity(num_blocks=64, block_size=16, max_rows=num_rows, max_len=4096, max_nodes=15)
+    )
+
+
+def _bucket(num_rows: int) -> int:
+    return 1 << (num_rows - 1).bit_length()
+
+
+def groups(texts: Sequence[Text], size: int) -> Iterator[Sequence[Text]]:
+    for first in range(0, len(texts) - size + 1, size):
+        yield texts[first : first + size]
+
+
+def steady(interval: float, count: int) -> Iterable[float]:
+    return [interval * place for place in range(count)]
