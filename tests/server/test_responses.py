@@ -47,6 +47,8 @@ def test_reasoning_text_and_calls_are_items(client: openai.OpenAI) -> None:
     assert message.content[0].text == "I look."
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Rome"})
     assert call.call_id != other.call_id
+    assert answer.usage is not None
+    assert answer.usage.output_tokens_details.reasoning_tokens == len("Hm.")
 
 
 def test_events_build_the_same_response(client: openai.OpenAI) -> None:

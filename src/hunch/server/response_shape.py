@@ -25,6 +25,7 @@ class ResponseShape(NamedEvents):
     turn: Turn | None
     echo: Json  # what the response repeats of its request
     keep: Callable[[Json], None]  # called with the finished response
+    count: Callable[[str], int]  # a text's tokens
     created: int = field(default_factory=lambda: int(time.time()))
     _items: list[Json] = field(default_factory=list)
     _kind: str = ""  # of the item that is being written; empty: none is
@@ -63,7 +64,20 @@ class ResponseShape(NamedEvents):
             "error": None,
             "incomplete_details": None,
             "output": list(self._items),
-            "usage": _usage(outputs[0]) if outputs else None,
+            "usage": self._usage(outputs[0]) if outputs else None,
+        }
+
+    def _usage(self, output: RequestOutput) -> Json:
+        num_prompt, num_output = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
+        details = {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0}
+        thoughts = [item for item in self._items if item["type"] == "reasoning"]
+        num_thought = sum(self.count(item["content"][0]["text"]) for item in thoughts)
+        return {
+            "input_tokens": num_prompt,
+            "input_tokens_details": details,
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": num_thought},
+            "total_tokens": num_prompt + num_output,
         }
 
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
@@ -162,15 +176,3 @@ def _empty_item(kind: str) -> Json:
         return {"type": "reasoning", "summary": [], "content": [part]}
     part_of_text: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     return {"type": "message", "role": "assistant", "content": [part_of_text]}
-
-
-def _usage(output: RequestOutput) -> Json:
-    num_prompt, num_output = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
-    details = {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0}
-    return {
-        "input_tokens": num_prompt,
-        "input_tokens_details": details,
-        "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": num_prompt + num_output,
-    }

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from hunch.chat.turn import Turn
 from hunch.server.events import chat_body
 from hunch.server.problems import ProblemError
 from hunch.server.response_shape import ResponseShape
@@ -125,11 +126,13 @@ def add_responses(app: FastAPI, service: Service) -> None:
             if body.store:
                 stored.put(response, [*items, *response["output"]])
 
-        return await service.chat(
-            _chat(body, items),
-            request,
-            lambda turn: ResponseShape(turn=turn, echo=echo, keep=keep, id=echo["id"]),
-        )
+        def count(text: str) -> int:
+            return len(service.text.encode(text, add_special_tokens=False))
+
+        def shape(turn: Turn) -> ResponseShape:
+            return ResponseShape(turn=turn, echo=echo, keep=keep, count=count, id=echo["id"])
+
+        return await service.chat(_chat(body, items), request, shape)
 
     @app.get("/v1/responses/{response_id}")
     async def one_response(response_id: str) -> dict[str, Any]:
