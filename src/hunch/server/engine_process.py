@@ -199,7 +199,8 @@ class Loop:
                 self._admit_checked()
             if self.engine.has_work():
                 self._step()
-            self._report(is_idle=not self.engine.has_work())
+            else:
+                self._report(is_idle=True)
         self._checkers.shutdown(wait=False, cancel_futures=True)
 
     def _obey(self, channel: Channel, message: wire.Message) -> None:
@@ -264,6 +265,8 @@ class Loop:
         self._step_began = time.monotonic()
         outputs = self.engine.step()
         self._step_began = None
+        # Before the answers: who has one finds it counted.
+        self._report(is_idle=not self.engine.has_work())
         items: dict[Channel, list[wire.Message]] = {}
         for output in outputs:
             one = self.open.get(output.request_id)
