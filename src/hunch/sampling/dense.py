@@ -39,6 +39,8 @@ from hunch.types import Request
 
 NUM_WORDS, NUM_PREFIX = 32, 8  # bad words of several tokens, and tokens before a word's last
 
+STAGED_BYTES = 32 * 2**20  # of pinned memory for what requests bring along
+
 
 class DeviceProcessors:
     """The rules of all rows, as tensors."""
@@ -47,6 +49,7 @@ class DeviceProcessors:
         self.max_rows, self.vocab_size, self.device = max_rows, vocab_size, device
         self._tables: ProcessTables | None = None
         self._generation = 0
+        self._stage: Stage | None = None  # made with the first request that has rules
 
     @property
     def tables(self) -> ProcessTables:
@@ -175,15 +178,43 @@ class DeviceProcessors:
         process(x_MC, where[0], where[1], where[2].contiguous(), tables, out_MV=x_MC, ids_C=ids_C)
 
     def _write(self, line: Tensor, values: npt.NDArray[Any]) -> None:
-        line.copy_(self._pinned(values), non_blocking=True)
+        if self.device.type != "cuda":
+            line.copy_(torch.from_numpy(values))
+            return
+        if self._stage is None:
+            self._stage = Stage(4 * self.vocab_size)
+        self._stage.send(values, line)
 
     def _sent(self, values: npt.NDArray[np.int64]) -> Tensor:
-        return self._pinned(values).to(self.device, non_blocking=True)
+        sent = torch.empty(values.shape, dtype=torch.int64, device=self.device)
+        self._write(sent, values)
+        return sent
 
-    def _pinned(self, values: npt.NDArray[Any]) -> Tensor:
-        """Host memory from which a copy does not wait for the step that is running."""
-        tensor = torch.from_numpy(values)
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+class Stage:
+    """Pinned memory of the host in pieces used in turn: a copy from it does not wait for the step
+    that is running, and to pin memory anew for every request takes milliseconds."""
+
+    def __init__(self, num_bytes: int) -> None:
+        count = max(16, min(64, STAGED_BYTES // num_bytes))
+        self._pieces = [
+            torch.empty(num_bytes, dtype=torch.uint8).pin_memory() for _ in range(count)
+        ]
+        self._copied = [torch.cuda.Event() for _ in range(count)]  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def send(self, values: npt.NDArray[Any], line: Tensor) -> None:
+        """Copy the values to the device, behind what was launched there."""
+        source = torch.from_numpy(np.ascontiguousarray(values))
+        if values.nbytes > len(self._pieces[0]):
+            line.copy_(source)
+            return
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._pieces)
+        self._copied[turn].synchronize()  # its last copy was long ago
+        held = self._pieces[turn][: values.nbytes].view(source.dtype).view(source.shape)
+        held.copy_(source)
+        line.copy_(held, non_blocking=True)
+        self._copied[turn].record()
 
 
 def _room(needed: int, room: int) -> int:
