@@ -139,6 +139,7 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
 NAMED: dict[str, Any] = {  # argument -> a value that gets a word in the log
     "use_v2_block_manager": False,
     "enforce_eager": True,
+    "enable_auto_tool_choice": True,
     "max_seq_len_to_capture": 1024,
     "compilation_config": 3,
     "enable_chunked_prefill": False,

@@ -70,7 +70,7 @@ _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculative_disable_mqa_scorer": ((False,), "drafts are always checked in one pass"),
     "disable_logprobs_during_spec_decoding": ((False,), "logprobs are given to who asks for them"),
     "trust_remote_code": ((False,), "hunch never runs a model's own code"),
-    "enable_auto_tool_choice": ((True,), "a model may call tools wherever a request brings some"),
+    "enable_auto_tool_choice": ((False,), "a model may call tools wherever a request brings some"),
 }
 _SGLANG_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "cuda_graph_max_bs": ((), _GRAPHS),

@@ -80,6 +80,6 @@ def test_a_planted_bias_is_seen(
 ) -> None:
     llm = tiny_llm("ngram")
     joint = expected(tiny_llm("off"))
-    monkeypatch.setattr(llm.engine.runner, "verify", believes_the_draft)
-    monkeypatch.setattr(llm.engine.runner, "_walk_row", None)  # the short way of the sound one
+    monkeypatch.setattr(llm.engine.runner.host, "verify", believes_the_draft)
+    monkeypatch.setattr(llm.engine.runner.host, "_walk_row", None)  # the short way of the sound one
     assert p_value(llm, joint) < 1e-6

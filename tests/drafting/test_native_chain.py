@@ -23,7 +23,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     small: Any = {"max_num_seqs": 2, "max_model_len": 256, "kv_bytes": 8_000_000}
     with LLM(str(path), speculate=f"draft:{path}:num_nodes=4", dtype="float32", **small) as llm:
         runner: Any = llm.engine.runner
-        assert runner.drafter.method.chains is not None
+        assert runner.drafter.network.method.chains is not None
         yield llm
 
 
@@ -33,13 +33,13 @@ def test_a_draft_waits_while_another_row_drafts(llm: LLM) -> None:
     for row, prompt in enumerate(([5, 6, 7, 8, 9], [101, 52, 3, 77, 20])):
         rows.tokens[row, :5], rows.known[row], rows.max_draft[row] = prompt, 5, 4
         rows.table[row, :2] = 2 * row, 2 * row + 1
-    rows.put_drafts([0], runner.drafter.propose(rows.view([0])))
+    rows.put_drafts([0], runner.drafter.network.method.propose(rows.view([0])))
     before = rows.drafts[0].tokens_N.tolist()
-    rows.put_drafts([1], runner.drafter.propose(rows.view([1])))
+    rows.put_drafts([1], runner.drafter.network.method.propose(rows.view([1])))
     assert rows.drafts[1].tokens_N.tolist() != before
     assert rows.drafts[0].tokens_N.tolist() == before
     assert rows.drafts[0].parents_N.tolist() == [-1, 0, 1, 2]
-    runner.drafter.forget([0, 1])
+    runner.drafter.network.method.forget([0, 1])
     rows.drafts[:2] = None, None
 
 

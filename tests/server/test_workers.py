@@ -28,6 +28,7 @@ def test_processes_share_the_engine_the_port_and_the_counts(
     start_server: Callable[..., LiveServer],
 ) -> None:
     server = start_server(workers=3, max_num_seqs=64, env={"FAKE_STEP_SECONDS": "0.005"})
+    wait_for(lambda: "engine_pid" in server.log())
     wait_for(lambda: len(children(server)) == 2)
     # Which process answers is the system's choice: all of them must be listening.
     wait_for(lambda: len(re.findall(rf":{server.port:04X} ", listening())) >= 3, 20)

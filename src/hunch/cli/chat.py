@@ -59,7 +59,7 @@ def chat(
         talk.engine = {"threads": threads, "dtype": dtype, "device": device, "max_num_seqs": 1}
         talk.open()
     talk.reset()
-    is_person = sys.stdin.isatty()
+    is_person = talk.is_person = sys.stdin.isatty()
     if is_person:
         _use_history()
         _say(f"{server or model}; /help lists commands")
@@ -83,6 +83,7 @@ class Conversation:
     engine: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)
     llm: LLM | None = None
+    is_person: bool = False  # who can ask again after an error; a script cannot
 
     def open(self) -> None:
         """Load the model; one that was open stays until the new one is there."""
@@ -115,6 +116,8 @@ class Conversation:
         except KeyboardInterrupt:
             _say("\n(stopped)")
         except HunchError as error:
+            if not self.is_person:
+                raise
             _say(f"error: {error}")
             return
         print()
