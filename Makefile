@@ -16,7 +16,7 @@ demo: $(VENV)/.installed
 	$(BIN)/hunch bench --workload demo --show --limit 4 --repeats 1
 
 # JOBS=2 shares the files of tests among so many processes of one thread each.
-JOBS ?= 1
+JOBS ?= 2
 ifneq ($(JOBS),1)
 test: export OMP_NUM_THREADS = 1
 SHARED := -n $(JOBS) --dist loadfile

@@ -35,7 +35,6 @@ from hunch.registry import MODELS, resolve
 
 DTYPES = ("auto", "int8", "int4", "float32")
 ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
-SMALL_BYTES = 1 << 30  # weights of a model that is quick even with fine activations
 _LANES = 16  # widths and heads are whole vectors on every CPU
 
 
@@ -142,20 +141,19 @@ def load_native(
     dtype: str = "auto",
     num_threads: int | None = None,
     progress: Progress = iterate,
-    bits: int | None = 8,
+    bits: int = 8,
 ) -> NativeDecoder | None:
     """The model of `weights` on native kernels; None where it or this machine cannot.
 
-    Before quantised weights, activations are rounded to 8 or 14 bits. None: to 14 for a small
-    model, whose answers 8 would change, and to 8 for a large one, which 14 would slow down.
+    Before quantised weights, activations are rounded to 8 bits, or to 14: that is slower, and a
+    small model's answers are then those of float32.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
     spec = ModelSpec.from_config(weights.config)
     if not is_supported(spec) or not is_available():
         return None
-    is_fine = weights.nbytes < SMALL_BYTES if bits is None else bits == 14
-    return NativeDecoder(spec, weights, dtype, num_threads, progress, is_fine=is_fine)
+    return NativeDecoder(spec, weights, dtype, num_threads, progress, is_fine=bits == 14)
 
 
 def is_supported(spec: ModelSpec) -> bool:
