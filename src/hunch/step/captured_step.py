@@ -233,12 +233,13 @@ class CapturedSteps:
         except torch.OutOfMemoryError:
             log.warning("no GPU memory to capture a step of %d rows: the host leads it", len(work))
             return None
-        self._upload(group, graph)
+        allowed = self._allowed(group, graph)
+        self._upload(group, allowed, graph)
         requests = [self.rows.requests[row] for row in group.ids]
         graph.forward.replay()
         if kind.extras & MASKS:
             read_pending()
-            self._fill_masks(group, graph)
+            self._fill_masks(group, allowed, graph)
         graph.finish.replay()
         return PendingStep(group, requests, graph, self.steps.download.expect())
 
@@ -270,39 +271,34 @@ class CapturedSteps:
         shape = self.policy.choose(group.row_R) if group.is_drafting else StepShape(0)
         return shape if self.policy.is_ready(shape, group.row_R) else None
 
-    def _upload(self, group: Group, graph: StepGraph) -> None:
-        renewed = self.device_rows.update(group.ids, group.allowed, group.room, graph.num_rows)
+    def _upload(self, group: Group, allowed: list[int], graph: StepGraph) -> None:
+        renewed = self.device_rows.update(group.ids, allowed, group.room, graph.num_rows)
         if renewed:  # from here on the device drafts; what the host held is out of date
             self.host_drafter.forget(renewed)
             for row in renewed:
                 self.rows.drafts[row] = None
 
-    def _fill_masks(self, group: Group, graph: StepGraph) -> None:
+    def _allowed(self, group: Group, graph: StepGraph) -> list[int]:
+        """Nodes to check of each row; with a grammar, no more than there is time to mask."""
+        most = None
+        if graph.kind.extras & MASKS:
+            most = self.grammars.most_nodes(group.ids, graph.forward_seconds)
+        if most is None:
+            return group.allowed
+        matchers, pairs = self.grammars.matchers, zip(group.ids, group.allowed, strict=True)
+        return [min(count, most) if row in matchers else count for row, count in pairs]
+
+    def _fill_masks(self, group: Group, allowed: list[int], graph: StepGraph) -> None:
         """What grammars allow after each root and node that the step checks."""
-        num_nodes = graph.num_nodes
-        num_k, matchers = num_nodes + 1, self.grammars.matchers
-
-        from hunch.grammar.matcher import (  # an extra; it is there with the first grammar
-            Job,
-            fill_all,
-        )
-
-        def write(mask_MW: np.ndarray, is_masked_M: np.ndarray) -> None:
-            jobs: list[Job] = []
-            for place, row in enumerate(group.ids):
-                if row not in matchers:
-                    continue
-                first = place * num_k
-                is_masked_M[first : first + num_k] = True
-                tokens, parents = self._drafts.get(row, ([], []))
-                count = min(len(tokens), group.allowed[place], num_nodes)
-                jobs.append(Job(matchers[row], tokens[:count], parents[:count], first))
-            fill_all(jobs, mask_MW)
-
+        num_k, drafts = graph.num_nodes + 1, {}
+        for row, count in zip(group.ids, allowed, strict=True):
+            tokens, parents = self._drafts.get(row, ([], []))
+            count = min(count, graph.num_nodes)
+            drafts[row] = tokens[:count], parents[:count]
         num_logits = graph.num_rows * num_k
         self.steps.step_masks(num_logits)
         assert self.steps.masks is not None
-        self.steps.masks.fill(num_logits, write)
+        self.steps.masks.fill(num_logits, partial(self.grammars.fill, drafts, num_k))
 
     # --- after a step -----------------------------------------------------------------------------
 

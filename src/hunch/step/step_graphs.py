@@ -57,6 +57,7 @@ class StepGraph:
     finish: Graph
     seconds: float  # of both, on the device
     draft_seconds: float  # of these, for drafting
+    forward_seconds: float = 0.0  # and of `forward`; 0.0: not known
 
     @property
     def num_rows(self) -> int:
@@ -185,7 +186,7 @@ class StepGraphs:
         if drafter is not None:
             alone = Graph(partial(draft, self._states(len(buffers.ids_T))), self.device, self.pool)
             draft_seconds = seconds_of(alone, self.device)
-        return StepGraph(kind, forward, graph, seconds, draft_seconds)
+        return StepGraph(kind, forward, graph, seconds, draft_seconds, forward_seconds)
 
     def _forward_of(self, size: tuple[int, int, int], buffers: StepBuffers) -> tuple[Graph, float]:
         """Pack and run the target; every kind of step of this size goes on from its states."""
