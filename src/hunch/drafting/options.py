@@ -61,9 +61,12 @@ class GrowOptions:
             )
         if self.tree == "fixed":
             branch = min(self.branch, num_nodes)
+            depth = self.depth or -(-num_nodes // branch)
+            if max_depth is not None:
+                depth = min(depth, max_depth)
             return TreeShape(
-                depth=self.depth or -(-num_nodes // branch),
-                num_nodes=num_nodes,
+                depth=depth,
+                num_nodes=min(num_nodes, depth * branch),
                 branch=branch,
                 is_fixed=True,
                 min_confidence=self.min_confidence,
