@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -92,13 +93,18 @@ def _free_memory(device: torch.device, utilization: float) -> int:
     return _free_ram() // 4
 
 
-def _free_ram() -> int:
-    """Memory the system could give without swapping."""
+def _free_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory the system could give without swapping, within the limit of a container."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
                 if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+                    free = int(line.split()[1]) * 1024
     except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        pass  # another system: half of the machine's memory
+    try:
+        limit, used = ((cgroup / f"memory.{name}").read_text() for name in ("max", "current"))
+        return free if limit.strip() == "max" else max(min(free, int(limit) - int(used)), 0)
+    except OSError:
+        return free
