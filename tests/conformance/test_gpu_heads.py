@@ -1,4 +1,4 @@
-"""Heads draft in flight on a GPU as well as by the host."""
+"""Heads draft in captured steps on a GPU as well as by the host."""
 
 from pathlib import Path
 
@@ -52,4 +52,4 @@ def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_fil
             answers.append([out.outputs[0].token_ids for out in outputs])
     assert answers[0] == answers[1]
     assert per_pass[0] > 1.4
-    assert per_pass[1] > 0.8 * per_pass[0]  # the first step of a row in flight has no draft
+    assert per_pass[1] > 0.8 * per_pass[0]  # the first step of a row in captured steps has no draft

@@ -46,7 +46,7 @@ class Steps:
         self.run(list(range(self.num_rows)), mark)
         return self.delivery.expect()
 
-    def land(self, slot: int) -> set[int]:
+    def apply_all(self, slot: int) -> set[int]:
         result_RC, _ = self.delivery.receive(slot, self.num_rows, self.num_columns)
         assert result_RC.shape == (self.num_rows, self.num_columns)
         return set(result_RC.flatten().tolist())
@@ -65,9 +65,9 @@ def test_steps_under_way_together_keep_their_results(
     waiting = steps.launch(100)
     for mark in range(101, 101 + 3 * SLOTS):
         launched = steps.launch(mark)
-        assert steps.land(waiting) == {mark - 1}
+        assert steps.apply_all(waiting) == {mark - 1}
         waiting = launched
-    assert steps.land(waiting) == {100 + 3 * SLOTS}
+    assert steps.apply_all(waiting) == {100 + 3 * SLOTS}
 
 
 @KERNELS
@@ -77,7 +77,7 @@ def test_runs_without_rows_neither_count_nor_deliver(kernels: Kernels) -> None:
         waiting = steps.launch(mark)
         for _ in range(SLOTS + 1):
             steps.run([-1, -1], 99)
-        assert steps.land(waiting) == {mark}
+        assert steps.apply_all(waiting) == {mark}
 
 
 @pytest.mark.parametrize("speculate", ["off", "ngram"])
