@@ -40,8 +40,6 @@ PROSE = re.compile(
     re.IGNORECASE,
 )
 
-# Files still being rewritten. Only ever take lines away.
-
 
 def parts_of(name: str) -> set[str]:
     """The words a name is made of: `StepPace` and `step_pace` are both step, pace."""
