@@ -36,7 +36,6 @@ from hunch.step.step_graphs import (
     StepKind,
     best_size,
     bucket,
-    sampling_of,
 )
 from hunch.step.upload import MAX_STOPS, DeviceRows
 from hunch.types import DraftTrace, Request, RowResult, RowStart, RowWork, StepResult
@@ -225,9 +224,9 @@ class CapturedSteps:
         shape = self.policy.launch(
             shape if group.has_waiting else StepShape(0, shape.source), group.row_R
         )
-        asks = int(np.bitwise_or.reduce(self.sampling.asks_X[group.row_R]))
+        sampling = self.sampling.asked(group.row_R).kind
         num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
-        kind = StepKind(len(group.ids), *shape, sampling_of(asks), group.extras, num_best)
+        kind = StepKind(len(group.ids), *shape, sampling, group.extras, num_best)
         try:
             graph = self._step(kind)
         except torch.OutOfMemoryError:

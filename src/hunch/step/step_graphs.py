@@ -23,7 +23,7 @@ from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows, commit, co
 from hunch.kernels.gpu_transfer import deliver
 from hunch.models.decoder import Hidden
 from hunch.sampling.dense import DeviceProcessors
-from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
+from hunch.sampling.state import SamplingState
 from hunch.step.capture import Graph, seconds_of
 from hunch.step.results import NO_SCORES, Columns, Download
 from hunch.step.step_extras import StepMasks, drafted_paths, write_drafts, write_scores
@@ -271,11 +271,6 @@ class StepGraphs:
 def bucket(num_rows: int) -> int:
     """The next size a step is captured for: few, as each takes a moment to capture."""
     return 1 << (num_rows - 1).bit_length()
-
-
-def sampling_of(asks: int) -> int:
-    """Greedy, sampled, or sampled with filters."""
-    return 0 if not asks & SAMPLED else 2 if asks & FILTERED else 1
 
 
 def best_size(num_best: int) -> int:
