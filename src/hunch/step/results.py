@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hunch.kernels.gpu_step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
+from hunch.sampling.logprobs import entries
 from hunch.sampling.stop import REASONS
 from hunch.step.rows import RowBuffers
 from hunch.types import Logprob, Request, RowResult, RowWork, StepResult
@@ -49,18 +50,11 @@ class Columns:
 
     def scores_of(self, line_C: np.ndarray, num_wanted: int) -> list[dict[int, Logprob]]:
         """Of each committed token: its own entry first, then the best tokens'."""
-        size, found = _entry(self.num_best), []
-        for place, token in enumerate(line_C[FIRST : FIRST + int(line_C[TOKENS])].tolist()):
-            entry_E = line_C[self.scores + place * size : self.scores + (place + 1) * size]
-            bits_C = np.ascontiguousarray(entry_E[2::2]).astype(np.int32)
-            values = bits_C.view(np.float32).tolist()
-            entries = {token: Logprob(logprob=values[0], rank=int(entry_E[0]))}
-            ids = entry_E[3::2].tolist()
-            for rank, (other, value) in enumerate(zip(ids, values[1:], strict=True), start=1):
-                if rank <= num_wanted and value > -np.inf:
-                    entries.setdefault(other, Logprob(logprob=value, rank=rank))
-            found.append(entries)
-        return found
+        num_tokens, size = int(line_C[TOKENS]), _entry(self.num_best)
+        scored_KE = line_C[self.scores : self.scores + num_tokens * size].reshape(num_tokens, size)
+        scored_KE = scored_KE[:, : _entry(num_wanted)]
+        value_KC = np.ascontiguousarray(scored_KE[:, 2::2]).astype(np.int32).view(np.float32)
+        return entries(scored_KE[:, 1::2].tolist(), value_KC.tolist(), scored_KE[:, 0].tolist())
 
 
 def _entry(num_best: int) -> int:
