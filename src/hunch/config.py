@@ -13,6 +13,7 @@ from hunch.errors import ConfigError
 from hunch.registry import (
     DRAFTERS,
     LOSSY,
+    SYNTHETIC,
     VERIFIERS,
     find_drafter,
     known_drafters,
@@ -145,6 +146,11 @@ class SpecConfig:
     def is_lossy(self) -> bool:
         """The verifier may change what the target would say."""
         return self.verifier in LOSSY
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Its drafts are made up for a benchmark: acceptance says nothing about a drafter."""
+        return self.method in SYNTHETIC
 
     @staticmethod
     def parse(text: str, **rest: Any) -> SpecConfig:

@@ -244,6 +244,8 @@ def build_engine(
     files = _find(config.model)
     if config.spec.is_lossy:
         log.warning("verifier=%r is LOSSY: it may change the text", config.spec.verifier)
+    if config.spec.is_synthetic:
+        log.warning("SYNTHETIC drafts: acceptance and speed are no drafter's, only the engine's")
     tokenizer = tokenizer or load_text(config)
     device = _pick_device(config.model.device)
     for word in unused_arguments(config, device):

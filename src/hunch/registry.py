@@ -23,7 +23,9 @@ DRAFTERS = {
     "eagle3": "hunch.drafting.eagle:Eagle3Drafter",
     "mtp": "hunch.drafting.eagle:MtpDrafter",
     "auto": "hunch.drafting.auto:AutoDrafter",
+    "synthetic": "hunch.drafting.synthetic:SyntheticDrafter",
 }
+SYNTHETIC = frozenset({"synthetic"})  # for benchmarks of the engine: their guesses are made up
 
 VERIFIERS = {
     "exact": "hunch.verify.exact:exact",

@@ -35,6 +35,9 @@ class EngineSubject:
 
     def warm(self, jobs: Sequence[Job]) -> None:
         """Short answers that count for nothing: kernels are built, costs are learned."""
+        if self.llm.config.spec.is_synthetic:  # it drafts what it has seen once
+            for job in jobs:
+                self.llm.generate([job.token_ids], job.params, use_tqdm=False)
         for job in (min(jobs, key=lambda j: len(j.token_ids)),) * 2:
             params = replace(job.params, max_tokens=WARM_TOKENS)
             self.llm.generate([job.token_ids], params, use_tqdm=False)

@@ -191,6 +191,12 @@ def findings(report: Report) -> list[str]:
     said += _auto(report)
     if len(report.points()) == 1:
         said += _saved(report)
+    made_up = [run.method for run in report.runs if run.method.startswith("synthetic")]
+    if made_up:
+        said.append(
+            f"{', '.join(dict.fromkeys(made_up))}: SYNTHETIC, what is accepted was wished for; it "
+            "shows the engine's speed, no drafter's"
+        )
     errors = [answer for run in report.runs for answer in run.errors()]
     if errors:
         said.append(f"{len(errors)} requests failed; the first: {errors[0].error}")

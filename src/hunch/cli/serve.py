@@ -42,6 +42,7 @@ _HELP = {
     "download_dir": "Where models are fetched to; default: the user's caches.",
     "prompt_log": "A file to add every prompt to, for hunch train --resume; default: none.",
     "allow_request_chat_template": "Let requests bring their own (sandboxed) chat template.",
+    "allow_synthetic": "Serve with --speculate synthetic, whose drafts are made up: benchmarks.",
     "speculate": "What drafts: NAME[:PATH][:KEY=VALUE]...",
     "verifier": "Who judges drafts: exact, rejection, block (lossless) or typical (LOSSY).",
     "speculative_model": "vLLM's name for a drafter's path, or [ngram].",

@@ -263,6 +263,9 @@ class Engine:
         if self.config.spec.is_lossy:  # shown wherever the figures are
             for figures in (stats, *(answer.stats for answer in answers)):
                 figures["lossy"] = True
+        if self.config.spec.is_synthetic:
+            for figures in (stats, *(answer.stats for answer in answers)):
+                figures["synthetic"] = True
         return RequestOutput(
             request_id=asked.id,
             prompt=asked.prompt,
@@ -290,6 +293,7 @@ class Engine:
         )
         return report | {
             "is_lossy": self.config.spec.is_lossy,
+            "is_synthetic": self.config.spec.is_synthetic,
             "num_running": len(scheduler.running),
             "num_waiting": len(scheduler.waiting),
             "kv_usage": 1 - pool.num_free / pool.num_blocks,

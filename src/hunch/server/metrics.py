@@ -35,6 +35,7 @@ _GAUGES = (
     ("num_requests_waiting", "num_waiting", "Sequences waiting for a row."),
     ("kv_cache_usage_perc", "kv_usage", "Share of KV blocks in use; 1 is all of them."),
     ("lossy_verifier", "is_lossy", "1: the verifier is LOSSY and may change the text (typical)."),
+    ("synthetic_drafts", "is_synthetic", "1: drafts are SYNTHETIC, made up for a benchmark."),
     ("drafter_memory_bytes", "drafter_bytes", "Memory held by drafters."),
 )
 _COUNTERS = (

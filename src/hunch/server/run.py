@@ -42,6 +42,11 @@ def serve(
     text_factory: str = TEXT_FACTORY,
 ) -> int:
     """Serve until told to stop; returns the exit code."""
+    if config.spec.is_synthetic and not settings.allow_synthetic:
+        raise ConfigError(
+            f"speculate={config.spec.method!r} makes its drafts up, for benchmarks of the engine; "
+            "to serve with it all the same give --allow-synthetic too"
+        )
     settings = hiding(config, settings)
     logs.set_up(settings.log_format, settings.log_level)
     if settings.disable_log_requests:

@@ -65,6 +65,7 @@ class ServeConfig:
     disable_log_requests: bool = False  # no line per request, unless it failed
     prompt_log: str = ""  # a file that every prompt is added to; empty: none is kept
     allow_request_chat_template: bool = False
+    allow_synthetic: bool = False  # serve with drafts made up for a benchmark
     has_page: bool = True
     hides_guesses: bool = False  # `origins` leave out what was guessed wrong
     version: str = "unknown"

@@ -37,6 +37,7 @@ function show(stats) {
     ["first token, median", ms(engine.ttft_ms?.p50)],
     ["between tokens, median", ms(engine.latency_ms?.p50)],
   ];
+  if (engine.is_synthetic) rows.unshift(["drafter", "SYNTHETIC: made up for a benchmark"]);
   if (engine.is_lossy) rows.unshift(["verifier", "LOSSY: the text may differ"]);
   $("totals").replaceChildren(
     ...rows.flatMap(([name, value]) => [make("dt", "", name), make("dd", "", value)]),
