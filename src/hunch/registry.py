@@ -40,6 +40,9 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "MistralForCausalLM": "hunch.models.mistral:Mistral",
     "Qwen2ForCausalLM": "hunch.models.qwen2:Qwen2",
     "Qwen3ForCausalLM": "hunch.models.qwen3:Qwen3",
+    "MixtralForCausalLM": "hunch.models.mixtral:Mixtral",
+    "Qwen2MoeForCausalLM": "hunch.models.qwen_moe:Qwen2Moe",
+    "Qwen3MoeForCausalLM": "hunch.models.qwen_moe:Qwen3Moe",
     "OPTForCausalLM": "hunch.models.opt:Opt",
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hunch.layers.attention import Attend, Attention
+from hunch.layers.experts import Experts
 from hunch.layers.mlp import MLP
 from hunch.layers.norm import Norm
 from hunch.layers.part import Part
@@ -16,7 +17,9 @@ from hunch.layers.part import Part
 class Block(Part):
     """x + attention(norm(x)), then x + mlp(norm(x)); without attn_norm its input goes in bare."""
 
-    def __init__(self, attn_norm: Norm | None, attn: Attention, mlp_norm: Norm, mlp: MLP) -> None:
+    def __init__(
+        self, attn_norm: Norm | None, attn: Attention, mlp_norm: Norm, mlp: MLP | Experts
+    ) -> None:
         self.attn_norm = attn_norm
         self.attn = attn
         self.mlp_norm = mlp_norm

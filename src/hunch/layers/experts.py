@@ -1,69 +1,99 @@
-"""A mixture of experts in place of the MLP: a few of many for each token, and a shared one.
+"""A mixture of experts in place of the MLP: a few of many for each token, and shared ones.
 
-Shape letters: T packed tokens, D width, E experts, G groups of experts, K experts per token, F
-inner width.
-Paper: arXiv 2412.19437, section 2.1.2.
+Shape letters: T packed tokens, D width, E experts, K experts per token, F inner width, N outputs
+and I inputs of a product per expert.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from hunch.kernels.linear import linear
+from hunch.kernels.activation import gated
+from hunch.kernels.experts import Routing, route
+from hunch.kernels.linear import linear, linear_in_tiles
+from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
 from hunch.layers.part import Part
+from hunch.parallel.group import SINGLE, Group
 
-_BEST_OF_GROUP = 2  # experts whose scores say what a group is worth
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertSpec:
+    """The experts of a model."""
+
+    routing: Routing
+    width: int  # inner width of each
+    layers: tuple[bool, ...]  # per layer: whether experts stand in place of the MLP
+    has_router_bias: bool = False
+    has_choice_bias: bool = False  # added to the scores for the choice alone
+    has_bias: bool = False  # of the experts' products
+    shared_width: int = 0  # inner width of the expert every token asks; 0: there is none
+    is_shared_gated: bool = False  # a sigmoid says how much of the shared expert is added
+
+    def check(self) -> None:
+        self.routing.check()
 
 
 class Router(Part):
-    """Sigmoid scores; a bias enters the choice alone, and only the best groups take part in it."""
+    """Logits in float32, as small gaps decide."""
 
     def __init__(
-        self,
-        weight_ED: Tensor,
-        bias_E: Tensor,
-        *,
-        num_chosen: int,
-        num_groups: int,
-        num_groups_kept: int,
-        is_normed: bool,  # the weights of a token's experts add up to one
-        scale: float,
+        self, logits: Linear, routing: Routing, choice_bias_E: Tensor | None = None
     ) -> None:
-        self.weight_ED, self.bias_E = weight_ED, bias_E  # float32, as small gaps decide
-        self.num_chosen, self.num_groups = num_chosen, num_groups
-        self.num_groups_kept, self.is_normed, self.scale = num_groups_kept, is_normed, scale
+        self.logits, self.routing, self.choice_bias_E = logits, routing, choice_bias_E
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts and their weights, TK both."""
-        score_TE = linear(x_TD.float(), self.weight_ED).sigmoid()
-        choice_TGE = (score_TE + self.bias_E).view(len(x_TD), self.num_groups, -1)
-        if self.num_groups_kept < self.num_groups:
-            num_best = min(_BEST_OF_GROUP, choice_TGE.shape[2])
-            worth_TG = choice_TGE.topk(num_best, dim=2).values.sum(2)
-            kept_TG = worth_TG.topk(self.num_groups_kept, dim=1).indices
-            is_out_TG = torch.ones_like(worth_TG, dtype=torch.bool).scatter_(1, kept_TG, False)
-            choice_TGE = choice_TGE.masked_fill(is_out_TG[:, :, None], -torch.inf)
-        chosen_TK = choice_TGE.flatten(1).topk(self.num_chosen, dim=1).indices
-        weight_TK = score_TE.gather(1, chosen_TK)
-        if self.is_normed:
-            weight_TK = weight_TK / (weight_TK.sum(1, keepdim=True) + 1e-20)
-        return chosen_TK, weight_TK * self.scale
+        return route(self.logits(x_TD.float()), self.routing, self.choice_bias_E)
+
+
+class StackedLinear(Linear):
+    """A matrix per expert, [E, N, I], with biases [E, N]."""
+
+    def of(self, expert: int, x_TI: Tensor) -> Tensor:
+        weight_NI = self.weight_NK[expert]
+        bias_N = None if self.bias_N is None else self.bias_N[expert]
+        if self.num_tile_rows:
+            return linear_in_tiles(x_TI, weight_NI, bias_N, self.num_tile_rows)
+        return linear(x_TI, weight_NI, bias_N)
 
 
 class Experts(Part):
-    """sum of weight * expert(x) over a token's experts, plus the shared expert of all tokens."""
+    """sum of weight * expert(x) over a token's experts in ascending order, plus the shared one."""
 
-    def __init__(self, router: Router, experts: list[GatedMLP], shared: GatedMLP | None) -> None:
-        self.router, self.experts, self.shared = router, experts, shared
+    def __init__(
+        self,
+        router: Router,
+        gate_up: StackedLinear,
+        down: StackedLinear,
+        activation: str,
+        shared: GatedMLP | None = None,
+        shared_gate: Linear | None = None,  # float32: small gaps, one number per token
+        group: Group = SINGLE,
+    ) -> None:
+        self.router, self.gate_up, self.down = router, gate_up, down
+        self.activation, self.shared, self.shared_gate = activation, shared, shared_gate
+        self.group = group  # over which the inner width is split
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         chosen_TK, weight_TK = self.router(x_TD)
-        y_TD = torch.zeros_like(x_TD) if self.shared is None else self.shared(x_TD)
-        weight_TK = weight_TK.to(x_TD.dtype)
-        for expert in torch.unique(chosen_TK).tolist():
+        y_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+        for expert in torch.unique(chosen_TK).tolist():  # ascending
             token, place = (chosen_TK == expert).nonzero(as_tuple=True)
-            part_TD = self.experts[expert](x_TD[token]) * weight_TK[token, place, None]
-            y_TD = y_TD.index_add(0, token, part_TD)
-        return y_TD
+            out_TD = self.down.of(
+                expert, gated(self.gate_up.of(expert, x_TD[token]), self.activation)
+            )
+            part_TD = out_TD.float() * weight_TK[token, place, None]
+            y_TD = y_TD.index_add(0, token, part_TD)  # once per token: nothing to be ordered
+        y_TD = y_TD.to(x_TD.dtype)
+        if self.group.size > 1:
+            y_TD = self.group.all_reduce(y_TD)
+        if self.shared is None:
+            return y_TD
+        shared_TD = self.shared(x_TD)
+        if self.shared_gate is not None:
+            shared_TD = shared_TD * self.shared_gate(x_TD.float()).sigmoid().to(x_TD.dtype)
+        return y_TD + shared_TD

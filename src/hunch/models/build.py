@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from hunch.layers.attention import Attention, Heads
 from hunch.layers.block import Block, PostNormBlock
+from hunch.layers.experts import Experts
 from hunch.layers.mlp import MLP, GatedMLP, PlainMLP
+from hunch.models.experts import EXPERT_NAMES, ExpertNames, build_experts
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Group, shard_size
@@ -31,6 +33,7 @@ class Names:
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    experts: ExpertNames = EXPERT_NAMES
 
 
 LLAMA_NAMES = Names()
@@ -78,7 +81,11 @@ def build_attention(
     )
 
 
-def build_mlp(spec: ModelSpec, source: Source, prefix: str, *, names: Names = LLAMA_NAMES) -> MLP:
+def build_mlp(
+    spec: ModelSpec, source: Source, prefix: str, layer: int, *, names: Names = LLAMA_NAMES
+) -> MLP | Experts:
+    if spec.experts is not None and spec.experts.layers[layer]:
+        return build_experts(spec, source, prefix, names.experts)
     bias = spec.has_mlp_bias
     up_names = (prefix + names.gate, prefix + names.up) if spec.is_gated else (prefix + names.up,)
     up = source.linear(up_names, (spec.ffn_width,) * len(up_names), spec.width, has_bias=bias)
@@ -106,5 +113,5 @@ def build_block(
         attn_norm,
         build_attention(spec, source, prefix, layer, names=names, input_width=input_width),
         source.norm(prefix + names.mlp_norm, spec.width, spec.norm_eps, spec.norm),
-        build_mlp(spec, source, prefix, names=names),
+        build_mlp(spec, source, prefix, layer, names=names),
     )

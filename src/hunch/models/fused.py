@@ -163,6 +163,7 @@ def unknown_to_kernels(
         "norms after the residual sums": any(isinstance(b, PostNormBlock) for b in blocks),
         "an MLP without a gate": not spec.is_gated,
         f"activation {spec.activation}": spec.activation != "silu",
+        "experts": spec.experts is not None,
         "learned positions": spec.rope is None,
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }

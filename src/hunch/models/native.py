@@ -162,6 +162,7 @@ def is_supported(spec: ModelSpec) -> bool:
         spec.norm == "rms"
         and spec.activation == "silu"
         and spec.is_gated
+        and spec.experts is None
         and spec.rope is not None
         and not spec.is_post_norm
         and spec.embed_width in (0, spec.width)

@@ -32,8 +32,8 @@ class Source:
         self.device = torch.device(device)
         self.group = group
 
-    def read(self, name: str, shape: Shape) -> Tensor:
-        """The whole tensor, in any place and precision."""
+    def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
+        """The whole tensor in any place; `dtype` is what a file's numbers are converted to."""
         raise NotImplementedError
 
     def take(self, name: str, *shape: int, split: int | None = None) -> Tensor:
@@ -42,6 +42,10 @@ class Source:
         if split is not None:
             tensor = shard(tensor, split, self.group)
         return tensor.to(self.device, self.dtype)
+
+    def floats(self, name: str, *shape: int) -> Tensor:
+        """The whole tensor in float32, whatever the model's precision."""
+        return self.read(name, shape, torch.float32).to(self.device, torch.float32)
 
     def rms_norm(self, name: str, width: int, eps: float) -> RMSNorm:
         return RMSNorm(self.take(f"{name}.weight", width), eps)
@@ -107,7 +111,7 @@ class FileSource(Source):
                 return candidate
         return None
 
-    def read(self, name: str, shape: Shape) -> Tensor:
+    def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         found = self.find(name)
         if found is None:
             raise ModelFormatError(f"the model's files lack the tensor {name}")
@@ -115,7 +119,7 @@ class FileSource(Source):
             raise ModelFormatError(
                 f"tensor {found} has shape {tuple(self.weights.shape(found))}, expected {shape}"
             )
-        return self.weights.tensor(found, self.dtype)
+        return self.weights.tensor(found, dtype or self.dtype)
 
 
 class RandomSource(Source):
@@ -126,7 +130,7 @@ class RandomSource(Source):
         self.seed = seed
         self.scale = scale
 
-    def read(self, name: str, shape: Shape) -> Tensor:
+    def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         key = zlib.crc32(name.encode()) ^ (self.seed * 0x9E3779B1 & 0xFFFFFFFF)
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(key))
         if len(shape) == 1:
@@ -149,3 +153,6 @@ class ShapeSource(Source):
     def take(self, name: str, *shape: int, split: int | None = None) -> Tensor:
         self.shapes[name] = shape
         return torch.empty(0)
+
+    def floats(self, name: str, *shape: int) -> Tensor:
+        return self.take(name, *shape)

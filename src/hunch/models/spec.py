@@ -9,6 +9,7 @@ from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.activation import ACTIVATIONS
+from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
 from hunch.registry import MODELS, resolve, unknown
 
@@ -42,6 +43,7 @@ class ModelSpec:
     embed_width: int = 0  # of the embedding, where it is projected to `width`
     is_post_norm: bool = False  # norms stand after the residual sums
     has_final_norm: bool = True
+    experts: ExpertSpec | None = None  # in place of some layers' MLPs
     dtype: str | None = None  # precision the file was saved in
 
     @staticmethod
@@ -77,6 +79,8 @@ class ModelSpec:
             raise ModelFormatError(
                 f"layer_types lists {len(self.windows)} layers, num_hidden_layers={self.num_layers}"
             )
+        if self.experts is not None:
+            self.experts.check()
         if self.rope and self.rope.factors and len(self.rope.factors) != self.head_dim // 2:
             raise ModelFormatError(
                 f"{len(self.rope.factors)} rope factors for a head of {self.head_dim}"

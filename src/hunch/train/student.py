@@ -94,7 +94,7 @@ class _Masters(Source):
         super().__init__(dtype, device)
         self.tensors = tensors
 
-    def read(self, name: str, shape: Shape) -> Tensor:
+    def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         tensor = self.tensors[name]
         assert tuple(tensor.shape) == shape, f"{name}: {tuple(tensor.shape)}, not {shape}"
         return tensor

@@ -120,14 +120,14 @@ class _CutSource(FileSource):
         self.family: type[Decoder] = resolve(MODELS, spec.architecture)
         self.tables = target.tables if _is_same(spec, target) else None
 
-    def read(self, name: str, shape: Shape) -> Tensor:
+    def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         names = self.family.names
         if name not in (names.embed, names.head):
-            return super().read(name, shape)
+            return super().read(name, shape, dtype)
         if self.tables is not None:
             return self.tables[name != names.embed]
         origin = FileSource(_origin(self.weights), self.dtype, self.device)
-        return origin.read(name, shape)
+        return origin.read(name, shape, dtype)
 
 
 def _native_tables(

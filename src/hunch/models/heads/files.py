@@ -199,9 +199,9 @@ class HeadSource(Source):
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._weights.shape(self._find(name)))
 
-    def read(self, name: str, shape: Shape) -> Tensor:
+    def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         self._check(name, shape)
-        return self._weights.tensor(self._find(name), self.dtype)
+        return self._weights.tensor(self._find(name), dtype or self.dtype)
 
     def ids(self, name: str, size: int) -> Tensor:
         """A tensor of token ids."""
@@ -245,11 +245,6 @@ class HeadSource(Source):
     def held(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
         """A layer of a matrix that was read already, as this target's drafters keep theirs."""
         return self._hold(Linear(weight_NK.contiguous(), bias_N))
-
-    def floats(self, name: str, *shape: int) -> Tensor:
-        """A tensor in float32 whatever the target's precision."""
-        self._check(name, shape)
-        return self._weights.tensor(self._find(name), torch.float32).to(self.device)
 
     def dense(self, name: str, num_out: int, num_in: int) -> Linear:
         """`name`.weight, with `name`.bias where there is one."""

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.errors import ModelError, ModelFormatError, UnsupportedModelError
 from hunch.layers.attention import Heads
-from hunch.layers.experts import Experts, Router
+from hunch.layers.experts import Experts
 from hunch.layers.latent import LatentAttention, LatentBlock
 from hunch.layers.mlp import GatedMLP
+from hunch.models.experts import ExpertNames, build_experts, read_deepseek_experts
 from hunch.models.heads.files import HeadSource, number, read_geometry
-from hunch.models.spec import ModelSpec, read_float
+from hunch.models.spec import ModelSpec
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 _SCALES = ("mscale", "mscale_all_dim")  # read here; models/spec.py knows yarn without them
@@ -179,7 +180,7 @@ def build_latent_block(
 ) -> LatentBlock:
     mlp: GatedMLP | Experts
     if f"{prefix}mlp.gate.weight" in source:
-        mlp = _experts(spec, source, config, f"{prefix}mlp.")
+        mlp = _experts(spec, source, config, prefix)
     else:
         mlp = _mlp(spec, source, f"{prefix}mlp.", spec.ffn_width)
     return LatentBlock(
@@ -241,31 +242,15 @@ def _mlp(spec: ModelSpec, source: HeadSource, prefix: str, inner: int) -> GatedM
 def _experts(
     spec: ModelSpec, source: HeadSource, config: Mapping[str, Any], prefix: str
 ) -> Experts:
-    where = source.where
-    total, inner = (number(config, k, where) for k in ("n_routed_experts", "moe_intermediate_size"))
-    chosen = number(config, "num_experts_per_tok", where)
-    groups, kept = (number(config, k, where, 1) for k in ("n_group", "topk_group"))
-    if total % groups or kept > groups or chosen > kept * (total // groups):
-        raise ModelFormatError(
-            f"{where}: {chosen} of {total} experts from {kept} of {groups} groups cannot be chosen"
-        )
     if config.get("scoring_func", "sigmoid") != "sigmoid":
         raise UnsupportedModelError(
-            f"{where}: scoring_func={config['scoring_func']!r}; experts chosen by sigmoid "
+            f"{source.where}: scoring_func={config['scoring_func']!r}; experts chosen by sigmoid "
             "scores were expected"
         )
-    router = Router(
-        source.floats(f"{prefix}gate.weight", total, spec.width),
-        source.floats(f"{prefix}gate.e_score_correction_bias", total),
-        num_chosen=chosen,
-        num_groups=groups,
-        num_groups_kept=kept,
-        is_normed=bool(config.get("norm_topk_prob", True)),
-        scale=read_float(config, "routed_scaling_factor", 1.0),
-    )
-    experts = [_mlp(spec, source, f"{prefix}experts.{i}.", inner) for i in range(total)]
-    shared = None
-    if config.get("n_shared_experts"):
-        num_shared = number(config, "n_shared_experts", where)
-        shared = _mlp(spec, source, f"{prefix}shared_experts.", num_shared * inner)
-    return Experts(router, experts, shared)
+    try:
+        experts = read_deepseek_experts(config, 1)
+        experts.check()
+    except ModelError as error:
+        raise type(error)(f"{source.where}: {error}") from None
+    names = replace(ExpertNames(), shared="mlp.shared_experts.")
+    return build_experts(replace(spec, experts=experts), source, prefix, names)

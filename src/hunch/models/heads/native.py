@@ -21,6 +21,7 @@ from hunch.kernels.native import (
 )
 from hunch.kernels.native_draft import FusedLayer, NativeJoin
 from hunch.layers.block import Block
+from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
 from hunch.layers.norm import RMSNorm
@@ -90,6 +91,7 @@ def build_network(
 
 def _linears(block: Block) -> list[Linear]:
     mlp = block.mlp
+    assert not isinstance(mlp, Experts)  # _fits looked
     up = mlp.gate_up if isinstance(mlp, GatedMLP) else mlp.up
     return [block.attn.qkv, block.attn.out, up, mlp.down]
 

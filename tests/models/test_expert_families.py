@@ -1,0 +1,66 @@
+"""Families with experts against transformers, and the independence of their rows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from builders import plain_logits
+from hunch.models.load import load_decoder
+from hunch.models.weights import open_weights
+
+COMMON = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+}
+QWEN = COMMON | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+CASES = {
+    "mixtral": ("Mixtral", COMMON | {"num_local_experts": 4, "sliding_window": 7}),
+    "qwen3-moe": ("Qwen3Moe", QWEN | {"norm_topk_prob": True}),
+    "qwen3-moe, some layers": (
+        "Qwen3Moe",
+        QWEN | {"decoder_sparse_step": 2, "norm_topk_prob": False},
+    ),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        QWEN | {"shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
+    ),
+}
+IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def make(name: str, folder: Path) -> torch.nn.Module:
+    """A random model of transformers, saved as it saves."""
+    family, settings = CASES[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        config = getattr(transformers, f"{family}Config")(**settings)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():  # fresh norms are ones and biases zeros
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    return make(request.param, folder), open_weights(folder)
+
+
+@torch.no_grad()
+def test_logits_are_those_of_transformers(pair):
+    theirs, weights = pair
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    assert expected.std() > 0.1
+    torch.testing.assert_close(
+        plain_logits(load_decoder(weights), IDS), expected, atol=2e-4, rtol=2e-4
+    )
