@@ -6,8 +6,10 @@ import pytest
 import torch
 import transformers
 
-from builders import plain_logits
+from builders import Seq, pack, plain_logits, tables
+from hunch.kernels import native
 from hunch.models.load import load_decoder
+from hunch.models.native import load_native
 from hunch.models.weights import open_weights
 
 COMMON = {
@@ -30,7 +32,7 @@ CASES = {
     ),
     "qwen2-moe": (
         "Qwen2Moe",
-        QWEN | {"shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
+        QWEN | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
     ),
 }
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -64,3 +66,33 @@ def test_logits_are_those_of_transformers(pair):
     torch.testing.assert_close(
         plain_logits(load_decoder(weights), IDS), expected, atol=2e-4, rtol=2e-4
     )
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@torch.no_grad()
+def test_native_kernels_compute_what_transformers_does(pair):
+    theirs, weights = pair
+    ours = load_native(weights, dtype="float32", num_threads=2)
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=5e-4, rtol=5e-4)
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+def test_a_row_is_the_same_bits_in_any_batch_and_any_chunk(pair, dtype):
+    model = load_native(pair[1], dtype=dtype, num_threads=2)
+    ids = torch.randint(0, 90, (64, 3), generator=torch.Generator().manual_seed(1)).tolist()
+    table_SB = tables(64, 2)
+
+    def last_rows(seqs, kv):
+        ids_T, attn = pack(seqs, table_SB[: len(seqs)])
+        hidden_TD = model.forward(ids_T, attn, kv).last_TD
+        return hidden_TD[[span.last - 1 for span in attn.spans]]
+
+    expected = last_rows([Seq(prompt) for prompt in ids], model.new_kv(64 * 8))
+    assert len(expected.unique(dim=0)) == 64
+    for size in (1, 2, 7, 16, 33):
+        kv = model.new_kv(64 * 8)
+        last_rows([Seq(prompt[:2]) for prompt in ids[:size]], kv)
+        rows = last_rows([Seq(prompt[2:], start=2) for prompt in ids[:size]], kv)
+        assert rows.equal(expected[:size])

@@ -35,6 +35,7 @@ from hunch.kernels.native_structs import (
 
 if TYPE_CHECKING:
     from hunch.kernels.native_draft import NativeJoin
+    from hunch.kernels.native_experts import NativeExperts
 
 
 INT4, INT8, FLOAT = 0, 1, 2  # kinds of a matrix
@@ -54,7 +55,9 @@ def _library() -> ctypes.CDLL | None:
         "hunch_team_new": (_POINTER, _I32),
         "hunch_matrix_new": (_POINTER, _I32, _I32, _I32),
         "hunch_matrix_bytes": (_I64, _POINTER),
-        "hunch_matrix_fill": (None, _POINTER, _POINTER, _I32, _POINTER, _I64),
+        "hunch_matrix_fill": (
+            None, _POINTER, _POINTER, _I32, _POINTER, _I64, _I64, _I64,
+        ),
         "hunch_matrix_rows": (None, _POINTER, _POINTER, _I64, _POINTER),
         "hunch_matrix_free": (None, _POINTER),
         "hunch_multiply": (None, _POINTER, _POINTER, _POINTER, _I64, _POINTER, _I32),
@@ -143,9 +146,21 @@ class NativeMatrix:
         matrix._fill(FORMATS[name], data.contiguous())
         return matrix
 
-    def _fill(self, form: int, rows: Tensor) -> None:
+    def put_floats(self, first: int, weight_NK: Tensor) -> None:
+        """Rows from `first` on, a multiple of 16, rounded to the kind."""
+        self._fill(_FLOATS, weight_NK.to(torch.float32).contiguous(), first)
+
+    def put_blocks(self, name: str, first: int, data: Tensor) -> None:
+        """Rows from `first` on, a multiple of 16, of GGUF blocks."""
+        self._fill(FORMATS[name], data.contiguous(), first)
+
+    def _fill(self, form: int, rows: Tensor, first: int = 0) -> None:
         row_bytes = rows[0].numel() * rows.element_size()
-        _lib().hunch_matrix_fill(self.handle, self.team, form, rows.data_ptr(), row_bytes)
+        assert first % 16 == 0
+        assert first + len(rows) <= self.num_out
+        _lib().hunch_matrix_fill(
+            self.handle, self.team, form, rows.data_ptr(), row_bytes, first, len(rows)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -183,14 +198,16 @@ class NativeLayer:
     """One decoder layer; norms and biases are float32."""
 
     MATRICES: ClassVar[tuple[str, ...]] = _MATRICES
+    ATTENTION: ClassVar[tuple[str, ...]] = _MATRICES[:4]
 
     q: NativeMatrix
     k: NativeMatrix
     v: NativeMatrix
     out: NativeMatrix
-    gate: NativeMatrix
-    up: NativeMatrix
-    down: NativeMatrix
+    gate: NativeMatrix | None = None  # None, as up and down: there are experts
+    up: NativeMatrix | None = None
+    down: NativeMatrix | None = None
+    experts: NativeExperts | None = None
     attn_norm: Tensor | None
     mlp_norm: Tensor
     q_norm: Tensor | None = None
@@ -199,12 +216,17 @@ class NativeLayer:
     window: int | None = None
 
     def matrices(self) -> list[NativeMatrix]:
-        return [getattr(self, name) for name in _MATRICES]
+        found = [getattr(self, name) for name in _MATRICES]
+        found += self.experts.matrices() if self.experts else []
+        return [matrix for matrix in found if matrix is not None]
 
     def _struct(self) -> _Layer:
         struct = _Layer(window=self.window or 0)
+        if self.experts is not None:
+            struct.experts = self.experts.address
         for name in _MATRICES:
-            setattr(struct, name, getattr(self, name).handle)
+            matrix = getattr(self, name)
+            setattr(struct, name, None if matrix is None else matrix.handle)
             setattr(struct, f"{name}_bias", _address(self.biases.get(name)))
         for name in _NORMS:
             setattr(struct, name, _address(getattr(self, name)))

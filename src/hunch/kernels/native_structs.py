@@ -16,7 +16,28 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in (*_MATRICES, *_NORMS, *_BIASES)),
         *((name, _I64) for name in ("window", "k_row", "v_row", "up_row")),
+        ("experts", _POINTER),
     )
+
+
+class _Experts(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, _POINTER)
+            for name in (
+                "router", "up", "down", "router_bias", "choice_bias", "up_bias", "down_bias",
+                "shared_up", "shared_down", "shared_gate",
+            )
+        ),
+        *(
+            (name, _I32)
+            for name in (
+                "num_experts", "num_chosen", "width", "shared_width", "scores", "is_normed",
+                "num_groups", "num_groups_kept", "num_best",
+            )
+        ),
+        ("scale", _F32),
+    )  # fmt: skip
 
 
 class _Spec(ctypes.Structure):

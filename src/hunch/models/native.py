@@ -5,6 +5,10 @@ Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocab
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,11 +25,14 @@ from hunch.kernels.native import (
     NativeShape,
     is_available,
 )
+from hunch.kernels.native_experts import NativeExperts
 from hunch.layers.attention import Heads
+from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import Rope
 from hunch.models.backends import NATIVE
 from hunch.models.build import Names, local_heads
 from hunch.models.decoder import Decoder, Hidden, Progress
+from hunch.models.experts import ExpertNames
 from hunch.models.load import check_tensors
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
@@ -69,10 +76,7 @@ class NativeDecoder:
         assert spec.rope is not None
         self.rope = Rope(spec.rope, spec.head_dim, spec.max_len)
         prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
-        layers = [
-            _layer(spec, reader, prefix, self.names, spec.windows[i])
-            for i, prefix in enumerate(prefixes)
-        ]
+        layers = [_layer(spec, reader, prefix, self.names, i) for i, prefix in enumerate(prefixes)]
         if tables is not None:
             self.embedding, head = tables
         else:
@@ -162,7 +166,7 @@ def is_supported(spec: ModelSpec) -> bool:
         spec.norm == "rms"
         and spec.activation == "silu"
         and spec.is_gated
-        and spec.experts is None
+        and (spec.experts is None or _fits(spec.experts))
         and spec.rope is not None
         and not spec.is_post_norm
         and spec.embed_width in (0, spec.width)
@@ -170,6 +174,12 @@ def is_supported(spec: ModelSpec) -> bool:
         and spec.head_dim % (2 * _LANES) == 0
         and spec.head_dim <= 512
     )
+
+
+def _fits(experts: ExpertSpec) -> bool:
+    """Whether an expert's rows begin where the kernels read whole vectors."""
+    widths = (experts.width, experts.shared_width)
+    return all(width % _LANES == 0 for width in widths) and not experts.has_bias
 
 
 class _Reader:
@@ -193,21 +203,47 @@ class _Reader:
         assert found is not None
         packed = self.source.weights.packed(found)
         exact = EXACT_KIND.get(packed.kind) if packed else None
-        if self.dtype == "auto":
-            kind = exact if exact is not None else FLOAT if packed is None else INT8
-        else:
-            kind = {"int8": INT8, "int4": INT8 if is_table else INT4, "float32": FLOAT}[self.dtype]
+        kind = self._kind(packed is not None, exact, is_table)
         if packed is not None and kind == exact:
             return NativeMatrix.from_blocks(
                 packed.kind, packed.shape, packed.data, self.num_threads
             )
         return NativeMatrix.from_floats(self._floats(name), kind, self.num_threads)
 
+    def _kind(self, is_packed: bool, exact: int | None, is_table: bool = False) -> int:
+        if self.dtype == "auto":
+            return exact if exact is not None else INT8 if is_packed else FLOAT
+        return {"int8": INT8, "int4": INT8 if is_table else INT4, "float32": FLOAT}[self.dtype]
 
-def _layer(
-    spec: ModelSpec, reader: _Reader, prefix: str, names: Names, window: int | None
-) -> NativeLayer:
-    where = {name: prefix + getattr(names, name) for name in NativeLayer.MATRICES}
+    def floats(self, name: str) -> NativeMatrix:
+        """A matrix that is never rounded."""
+        return NativeMatrix.from_floats(self._floats(name), FLOAT, self.num_threads)
+
+    def stack(self, names: list[str]) -> NativeMatrix:
+        """The rows of several tensors, one beneath the other, as one matrix."""
+        weights = self.source.weights
+        found = [there for name in names if (there := self.source.find(name)) is not None]
+        assert len(found) == len(names)
+        packed = [weights.packed(name) for name in found]
+        kinds = {None if pack is None else pack.kind for pack in packed}
+        exact = EXACT_KIND.get(next(iter(kinds)) or "") if len(kinds) == 1 else None
+        kind = self._kind(any(packed), exact)
+        sizes = [math.prod(weights.shape(name)[:-1]) for name in found]
+        matrix = NativeMatrix(kind, sum(sizes), weights.shape(found[0])[-1], self.num_threads)
+        first = 0
+        for name, pack, size in zip(names, packed, sizes, strict=True):
+            if pack is not None and kind == exact:
+                matrix.put_blocks(pack.kind, first, pack.data)
+            else:
+                matrix.put_floats(first, self._floats(name).flatten(0, -2))
+            first += size
+        return matrix
+
+
+def _layer(spec: ModelSpec, reader: _Reader, prefix: str, names: Names, layer: int) -> NativeLayer:
+    has_experts = spec.experts is not None and spec.experts.layers[layer]
+    matrices = NativeLayer.ATTENTION if has_experts else NativeLayer.MATRICES
+    where = {name: prefix + getattr(names, name) for name in matrices}
     has_bias = dict.fromkeys(("q", "k", "v"), spec.has_qkv_bias)
     has_bias["out"] = spec.has_out_bias
     has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
@@ -220,11 +256,41 @@ def _layer(
         biases={
             name: reader.tensor(f"{path}.bias") for name, path in where.items() if has_bias[name]
         },
+        experts=_experts(spec, reader, prefix, names.experts) if has_experts else None,
         attn_norm=norm(names.attn_norm),
         mlp_norm=norm(names.mlp_norm),
         q_norm=norm(names.q_norm) if spec.has_qk_norm else None,
         k_norm=norm(names.k_norm) if spec.has_qk_norm else None,
-        window=window,
+        window=spec.windows[layer],
+    )
+
+
+def _experts(spec: ModelSpec, reader: _Reader, prefix: str, names: ExpertNames) -> NativeExperts:
+    experts = spec.experts
+    assert experts is not None
+    count, shared = experts.routing.num_experts, prefix + names.shared
+
+    def stack(paths: Iterable[str]) -> NativeMatrix:
+        return reader.stack([f"{path}.weight" for path in paths])
+
+    found: dict[str, Any] = {}
+    if experts.has_router_bias:
+        found["router_bias"] = reader.tensor(f"{prefix}{names.router}.bias")
+    if experts.has_choice_bias:
+        found["choice_bias"] = reader.tensor(prefix + names.choice_bias)
+    if experts.shared_width:
+        found["shared_up"] = stack((f"{shared}gate_proj", f"{shared}up_proj"))
+        found["shared_down"] = reader.matrix(f"{shared}down_proj.weight")
+    if experts.is_shared_gated:
+        found["shared_gate"] = reader.floats(f"{prefix}{names.shared_gate}.weight")
+    return NativeExperts(
+        routing=experts.routing,
+        width=experts.width,
+        router=reader.floats(f"{prefix}{names.router}.weight"),
+        up=stack(prefix + name for group in names.all_up(count) for name in group),
+        down=stack(prefix + name for name in names.all_down(count)),
+        shared_width=experts.shared_width,
+        **found,
     )
 
 

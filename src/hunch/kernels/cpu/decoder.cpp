@@ -52,9 +52,17 @@ struct Decoder::Step {
 
 Decoder::Decoder(const DecoderSpec& spec)
     : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers) {
-    auto note = [&](const Matrix* w) { (w->kind == Kind::FLOAT ? needs_float_ : needs_int_) = true; };
-    for (const LayerSpec& layer : layers_)
+    auto note = [&](const Matrix* w) {
+        if (w) (w->kind == Kind::FLOAT ? needs_float_ : needs_int_) = true;
+    };
+    std::vector<const ExpertsSpec*> experts;
+    for (const LayerSpec& layer : layers_) {
+        if (layer.experts) experts.push_back(layer.experts);
         for (auto* w : {layer.q, layer.k, layer.v, layer.out, layer.gate, layer.up, layer.down}) note(w);
+        if (layer.experts)
+            for (auto* w : {layer.experts->up, layer.experts->shared_up, layer.experts->router}) note(w);
+    }
+    if (!experts.empty()) experts_.reset(new Experts(experts, spec.width, spec.is_fine));
     note(spec.head);
     if (spec.project) note(spec.project);
     input_[NORMED].num_in = spec.width;
@@ -78,6 +86,7 @@ void Decoder::reserve(int num_rows, int num_threads) {
             thread.row.resize(widest + P);
         }
     }
+    if (experts_) experts_->reserve(num_rows, num_threads);
     if (num_rows <= num_rows_) return;
     num_rows_ = num_rows;
     x_.resize((size_t)num_rows * spec_.width);
@@ -266,6 +275,10 @@ int Decoder::forward(Team& team, const Pass& pass) {
             });
             residual_phase(worker, *layer.out, layer.out_bias, input_[ATTENDED], num_rows);
             norm_phase(worker, layer.mlp_norm, input_[NORMED], num_rows);
+            if (layer.experts) {
+                experts_->run(worker, *layer.experts, input_[NORMED], x_.data(), num_rows);
+                continue;
+            }
             mlp_phase(worker, layer, num_rows);
             residual_phase(worker, *layer.down, layer.down_bias, input_[GATED], num_rows);
         }

@@ -1,9 +1,11 @@
 // A whole pass of a decoder in one call. The structs are filled by Python (kernels/native.py).
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "attention.h"
+#include "experts.h"
 #include "gemm.h"
 
 namespace hunch {
@@ -16,6 +18,7 @@ struct LayerSpec {
     const float *gate_bias, *up_bias, *down_bias;      // may be null
     int64_t window;                                    // positions a token sees; 0: all
     int64_t k_row, v_row, up_row;  // where they begin, should q, k, v or gate, up be one matrix
+    const ExpertsSpec* experts;    // in place of gate, up and down, which then are null
 };
 
 struct DecoderSpec {
@@ -84,6 +87,7 @@ private:
     static constexpr int NUM_INPUTS = 4;
     std::vector<uint8_t> tiles_[NUM_INPUTS];
     std::vector<float> rows_[NUM_INPUTS];
+    std::unique_ptr<Experts> experts_;  // null where no layer has any
     Input input_[NUM_INPUTS];  // normed stream, attention's result, gated MLP, token and state
 };
 

@@ -1,0 +1,250 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "vecmath.h"
+
+namespace hunch {
+
+namespace {
+
+constexpr int CHANNELS = 32;  // of one work item: a group of the next input
+
+int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
+int num_parts(int num_channels) { return (num_channels + CHANNELS - 1) / CHANNELS; }
+
+void note(const Matrix* w, bool& needs_int, bool& needs_float) {
+    if (w) (w->kind == Kind::FLOAT ? needs_float : needs_int) = true;
+}
+
+}  // namespace
+
+Experts::Experts(const std::vector<const ExpertsSpec*>& specs, int width, bool is_fine)
+    : width_(width) {
+    for (const ExpertsSpec* spec : specs) {
+        for (auto* w : {spec->up, spec->down, spec->shared_up, spec->shared_down})
+            note(w, needs_int_, needs_float_);
+        num_chosen_ = spec->num_chosen;
+        num_experts_ = spec->num_experts;
+        gathered_.num_in = width;
+        gated_.num_in = spec->width;
+        shared_.num_in = spec->shared_width;
+    }
+    for (Input* input : {&gathered_, &gated_, &shared_}) input->is_fine = is_fine;
+}
+
+void Experts::store(Input& input, int index, int num_rows) {
+    if (needs_int_) tiles_[index].resize(input.bytes_for(num_rows));
+    if (needs_float_) rows_[index].resize((size_t)num_rows * input.num_in);
+    input.tiles = needs_int_ ? tiles_[index].data() : nullptr;
+    input.rows = needs_float_ ? rows_[index].data() : nullptr;
+}
+
+void Experts::reserve(int num_rows, int num_threads) {
+    const int widest = std::max({width_, gated_.num_in, shared_.num_in});
+    if ((int)threads_.size() < num_threads) {
+        threads_.resize(num_threads);
+        for (Thread& thread : threads_) {
+            thread.panel.resize(Scratch::panel_bytes(widest));
+            thread.out.resize((size_t)ROW_CHUNK * CHANNELS + P);
+            thread.other.resize(thread.out.size());
+        }
+    }
+    if (num_rows <= num_rows_) return;
+    num_rows_ = num_rows;
+    const size_t num_pairs = (size_t)num_rows * num_chosen_;
+    logits_.resize((size_t)num_rows * num_experts_);
+    weights_.resize(num_pairs);
+    chosen_.resize(num_pairs);
+    place_.resize(num_pairs);
+    shares_.resize(num_rows);
+    // Each expert's rows begin at a tile.
+    const int num_gathered = (int)(num_pairs + std::min(num_pairs, (size_t)num_experts_) * (RT - 1));
+    store(gathered_, 0, num_gathered + RT);
+    store(gated_, 1, num_gathered + RT);
+    store(shared_, 2, num_rows);
+}
+
+// The experts of a row, ascending, and their weights. Of equal scores the lowest expert wins.
+void Experts::route(const ExpertsSpec& spec, const float* logits, int row) {
+    const int count = spec.num_experts, size = count / spec.num_groups;
+    std::vector<float> score(logits, logits + count), choice;
+    const Scores kind = (Scores)spec.scores;
+    if (kind == Scores::SOFTMAX) {
+        float top = *std::max_element(score.begin(), score.end()), total = 0;
+        for (float& s : score) total += s = std::exp(s - top);
+        for (float& s : score) s /= total;
+    } else if (kind == Scores::SIGMOID) {
+        for (float& s : score) s = 1.0f / (1.0f + std::exp(-s));
+    }
+    choice = score;
+    for (int e = 0; spec.choice_bias && e < count; e++) choice[e] += spec.choice_bias[e];
+    const float never = -std::numeric_limits<float>::infinity();
+    auto best_of = [&](std::vector<float>& from) {
+        int best = (int)(std::max_element(from.begin(), from.end()) - from.begin());  // the first
+        from[best] = never;
+        return best;
+    };
+    if (spec.num_groups_kept < spec.num_groups) {
+        std::vector<float> worth(spec.num_groups, 0.0f);
+        for (int g = 0; g < spec.num_groups; g++) {
+            std::vector<float> members(choice.begin() + g * size, choice.begin() + (g + 1) * size);
+            for (int i = 0; i < std::min(spec.num_best, size); i++) {
+                float top = *std::max_element(members.begin(), members.end());
+                best_of(members);
+                worth[g] += top;
+            }
+        }
+        for (int i = 0; i < spec.num_groups_kept; i++) best_of(worth);
+        for (int g = 0; g < spec.num_groups; g++)
+            if (worth[g] != never) std::fill_n(choice.begin() + g * size, size, never);
+    }
+    int* chosen = &chosen_[(size_t)row * spec.num_chosen];
+    float* weight = &weights_[(size_t)row * spec.num_chosen];
+    for (int i = 0; i < spec.num_chosen; i++) chosen[i] = best_of(choice);
+    std::sort(chosen, chosen + spec.num_chosen);
+    float top = never, total = 0;
+    for (int i = 0; i < spec.num_chosen; i++) top = std::max(top, weight[i] = score[chosen[i]]);
+    for (int i = 0; i < spec.num_chosen; i++) {
+        if (kind == Scores::CHOSEN) weight[i] = std::exp(weight[i] - top);
+        total += weight[i];
+    }
+    const bool is_divided = spec.is_normed || kind == Scores::CHOSEN;
+    for (int i = 0; i < spec.num_chosen; i++)
+        weight[i] = (is_divided ? weight[i] / (total + 1e-20f) : weight[i]) * spec.scale;
+}
+
+// Where the rows of each expert stand in the gathered input, and the pieces they are computed in.
+void Experts::plan(int num_rows, int num_experts) {
+    std::vector<int> count(num_experts, 0), first(num_experts, 0);
+    const int num_pairs = num_rows * num_chosen_;
+    for (int p = 0; p < num_pairs; p++) count[chosen_[p]]++;
+    pieces_.clear();
+    int end = 0;
+    for (int e = 0; e < num_experts; e++) {
+        first[e] = end;
+        for (int at = 0; at < count[e]; at += ROW_CHUNK)
+            pieces_.push_back({e, end + at, std::min(ROW_CHUNK, count[e] - at)});
+        end += (count[e] + RT - 1) / RT * RT;
+    }
+    row_of_.resize(end);
+    slot_of_.resize(end);
+    for (int p = 0; p < num_pairs; p++) {
+        int at = place_[p] = first[chosen_[p]]++;
+        row_of_[at] = p / num_chosen_;
+        slot_of_[at] = p;
+    }
+}
+
+void Experts::gated(Thread& mine, const Matrix& w, const float* bias, int gate_row, int up_row,
+                    int first, int last, const Input& from, int row, int count, const Input& to) {
+    Scratch scratch{mine.panel.data()};
+    float *gate = mine.out.data(), *up = mine.other.data();
+    multiply(w, gate_row + first, gate_row + last, from, row, count, gate, CHANNELS, scratch);
+    multiply(w, up_row + first, up_row + last, from, row, count, up, CHANNELS, scratch);
+    for (int r = 0; r < count; r++, gate += CHANNELS, up += CHANNELS) {
+        for (int i = 0; bias && i < last - first; i++) {
+            gate[i] += bias[gate_row + first + i];
+            up[i] += bias[up_row + first + i];
+        }
+        HUNCH_UNROLL for (int i = 0; i < CHANNELS; i += P)
+            hunch::store(gate + i, mul(silu(load(gate + i)), load(up + i)));
+        to.put(row + r, first / CHANNELS, first / CHANNELS + 1, gate);
+    }
+}
+
+void Experts::up_phase(Worker& worker, const ExpertsSpec& spec) {
+    const int parts = num_parts(spec.width);
+    worker.each((int)pieces_.size() * parts, [&](int item) {
+        const Piece& piece = pieces_[item / parts];
+        const int first = item % parts * CHANNELS, last = std::min(first + CHANNELS, spec.width);
+        const int gate = piece.expert * 2 * spec.width;
+        gated(threads_[worker.id()], *spec.up, spec.up_bias, gate, gate + spec.width, first, last,
+              gathered_, piece.first, piece.count, gated_);
+    });
+}
+
+// A work item is a few channels of all experts, so that a row's experts are added in order.
+void Experts::down_phase(Worker& worker, const ExpertsSpec& spec, float* x) {
+    worker.each(num_parts(width_), [&](int part) {
+        const int first = part * CHANNELS, last = std::min(first + CHANNELS, width_);
+        Thread& mine = threads_[worker.id()];
+        for (const Piece& piece : pieces_) {
+            const int shift = piece.expert * width_;
+            multiply(*spec.down, shift + first, shift + last, gated_, piece.first, piece.count,
+                     mine.out.data(), CHANNELS, Scratch{mine.panel.data()});
+            for (int r = 0; r < piece.count; r++) {
+                const float weight = weights_[slot_of_[piece.first + r]];
+                float *out = &mine.out[(size_t)r * CHANNELS];
+                float *to = x + (size_t)row_of_[piece.first + r] * width_;
+                for (int i = first; i < last; i++) {
+                    float value = out[i - first] + (spec.down_bias ? spec.down_bias[shift + i] : 0);
+                    to[i] += weight * value;
+                }
+            }
+        }
+    });
+}
+
+void Experts::shared_phase(Worker& worker, const ExpertsSpec& spec, const Input& input, float* x,
+                           int num_rows) {
+    const int up_parts = num_parts(spec.shared_width), down_parts = num_parts(width_);
+    worker.each(num_chunks(num_rows) * up_parts, [&](int item) {
+        const int row = item / up_parts * ROW_CHUNK, first = item % up_parts * CHANNELS;
+        const int last = std::min(first + CHANNELS, spec.shared_width);
+        gated(threads_[worker.id()], *spec.shared_up, nullptr, 0, spec.shared_width, first, last,
+              input, row, std::min(ROW_CHUNK, num_rows - row), shared_);
+    });
+    worker.each(num_chunks(num_rows) * down_parts, [&](int item) {
+        const int row = item / down_parts * ROW_CHUNK, first = item % down_parts * CHANNELS;
+        const int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + CHANNELS, width_);
+        Thread& mine = threads_[worker.id()];
+        multiply(*spec.shared_down, first, last, shared_, row, count, mine.out.data(), CHANNELS,
+                 Scratch{mine.panel.data()});
+        for (int r = 0; r < count; r++)
+            for (int i = first; i < last; i++)
+                x[(size_t)(row + r) * width_ + i] +=
+                    shares_[row + r] * mine.out[(size_t)r * CHANNELS + i - first];
+    });
+}
+
+void Experts::run(Worker& worker, const ExpertsSpec& spec, const Input& input, float* x,
+                  int num_rows) {
+    const int parts = num_parts(spec.num_experts), chunks = num_chunks(num_rows);
+    worker.each(chunks * (parts + 1), [&](int item) {
+        const int row = item / (parts + 1) * ROW_CHUNK, part = item % (parts + 1);
+        const int count = std::min(ROW_CHUNK, num_rows - row);
+        Thread& mine = threads_[worker.id()];
+        Scratch scratch{mine.panel.data()};
+        if (part == parts) {  // how much of the shared expert each row takes
+            if (spec.shared_gate)
+                multiply(*spec.shared_gate, 0, 1, input, row, count, mine.out.data(), CHANNELS, scratch);
+            for (int r = 0; r < count; r++)
+                shares_[row + r] =
+                    spec.shared_gate ? 1.0f / (1.0f + std::exp(-mine.out[(size_t)r * CHANNELS])) : 1.0f;
+            return;
+        }
+        const int first = part * CHANNELS, last = std::min(first + CHANNELS, spec.num_experts);
+        multiply(*spec.router, first, last, input, row, count, mine.out.data(), CHANNELS, scratch);
+        for (int r = 0; r < count; r++)
+            for (int e = first; e < last; e++)
+                logits_[(size_t)(row + r) * spec.num_experts + e] =
+                    mine.out[(size_t)r * CHANNELS + e - first] +
+                    (spec.router_bias ? spec.router_bias[e] : 0);
+    });
+    worker.each(num_rows,
+                [&](int row) { route(spec, &logits_[(size_t)row * spec.num_experts], row); });
+    worker.each(1, [&](int) { plan(num_rows, spec.num_experts); });
+    worker.each(num_rows * spec.num_chosen, [&](int pair) {
+        const float* from = input.rows + (size_t)(pair / spec.num_chosen) * width_;
+        gathered_.put_row(place_[pair], from);
+    });
+    up_phase(worker, spec);
+    down_phase(worker, spec, x);
+    if (spec.shared_up) shared_phase(worker, spec, input, x, num_rows);
+}
+
+}  // namespace hunch
