@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from operator import is_
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,10 @@ from hunch.kernels.native_structs import (
     _F32,
     _I32,
     _I64,
-    _MATRICES,
-    _NORMS,
     _POINTER,
+    NativeLayer,
+    NativeShape,
+    _address,
     _Layer,
     _Pass,
     _Spec,
@@ -35,7 +35,6 @@ from hunch.kernels.native_structs import (
 
 if TYPE_CHECKING:
     from hunch.kernels.native_draft import NativeJoin
-    from hunch.kernels.native_experts import NativeExperts
 
 
 INT4, INT8, FLOAT = 0, 1, 2  # kinds of a matrix
@@ -108,10 +107,6 @@ def _lib() -> ctypes.CDLL:
     library = _library()
     assert library is not None, "ask is_available() first"
     return library
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _floats(x: Tensor) -> Tensor:
@@ -191,60 +186,6 @@ class NativeMatrix:
     def __del__(self) -> None:
         if getattr(self, "handle", None) and _library is not None:
             _lib().hunch_matrix_free(self.handle)
-
-
-@dataclass(kw_only=True, slots=True)
-class NativeLayer:
-    """One decoder layer; norms and biases are float32."""
-
-    MATRICES: ClassVar[tuple[str, ...]] = _MATRICES
-    ATTENTION: ClassVar[tuple[str, ...]] = _MATRICES[:4]
-
-    q: NativeMatrix
-    k: NativeMatrix
-    v: NativeMatrix
-    out: NativeMatrix
-    gate: NativeMatrix | None = None  # None, as up and down: there are experts
-    up: NativeMatrix | None = None
-    down: NativeMatrix | None = None
-    experts: NativeExperts | None = None
-    attn_norm: Tensor | None
-    mlp_norm: Tensor
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    biases: dict[str, Tensor | None]  # by the name of the matrix
-    window: int | None = None
-
-    def matrices(self) -> list[NativeMatrix]:
-        found = [getattr(self, name) for name in _MATRICES]
-        found += self.experts.matrices() if self.experts else []
-        return [matrix for matrix in found if matrix is not None]
-
-    def _struct(self) -> _Layer:
-        struct = _Layer(window=self.window or 0)
-        if self.experts is not None:
-            struct.experts = self.experts.address
-        for name in _MATRICES:
-            matrix = getattr(self, name)
-            setattr(struct, name, None if matrix is None else matrix.handle)
-            setattr(struct, f"{name}_bias", _address(self.biases.get(name)))
-        for name in _NORMS:
-            setattr(struct, name, _address(getattr(self, name)))
-        return struct
-
-
-@dataclass(kw_only=True, slots=True)
-class NativeShape:
-    """The numbers a pass needs; names as in the model's spec."""
-
-    width: int
-    ffn_width: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_len: int
-    norm_eps: float
-    scale: float
 
 
 class NativeNetwork:

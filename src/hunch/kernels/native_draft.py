@@ -14,14 +14,13 @@ from torch import Tensor
 
 from hunch.kernels.attention import KVCache
 from hunch.kernels.native import (
-    NativeLayer,
     NativeMatrix,
     NativeNetwork,
     _address,
     _lib,
     team,
 )
-from hunch.kernels.native_structs import _F32, _I64, _JOINS, _POINTER, _Layer, _Pass
+from hunch.kernels.native_structs import _F32, _I64, _JOINS, _POINTER, NativeLayer, _Layer, _Pass
 
 
 @dataclass(kw_only=True, slots=True)

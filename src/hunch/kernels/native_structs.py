@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hunch.kernels.native import NativeMatrix
+    from hunch.kernels.native_experts import NativeExperts
 
 _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -75,3 +83,61 @@ class _Pass(ctypes.Structure):
         ("num_features", _I64),
         *((name, _POINTER) for name in ("feature_layers", "features", "hidden", "state")),
     )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+@dataclass(kw_only=True, slots=True)
+class NativeLayer:
+    """One decoder layer; norms and biases are float32."""
+
+    MATRICES: ClassVar[tuple[str, ...]] = _MATRICES
+    ATTENTION: ClassVar[tuple[str, ...]] = _MATRICES[:4]
+
+    q: NativeMatrix
+    k: NativeMatrix
+    v: NativeMatrix
+    out: NativeMatrix
+    gate: NativeMatrix | None = None  # None, as up and down: there are experts
+    up: NativeMatrix | None = None
+    down: NativeMatrix | None = None
+    experts: NativeExperts | None = None
+    attn_norm: Tensor | None
+    mlp_norm: Tensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    biases: dict[str, Tensor | None]  # by the name of the matrix
+    window: int | None = None
+
+    def matrices(self) -> list[NativeMatrix]:
+        found = [getattr(self, name) for name in _MATRICES]
+        found += self.experts.matrices() if self.experts else []
+        return [matrix for matrix in found if matrix is not None]
+
+    def _struct(self) -> _Layer:
+        struct = _Layer(window=self.window or 0)
+        if self.experts is not None:
+            struct.experts = self.experts.address
+        for name in _MATRICES:
+            matrix = getattr(self, name)
+            setattr(struct, name, None if matrix is None else matrix.handle)
+            setattr(struct, f"{name}_bias", _address(self.biases.get(name)))
+        for name in _NORMS:
+            setattr(struct, name, _address(getattr(self, name)))
+        return struct
+
+
+@dataclass(kw_only=True, slots=True)
+class NativeShape:
+    """The numbers a pass needs; names as in the model's spec."""
+
+    width: int
+    ffn_width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_len: int
+    norm_eps: float
+    scale: float

@@ -19,13 +19,12 @@ from hunch.kernels.native import (
     FLOAT,
     INT4,
     INT8,
-    NativeLayer,
     NativeMatrix,
     NativeNetwork,
-    NativeShape,
     is_available,
 )
 from hunch.kernels.native_experts import NativeExperts
+from hunch.kernels.native_structs import NativeLayer, NativeShape
 from hunch.layers.attention import Heads
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import Rope

@@ -16,10 +16,10 @@ from hunch.kernels.native import (
     INT8,
     NativeMatrix,
     NativeNetwork,
-    NativeShape,
     is_available,
 )
 from hunch.kernels.native_draft import FusedLayer, NativeJoin
+from hunch.kernels.native_structs import NativeShape
 from hunch.layers.block import Block
 from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
