@@ -23,6 +23,7 @@ from hunch.errors import (
     HunchError,
 )
 from hunch.hub import ModelFiles, resolve
+from hunch.hub.drafters import find_trained
 from hunch.prompts import Prompt, list_prompts, params_for, progress, read_prompt
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
@@ -292,7 +293,7 @@ def _build_runner(
         torch.set_num_threads(config.model.threads)
     target = load_target(config, files, device)
     load_drafter(config.spec.method)
-    spec = _detect(config.spec, files, config.model.download_dir)
+    spec = _detect(config.spec, files, device.type, config.model.download_dir)
     runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
     runner.capacity = _with_sizes(runner, device)
     todo = runner.preparations()
@@ -320,16 +321,19 @@ def _load_target(
     return load_target(config.model, weights or open_weights(files), device)
 
 
-def _detect(spec: SpecConfig, target: ModelFiles, download_dir: str | None = None) -> SpecConfig:
+def _detect(
+    spec: SpecConfig, target: ModelFiles, device: str = "cpu", download_dir: str | None = None
+) -> SpecConfig:
     """The drafter's files found like any model's; `auto` with a path: the method they name.
 
-    Without a path, a method that needs files takes those that come with hunch for this target.
+    Without a path, `auto` takes what was trained here for this target, and a method that needs
+    files those that come with hunch.
     """
     if spec.path is None:
         if spec.method in ("auto", "suffix"):
             spec = _with_phrases(spec, target)
         if spec.method == "auto":
-            return _with_draft(spec, target, download_dir)
+            return _with_draft(spec, target, device, download_dir)
         path = shipped(spec.method, target.name, target.path)
         return spec if path is None else replace(spec, path=str(path))
     if not Path(spec.path).exists():
@@ -349,16 +353,24 @@ def _with_phrases(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
     return replace(spec, options={**spec.options, "phrases": str(found)})
 
 
-def _with_draft(spec: SpecConfig, target: ModelFiles, download_dir: str | None) -> SpecConfig:
-    """`auto` with the draft model it may use: the one given, or the one that comes with hunch."""
+def _with_draft(
+    spec: SpecConfig, target: ModelFiles, device: str, download_dir: str | None
+) -> SpecConfig:
+    """`auto` with the network it may use: the one given, one trained here for this target, or the
+    one that comes with hunch."""
     draft = spec.options.get("draft")
     if draft == "off":
         return spec
     if draft is None:
+        trained = find_trained(target.name, target.path, device)
+        if trained is not None:
+            log.info("auto drafts with %s (%s, trained here)", trained.path, trained.method)
+        if trained is not None and trained.method != "draft":
+            return replace(spec, method=trained.method, path=trained.path, options={})
         found = shipped("draft", target.name, target.path)
-        if found is None:
+        if trained is None and found is None:
             return spec
-        draft = str(found)
+        draft = str(found) if trained is None else trained.path
     elif not Path(draft).exists():
         draft = str(resolve(draft, directory=download_dir).path)
     return replace(spec, options={**spec.options, "draft": draft})

@@ -11,6 +11,7 @@ import typer
 from hunch.cli.bench import app as bench_app
 from hunch.cli.chat import chat
 from hunch.cli.doctor import doctor
+from hunch.cli.drafters import drafters
 from hunch.cli.generate import generate
 from hunch.cli.models import models
 from hunch.cli.plan import plan
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, verify, plan, doctor, models, pull, train):
+for command in (generate, chat, verify, plan, doctor, models, drafters, pull, train):
     app.command()(command)
 app.command(context_settings=SERVE_CONTEXT)(serve)
 app.add_typer(bench_app, name="bench")

@@ -13,10 +13,19 @@ from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
     from hunch.train.job import Job
+    from hunch.train.plan import Asked
+
+DOES_NOT_PAY = 3  # the exit code
+_NEEDS_OUT = "train needs --out DIR (where the drafter goes), or --resume DIR"
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="draft, eagle3, medusa, mlp or phrases.")],
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            help="draft, eagle3, medusa, mlp or phrases; none: what is fastest for this target here"
+        ),
+    ] = None,
     options: Annotated[
         list[str] | None,
         typer.Argument(help="KEY=VALUE, say layers=4, draft_vocab=8192, loss=blend."),
@@ -31,26 +40,62 @@ def train(
             "questions that come with hunch. Your own kind of prompts makes a better drafter."
         ),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="How long the training stage runs.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="How long it may take in all; with a method named, its training stage alone."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the drafter goes.")] = None,
     resume: Annotated[
         Path | None,
         typer.Option(help="Go on with a job; with --prompts, fine-tune its drafter on new ones."),
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Context of the engine.")] = None,
+    force: Annotated[
+        bool, typer.Option(help="Train even where no drafter is expected to pay.")
+    ] = False,
+    register: Annotated[
+        bool, typer.Option(help="Let auto find the drafter by its target, if it pays.")
+    ] = True,
     device: o.Device = "auto",
     as_json: o.Json = False,
 ) -> None:
-    """Train a drafter: regenerate, train, select, export. Run it again to go on after a stop."""
+    """Train a drafter from the target's own answers. Run it again to go on after a stop.
+
+    Without a method it measures, chooses, trains, and says whether the drafter pays: exit code 0 if
+    it does, 3 if not.
+    """
     from hunch.train.job import run_job
     from hunch.train.progress import Progress
 
+    if method is not None and "=" in method:  # KEY=VALUE without a method
+        options, method = [method, *(options or [])], None
     given = _read(options or [])
-    if minutes is not None:
-        given["minutes"] = str(minutes)
     engine: dict[str, object] = {"device": device}
     if max_model_len is not None:
         engine["max_model_len"] = max_model_len
+    if method is None and resume is None:
+        from hunch.train.plan import Asked
+
+        if out is None:
+            raise ConfigError(_NEEDS_OUT)
+        asked = Asked(
+            target=target or o.DEFAULT_MODEL,
+            out=out,
+            prompts=_prompts_of(prompts),
+            minutes=10.0 if minutes is None else minutes,
+            engine=engine,
+            options=given,
+            is_forced=force,
+            is_listed=register,
+        )
+        _train_best(asked, as_json)
+        return
+    if method is None:
+        raise ConfigError("--resume DIR needs its method: hunch train METHOD --resume DIR")
+    if minutes is not None:
+        given["minutes"] = str(minutes)
     job, before = _job(method, target, prompts, out, resume, given, engine)
     try:
         measured = run_job(job, Progress(as_json), before)
@@ -68,6 +113,30 @@ def train(
     )
 
 
+def _train_best(asked: Asked, as_json: bool) -> None:
+    """The drafter that is fastest for the target here; leaves with 3 where none pays."""
+    from hunch.train.auto import train_best
+    from hunch.train.progress import Progress
+
+    def say(line: str) -> None:
+        typer.echo(line, err=as_json)
+
+    try:
+        outcome = train_best(asked, Progress(as_json), say)
+    except KeyboardInterrupt:
+        typer.echo("\nstopped; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+    print(json.dumps({"out": str(asked.out), **outcome.to_json()}) if as_json else outcome.text)
+    if not outcome.pays:
+        raise typer.Exit(DOES_NOT_PAY)
+
+
+def _prompts_of(given: Path | None) -> str:
+    from hunch.train.prompts import BUILTIN
+
+    return BUILTIN if given is None else str(given)
+
+
 def _job(
     method: str,
     target: str | None,
@@ -80,13 +149,12 @@ def _job(
     """The job asked for, and the drafter it starts from where it goes on with a finished one."""
     from hunch.train.files import read_json
     from hunch.train.job import JOB, Job, job_of
-    from hunch.train.prompts import BUILTIN
 
     if resume is None:
         if out is None:
-            raise ConfigError("train needs --out DIR (where the drafter goes), or --resume DIR")
-        asked = BUILTIN if prompts is None else str(prompts)
-        return Job(method, target or o.DEFAULT_MODEL, asked, out, given, engine), None
+            raise ConfigError(_NEEDS_OUT)
+        words = _prompts_of(prompts)
+        return Job(method, target or o.DEFAULT_MODEL, words, out, given, engine), None
     there = read_json(resume / "work" / JOB)
     if there is None and prompts is not None:
         there = job_of(resume, target)

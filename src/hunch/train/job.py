@@ -33,7 +33,7 @@ from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
 from hunch.train.student import CountRecipe, Recipe, Student
-from hunch.train.vocab import columns_of, count_columns
+from hunch.train.vocab import columns_of, count_columns, enough_columns
 
 JOB, PROMPTS = "job.json", "prompts.json"
 _TEXT = 512  # tokens of plain text that are read as one
@@ -44,7 +44,7 @@ WORSE = 0.02  # tokens per pass a new drafter may lose by chance before it is ca
 class JobOptions:
     """What belongs to no stage alone."""
 
-    draft_vocab: int | None = None  # tokens the drafter may guess; None: the recipe's
+    draft_vocab: int | None = None  # tokens the drafter may guess; None: as the recipe has it
     held_out: int = 32  # prompts kept aside for the selection
     precision: str = "float16"  # of the written weights: float16, bfloat16, float32, int8
     licence: str = ""  # of the prompts, for the card
@@ -110,8 +110,8 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     work = job.out / "work"
     if read_json(work / PROMPTS) is None:
         read_prompts(job.prompts)  # a typo must not leave a job behind
-    _keep(work, job)
-    train_ids, test_ids = _prompts(job, settings, work, show)
+    keep_job(work, job)
+    train_ids, test_ids = answer_prompts(job, settings, work, show)
     give_back()
     texts = read_answers(work / "answers")
     if isinstance(recipe, CountRecipe):
@@ -144,11 +144,11 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
                 f"tokens per pass, before {old.tokens_per_pass:.2f}): {before} stays as it is. "
                 "Give more prompts or a lower lr"
             )
-    _publish(job, settings, student, work / "train" / best, measured, len(train_ids))
+    publish(job, settings, student, work / "train" / best, measured, len(train_ids))
     return measured
 
 
-def _keep(work: Path, job: Job) -> None:
+def keep_job(work: Path, job: Job) -> None:
     """Note what is being made; a second job in the same place is a mistake."""
     there = read_json(work / JOB)
     if there is not None:
@@ -162,8 +162,8 @@ def _keep(work: Path, job: Job) -> None:
     write_json(work / JOB, job.to_json())
 
 
-def _prompts(
-    job: Job, settings: Settings, work: Path, show: Progress
+def answer_prompts(
+    job: Job, settings: Settings, work: Path, show: Progress, seconds: float | None = None
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of the prompts to learn from and of those held out, and answers to the former."""
     from hunch import LLM
@@ -182,7 +182,7 @@ def _prompts(
             write_json(work / PROMPTS, stored)
         assert stored is not None
         store_text(llm, settings.pretrain, work, min(settings.loop.context, _TEXT))
-        regenerate(llm, stored["train"], work / "answers", answers, show)
+        regenerate(llm, stored["train"], work / "answers", answers, show, seconds)
     return stored["train"], stored["held_out"]
 
 
@@ -205,10 +205,13 @@ def build_student(
 ) -> tuple[Student, Decoder]:
     """The target, and a student for it in its first state; it may guess what `before` could."""
     weights: Weights = open_weights(find_files(job.target))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    is_cpu = job.engine.get("device") == "cpu" or not torch.cuda.is_available()
+    device = torch.device("cpu" if is_cpu else "cuda")
     target = load_decoder(weights, device=device)
     recipe: Recipe = resolve(RECIPES, job.method)
     size = settings.job.draft_vocab or recipe.draft_vocab
+    if size is None and recipe.has_few_columns and getattr(settings.recipe, "share_tables", True):
+        size = enough_columns(texts, target.spec.vocab_size)
     if size is not None:
         size = min(size, target.spec.vocab_size)
     if before is None:
@@ -255,7 +258,7 @@ def _select(
         folder = work / "select" / path.stem
         if not (folder / "model.safetensors").is_file():
             restore(student, path)
-            _write(job, settings, student, folder)
+            write_student(job, settings, student, folder)
         folders.append(folder)
     notes = work / "select" / "measured.json"
     engine = for_answers(job.target, job.engine, settings.loop.context, len(test_ids))
@@ -263,7 +266,7 @@ def _select(
     return f"{best.name}.pt", measured
 
 
-def _write(job: Job, settings: Settings, student: Student, folder: Path) -> None:
+def write_student(job: Job, settings: Settings, student: Student, folder: Path) -> None:
     config, tensors = student.files()
     write_drafter(
         folder,
@@ -275,7 +278,7 @@ def _write(job: Job, settings: Settings, student: Student, folder: Path) -> None
     )
 
 
-def _publish(
+def publish(
     job: Job,
     settings: Settings,
     student: Student,
@@ -299,7 +302,7 @@ def _publish(
         commit=_commit(),
     )
     write_whole(job.out / "README.md", lambda part: part.write_text(card.text(), "utf-8"))
-    _write(job, settings, student, job.out)
+    write_student(job, settings, student, job.out)
 
 
 def _data(job: Job, settings: Settings, num_prompts: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +25,8 @@ LAST = "last.pt"
 CANDIDATE = "candidate-{}.pt"
 _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
 _WARM_UP = 0.02
+_LOOKS = 6  # at held-out answers before a curve can be called flat
+_SETTLE = 0.8  # share of the time at which a flat curve is taken to stand: the rest cools down
 _BATCH = {"cuda": 32768, "cpu": 2048}
 MIN_STEPS = 40  # fewer teach a student nothing that a test could see
 _PLAIN_SHARE = 0.28  # Adam's rate over Muon's
@@ -43,6 +45,8 @@ class LoopOptions:
     greedy_share: float = 0.3  # of the loss that goes to the answer's own token
     whole: float = 0.0  # share of the texts that teach by their prompts too
     save_every: float = 60.0  # seconds between checkpoints
+    test_every: float | None = None  # seconds between looks at held-out answers; None: save_every
+    stops_flat: bool = False  # end early once further learning brings nothing on held-out answers
     depth: int = 5  # of the drafts whose accepted length is shown
     seed: int = 0
 
@@ -65,6 +69,28 @@ class Place:
     at: int = 0  # batches of this epoch that are done
     seconds: float = 0.0  # spent so far, over all starts
     num_candidates: int = 0
+    num_tokens: int = 0  # gone over so far
+    total: float = 0.0  # seconds it shall take in all; 0: as many as its options say
+
+
+class Curve:
+    """Tokens per pass on held-out answers as training goes on."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []  # seconds, and tokens per pass
+
+    def add(self, seconds: float, tokens_per_pass: float) -> None:
+        self.points.append((seconds, tokens_per_pass))
+
+    @property
+    def is_flat(self) -> bool:
+        """The last third of the time brought less than half a percent."""
+        if len(self.points) < _LOOKS:
+            return False
+        mark = self.points[-1][0] * 2 / 3
+        before = [value for seconds, value in self.points if seconds <= mark]
+        late = [value for seconds, value in self.points if seconds > mark]
+        return len(before) >= 2 and len(late) >= 2 and max(late) < 1.005 * max(before)
 
 
 class Loop:
@@ -73,13 +99,22 @@ class Loop:
     marks: tuple[float, ...] = _MARKS
 
     def __init__(
-        self, student: Student, target: Decoder, folder: Path, options: LoopOptions, lr: float
+        self,
+        student: Student,
+        target: Decoder,
+        folder: Path,
+        options: LoopOptions,
+        lr: float,
+        *,
+        remark: Callable[[Replay], str] | None = None,
     ) -> None:
+        """`remark` says more of what held-out answers show, for the progress line."""
         self.student, self.target, self.folder, self.options = student, target, folder, options
         self.lr = options.lr or lr
         self.batch = options.batch or _BATCH.get(target.device.type, _BATCH["cpu"])
         self.optimiser = Optimiser(student.tensors, student.plain)
-        self.place = Place()
+        self.place, self.curve = Place(), Curve()
+        self.remark = remark
         self._restore()
 
     def _restore(self) -> None:
@@ -104,7 +139,7 @@ class Loop:
         options = self.options
         if options.steps is not None:
             return min(self.place.step / max(options.steps, 1), 1.0)
-        return min(self.place.seconds / (60 * options.minutes), 1.0)
+        return min(self.place.seconds / (self.place.total or 60 * options.minutes), 1.0)
 
     def rate(self) -> float:
         """Warm up, then half a cosine down to nothing, by the share of the time."""
@@ -113,7 +148,9 @@ class Loop:
 
     def run(self, texts: Texts, held_out: Texts, show: Progress) -> None:
         """Until the share is 1. A loss that is no number ends it at the last checkpoint."""
-        before, saved = perf_counter(), perf_counter()
+        before = saved = tested = perf_counter()
+        every = self.options.test_every or self.options.save_every
+        words = ""
         with show.stage("train", 1.0) as bar:
             for batch in self._batches(texts):
                 loss = self._learn(batch)
@@ -122,19 +159,33 @@ class Loop:
                 before = now
                 self.place.step += 1
                 self.place.at += 1
+                self.place.num_tokens += int(batch.length_B.sum())
                 self._put_aside(loss)
                 if now - saved > self.options.save_every:
                     self._check(loss)
                     self._save(LAST)
                     saved = now
-                    replay = self.test(held_out)
-                    words = f"loss {float(loss):.3f}, {replay.tokens_per_pass:.2f} tokens per pass"
-                    bar(self.share, words)
-                elif self.place.step % 10 == 0:
+                if now - tested > every:
+                    words = self._look(held_out)
+                    tested = perf_counter()
+                if self.place.step % 10 == 0 or tested > now:
                     self._check(loss)
-                    bar(self.share, f"loss {float(loss):.3f}")
+                    bar(self.share, f"{words}loss {float(loss):.3f}, {self.rate_text()}")
         self._save(LAST)
         self._check_length()
+
+    def _look(self, held_out: Texts) -> str:
+        """How good it is by now; ends the time where that no longer grows."""
+        replay, place = self.test(held_out), self.place
+        self.curve.add(place.seconds, replay.tokens_per_pass)
+        is_early = self.options.steps is None and not place.total
+        if self.options.stops_flat and is_early and self.curve.is_flat:
+            place.total = min(place.seconds / _SETTLE, 60 * self.options.minutes)
+        more = "" if self.remark is None else f"{self.remark(replay)}, "
+        return f"{replay.tokens_per_pass:.2f} tokens per pass, {more}"
+
+    def rate_text(self) -> str:
+        return f"{self.place.num_tokens / max(self.place.seconds, 1e-9):,.0f} tok/s"
 
     def _check_length(self) -> None:
         """A student of a handful of steps is no drafter, and must not be called one."""

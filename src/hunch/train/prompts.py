@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hunch.errors import RequestError
+from hunch.train.builtin import builtin_prompts
 
 if TYPE_CHECKING:
     from hunch import LLM
@@ -18,29 +19,6 @@ log = logging.getLogger("hunch")
 MAX_BAD_SHARE = 0.05  # of the lines; more than that is another kind of file
 _MAX_NAMED = 5
 BUILTIN = "builtin"
-_SUBJECTS = (
-    "tea", "the moon", "bicycles", "volcanoes", "honey bees", "the Roman empire", "chess",
-    "bread", "whales", "electric cars", "the piano", "glaciers", "vaccines", "maps", "coffee",
-    "the internet", "photosynthesis", "rivers", "paper", "the stock market", "owls", "bridges",
-    "sleep", "solar power", "the printing press", "football", "dinosaurs", "recycling",
-    "the heart", "clocks", "gardens", "Python programming", "databases", "earthquakes", "cheese",
-    "trains", "the alphabet", "deserts", "robots", "poetry",
-)  # fmt: skip
-_TASKS = (
-    "Explain {} to a child.",
-    "What are three facts about {}?",
-    "Write a short story about {}.",
-    "Write a list of ten words about {}, one per line.",
-    "Summarize what matters most about {} in two sentences.",
-    "Write an email that invites a friend to a talk about {}.",
-    "Compare {} today with a hundred years ago.",
-    "Write a Python function that prints five lines about {}.",
-)
-
-
-def builtin_prompts() -> list[str]:
-    """Some hundreds of plain requests, for those who bring none of their own."""
-    return [task.format(subject) for subject in _SUBJECTS for task in _TASKS]
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -51,25 +52,40 @@ class AnswerOptions:
 
 
 def regenerate(
-    llm: LLM, prompts: list[list[int]], folder: Path, options: AnswerOptions, show: Progress
-) -> None:
+    llm: LLM,
+    prompts: list[list[int]],
+    folder: Path,
+    options: AnswerOptions,
+    show: Progress,
+    seconds: float | None = None,
+) -> float:
     """Answer what is not answered yet, nearly all rows of the engine busy until the end.
 
     Answers are written as they come, so which of them share a shard is chance; each carries its
-    number, and what it says depends on that alone.
+    number, and what it says depends on that alone. With `seconds`, none is begun after them, and a
+    quarter later the open ones are dropped. Returns tokens per second.
     """
     temperatures, store = options.read_temperatures(), _Store(folder, prompts, options.shard)
     num_answers = len(prompts) * len(temperatures)
-    todo = iter([n for n in range(num_answers) if n not in store.done])
+    order = list(range(num_answers))
+    if seconds is not None:  # whatever is answered has some of every kind
+        order = np.random.default_rng(options.seed).permutation(num_answers).tolist()
+    todo = iter([n for n in order if n not in store.done])
     began, num_tokens = perf_counter(), 0
-    with show.stage("regenerate", num_answers) as bar:
-        for number, answer in _answer(llm, prompts, temperatures, options, todo):
+
+    def words() -> str:
+        return f"{num_tokens / (perf_counter() - began):,.0f} tok/s, {len(store.done)} answers"
+
+    total = num_answers if seconds is None else 1.25 * seconds
+    with show.stage("regenerate", total) as bar:
+        for number, answer in _answer(llm, prompts, temperatures, options, todo, seconds):
             num_tokens += len(answer)
-            if store.add(number, answer):
-                rate = num_tokens / (perf_counter() - began)
-                bar(len(store.done), f"{rate:,.0f} tok/s")
+            is_written = store.add(number, answer)
+            if is_written or seconds is not None:
+                bar(len(store.done) if seconds is None else perf_counter() - began, words())
         store.flush()
-        bar(len(store.done), f"{num_tokens / (perf_counter() - began):,.0f} tok/s")
+        bar(total, words())
+    return num_tokens / (perf_counter() - began)
 
 
 def _answer(
@@ -78,17 +94,24 @@ def _answer(
     temperatures: list[float],
     options: AnswerOptions,
     todo: Iterator[int],
+    seconds: float | None = None,
 ) -> Iterator[tuple[int, list[int]]]:
     """Answers with their numbers, in the order they end."""
     from hunch import SamplingParams
 
     engine, open_ids = llm.engine, set[str]()
+    began, last = perf_counter(), inf if seconds is None else seconds
     most = engine.config.schedule.num_rows
     few = most * 7 // 8
     try:
         while True:
             # Rows that end wait for others, so that most steps decode and read no prompt beside it.
             num_free = most - len(open_ids) if len(open_ids) <= few else 0
+            gone = perf_counter() - began
+            if gone > last:
+                num_free = 0
+            if gone > 1.25 * last:
+                return
             for number in islice(todo, num_free):
                 params = SamplingParams(
                     temperature=temperatures[number // len(prompts)],

@@ -29,7 +29,8 @@ class Recipe:
 
     options: type  # a frozen dataclass; its fields are the KEY=VALUE a user may give
     student: Callable[[Any, Decoder, Columns, Weights], Student]
-    draft_vocab: int | None = None  # tokens it may guess unless told; None: all
+    draft_vocab: int | None = None  # tokens it may guess unless told; None: all,
+    has_few_columns: bool = False  # or those that most answers need
     lr: float = 3.6e-3
     # Raises for options that do not fit the target, before anything is made.
     check: Callable[[Any, ModelSpec], None] = lambda options, spec: None

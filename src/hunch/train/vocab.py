@@ -5,6 +5,7 @@ Shape letters: V vocabulary of the target, C columns (tokens of the draft vocabu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ConfigError
+from hunch.train.batches import Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,23 @@ def count_columns(count_V: np.ndarray, size: int | None) -> Columns:
     column_V[order] = np.arange(size)
     coverage = float(count_V[order].sum() / max(count_V.sum(), 1))
     return Columns(torch.from_numpy(order), torch.from_numpy(column_V), coverage)
+
+
+def coverage_of(texts: Texts, vocab_size: int) -> Callable[[int], float]:
+    """How much of answers a draft vocabulary of a size covers: counted on half of the texts, looked
+    for in the other half, so that few answers do not promise too much."""
+    halves = [texts.take(np.arange(first, len(texts), 2)).count(vocab_size) for first in (0, 1)]
+    order = np.argsort(-halves[0], kind="stable")
+    share = np.cumsum(halves[1][order]) / max(halves[1].sum(), 1)
+    return lambda size: float(share[min(size, vocab_size) - 1])
+
+
+def enough_columns(texts: Texts, vocab_size: int, share: float = 0.985) -> int:
+    """The smallest draft vocabulary, a power of two, that covers so much of the answers."""
+    coverage, size = coverage_of(texts, vocab_size), 4096
+    while size < vocab_size and coverage(size) < share:
+        size *= 2
+    return min(size, vocab_size)
 
 
 def columns_of(ids_C: Tensor, vocab_size: int) -> Columns:

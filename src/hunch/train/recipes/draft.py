@@ -31,7 +31,7 @@ class DraftOptions:
     layers: str = ""  # how many of the target's, or which: "0,1,15,29"; empty: 4, at most half
     loss: str = "ce"
     from_scratch: bool = False  # random layers instead of the target's; reads text=FILE first
-    share_tables: bool = False  # leave out the embedding; needs the target beside it
+    share_tables: bool = True  # layers alone, the tables are the target's; false: a whole model
 
 
 class DraftStudent(Student):
@@ -86,17 +86,19 @@ class DraftStudent(Student):
         return {"layers": ",".join(map(str, self.layers))}
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A whole model in Hugging Face form; a reduced vocabulary has no such form, and is
-        written as layers alone."""
+        """Layers alone, beside the target's tables; or a whole model in Hugging Face form, which
+        has no room for a reduced vocabulary."""
         spec, names, target = self.spec, self.target.names, self.target
         config: dict[str, Any] = {**self.config, "num_hidden_layers": spec.num_layers}
         config.pop("layer_types", None)
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         if self.share_tables or len(self.columns) < spec.vocab_size:
-            ids_C = self.columns.ids_C.sort().values.cpu()
-            tensors[ID_MAP] = (ids_C - torch.arange(len(ids_C))).int()
-            more = {"cut_layers": self.layers, "draft_vocab_size": len(ids_C)}
-            return {**config, CUT_FROM: "", **more}, tensors
+            config |= {CUT_FROM: "", "cut_layers": self.layers}
+            if len(self.columns) < spec.vocab_size:
+                ids_C = self.columns.ids_C.sort().values.cpu()
+                tensors[ID_MAP] = (ids_C - torch.arange(len(ids_C))).int()
+                config["draft_vocab_size"] = len(ids_C)
+            return config, tensors
         tensors[names.embed] = target.embedding_VD
         if not spec.is_tied:
             tensors[names.head] = target.head.weight_NK
@@ -138,4 +140,4 @@ def _check(options: DraftOptions, spec: ModelSpec) -> None:
     read_layers(options.layers, spec.num_layers)
 
 
-RECIPE = Recipe(options=DraftOptions, student=DraftStudent, check=_check)
+RECIPE = Recipe(options=DraftOptions, student=DraftStudent, check=_check, has_few_columns=True)

@@ -226,4 +226,4 @@ def _check(options: Eagle3Options, spec: ModelSpec) -> None:
     read_features(options.features, spec.num_layers)
 
 
-RECIPE = Recipe(options=Eagle3Options, student=Eagle3Student, check=_check)
+RECIPE = Recipe(options=Eagle3Options, student=Eagle3Student, check=_check, has_few_columns=True)

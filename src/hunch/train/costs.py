@@ -1,0 +1,208 @@
+"""What drafting costs beside a target on this device: a few products and passes, timed.
+
+A pass of the target is timed for several numbers of rows. A drafted node is timed for three cut
+drafts of one row, which gives what a layer costs, what a thousand columns cost, and what is left
+when both are gone. Nothing here knows a model by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.models.build import Names
+from hunch.models.heads.draft_model import CUT_FROM
+from hunch.models.spec import ModelSpec
+from hunch.models.target import Target
+from hunch.models.weights import Packed, Weights
+from hunch.registry import MODELS, resolve
+
+ROWS = (1, 2, 3, 5, 8, 12)
+_FEW, _MANY = 4096, 32768  # columns of the timed drafts
+_ROUNDS, _SECONDS = 20, 4.0  # of timings in turn, and what they may take together
+_PRODUCT_ROWS = {"cuda": 16384, "cpu": 256}  # of the product that tells how fast training computes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """Seconds on this device, one request at a time."""
+
+    passes: tuple[tuple[int, float], ...]  # rows of a target's pass, and what it takes
+    node: float  # of a drafted node: what neither layers nor columns explain,
+    per_layer: float  # each layer,
+    per_column: float  # and each token it may guess
+    products: float  # FLOP per second of training's products
+    step: float = 0.0  # the engine's own, in every step
+
+    def of_pass(self, num_rows: int) -> float:
+        """A pass over so many rows, between the measured ones on a line."""
+        below = [point for point in self.passes if point[0] <= num_rows]
+        above = [point for point in self.passes if point[0] >= num_rows]
+        (low, least), (high, most) = below[-1] if below else self.passes[0], (above or below)[0]
+        if not above and len(below) > 1:
+            (low, least), (high, most) = below[-2:]
+        if high == low:
+            return least
+        return least + (most - least) * (num_rows - low) / (high - low)
+
+    def of_node(self, num_layers: float, num_columns: int) -> float:
+        """A drafted node of a network of so many of the target's layers."""
+        return self.node + num_layers * self.per_layer + num_columns * self.per_column
+
+
+class CutWeights:
+    """Some layers of a target's weights under the names of a smaller model; nothing is copied."""
+
+    def __init__(self, weights: Weights, layers: list[int], names: Names) -> None:
+        self.weights, self.path = weights, Path(weights.path)
+        self.metadata: Mapping[str, Any] = {}
+        self.config = {**weights.config, "num_hidden_layers": len(layers), CUT_FROM: ""}
+        self.config.pop("layer_types", None)
+        known = set(weights.names())
+        self.stored: dict[str, str] = {}
+        for name in known:
+            full = name if name.startswith("model.") else f"model.{name}"
+            for ours, theirs in enumerate(layers):
+                prefix = names.layer.format(theirs)
+                if full.startswith(prefix):
+                    self.stored[names.layer.format(ours) + full.removeprefix(prefix)] = name
+            if full.startswith(names.final_norm):
+                self.stored[full] = name
+        self.nbytes = 0
+
+    def names(self) -> list[str]:
+        return list(self.stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.weights.shape(self.stored[name])
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.weights.tensor(self.stored[name], dtype)
+
+    def packed(self, name: str) -> Packed | None:
+        return None  # a trained draft is written in plain numbers
+
+
+@torch.inference_mode()
+def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS) -> Costs:
+    """Time the target as it serves, and three drafts cut from it, all in turn."""
+    spec, device = target.spec, target.device
+    few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
+    deep = min(3, max(spec.num_layers - 1, 1))
+    sizes = list(dict.fromkeys([(1, few), (deep, few), (1, many)]))
+    bodies = [_pass_of(target, num_rows) for num_rows in ROWS]
+    for num_layers, num_columns in sizes:
+        draft = cut_draft(target, weights, list(range(num_layers)), num_columns)
+        bodies.append(_pass_of(draft, 1))
+    found = timed([captured(body, device) for body in bodies], seconds)
+    passes = found[: len(ROWS)]
+    for at in reversed(range(len(ROWS) - 1)):  # more rows take no less: what says so is noise
+        passes[at] = min(passes[at], passes[at + 1])
+    node = dict(zip(sizes, found[len(ROWS) :], strict=True))
+    base = node[1, few]
+    per_layer = max(node[deep, few] - base, 0.0) / max(deep - 1, 1)
+    if deep == 1:  # a target of two layers or fewer: one is about what a pass has of each
+        per_layer = min(base, passes[0] / spec.num_layers)
+    per_column = max(node[1, many] - base, 0.0) / max(many - few, 1)
+    # A product reads its weights, and not faster than three times as fast as the target's do.
+    least = passes[0] / max(target.weight_bytes, 1) / 3
+    least *= 1 if target.is_quantised else target.dtype.itemsize
+    per_layer = max(per_layer, least * layer_parameters(spec))
+    per_column = max(per_column, least * spec.width)
+    return Costs(
+        passes=tuple(zip(ROWS, passes, strict=True)),
+        node=max(base - per_layer - few * per_column, 0.0),
+        per_layer=per_layer,
+        per_column=per_column,
+        products=_products(spec, device),
+    )
+
+
+def layer_parameters(spec: ModelSpec) -> int:
+    """Weights of one of the target's layers."""
+    heads = spec.num_heads * spec.head_dim + spec.num_kv_heads * spec.head_dim
+    return 2 * spec.width * heads + (3 if spec.is_gated else 2) * spec.width * spec.ffn_width
+
+
+def cut_draft(target: Target, weights: Weights, layers: list[int], num_columns: int) -> Target:
+    """A draft of these layers beside the target, as the engine would hold it."""
+    spec = target.spec
+    windows = tuple(spec.windows[layer] for layer in layers)
+    cut = replace(spec, num_layers=len(layers), windows=windows)
+    stored = CutWeights(weights, layers, resolve(MODELS, spec.architecture).names)
+    ids_C = torch.arange(num_columns) if num_columns < spec.vocab_size else None
+    return target.backend.load_cut(stored, cut, target, "auto", ids_C)
+
+
+def _pass_of(model: Target, num_rows: int) -> Callable[[], Any]:
+    """One request's next tokens through the model, to the best token of each."""
+    kv = model.new_kv(64)
+    pos_T = torch.arange(num_rows, device=model.device)
+    attn = AttnInputs(
+        pos_T=pos_T,
+        slot_T=pos_T,
+        seq_T=torch.zeros_like(pos_T),
+        table_SB=torch.arange(4, device=model.device)[None],
+        base_T=torch.full_like(pos_T, num_rows + 1),
+        tree_TP=None,
+        block_size=16,
+        spans=(Span(0, num_rows, 0, 0, num_rows),),
+    )
+    return lambda: model.logits(model.forward(pos_T, attn, kv).last_TD).argmax(-1)
+
+
+def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """The body as the engine runs it: on a GPU as a captured graph, to its end."""
+    if device.type != "cuda":
+        return body
+    for _ in range(2):
+        body()  # compiles kernels
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize(device)
+
+    return replay
+
+
+def timed(bodies: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
+    """The shortest run of each, taken in turn: noise only ever adds."""
+    found = [inf] * len(bodies)
+    for body in bodies:
+        body()  # warms caches
+    ends = perf_counter() + seconds
+    for _ in range(_ROUNDS):
+        for at, body in enumerate(bodies):
+            began = perf_counter()
+            body()
+            found[at] = min(found[at], perf_counter() - began)
+        if perf_counter() > ends:
+            break
+    return found
+
+
+def _products(spec: ModelSpec, device: torch.device) -> float:
+    """FLOP per second of a product as large as training's, of this model's width."""
+    num_rows = _PRODUCT_ROWS.get(device.type, _PRODUCT_ROWS["cpu"])
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    x = torch.zeros(num_rows, spec.width, dtype=dtype, device=device)
+    w = torch.zeros(4 * spec.width, spec.width, dtype=dtype, device=device)
+
+    def body() -> None:
+        torch.nn.functional.linear(x, w)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return 2 * num_rows * w.numel() / timed([body], 0.2)[0]

@@ -1,0 +1,178 @@
+"""What a drafter is expected to bring before it is trained: a simple model, stated as it is.
+
+A guess is right with the chance a at every place of a draft, so that n guesses bring
+1 + a + ... + a^n tokens per pass. That fits what was measured within 3%: a draft of 4 layers whose
+first guess is right 68% of the time has 2.81 tokens per pass with a chain of 5, the sum says 2.82.
+
+    a = best(method, layers) * coverage * seen / (seen + FAMILIARITY)
+
+`best` is what the recipe comes to with its layers, `coverage` the share of the answers' tokens that
+the draft vocabulary has, `seen` the tokens it learns from, epochs counted. All constants come from
+the recipes' own runs in docs/training.md. Training replaces the estimate by what it measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hunch.models.spec import ModelSpec
+from hunch.train.costs import Costs, layer_parameters
+
+FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it gets
+MAX_NODES = 8  # of the chains that are weighed
+MAX_SHARE = 0.5  # of a target's layers that a drafter may have
+COLUMNS = (2048, 4096, 8192, 16384, 32768, 65536)
+LAYERS = (1, 2, 3, 4, 6, 8, 10, 12)
+# Of the answers' tokens, what the most frequent ones of a vocabulary of 49,152 cover.
+_COVERAGE = ((2048, 0.82), (4096, 0.88), (8192, 0.931), (16384, 0.966), (32768, 0.993))
+# Training reaches this share of what its largest product reaches alone.
+_COMPUTES = {"cuda": 0.35, "cpu": 0.6}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """How a recipe's networks grow, and how good they get."""
+
+    best: Callable[[int], float]  # chance of a guess by layers, trained to the end
+    extra: float = 0.0  # layers that its other parts cost, per node
+    is_sequential: bool = True  # a pass per node; else one for all
+    depth: int = MAX_NODES  # of its drafts
+    passes: int = 1  # of the network over a text in training
+    layers: tuple[int, ...] = LAYERS
+
+
+METHODS = {
+    "draft": Method(best=lambda layers: 0.75 * (1 - 0.41 / layers**1.31)),
+    "eagle3": Method(
+        best=lambda layers: 0.6 * (1 - 0.2 / layers), extra=0.5, depth=5, passes=5, layers=(1, 2, 3)
+    ),
+    "medusa": Method(best=lambda layers: 0.31, is_sequential=False, depth=4, passes=4, layers=(1,)),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """A drafter that could be trained."""
+
+    method: str
+    layers: int
+    columns: int
+
+    def text(self) -> str:
+        layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
+        return f"{self.method} of {layers}, {self.columns:,} tokens to guess"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What a drafter would do."""
+
+    size: Size
+    chance: float  # that a guess is right
+    num_nodes: int  # of the chain that is best with it
+    tokens_per_pass: float
+    node_seconds: float
+    speedup: float  # over plain decoding, one request at a time
+
+
+def chain_tokens(chance: float, num_nodes: int) -> float:
+    """Tokens per pass of a chain whose guesses are right with this chance."""
+    return sum(chance**level for level in range(num_nodes + 1))
+
+
+def best_chain(
+    costs: Costs, chance: float, node: float, *, depth: int = MAX_NODES, sequential: bool = True
+) -> tuple[int, float]:
+    """How many guesses to check, and how much faster than plain decoding that is."""
+    plain = costs.of_pass(1) + costs.step
+    best = (0, 1.0)
+    for num_nodes in range(1, depth + 1):
+        drafting = node * num_nodes if sequential else node
+        seconds = costs.of_pass(1 + num_nodes) + costs.step + drafting
+        speedup = chain_tokens(chance, num_nodes) * plain / seconds
+        best = max(best, (num_nodes, speedup), key=lambda found: found[1])
+    return best
+
+
+def usual_coverage(columns: int, vocab_size: int) -> float:
+    """The share of answers a draft vocabulary covers, before any answer was seen."""
+    if columns >= vocab_size:
+        return 1.0
+    before = (0, 0.0)
+    for size, share in (*_COVERAGE, (max(vocab_size, 49152), 1.0)):
+        if columns <= size:
+            part = (columns - before[0]) / (size - before[0])
+            return before[1] + part * (share - before[1])
+        before = (size, share)
+    return 1.0
+
+
+def tokens_seen(costs: Costs, spec: ModelSpec, size: Size, seconds: float, device: str) -> float:
+    """Tokens that training goes over in its time, each forward and backward."""
+    weights = size.layers * layer_parameters(spec) + size.columns * spec.width
+    rate = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"])
+    return seconds * rate / (6.0 * weights * METHODS[size.method].passes)
+
+
+def expect(
+    costs: Costs,
+    spec: ModelSpec,
+    size: Size,
+    *,
+    seconds: float,
+    device: str,
+    coverage: Callable[[int], float] | None = None,
+) -> Expected:
+    """What a drafter of this size does after so many seconds of training."""
+    method = METHODS[size.method]
+    seen = tokens_seen(costs, spec, size, seconds, device)
+    share = usual_coverage(size.columns, spec.vocab_size)
+    if coverage is not None:
+        share = coverage(size.columns)
+    chance = method.best(size.layers) * share * seen / (seen + FAMILIARITY)
+    node = costs.of_node(size.layers + method.extra, size.columns)
+    if not method.is_sequential:
+        heads = method.depth * (size.columns + spec.width)
+        node = costs.node + heads * costs.per_column
+    num_nodes, speedup = best_chain(
+        costs, chance, node, depth=method.depth, sequential=method.is_sequential
+    )
+    return Expected(
+        size=size,
+        chance=chance,
+        num_nodes=num_nodes,
+        tokens_per_pass=chain_tokens(chance, num_nodes),
+        node_seconds=node,
+        speedup=speedup,
+    )
+
+
+def sizes_for(spec: ModelSpec, methods: Iterable[str] = METHODS) -> list[Size]:
+    """Every drafter that is weighed for a target."""
+    columns = [*(c for c in COLUMNS if c < spec.vocab_size), spec.vocab_size]
+    most = max(int(spec.num_layers * MAX_SHARE), 1)
+    return [
+        Size(method=method, layers=layers, columns=count)
+        for method in methods
+        for layers in METHODS[method].layers
+        if layers <= most
+        for count in columns
+    ]
+
+
+def rank(
+    costs: Costs,
+    spec: ModelSpec,
+    *,
+    seconds: float,
+    device: str,
+    coverage: Callable[[int], float] | None = None,
+    sizes: Iterable[Size] | None = None,
+) -> list[Expected]:
+    """All sizes, the fastest first; of equally fast ones the smaller."""
+    found = [
+        expect(costs, spec, size, seconds=seconds, device=device, coverage=coverage)
+        for size in (sizes_for(spec) if sizes is None else sizes)
+    ]
+    return sorted(found, key=lambda one: (-round(one.speedup, 3), one.node_seconds))

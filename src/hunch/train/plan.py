@@ -1,0 +1,166 @@
+"""What a training run begins with: costs and lookups measured, and the drafters worth training.
+
+The choice follows expected speed: tokens per pass by the model of `expect`, over the seconds that
+`costs` measured on this device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hunch.errors import ConfigError
+from hunch.hub import resolve as find_files
+from hunch.models.heads.draft_model import MAX_SHARE
+from hunch.models.spec import ModelSpec
+from hunch.models.weights import open_weights
+from hunch.train.clock import Clock
+from hunch.train.costs import Costs, layer_parameters, measure_costs
+from hunch.train.expect import Expected, Size, rank, sizes_for
+from hunch.train.files import read_json, write_json
+from hunch.train.prompts import read_prompts
+from hunch.train.regenerate import give_back
+from hunch.train.speeds import compare_speeds, engine_for_one
+
+PLAN = "plan.json"
+LOOKUPS = "lookups"
+WITHOUT = "auto:draft=off"  # what serves a target that has no drafter
+PAYS = 1.02  # over the best without it: less drowns in noise
+# Shares of all minutes at which stages end; what is left after the last one is for measuring.
+ANSWERED, TRAINED = 0.35, 0.88
+NUM_TRIED = 24  # prompts of a comparison, at most
+_MEASURING, _MEASURING_SHARE = 20.0, 0.08  # seconds, or share, for lookups in the engine
+_NUM_SHOWN = 4
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a user wants."""
+
+    target: str
+    out: Path
+    prompts: str
+    minutes: float = 10.0
+    engine: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)  # KEY=VALUE of any stage
+    is_forced: bool = False  # train even where it is expected not to pay
+    is_listed: bool = True  # let `auto` find it
+
+
+@dataclass(slots=True)
+class Plan:
+    """What was measured before training, and what was chosen by it."""
+
+    costs: Costs
+    lookups: float  # speed over plain decoding with lookups alone
+    expected: list[Expected]  # the fastest first
+
+    @property
+    def best(self) -> Expected:
+        return self.expected[0]
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self.best.speedup > PAYS * max(self.lookups, 1.0)
+
+
+def device_of(asked: Asked) -> str:
+    is_cpu = asked.engine.get("device") == "cpu" or not torch.cuda.is_available()
+    return "cpu" if is_cpu else "cuda"
+
+
+def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say) -> Plan:
+    stored = read_json(work / PLAN)
+    if stored is None:
+        stored = _measure(asked, clock)
+        give_back()
+        write_json(work / PLAN, stored)
+    found = Costs(**{**stored["costs"], "passes": tuple(map(tuple, stored["costs"]["passes"]))})
+    device, seconds = stored["device"], (TRAINED - ANSWERED) * clock.seconds
+    sizes = _sizes(spec, stored["target_bytes"], stored["weight_bytes"])
+    expected = rank(found, spec, seconds=seconds, device=device, sizes=sizes)
+    plan = Plan(found, stored["lookups"], expected)
+    for line in _plan_lines(asked, plan, device, stored["num_prompts"]):
+        say(line)
+    return plan
+
+
+def _sizes(spec: ModelSpec, target_bytes: int, weight_bytes: int) -> list[Size]:
+    """Those that `auto` would load beside the target: it leaves drafts that read too much."""
+    every = sizes_for(spec)
+    most = MAX_SHARE * target_bytes / weight_bytes
+    fit = [
+        size
+        for size in every
+        if size.layers * layer_parameters(spec) + size.columns * spec.width <= most
+    ]
+    return fit or every
+
+
+def _measure(asked: Asked, clock: Clock) -> dict[str, Any]:
+    """The target's passes, a drafter's parts, and lookups in the engine: seconds, and facts."""
+    from hunch import LLM
+
+    engine = engine_for_one(asked.target, asked.engine, context_of(asked))
+    with LLM(asked.target, speculate="off", **engine) as llm:
+        target = llm.engine.runner.target  # type: ignore[attr-defined]
+        found = measure_costs(target, open_weights(find_files(asked.target)))
+        prompts = _encoded(asked, llm)[:NUM_TRIED]
+        speeds = compare_speeds(llm, {LOOKUPS: WITHOUT}, prompts, seconds=_seconds(clock))
+        own = max(1 / speeds.plain - found.of_pass(1), 0.0)
+        weight_bytes = 1 if target.is_quantised else target.dtype.itemsize
+        embedding = 0 if target.spec.is_tied else target.spec.vocab_size * target.spec.width
+        return {
+            "costs": {**asdict(found), "step": own},
+            "lookups": speeds.speedup[LOOKUPS],
+            "num_prompts": speeds.num_prompts,
+            "device": target.device.type,
+            "target_bytes": target.weight_bytes - embedding * weight_bytes,
+            "weight_bytes": weight_bytes,
+        }
+
+
+def _seconds(clock: Clock) -> float:
+    return min(_MEASURING, _MEASURING_SHARE * clock.seconds)
+
+
+def context_of(asked: Asked) -> int:
+    return int(asked.options.get("context", "1024"))
+
+
+def _encoded(asked: Asked, llm: Any) -> list[list[int]]:
+    """Prompts of every kind the file has, as they are served."""
+    found = read_prompts(asked.prompts)
+    step = max(len(found.records) // NUM_TRIED, 1)
+    found.records = found.records[::step]
+    prompts = found.encode(llm, min(context_of(asked), llm.engine.capacity.max_len) // 2)
+    if not prompts:
+        raise ConfigError(f"{asked.prompts}: no prompt leaves room for an answer")
+    return prompts
+
+
+def _plan_lines(asked: Asked, plan: Plan, device: str, num_prompts: int) -> list[str]:
+    costs = plan.costs
+    lines = [
+        f"{asked.target} on {device}: a pass takes {1e3 * costs.of_pass(1):.2f} ms for one token, "
+        f"{1e3 * costs.of_pass(6):.2f} ms for six; a drafted node {1e3 * costs.per_layer:.3f} ms "
+        f"per layer and {1e6 * costs.per_column:.3f} ms per thousand tokens it may guess",
+        f"lookups alone: {plan.lookups:.2f}x of plain decoding (measured, {num_prompts} prompts)",
+    ]
+    methods = {one.size.method for one in reversed(plan.expected)}
+    firsts = [next(one for one in plan.expected if one.size.method == name) for name in methods]
+    shown = [one for one in plan.expected if one in plan.expected[:_NUM_SHOWN] or one in firsts]
+    return [*lines, *(f"  {one.size.text()}: {expectation(one)}" for one in shown)]
+
+
+def expectation(one: Expected) -> str:
+    return (
+        f"expects {one.tokens_per_pass:.2f} tokens per pass with {one.num_nodes} guesses of "
+        f"{1e3 * one.node_seconds:.2f} ms, {one.speedup:.2f}x of plain decoding"
+    )

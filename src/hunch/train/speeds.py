@@ -1,0 +1,120 @@
+"""Ways to draft against plain decoding in the serving engine: one request at a time, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hunch.train.regenerate import for_answers
+
+if TYPE_CHECKING:
+    from hunch import LLM
+
+PLAIN = "plain"
+_GPU_KV = 2**31  # bytes of KV that each of the engines gets on a GPU
+
+
+@dataclass(slots=True)
+class Speed:
+    """What one way of drafting did."""
+
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0  # after the first token of each answer
+
+    @property
+    def per_second(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.tokens / max(self.steps, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speeds:
+    """Every way beside plain decoding, on the same prompts."""
+
+    num_prompts: int
+    num_tokens: int
+    plain: float  # tokens per second
+    speedup: dict[str, float]
+    tokens_per_pass: dict[str, float]
+    per_position: dict[str, list[float]]
+    acceptance_rate: dict[str, float]
+    node_cost: dict[str, float]  # of a drafted node, in passes of the target
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def engine_for_one(target: str, engine: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """Arguments of an engine that answers one request at a time, with room for others beside it."""
+    found = for_answers(target, dict(engine), context, 1)
+    if torch.cuda.is_available() and found.get("device") != "cpu":
+        found = {"kv_bytes": _GPU_KV, **found}
+    return found
+
+
+def compare_speeds(
+    llm: LLM,
+    ways: Mapping[str, str],
+    prompts: Sequence[list[int]],
+    *,
+    seconds: float,
+    max_tokens: int = 64,
+) -> Speeds:
+    """`llm` decodes plainly; each way is a `speculate=` beside it, over the same weights.
+
+    Goes on until the prompts or the seconds are used up, with two prompts at least.
+    """
+    engines = {PLAIN: llm} | {name: llm.sibling(text) for name, text in ways.items()}
+    found = {name: Speed() for name in engines}
+    try:
+        for engine in engines.values():  # kernels compile, policies see a first text
+            _answer(engine, prompts[0], 16, Speed())
+        ends, num_done = perf_counter() + seconds, 0
+        for prompt in prompts:
+            if num_done >= 2 and perf_counter() > ends:
+                break
+            for name, engine in engines.items():
+                _answer(engine, prompt, max_tokens, found[name])
+            num_done += 1
+        stats = {name: engine.stats() for name, engine in engines.items() if name != PLAIN}
+    finally:
+        for name, engine in engines.items():
+            if name != PLAIN:
+                engine.close()
+    plain = found.pop(PLAIN)
+    return Speeds(
+        num_prompts=num_done,
+        num_tokens=plain.tokens,
+        plain=plain.per_second,
+        speedup={name: one.per_second / plain.per_second for name, one in found.items()},
+        tokens_per_pass={name: one.tokens_per_pass for name, one in found.items()},
+        per_position={name: list(one["per_position"]) for name, one in stats.items()},
+        acceptance_rate={name: float(one["acceptance_rate"]) for name, one in stats.items()},
+        node_cost={name: _node_cost(one) for name, one in stats.items()},
+    )
+
+
+def _answer(llm: LLM, prompt: list[int], max_tokens: int, speed: Speed) -> None:
+    from hunch import SamplingParams
+
+    began = perf_counter()
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    seconds, stats = perf_counter() - began, output.outputs[0].stats
+    first = stats["first_token_seconds"] or 0.0
+    speed.tokens += len(output.outputs[0].token_ids) - 1  # the first came with the prompt
+    speed.steps += stats["steps"] - 1
+    speed.seconds += max(seconds - first, 0.0)
+
+
+def _node_cost(stats: Mapping[str, Any]) -> float:
+    nodes = float(stats["drafted"]) / max(stats["steps"], 1)
+    return float(stats["draft_overhead"]) / nodes if nodes else 0.0

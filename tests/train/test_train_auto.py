@@ -1,0 +1,193 @@
+"""hunch train without a method: what it chooses, what it says, and that `auto` finds the result."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_train_command import run
+from train_setup import OPTIONS
+
+import hunch.train.auto
+import hunch.train.plan
+from builders import tiny_config, tiny_weights
+from hunch import LLM
+from hunch.config import ModelConfig, SpecConfig
+from hunch.hub.drafters import digest_of, find_trained, trained_drafters
+from hunch.hub.names import resolve
+from hunch.llm import _detect
+from hunch.models.spec import ModelSpec
+from hunch.models.target import load_target
+from hunch.train.costs import Costs, measure_costs
+from hunch.train.expect import Size, best_chain, chain_tokens, expect, rank, usual_coverage
+from hunch.train.loop import Curve
+from hunch.train.speeds import Speeds
+
+LONG = 1e6  # seconds of training in which every size gets as good as it can
+COSTS = Costs(
+    passes=((1, 10e-3), (2, 10e-3), (8, 11e-3), (12, 12e-3)),
+    node=1e-5,
+    per_layer=3e-4,
+    per_column=1e-8,
+    products=1e14,
+)
+FAMILIES = [("LlamaForCausalLM", 49_152), ("Qwen2ForCausalLM", 151_936)]
+
+
+def wide_spec(architecture: str, vocab_size: int) -> ModelSpec:
+    config = tiny_config(architecture, vocab_size=vocab_size, num_hidden_layers=24)
+    return ModelSpec.from_config(config)
+
+
+@pytest.mark.parametrize(("architecture", "vocab_size"), FAMILIES)
+def test_the_choice_follows_the_costs(architecture: str, vocab_size: int) -> None:
+    spec = wide_spec(architecture, vocab_size)
+
+    def best(**changes: Any) -> Size:
+        costs = replace(COSTS, **changes)
+        return rank(costs, spec, seconds=LONG, device="cuda")[0].size
+
+    usual = best()
+    assert best(per_column=3e-7).columns < usual.columns < vocab_size + 1
+    assert best(per_column=0.0).columns == vocab_size
+    slow = tuple((rows, 20 * seconds) for rows, seconds in COSTS.passes)
+    assert best(passes=slow).layers > usual.layers > best(per_layer=3e-3).layers
+
+
+def test_a_drafter_that_has_no_time_to_learn_is_expected_to_guess_badly() -> None:
+    spec = wide_spec(*FAMILIES[0])
+    size = Size(method="draft", layers=4, columns=8192)
+    chances = [
+        expect(COSTS, spec, size, seconds=seconds, device="cuda").chance
+        for seconds in (1e-3, 1.0, LONG)
+    ]
+    assert chances[0] < 0.1 < chances[1] < chances[2] < 0.7
+
+
+def test_tokens_per_pass_are_those_that_were_measured() -> None:
+    """docs/training.md: the first guess of 4 and 10 layers is right so often, with chains of 5."""
+    assert chain_tokens(0.68, 5) == pytest.approx(2.81, rel=0.02)
+    assert chain_tokens(0.71, 5) == pytest.approx(3.03, rel=0.02)
+    assert usual_coverage(16_384, 49_152) == pytest.approx(0.966)
+    assert usual_coverage(151_936, 151_936) == 1.0
+
+
+def test_no_guesses_where_rows_cost_as_much_as_passes() -> None:
+    costs = replace(COSTS, passes=((1, 1.0), (12, 12.0)))
+    assert best_chain(costs, 0.7, 0.01) == (0, 1.0)
+
+
+@pytest.mark.parametrize(("architecture", "vocab_size"), FAMILIES)
+def test_costs_are_measured(architecture: str, vocab_size: int) -> None:
+    weights = tiny_weights(tiny_config(architecture, vocab_size=vocab_size, head_dim=32))
+    target = load_target(ModelConfig(), weights, torch.device("cpu"))
+    costs = measure_costs(target, weights, seconds=0.1)
+    seconds = [seconds for _, seconds in costs.passes]
+    assert 0 < seconds[0] <= seconds[-1]
+    assert min(costs.per_layer, costs.per_column, costs.products) > 0
+    assert costs.of_node(1, 4096) < costs.of_node(2, 32_768)
+
+
+def test_a_flat_curve_is_seen() -> None:
+    curve = Curve()
+    for second in range(1, 13):
+        curve.add(second, 1.0 + 0.1 * min(second, 7))
+        assert not curve.is_flat or second > 9
+    assert curve.is_flat
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HUNCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+WORDS = [
+    f"{key}={OPTIONS[key]}" for key in ("batch", "context", "max_tokens", "shard", "held_out", "lr")
+]
+SMALL = [*WORDS, "steps=6", "--device", "cpu", "--max-model-len", "96", "--minutes", "0.2"]
+
+
+def speeds_of(lookups: float, drafter: float) -> Any:
+    def compare(llm: LLM, ways: dict[str, str], prompts: list[Any], **_: Any) -> Speeds:
+        figures = {"lookups": lookups, "drafter": drafter}
+        own = {name: figures[name] for name in ways}
+        return Speeds(
+            num_prompts=len(prompts), num_tokens=10, plain=100.0, speedup=own,
+            tokens_per_pass=dict.fromkeys(ways, 1.75), per_position={key: [0.5] for key in ways},
+            acceptance_rate=dict.fromkeys(ways, 0.5), node_cost=dict.fromkeys(ways, 0.1),
+        )  # fmt: skip
+
+    return compare
+
+
+def test_it_says_beforehand_that_no_drafter_will_pay(
+    target: Path, prompts: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    slow = replace(COSTS, passes=((1, 1.0), (12, 12.0)))
+    monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: slow)
+    out = tmp_path / "out"
+    given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL]
+    code, text, _ = run(capsys, "train", *given)
+    assert code == 3
+    assert "No drafter is expected to pay" in text
+    assert "--force" in text
+    assert not (out / "model.safetensors").exists()
+
+
+def test_a_drafter_that_pays_is_found_by_auto(
+    target: Path, prompts: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: COSTS)
+    monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
+    monkeypatch.setattr(hunch.train.auto, "compare_speeds", speeds_of(1.1, 1.9))
+    out = tmp_path / "out"
+    given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force"]
+    code, text, _ = run(capsys, "train", *given)
+    assert code == 0, text
+    assert "1.75 tokens per pass, 1.90x of plain decoding; lookups alone 1.10x" in text
+    assert "of plain" in text.splitlines()[-2]  # what is expected, before it starts
+    assert {one.path for one in trained_drafters()} == {str(out)}
+    files = resolve(str(target))
+    spec = _detect(SpecConfig.parse("auto"), files, "cpu")
+    assert spec.options["draft"] == str(out)
+    assert "draft" not in _detect(SpecConfig.parse("auto"), files, "cuda").options
+    _, listed, _ = run(capsys, "drafters", "--json")
+    assert json.loads(listed)[0]["speedup"] == 1.9
+    assert run(capsys, "drafters", "rm", out)[0] == 0
+    assert run(capsys, "drafters", "rm", out)[0] == 2
+    assert find_trained(str(target), files.path, "cpu") is None
+
+
+def test_a_drafter_that_does_not_pay_is_said_so(
+    target: Path, prompts: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside a target this small none can: everything here is measured."""
+    out = tmp_path / "out"
+    given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force", "--json"]
+    code, text, _ = run(capsys, "train", *given)
+    found = json.loads(text)
+    own, lookups = (found["speeds"]["speedup"][name] for name in ("drafter", "lookups"))
+    assert f"{own:.2f}x of plain decoding; lookups alone {lookups:.2f}x" in found["text"]
+    assert (code == 0) is found["pays"] is bool(trained_drafters())
+    assert (own > 1.02 * max(lookups, 1.0)) is found["pays"]
+    assert (out / "model.safetensors").is_file()
+
+
+def test_another_model_has_another_digest(target: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in target.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    assert digest_of(copy) == digest_of(target)
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    assert digest_of(copy) != digest_of(target)
