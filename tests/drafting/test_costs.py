@@ -223,3 +223,17 @@ def test_drafting_is_part_of_a_step():
     target = costs.seconds(8, StepShape(7, DraftSource.CHAIN), is_target=True)
     assert target == pytest.approx(0.65)
     assert costs.seconds(16, StepShape(7, DraftSource.CHAIN)) > 0.25 + target
+
+
+def test_steps_that_do_more_have_costs_of_their_own() -> None:
+    free = captured()
+    costs = StepCosts(free=free)
+    costs.capture(8, StepShape(0), CAPTURED[StepShape(0)] + 8 * 0.01)
+    expected = CAPTURED[StepShape(7)] + 64 * 0.01  # not captured yet: as much more per token
+    assert costs.seconds(8, StepShape(7)) == pytest.approx(expected)
+    costs.capture(8, StepShape(7), expected)
+    costs.record(8, StepShape(0), CAPTURED[StepShape(0)] + 8 * 0.01)
+    costs.record(8, StepShape(7), 3 * expected)  # the host was in the way: known at once
+    assert costs.seconds(8, StepShape(7)) == pytest.approx(3 * expected, rel=0.2)
+    assert costs.seconds(8, StepShape(0)) < 1.3 * (CAPTURED[StepShape(0)] + 8 * 0.01)
+    assert free.seconds(8, StepShape(7)) == CAPTURED[StepShape(7)]

@@ -263,7 +263,7 @@ def new_policy(
         for shape, took in seconds.items():
             policy.captured(SimpleNamespace(
                 num_rows=count, num_nodes=shape.num_nodes, source=shape.source, seconds=took,
-                draft_seconds=0.0,
+                draft_seconds=0.0, asks=0,
             ))  # fmt: skip
         count *= 2
     policy.start(list(range(num_rows)))
@@ -285,7 +285,7 @@ def step(
     result_RC[:, MATCHED] = matched or [2] * count
     result_RC[:, CHECKED], result_RC[:, REASON] = num_nodes, 0
     graph = SimpleNamespace(
-        num_rows=count, num_nodes=num_nodes, source=source, seconds=1.0, draft_seconds=0.0
+        num_rows=count, num_nodes=num_nodes, source=source, seconds=1.0, draft_seconds=0.0, asks=0
     )
     return policy.learn(np.arange(count), result_RC, graph)
 
@@ -479,7 +479,7 @@ def test_assumed_costs_give_the_same_choices_whatever_steps_took():
         for _ in range(40):
             step(policy, [True], num_nodes=3)
             graph = SimpleNamespace(
-                num_rows=1, num_nodes=3, source=0, seconds=slow, draft_seconds=0.0
+                num_rows=1, num_nodes=3, source=0, seconds=slow, draft_seconds=0.0, asks=0
             )
             policy.timed(graph, slow, slow)
             chosen.append(choose(policy, 1))
@@ -512,7 +512,7 @@ def speedup(
         for shape in policy.shapes.to_capture(size):
             policy.captured(SimpleNamespace(
                 num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
-                seconds=seconds(size, shape), draft_seconds=0.0,
+                seconds=seconds(size, shape), draft_seconds=0.0, asks=0,
             ))  # fmt: skip
         size *= 2
     plain = replay(Fixed(StepShape(0, DraftSource.NOBODY)), buffers(num_rows))

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("triton")
 
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
-from hunch.step.grammars import RowGrammars
 from hunch.step.host_step import HostStep
 from hunch.types import StepPlan, StepResult
 from plain_steps import lead_by_host, stand_in
@@ -98,13 +97,3 @@ def test_as_by_the_host(method: str, model: Path, monkeypatch: pytest.MonkeyPatc
         assert any(trace.tokens for trace in traces)
         for trace in traces:
             assert all(trace.parents[node] < node for node in trace.accepted)
-
-
-def test_no_more_nodes_are_checked_than_there_is_time_to_mask() -> None:
-    grammars = RowGrammars()
-    grammars.matchers = {1: None, 2: None}  # type: ignore[dict-item]
-    assert grammars.most_nodes([0, 1, 2], 0.004) is None  # nothing is known yet
-    grammars._mask_seconds = 0.0005
-    assert grammars.most_nodes([0, 1, 2], 0.004) == 3
-    assert grammars.most_nodes([0, 1, 2], 0.0001) == 0
-    assert grammars.most_nodes([0], 0.0001) is None  # no row of these has a grammar

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from itertools import accumulate
 from math import exp, log
+from statistics import median
 from typing import NamedTuple
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
@@ -199,15 +200,21 @@ class StepCosts:
     the host keeps the device waiting after it. A shape whose capture was disturbed would never be
     used, and so never be corrected: none is thought dearer than the line between the next smaller
     and the next larger one. Shapes that were not captured are read off a curve by packed tokens.
+
+    Steps whose rows ask for more than tokens (rules, masks, scores) have costs of their own beside
+    the `free` ones. They are captured as they come: until then a shape is thought to take what a
+    free one does, and as much more per packed token as those that are known.
     """
 
-    def __init__(self, *, is_measured: bool = True) -> None:
+    def __init__(self, *, is_measured: bool = True, free: StepCosts | None = None) -> None:
+        self.free = free
         self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
         self.is_measured = is_measured
         self._captured: dict[tuple[int, StepShape], float] = {}  # the target's part
         self._drafting: dict[tuple[int, StepShape], float] = {}
         self._common: float | None = None  # log of a step's seconds over its capture's
         self._own: dict[tuple[int, StepShape], float] = {}
+        self._num_timed: dict[tuple[int, StepShape], int] = {}
 
     def capture(
         self, num_rows: int, shape: StepShape, seconds: float, draft_seconds: float = 0.0
@@ -247,30 +254,49 @@ class StepCosts:
         if self._common is None:
             self._common = ratio
         own = self._own.get(key, 0.0)
-        surprise = min(ratio - self._common - own, MAX_SURPRISE)
+        surprise, part = ratio - self._common - own, OWN
+        if self.free is not None:  # its capture knew nothing of what the host adds: masks
+            self._num_timed[key] = count = self._num_timed.get(key, 0) + 1
+            part = max(OWN, 1.0 / count)
+        if part < 0.5:
+            surprise = min(surprise, MAX_SURPRISE)
         self._common += COMMON * surprise
         for other in self._own:
             self._own[other] *= 1.0 - FADE
-        self._own[key] = own + OWN * surprise
+        self._own[key] = own + part * surprise
 
     def seconds(self, num_rows: int, shape: StepShape, *, is_target: bool = False) -> float:
         """Of a step, or of the target's part of it."""
         key = num_rows, shape
         if key in self._captured:
             target = self._captured[key] * exp((self._common or 0.0) + self._own.get(key, 0.0))
+        elif self.free is not None and self._captured:
+            target = self.free.seconds(num_rows, shape, is_target=True)
+            target += num_rows * (1 + shape.num_nodes) * self._more_per_token()
         else:
             target = self.curve.seconds(num_rows * (1 + shape.num_nodes))
         return target if is_target else target + self._draft_seconds(num_rows, shape)
 
+    def _more_per_token(self) -> float:
+        """What the steps that are known take beyond free ones; the median of them."""
+        assert self.free is not None
+        more = [
+            (self.seconds(*key, is_target=True) - self.free.seconds(*key, is_target=True))
+            / (key[0] * (1 + key[1].num_nodes))
+            for key in self._captured
+        ]
+        return max(median(more), 0.0)
+
     def _draft_seconds(self, num_rows: int, shape: StepShape) -> float:
         if not self.is_measured:
             return FIXED_LEVEL * min(shape.num_nodes, 5) * (shape.source > 0)
-        while num_rows:  # a size that was not captured drafts as the one below it
-            seconds = self._drafting.get((num_rows, shape))
+        size = num_rows
+        while size:  # one that was not captured drafts as the one below it
+            seconds = self._drafting.get((size, shape))
             if seconds is not None:
                 return seconds
-            num_rows //= 2
-        return 0.0
+            size //= 2
+        return 0.0 if self.free is None else self.free._draft_seconds(num_rows, shape)
 
 
 def target_seconds(seconds: float, draft_seconds: float) -> float:

@@ -84,6 +84,9 @@ class CapturedStep(Protocol):
     def seconds(self) -> float: ...
     @property
     def draft_seconds(self) -> float: ...
+    @property
+    def asks(self) -> int:
+        """What its rows ask for beyond tokens; 0: nothing. Such steps have costs of their own."""
 
 
 class Reader(Protocol):
@@ -105,7 +108,8 @@ class Policy:
         num_rows = len(rows.known)
         self.drafter, self.rows = drafter, rows
         self.shapes = StepShapes((StepShape(0),) if drafter is None else drafter.shapes)
-        self.costs = StepCosts(is_measured=is_measured)
+        self.costs = StepCosts(is_measured=is_measured)  # of steps whose rows ask for tokens alone
+        self._other_costs: dict[int, StepCosts] = {}  # by what else they ask for
         self.margin = 0.0 if drafter is None else drafter.margin
         is_guided = drafter is not None and drafter.is_guided
         prior = WITH_PHRASES if is_guided else OWN_TEXT
@@ -161,7 +165,16 @@ class Policy:
             self.guesses[row], self.drafted[row] = [], (0, 0)
         self.lookup.miss(ids)
 
-    def choose(self, row_R: np.ndarray, *, is_host: bool = False) -> StepShape:
+    def costs_of(self, asks: int) -> StepCosts:
+        """Of steps whose rows ask for this beyond tokens."""
+        if not asks:
+            return self.costs
+        if asks not in self._other_costs:
+            is_measured = self.costs.is_measured
+            self._other_costs[asks] = StepCosts(is_measured=is_measured, free=self.costs)
+        return self._other_costs[asks]
+
+    def choose(self, row_R: np.ndarray, *, asks: int = 0, is_host: bool = False) -> StepShape:
         """The shape with the most tokens per second, whatever draft the rows wait with.
 
         While the host leads a step anyway, reading rows to a network is no change.
@@ -173,8 +186,8 @@ class Policy:
         if self._num_pause and can_pause:
             self._num_pause -= 1
             return StepShape(0, DraftSource.NOBODY)
-        tokens = self._tokens(row_R, num_rows)
-        seconds = [self.costs.seconds(num_rows, shape) for shape in shapes]
+        tokens, costs = self._tokens(row_R, num_rows), self.costs_of(asks)
+        seconds = [costs.seconds(num_rows, shape) for shape in shapes]
         if self.can_miss:
             prices = self._prices(row_R, shapes, is_host)
             seconds = [price * s for price, s in zip(prices, seconds, strict=True)]
@@ -251,7 +264,8 @@ class Policy:
 
     def captured(self, graph: CapturedStep) -> None:
         shape = StepShape(graph.num_nodes, graph.source)
-        self.costs.capture(graph.num_rows, shape, graph.seconds, graph.draft_seconds)
+        costs = self.costs_of(graph.asks)
+        costs.capture(graph.num_rows, shape, graph.seconds, graph.draft_seconds)
 
     def timed(
         self, graph: CapturedStep, seconds: float, since: float | None = None
@@ -262,10 +276,11 @@ class Policy:
         """
         num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
         target = target_seconds(seconds, graph.draft_seconds)
+        costs = self.costs_of(graph.asks)
         if seconds > 0.0:
-            self.costs.record(num_rows, shape, seconds, since)
-        plain = self.costs.seconds(num_rows, StepShape(0), is_target=True)
-        share = plain / self.costs.seconds(num_rows, shape, is_target=True)
+            costs.record(num_rows, shape, seconds, since)
+        plain = costs.seconds(num_rows, StepShape(0), is_target=True)
+        share = plain / costs.seconds(num_rows, shape, is_target=True)
         return target, target * min(share, 1.0)
 
     def learn(

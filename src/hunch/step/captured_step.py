@@ -34,6 +34,7 @@ from hunch.step.step_graphs import (
     StepGraph,
     StepGraphs,
     StepKind,
+    asks_of,
     best_size,
     bucket,
 )
@@ -59,6 +60,7 @@ class Group:
         self.is_drafting = self.has_waiting or any(self.room)
         self.extras = int(np.bitwise_or.reduce(asks_X[self.row_R]))
         self.num_best = int(best_X[self.row_R].max())
+        self.asks = asks_of(self.extras, self.num_best)
         self.is_watched_R: np.ndarray | None = None  # rows whose results are more than tokens
         if self.extras & DRAFTS or self.num_best != NO_SCORES:
             self.is_watched_R = (asks_X[self.row_R] & DRAFTS) > 0
@@ -232,13 +234,12 @@ class CapturedSteps:
         except torch.OutOfMemoryError:
             log.warning("no GPU memory to capture a step of %d rows: the host leads it", len(work))
             return None
-        allowed = self._allowed(group, graph)
-        self._upload(group, allowed, graph)
+        self._upload(group, graph)
         requests = [self.rows.requests[row] for row in group.ids]
         graph.forward.replay()
         if kind.extras & MASKS:
             read_pending()
-            self._fill_masks(group, allowed, graph)
+            self._fill_masks(group, graph)
         graph.finish.replay()
         return PendingStep(group, requests, graph, self.steps.download.expect())
 
@@ -267,30 +268,22 @@ class CapturedSteps:
 
     def _shape(self, group: Group) -> StepShape | None:
         """The step's shape, if the rows' network has seen enough for it."""
-        shape = self.policy.choose(group.row_R) if group.is_drafting else StepShape(0)
+        shape = StepShape(0)
+        if group.is_drafting:
+            shape = self.policy.choose(group.row_R, asks=group.asks)
         return shape if self.policy.is_ready(shape, group.row_R) else None
 
-    def _upload(self, group: Group, allowed: list[int], graph: StepGraph) -> None:
-        renewed = self.device_rows.update(group.ids, allowed, group.room, graph.num_rows)
+    def _upload(self, group: Group, graph: StepGraph) -> None:
+        renewed = self.device_rows.update(group.ids, group.allowed, group.room, graph.num_rows)
         if renewed:  # from here on the device drafts; what the host held is out of date
             self.host_drafter.forget(renewed)
             for row in renewed:
                 self.rows.drafts[row] = None
 
-    def _allowed(self, group: Group, graph: StepGraph) -> list[int]:
-        """Nodes to check of each row; with a grammar, no more than there is time to mask."""
-        most = None
-        if graph.kind.extras & MASKS:
-            most = self.grammars.most_nodes(group.ids, graph.forward_seconds)
-        if most is None:
-            return group.allowed
-        matchers, pairs = self.grammars.matchers, zip(group.ids, group.allowed, strict=True)
-        return [min(count, most) if row in matchers else count for row, count in pairs]
-
-    def _fill_masks(self, group: Group, allowed: list[int], graph: StepGraph) -> None:
+    def _fill_masks(self, group: Group, graph: StepGraph) -> None:
         """What grammars allow after each root and node that the step checks."""
         num_k, drafts = graph.num_nodes + 1, {}
-        for row, count in zip(group.ids, allowed, strict=True):
+        for row, count in zip(group.ids, group.allowed, strict=True):
             tokens, parents = self._drafts.get(row, ([], []))
             count = min(count, graph.num_nodes)
             drafts[row] = tokens[:count], parents[:count]
@@ -327,8 +320,6 @@ class CapturedSteps:
         if group.is_watched_R is not None:
             self._show(pending, result_RC, tokens, results, is_here)
         since = None if before is None else self._read_at - before
-        if graph.kind.extras & MASKS:  # it waited for the host: no sign of what it costs
-            seconds, since = 0.0, None
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since)
         result = StepResult(
             id=pending.plan_id,

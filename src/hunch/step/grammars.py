@@ -7,7 +7,6 @@ bytes of a mask.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,15 +20,12 @@ from hunch.types import RowStart
 if TYPE_CHECKING:  # the grammar engine is an extra; a matcher comes with its request
     from hunch.grammar.matcher import Matcher
 
-MASK_RATE = 0.1  # how quickly it is learned what a mask costs
-
 
 class RowGrammars:
     """The matchers of the rows; each stands after its row's committed tokens."""
 
     def __init__(self) -> None:
         self.matchers: dict[int, Matcher] = {}
-        self._mask_seconds = 0.0  # of one mask, of late; 0.0: not known
 
     def start(self, start: RowStart) -> None:
         request = start.request
@@ -77,28 +73,13 @@ class RowGrammars:
         """
         from hunch.grammar.matcher import Job, fill_all
 
-        began, jobs = perf_counter(), []
+        jobs = []
         for place, (row, (tokens, parents)) in enumerate(drafts.items()):
             matcher, first = self.matchers.get(row), place * num_k
             if matcher is not None:
                 is_masked_M[first : first + num_k] = True
                 jobs.append(Job(matcher, tokens, parents, first))
         fill_all(jobs, mask_MW)
-        count = sum(1 + len(job.tokens) for job in jobs)
-        if count:
-            seconds = (perf_counter() - began) / count
-            before = self._mask_seconds or seconds
-            self._mask_seconds = before + MASK_RATE * (seconds - before)
-
-    def most_nodes(self, ids: list[int], seconds: float) -> int | None:
-        """Nodes per row whose masks are filled in within so many seconds; None: any number.
-
-        A mask can take a millisecond: beyond the target's pass, every node would cost time.
-        """
-        num_rows = sum(row in self.matchers for row in ids)
-        if not (num_rows and seconds and self._mask_seconds):
-            return None
-        return max(int(seconds / (num_rows * self._mask_seconds)) - 1, 0)
 
     def commit(self, row: int, tokens: list[int]) -> tuple[int, str | None]:
         """How many of the tokens follow the grammar; if not all, why it cannot go on."""

@@ -34,6 +34,7 @@ MAX_LOGITS = 1024  # most rows of logits whose masks are kept
 RULES = 1  # penalties, bias, bad words, allowed ids, min_tokens
 MASKS = 2  # a grammar's masks, which the host fills in while the forward graph runs
 DRAFTS = 4  # the new draft itself comes back to the host, for masks and traces
+SCORES = 8  # log-probabilities
 SCORE_SIZES = (0, 5, 20)  # best tokens a captured step scores beside each chosen one
 
 
@@ -57,7 +58,6 @@ class StepGraph:
     finish: Graph
     seconds: float  # of both, on the device
     draft_seconds: float  # of these, for drafting
-    forward_seconds: float = 0.0  # and of `forward`; 0.0: not known
 
     @property
     def num_rows(self) -> int:
@@ -70,6 +70,10 @@ class StepGraph:
     @property
     def source(self) -> int:
         return self.kind.source
+
+    @property
+    def asks(self) -> int:
+        return asks_of(self.kind.extras, self.kind.num_best)
 
 
 @dataclass(slots=True)
@@ -186,7 +190,7 @@ class StepGraphs:
         if drafter is not None:
             alone = Graph(partial(draft, self._states(len(buffers.ids_T))), self.device, self.pool)
             draft_seconds = seconds_of(alone, self.device)
-        return StepGraph(kind, forward, graph, seconds, draft_seconds, forward_seconds)
+        return StepGraph(kind, forward, graph, seconds, draft_seconds)
 
     def _forward_of(self, size: tuple[int, int, int], buffers: StepBuffers) -> tuple[Graph, float]:
         """Pack and run the target; every kind of step of this size goes on from its states."""
@@ -271,6 +275,11 @@ class StepGraphs:
 def bucket(num_rows: int) -> int:
     """The next size a step is captured for: few, as each takes a moment to capture."""
     return 1 << (num_rows - 1).bit_length()
+
+
+def asks_of(extras: int, num_best: int) -> int:
+    """What a step's rows ask for beyond tokens, as far as it tells what the step costs."""
+    return extras | SCORES * (num_best != NO_SCORES)
 
 
 def best_size(num_best: int) -> int:

@@ -1,0 +1,42 @@
+"""Requests that ask for more than tokens, on a GPU: captured steps answer as the host does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hunch import LLM
+from hunch.step.host_step import HostStep
+from hunch.types import StepPlan, StepResult
+from plain_steps import lead_by_host
+from step.test_captured_requests import PARAMS, PROMPTS, run, shown
+from tiny_models import write_llama
+
+pytestmark = pytest.mark.gpu
+GPU: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "kv_bytes": 50_000_000}
+
+
+@pytest.mark.parametrize("method", ["off", "suffix:adaptive=false:num_nodes=3", "draft"])
+def test_as_by_the_host(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = str(write_llama(tmp_path / "model", width=64, layers=2))
+    with LLM(model, speculate="off", max_num_seqs=1, **GPU) as llm:
+        lead_by_host(llm.engine.runner)
+        plain = shown(run(llm, *PARAMS))
+    by_host: list[StepPlan] = []
+    lead = HostStep.run
+
+    def note(host: HostStep, plan: StepPlan) -> StepResult:
+        by_host.append(plan)
+        return lead(host, plan)
+
+    if method == "draft":
+        method = f"draft:{model}:num_nodes=3:adaptive=false"
+    with LLM(model, speculate=method, **GPU) as llm:
+        monkeypatch.setattr(HostStep, "run", note)
+        for name in PARAMS:
+            place = len(PROMPTS) * list(PARAMS).index(name)
+            assert shown(run(llm, name)) == plain[place : place + len(PROMPTS)], name
+        assert shown(run(llm, *PARAMS)) == plain
+        num_requests = 2 * len(plain)
+        assert method == "off" or llm.stats()["accepted"] > 0
+    assert sum(len(plan.work) for plan in by_host) == num_requests  # their prompts, nothing else
