@@ -67,7 +67,7 @@ def write_scores(logits_MV: Tensor, rows: StepRows, num_best: int, columns: Colu
     node_RK = torch.cat([rows.path_RK.new_full((num_rows, 1), -1), rows.path_RK[:, :-1]], dim=1)
     num_R1 = torch.where(rows.count_R >= 0, rows.result_RC[:, TOKENS], 0)[:, None]
     at_RK = torch.where(place_K < num_R1, first_R1 + 1 + node_RK, -1)
-    token_RK = rows.result_RC[:, FIRST : FIRST + num_k]
+    token_RK = rows.result_RC[:, FIRST : FIRST + num_k].contiguous()
     rank_S = at_RK.new_empty(num_rows * num_k)
     ids_SC = at_RK.new_empty(len(rank_S), 1 + num_best)
     logprob_SC = torch.empty(ids_SC.shape, dtype=torch.float32, device=ids_SC.device)
