@@ -43,6 +43,14 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "MixtralForCausalLM": "hunch.models.mixtral:Mixtral",
     "Qwen2MoeForCausalLM": "hunch.models.qwen_moe:Qwen2Moe",
     "Qwen3MoeForCausalLM": "hunch.models.qwen_moe:Qwen3Moe",
+    "GraniteForCausalLM": "hunch.models.granite:Granite",
+    "Phi3ForCausalLM": "hunch.models.phi3:Phi3",
+    "GPT2LMHeadModel": "hunch.models.gpt2:Gpt2",
+    "GPTBigCodeForCausalLM": "hunch.models.gpt2:GptBigCode",
+    "GemmaForCausalLM": "hunch.models.gemma:Gemma",
+    "Gemma2ForCausalLM": "hunch.models.gemma:Gemma2",
+    "Gemma3ForCausalLM": "hunch.models.gemma:Gemma3",
+    "Gemma3ForConditionalGeneration": "hunch.models.gemma:Gemma3",
     "OPTForCausalLM": "hunch.models.opt:Opt",
 }
 

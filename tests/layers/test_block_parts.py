@@ -18,7 +18,7 @@ IDS = [5, 9, 2, 40, 41, 7, 8]
 def full_sequence(rotation):
     """Attention over one whole sequence without a cache, as a trainer would write it."""
 
-    def attend(qkv_TAH, heads, layer):
+    def attend(qkv_TAH, heads, layer, sinks_N=None):
         q, k, v = (x.transpose(0, 1)[None] for x in split_heads(qkv_TAH, heads, rotation))
         out = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=heads.scale, enable_gqa=True

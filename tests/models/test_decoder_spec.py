@@ -49,7 +49,7 @@ def test_windows_per_layer():
 def test_opt_reads_its_own_keys():
     spec = tiny_spec("OPTForCausalLM", word_embed_proj_dim=16, do_layer_norm_before=False)
     assert (spec.embed_width, spec.is_post_norm, spec.has_final_norm) == (16, True, False)
-    assert spec.is_tied
+    assert not spec.is_tied  # projected, the embedding is no longer the output matrix
     assert spec.rope is None
 
 
@@ -83,7 +83,9 @@ def test_wrong_values_are_named(changes, said):
         ({"architectures": ["LamaForCausalLM"]}, "did you mean 'LlamaForCausalLM'"),
         ({"hidden_act": "sillu"}, "did you mean 'silu'"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale": 3}}, "'mscale': 3"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ({"architectures": ["OlmoForCausalLM"], "clip_qkv": 8.0}, "has no clip_qkv=8.0"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
     ],
 )

@@ -9,6 +9,8 @@ import transformers
 from builders import DictWeights, Seq, new_kv, pack, plain_logits, tables
 from hunch.models.load import load_decoder
 
+# transformers compiles some of GPTBigCode when it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
 COMMON = {
     "vocab_size": 90,
     "hidden_size": 32,
@@ -31,7 +33,56 @@ YARN = {
     "original_max_position_embeddings": 32,
     "rope_theta": 1000.0,
 }
+GPT2 = {"vocab_size": 90, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2],
+    "long_factor": [1.0, 2.0, 4.0],
+    "original_max_position_embeddings": 32,
+    "rope_theta": 1000.0,
+    "partial_rotary_factor": 0.75,
+}
+GEMMA = GATED | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 7}
 CASES = {
+    "granite": (
+        "Granite",
+        GATED
+        | {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "phi-3, part of a head turned": (
+        "Phi3",
+        GATED
+        | {
+            "pad_token_id": 0,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "phi-3, long": (
+        "Phi3",
+        GATED
+        | {"pad_token_id": 0, "original_max_position_embeddings": 32, "rope_parameters": LONG},
+    ),
+    "gpt-2": ("GPT2", GPT2),
+    "gpt-bigcode": ("GPTBigCode", GPT2 | {"n_inner": 72}),
+    "gemma": ("Gemma", GATED | {"head_dim": 16}),
+    "gemma 2": (
+        "Gemma2",
+        GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma 3": (
+        "Gemma3",
+        GEMMA | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "llama": ("Llama", GATED | {"num_key_value_heads": 4}),
     "llama, grouped heads, tied": ("Llama", GATED | {"tie_word_embeddings": True}),
     "llama, one kv head, wide heads": ("Llama", GATED | {"num_key_value_heads": 1, "head_dim": 12}),
@@ -70,13 +121,17 @@ def pair(request):
     family, settings = CASES[request.param]
     with torch.random.fork_rng():
         torch.manual_seed(11)
-        config = getattr(transformers, f"{family}Config")(**settings)
-        theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        names = family + ("TextConfig" if family == "Gemma3" else "Config")
+        config = getattr(transformers, names)(**settings)
+        if hasattr(config, "_attn_implementation"):
+            config._attn_implementation = "eager"  # others leave caps out
+        kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+        theirs = getattr(transformers, kind)(config).eval()
         with torch.no_grad():
             for parameter in theirs.parameters():  # fresh norms are ones and biases zeros
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     saved = json.loads(theirs.config.to_json_string())
-    saved["architectures"] = [f"{family}ForCausalLM"]
+    saved["architectures"] = [kind]
     tensors = {name: tensor.detach() for name, tensor in theirs.state_dict().items()}
     return theirs, load_decoder(DictWeights(saved, tensors))
 

@@ -75,8 +75,14 @@ def attention_ref(
     attn: AttnInputs,
     scale: float,
     window: int | None = None,
+    cap: float = 0.0,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """The specification: one token at a time, in float64."""
+    """The specification: one token at a time, in float64.
+
+    With a cap, scores s become cap * tanh(s / cap). A head's sink is one more score in its softmax,
+    whose value is zero.
+    """
     out_TNH = torch.zeros_like(q_TNH)
     group = q_TNH.shape[1] // k_CMH.shape[1]
     for token in range(q_TNH.shape[0]):
@@ -88,8 +94,20 @@ def attention_ref(
         k_PNH = k_CMH[slots].double().repeat_interleave(group, dim=1)
         v_PNH = v_CMH[slots].double().repeat_interleave(group, dim=1)
         scores_NP = torch.einsum("nh,pnh->np", q_TNH[token].double(), k_PNH) * scale
-        out_TNH[token] = torch.einsum("np,pnh->nh", scores_NP.softmax(-1), v_PNH).to(out_TNH.dtype)
+        weights_NP = _weights(scores_NP, cap, sinks_N)
+        out_TNH[token] = torch.einsum("np,pnh->nh", weights_NP, v_PNH).to(out_TNH.dtype)
     return out_TNH
+
+
+def _weights(scores: Tensor, cap: float, sinks_N: Tensor | None) -> Tensor:
+    """Softmax over the last dimension; heads are the first."""
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    if sinks_N is None:
+        return scores.softmax(-1)
+    sink = sinks_N.to(scores.dtype).view(-1, *(1,) * (scores.dim() - 1))
+    scores = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), dim=-1)
+    return scores.softmax(-1)[..., :-1]
 
 
 # --- torch ------------------------------------------------------------------------------------
@@ -224,15 +242,17 @@ def attention(
     attn: AttnInputs,
     scale: float,
     window: int | None = None,
+    cap: float = 0.0,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """torch's attention, one call per span; indices and masks are made once per step."""
     pieces = pieces_of(attn, window, q_TNH.dtype, q_TNH.device)
     if len(pieces) == 1 and pieces[0].last - pieces[0].first == len(q_TNH):
-        return _attend(q_TNH, k_CMH, v_CMH, pieces[0], scale)
+        return _attend(q_TNH, k_CMH, v_CMH, pieces[0], scale, cap, sinks_N)
     out_TNH = torch.zeros_like(q_TNH)
     for piece in pieces:
         out_TNH[piece.first : piece.last] = _attend(
-            q_TNH[piece.first : piece.last], k_CMH, v_CMH, piece, scale
+            q_TNH[piece.first : piece.last], k_CMH, v_CMH, piece, scale, cap, sinks_N
         )
     return out_TNH
 
@@ -244,6 +264,8 @@ def attention_by_token(
     attn: AttnInputs,
     scale: float,
     window: int | None = None,
+    cap: float = 0.0,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """torch's attention, one call per token: its shape follows from the token's position alone."""
     key = ("tokens", window)
@@ -256,17 +278,38 @@ def attention_by_token(
     for token, slots_K in attn.memo[key]:
         piece = Piece(token, token + 1, 0, len(slots_K), slots_K, None)
         # A copy: where a query begins in memory can decide how it is summed.
-        out_TNH[token] = _attend(q_TNH[token].clone()[None], k_CMH, v_CMH, piece, scale)[0]
+        q_1NH = q_TNH[token].clone()[None]
+        out_TNH[token] = _attend(q_1NH, k_CMH, v_CMH, piece, scale, cap, sinks_N)[0]
     return out_TNH
 
 
-def _attend(q_WNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, piece: Piece, scale: float) -> Tensor:
+def _attend(
+    q_WNH: Tensor,
+    k_CMH: Tensor,
+    v_CMH: Tensor,
+    piece: Piece,
+    scale: float,
+    cap: float,
+    sinks_N: Tensor | None,
+) -> Tensor:
     if piece.slots_K is None:
         k_KMH = k_CMH.narrow(0, piece.slot, piece.num_keys)
         v_KMH = v_CMH.narrow(0, piece.slot, piece.num_keys)
     else:
         k_KMH = k_CMH.index_select(0, piece.slots_K)
         v_KMH = v_CMH.index_select(0, piece.slots_K)
+    if cap or sinks_N is not None:
+        group = q_WNH.shape[1] // k_CMH.shape[1]
+        k_NKH, v_NKH = (
+            x.float().transpose(0, 1).repeat_interleave(group, dim=0) for x in (k_KMH, v_KMH)
+        )
+        scores_NWK = q_WNH.float().transpose(0, 1) @ k_NKH.transpose(1, 2) * scale
+        if cap:
+            scores_NWK = cap * torch.tanh(scores_NWK / cap)
+        if piece.mask_WK is not None:
+            scores_NWK = scores_NWK + piece.mask_WK
+        out_NWH = _weights(scores_NWK, 0.0, sinks_N) @ v_NKH
+        return out_NWH.transpose(0, 1).to(q_WNH.dtype)
     out_NWH = functional.scaled_dot_product_attention(
         q_WNH.transpose(0, 1)[None],
         k_KMH.transpose(0, 1)[None],

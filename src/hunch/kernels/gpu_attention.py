@@ -29,8 +29,8 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def _attend(
-    q, k_ptr, v_ptr, slot_P, is_key, is_pair, m, z, acc, scale, offs_h, kv_stride,
-    HEAD: tl.constexpr, TILE: tl.constexpr, IS_NEAR: tl.constexpr,
+    q, k_ptr, v_ptr, slot_P, is_key, is_pair, m, z, acc, scale, cap, offs_h, kv_stride,
+    HEAD: tl.constexpr, TILE: tl.constexpr, IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """Fold one tile of positions into (m, z, acc). A row with no pair here is left as it was."""
     is_h = offs_h < HEAD
@@ -39,7 +39,12 @@ def _attend(
                 other=0.0)  # fmt: skip
     v = tl.load(v_ptr + at[:, None] + offs_h[None, :], mask=is_key[:, None] & is_h[None, :],
                 other=0.0)  # fmt: skip
-    scores = tl.where(is_pair, tl.dot(q, k, input_precision="ieee"), -1e30)
+    scores = tl.dot(q, k, input_precision="ieee")
+    if HAS_CAP:  # cap * tanh(score / cap), in units of log2 from here on
+        wave = tl.math.exp2(tl.minimum(tl.maximum(scores * (scale * 2.885390082 / cap), -60), 60))
+        scores = cap * (1.0 - 2.0 / (wave + 1.0))
+        scale = 1.0
+    scores = tl.where(is_pair, scores, -1e30)
     m_new = tl.maximum(m, tl.max(scores, axis=1) * scale)
     p = tl.where(is_pair, tl.math.exp2(scores * scale - m_new[:, None]), 0.0).to(v.dtype)
     shrink = tl.math.exp2(m - m_new)
@@ -101,10 +106,10 @@ def _own_keys(table_ptr, tree_ptr, p, token, tok_R, pos_R, base_R, tree_stride,
 @triton.jit
 def _walk(
     q, k_ptr, v_ptr, table_ptr, tree_ptr, acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, part_R,
-    is_row, token0, num_tokens, first, last, is_alone, scale, offs_h, kv_stride, tree_stride,
+    is_row, token0, num_tokens, first, last, is_alone, scale, cap, offs_h, kv_stride, tree_stride,
     ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr,
     SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
-    IS_NEAR: tl.constexpr,
+    IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """Positions [first, last), tile by tile; (m1, z1, acc1) is the split at hand."""
     m = tl.full((ROWS,), -1e30, tl.float32)
@@ -123,8 +128,8 @@ def _walk(
         block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
         m1, z1, acc1 = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key,
-                               is_pair, m1, z1, acc1, scale, offs_h, kv_stride, HEAD,
-                               TILE, IS_NEAR)  # fmt: skip
+                               is_pair, m1, z1, acc1, scale, cap, offs_h, kv_stride, HEAD,
+                               TILE, IS_NEAR, HAS_CAP)  # fmt: skip
         if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
             m, z, acc, m1, z1, acc1 = _end_split(
                 m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr, part_R,
@@ -138,8 +143,8 @@ def _walk(
                 is_pair = is_key[None, :] & (tok_R == token0 + j)[:, None]
                 is_pair &= p[None, :] >= low_R[:, None]
                 m1, z1, acc1 = _attend(q, k_ptr, v_ptr, slot_P, is_key, is_pair, m1, z1, acc1,
-                                       scale, offs_h, kv_stride, HEAD, TILE,
-                                       IS_NEAR)  # fmt: skip
+                                       scale, cap, offs_h, kv_stride, HEAD, TILE,
+                                       IS_NEAR, HAS_CAP)  # fmt: skip
             if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
                 m, z, acc, m1, z1, acc1 = _end_split(
                     m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr,
@@ -167,13 +172,13 @@ def _merge_all(m, z, acc, acc_ptr, stat_ptr, part_R, is_row, first, last, offs_h
 )
 def _attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, acc_ptr, stat_ptr, count_ptr,
-    pos_ptr, slot_ptr, seq_ptr, table_ptr, base_ptr, tree_ptr, tile_ptr,
-    scale, window, table_stride, tree_stride, max_splits, num_packed, min_share,
+    pos_ptr, slot_ptr, seq_ptr, table_ptr, base_ptr, tree_ptr, tile_ptr, sink_ptr,
+    scale, cap, window, table_stride, tree_stride, max_splits, num_packed, min_share,
     NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    IS_NEAR: tl.constexpr,
+    IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of tokens of one sequence, KV head, share of the splits)."""
     tile, kv_head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -215,9 +220,9 @@ def _attention_kernel(
     m, z, acc = _walk(
         q, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD, table_ptr + seq * table_stride, tree_ptr,
         acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, at_R * max_splits, is_row, token0,
-        num_tokens, tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, offs_h,
-        NUM_KV * HEAD, tree_stride, ROWS, HEAD, HEAD_PAD, TILE, SPLIT, IS_SHARED, BLOCK_SIZE,
-        HAS_TREE, IS_NEAR)  # fmt: skip
+        num_tokens, tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, cap,
+        offs_h, NUM_KV * HEAD, tree_stride, ROWS, HEAD, HEAD_PAD, TILE, SPLIT, IS_SHARED,
+        BLOCK_SIZE, HAS_TREE, IS_NEAR, HAS_CAP)  # fmt: skip
     let_next_start()
     if num_shares > 1:  # whoever comes last merges all
         tl.debug_barrier()
@@ -227,6 +232,12 @@ def _attention_kernel(
         m, z, acc = _merge_all(m, z, acc, acc_ptr, stat_ptr, at_R * max_splits, is_row, first_split,
                                num_splits, offs_h, HEAD)  # fmt: skip
         tl.store(count_ptr + tile * NUM_KV + kv_head, 0)
+    if HAS_SINKS:
+        sink_R = tl.load(sink_ptr + head_R, mask=is_row, other=-1e30).to(tl.float32) * 1.44269504
+        m_new = tl.maximum(m, sink_R)
+        shrink = tl.math.exp2(m - m_new)
+        z = z * shrink + tl.math.exp2(sink_R - m_new)
+        acc = acc * shrink[:, None]
     out = acc / tl.where(z > 0, z, 1.0)[:, None]
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=is_q)
 
@@ -296,9 +307,13 @@ def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
 
 def attention(
     q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, attn: AttnInputs, scale: float, out_TNH: Tensor,
-    *, window: int | None = None, tiling: Tiling | None = None,
+    *, window: int | None = None, cap: float = 0.0, sinks_N: Tensor | None = None,
+    tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
-    """softmax(q K^T * scale) V over each token's positions. No tiling: every token is a tile."""
+    """softmax(q K^T * scale) V over each token's positions. No tiling: every token is a tile.
+
+    Caps and sinks as in `attention_ref`.
+    """
     tiling = tiling or Tiling(None)
     tiles_I2, block_tokens, workspace = tiling.tiles_I2, tiling.block_tokens, tiling.workspace
     programs = tiling.programs
@@ -321,13 +336,15 @@ def attention(
         q_TNH, k_CMH, v_CMH, out_TNH, acc, stat, count,
         attn.pos_T, attn.slot_T, attn.seq_T, attn.table_SB, attn.base_T,
         attn.pos_T if tree is None else tree, attn.pos_T if tiles_I2 is None else tiles_I2,
-        scale * LOG2E, 0 if window is None else window, attn.table_SB.stride(0),
+        q_TNH if sinks_N is None else sinks_N, scale * LOG2E, cap * LOG2E,
+        0 if window is None else window, attn.table_SB.stride(0),
         0 if tree is None else tree.stride(0), max_splits, num_tokens,
         _least_share(num_tiles * num_kv),
         NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, HEAD=head,
         HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, IS_SHARED=programs > 1,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
-        HAS_WINDOW=window is not None, IS_NEAR=k_CMH.numel() < 2**31,
+        HAS_WINDOW=window is not None, IS_NEAR=k_CMH.numel() < 2**31, HAS_CAP=cap > 0,
+        HAS_SINKS=sinks_N is not None,
         **_options(tiling, rows, num_tiles * num_kv, head_pad),
     )  # fmt: skip
 

@@ -45,6 +45,8 @@ def attend(
     attn: AttnInputs,
     scale: float,
     window: int | None,
+    cap: float = 0.0,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """Attention with positions in fixed tiles; a row's bits are the same in any company."""
     num_rows, num_heads, head_dim = q_TNH.shape
@@ -63,7 +65,8 @@ def attend(
         team(torch.get_num_threads()), q_TNH.data_ptr(), k_CMH.data_ptr(), v_CMH.data_ptr(),
         *(column.data_ptr() for column in columns), _address(tree_TP), num_rows,
         table_SP.stride(0), 0 if tree_TP is None else tree_TP.stride(0), block_size,
-        num_heads, k_CMH.shape[1], head_dim, window or 0, out_TNH.data_ptr(),
+        num_heads, k_CMH.shape[1], head_dim, window or 0, cap * LOG2_E, _address(sinks_N),
+        out_TNH.data_ptr(),
     )  # fmt: skip
     return out_TNH
 

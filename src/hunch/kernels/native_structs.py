@@ -105,7 +105,7 @@ class NativeLayer:
     down: NativeMatrix | None = None
     experts: NativeExperts | None = None
     attn_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     biases: dict[str, Tensor | None]  # by the name of the matrix

@@ -21,13 +21,14 @@ def rms_norm(x_TD: Tensor, w_D: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x_TD, w_D.shape, w_D, eps)
 
 
-def layer_norm_ref(x_TD: Tensor, w_D: Tensor, b_D: Tensor, eps: float) -> Tensor:
+def layer_norm_ref(x_TD: Tensor, w_D: Tensor, b_D: Tensor | None, eps: float) -> Tensor:
     """The specification, in float64."""
     x = x_TD.double()
     centred = x - x.mean(-1, keepdim=True)
     scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    return (centred * scale * w_D.double() + b_D.double()).to(x_TD.dtype)
+    y = centred * scale * w_D.double()
+    return (y if b_D is None else y + b_D.double()).to(x_TD.dtype)
 
 
-def layer_norm(x_TD: Tensor, w_D: Tensor, b_D: Tensor, eps: float) -> Tensor:
+def layer_norm(x_TD: Tensor, w_D: Tensor, b_D: Tensor | None, eps: float) -> Tensor:
     return functional.layer_norm(x_TD, w_D.shape, w_D, b_D, eps)

@@ -36,46 +36,76 @@ class Heads:
     head_dim: int
     scale: float
     window: int | None = None  # a token sees so many positions, its own included; None: all
+    cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
+    rope: int = 0  # which of the network's rotary tables turns them
 
 
 class Attend(Protocol):
     """How tokens see each other: over the paged cache when serving, over a batch when training."""
 
-    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
-        """Turn q and k by their positions and return what the tokens read, TNH."""
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
+        """Turn q and k by their positions and return what the tokens read, TNH.
+
+        A head's sink is one more score in its softmax, whose value is zero.
+        """
 
 
 class Paged:
     """Attend over the paged cache; the step's keys and values are written first."""
 
-    def __init__(self, attn: AttnInputs, kv: KVCache, rotation: Rotation | None) -> None:
+    def __init__(self, attn: AttnInputs, kv: KVCache, *rotations: Rotation | None) -> None:
         self.attn = attn
-        self.rotation = rotation  # None: positions are not in the heads
+        self.rotations = rotations or (None,)  # None: positions are not in the heads
         self.live_T = live_tokens(attn)
         self.slot_T = attn.slot_T if self.live_T is None else attn.slot_T[self.live_T]
         # One unbind per step is cheaper than two selects per layer.
         self.k = kv.k_LCMH.unbind(0)
         self.v = kv.v_LCMH.unbind(0)
 
-    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
-        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, self.rotation)
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
+        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, self.rotations[heads.rope])
         k_CMH, v_CMH = self.k[layer], self.v[layer]
         if self.live_T is None:
             kv_store(k_TMH, v_TMH, k_CMH, v_CMH, self.slot_T)
         else:
             kv_store(k_TMH[self.live_T], v_TMH[self.live_T], k_CMH, v_CMH, self.slot_T)
-        return self.read(q_TNH, k_CMH, v_CMH, heads)
+        where = (self.attn, heads.scale, heads.window, heads.cap, sinks_N)
+        return self.read(q_TNH, k_CMH, v_CMH, *where)
 
-    def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, heads: Heads) -> Tensor:
-        return attention(q_TNH, k_CMH, v_CMH, self.attn, heads.scale, heads.window)
+    def read(
+        self,
+        q_TNH: Tensor,
+        k_CMH: Tensor,
+        v_CMH: Tensor,
+        attn: AttnInputs,
+        scale: float,
+        window: int | None,
+        cap: float,
+        sinks_N: Tensor | None,
+    ) -> Tensor:
+        return attention(q_TNH, k_CMH, v_CMH, attn, scale, window, cap, sinks_N)
 
 
 class ExactPaged(Paged):
     """The same for a target: what a token reads is the same bits whatever tokens are beside it."""
 
-    def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, heads: Heads) -> Tensor:
-        where = (self.attn, heads.scale, heads.window)
-        if q_TNH.device.type == "cpu" and can_attend(heads.head_dim):
+    def read(
+        self,
+        q_TNH: Tensor,
+        k_CMH: Tensor,
+        v_CMH: Tensor,
+        attn: AttnInputs,
+        scale: float,
+        window: int | None,
+        cap: float,
+        sinks_N: Tensor | None,
+    ) -> Tensor:
+        where = (attn, scale, window, cap, sinks_N)
+        if q_TNH.device.type == "cpu" and can_attend(q_TNH.shape[2]):
             return attend(q_TNH, k_CMH, v_CMH, *where).to(q_TNH.dtype)
         return attention_by_token(q_TNH, k_CMH, v_CMH, *where)
 
@@ -103,6 +133,7 @@ class Attention(Part):
         layer: int,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        sinks_N: Tensor | None = None,  # float32
     ) -> None:
         self.qkv = qkv
         self.out = out
@@ -110,6 +141,7 @@ class Attention(Part):
         self.layer = layer
         self.q_norm = q_norm
         self.k_norm = k_norm
+        self.sinks_N = sinks_N
 
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         heads = self.heads
@@ -118,4 +150,4 @@ class Attention(Part):
             sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
             q, k, v = qkv_TAH.split_with_sizes(sizes, 1)
             qkv_TAH = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1)
-        return self.out(attend(qkv_TAH, heads, self.layer).flatten(1))
+        return self.out(attend(qkv_TAH, heads, self.layer, self.sinks_N).flatten(1))

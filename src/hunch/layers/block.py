@@ -15,15 +15,30 @@ from hunch.layers.part import Part
 
 
 class Block(Part):
-    """x + attention(norm(x)), then x + mlp(norm(x)); without attn_norm its input goes in bare."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Without attn_norm its input goes in bare; without mlp_norm both halves read one norm of x, and
+    both are added to it. What a half gives may be normed and scaled before it is added.
+    """
 
     def __init__(
-        self, attn_norm: Norm | None, attn: Attention, mlp_norm: Norm, mlp: MLP | Experts
+        self,
+        attn_norm: Norm | None,
+        attn: Attention,
+        mlp_norm: Norm | None,
+        mlp: MLP | Experts,
+        *,
+        attn_out_norm: Norm | None = None,
+        mlp_out_norm: Norm | None = None,
+        residual_scale: float = 1.0,
     ) -> None:
         self.attn_norm = attn_norm
         self.attn = attn
         self.mlp_norm = mlp_norm
         self.mlp = mlp
+        self.attn_out_norm = attn_out_norm
+        self.mlp_out_norm = mlp_out_norm
+        self.residual_scale = residual_scale
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         input_TD = x_TD if self.attn_norm is None else self.attn_norm(x_TD)
@@ -31,14 +46,23 @@ class Block(Part):
 
     def mix(self, residual_TD: Tensor, input_TE: Tensor, attend: Attend) -> Tensor:
         """The layer with an attention input of the caller's making, say [embedding; hidden]."""
-        x_TD = residual_TD + self.attn(input_TE, attend)
-        return x_TD + self.mlp(self.mlp_norm(x_TD))
+        x_TD = self._add(residual_TD, self.attn(input_TE, attend), self.attn_out_norm)
+        h_TD = input_TE if self.mlp_norm is None else self.mlp_norm(x_TD)
+        return self._add(x_TD, self.mlp(h_TD), self.mlp_out_norm)
+
+    def _add(self, x_TD: Tensor, branch_TD: Tensor, norm: Norm | None) -> Tensor:
+        if norm is not None:
+            branch_TD = norm(branch_TD)
+        if self.residual_scale != 1.0:
+            branch_TD = branch_TD * self.residual_scale
+        return x_TD + branch_TD
 
 
 class PostNormBlock(Block):
     """norm(x + attention(x)), then norm(x + mlp(x)): the first transformers' order."""
 
     attn_norm: Norm
+    mlp_norm: Norm
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         x_TD = self.attn_norm(x_TD + self.attn(x_TD, attend))

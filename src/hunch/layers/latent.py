@@ -29,12 +29,14 @@ class TailPaged(Paged):
         super().__init__(attn, kv, None)
         self.tail = rotation
 
-    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
         size = self.tail.cos_T1H.shape[-1]
         num_turned = heads.num_heads + heads.num_kv_heads
         tail_TBR = qkv_TAH[:, :num_turned, -size:]
         qkv_TAH[:, :num_turned, -size:] = rope(tail_TBR, self.tail.cos_T1H, self.tail.sin_T1H)
-        return super().__call__(qkv_TAH, heads, layer)
+        return super().__call__(qkv_TAH, heads, layer, sinks_N)
 
 
 class LatentAttention(Part):

@@ -12,20 +12,22 @@ from hunch.layers.part import Part
 
 
 class RMSNorm(Part):
-    """Divide by the root mean square, times a weight."""
+    """Divide by the root mean square, times a weight, which may be of more bits than x."""
 
     def __init__(self, weight_D: Tensor, eps: float) -> None:
         self.weight_D = weight_D
         self.eps = eps
 
     def __call__(self, x_TD: Tensor) -> Tensor:
+        if self.weight_D.dtype != x_TD.dtype:
+            return rms_norm(x_TD.float(), self.weight_D, self.eps).to(x_TD.dtype)
         return rms_norm(x_TD, self.weight_D, self.eps)
 
 
 class LayerNorm(Part):
-    """Subtract the mean, divide by the deviation, times a weight, plus a bias."""
+    """Subtract the mean, divide by the deviation, times a weight, plus a bias if there is one."""
 
-    def __init__(self, weight_D: Tensor, bias_D: Tensor, eps: float) -> None:
+    def __init__(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> None:
         self.weight_D = weight_D
         self.bias_D = bias_D
         self.eps = eps

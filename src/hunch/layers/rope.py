@@ -20,20 +20,32 @@ class RopeSpec:
     """How positions turn the heads. `kind` is Hugging Face's rope_type."""
 
     theta: float = 10000.0
-    kind: str = "default"  # default, linear, llama3, yarn, factors
+    kind: str = "default"  # default, linear, llama3, yarn, longrope, factors, none
+    dim: int = 0  # numbers of a head that are turned, the first ones; 0: all
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    original_len: int = 0  # llama3, yarn: context the model was first trained at
-    attention_factor: float | None = None  # yarn: scale of cos and sin; None: from factor
+    original_len: int = 0  # llama3, yarn, longrope: context the model was first trained at
+    attention_factor: float | None = None  # yarn, longrope: scale of cos and sin; None: by factor
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     is_truncated: bool = True  # yarn: ramp ends at whole dimensions
-    factors: tuple[float, ...] = ()  # factors: one divisor per frequency, as GGUF files store them
+    factors: tuple[float, ...] = ()  # longrope, factors: one divisor per frequency
 
 
 def frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Angle per position for each pair of a head, float32, H/2 of them."""
+    """Angle per position for each pair of a head, float32, H/2 of them.
+
+    Pairs that are not turned have zero: `head_order` has placed them behind the others.
+    """
+    num_pairs = head_dim // 2
+    if spec.kind == "none":
+        return torch.zeros(num_pairs)
+    freq = _turned(spec, spec.dim or head_dim)
+    return torch.cat((freq, freq.new_zeros(num_pairs - len(freq))))
+
+
+def _turned(spec: RopeSpec, head_dim: int) -> Tensor:
     freq = 1.0 / spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if spec.kind == "linear":
         return freq / spec.factor
@@ -41,7 +53,7 @@ def frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
         return _llama3(spec, freq)
     if spec.kind == "yarn":
         return _yarn(spec, freq, head_dim)
-    if spec.kind == "factors":
+    if spec.kind in ("factors", "longrope"):
         return freq / torch.tensor(spec.factors, dtype=torch.float32)
     return freq
 
@@ -72,12 +84,34 @@ def _yarn(spec: RopeSpec, freq: Tensor, head_dim: int) -> Tensor:
 
 
 def amplitude(spec: RopeSpec) -> float:
-    """What cos and sin are multiplied with: 1 but for yarn."""
-    if spec.kind != "yarn":
+    """What cos and sin are multiplied with: 1 but for yarn and longrope."""
+    if spec.kind not in ("yarn", "longrope"):
         return 1.0
     if spec.attention_factor is not None:
         return spec.attention_factor
-    return 0.1 * math.log(spec.factor) + 1.0 if spec.factor > 1 else 1.0
+    return stretch(spec.factor)
+
+
+def stretch(factor: float, mscale: float = 1.0) -> float:
+    """How much yarn sharpens attention over a context that is `factor` times as long."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def head_order(head_dim: int, dim: int, is_interleaved: bool) -> list[int] | None:
+    """Which number of a head on disk stands where, so that pairs are (h, h + H/2) and those that
+    are turned come first; None: they do already.
+
+    Scores do not change by it as long as q and k are ordered alike.
+    """
+    dim = dim or head_dim
+    if dim == head_dim and not is_interleaved:
+        return None
+    half = dim // 2
+    lower = [2 * i if is_interleaved else i for i in range(half)]
+    upper = [2 * i + 1 if is_interleaved else half + i for i in range(half)]
+    rest = list(range(dim, head_dim))
+    num_rest = len(rest) // 2
+    return lower + rest[:num_rest] + upper + rest[num_rest:]
 
 
 class Rope(Part):
@@ -88,7 +122,9 @@ class Rope(Part):
     ) -> None:
         positions = torch.arange(max_len, dtype=torch.float32, device=device)
         angle = torch.outer(positions, frequencies(spec, head_dim).to(device))
-        self.table_LH = torch.cat((angle.cos(), angle.sin()), dim=-1) * amplitude(spec)
+        scale_F = torch.ones(head_dim // 2, device=device)
+        scale_F[: (spec.dim or head_dim) // 2] = amplitude(spec)
+        self.table_LH = torch.cat((angle.cos() * scale_F, angle.sin() * scale_F), dim=-1)
 
     def __call__(self, pos_T: Tensor) -> Rotation:
         return rotation(self.table_LH, pos_T)

@@ -21,7 +21,9 @@ class Tiled:
     def __init__(self, attn: AttnInputs, kv: KVCache, table_LH: Tensor, tiling: Tiling) -> None:
         self.attn, self.kv, self.table_LH, self.tiling = attn, kv, table_LH, tiling
 
-    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
         assert self.table_LH.shape[1] == heads.head_dim, "the kernels turn whole heads"
         attn, k_CMH, v_CMH = self.attn, self.kv.k_LCMH[layer], self.kv.v_LCMH[layer]
         q_TNH = qkv_TAH.new_empty(len(qkv_TAH), heads.num_heads, heads.head_dim)
@@ -30,6 +32,6 @@ class Tiled:
         out_TNH = torch.empty_like(q_TNH)
         attention(
             q_TNH, k_CMH, v_CMH, attn, heads.scale, out_TNH,
-            window=heads.window, tiling=self.tiling,
+            window=heads.window, cap=heads.cap, sinks_N=sinks_N, tiling=self.tiling,
         )  # fmt: skip
         return out_TNH

@@ -8,6 +8,7 @@ from hunch.layers.attention import Attention, Heads
 from hunch.layers.block import Block, PostNormBlock
 from hunch.layers.experts import Experts
 from hunch.layers.mlp import MLP, GatedMLP, PlainMLP
+from hunch.layers.norm import Norm
 from hunch.models.experts import EXPERT_NAMES, ExpertNames, build_experts
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
@@ -18,7 +19,10 @@ from hunch.parallel.group import Group, shard_size
 class Names:
     """A family's tensor names; the defaults are Llama's. Names of a layer stand after `layer`."""
 
+    # Prefixes of all but the output matrix: ours, then those that wrapped or bare files have.
+    roots: tuple[str, ...] = ("model.", "model.language_model.", "language_model.model.", "")
     embed: str = "model.embed_tokens.weight"
+    positions: str = "model.embed_positions.weight"
     final_norm: str = "model.norm"
     head: str = "lm_head.weight"
     layer: str = "model.layers.{}."
@@ -29,24 +33,36 @@ class Names:
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    attn_out_norm: str = "attn_out_norm"  # of what attention gives, before it is added
+    sinks: str = "self_attn.sinks"
     mlp_norm: str = "post_attention_layernorm"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     experts: ExpertNames = EXPERT_NAMES
+    mlp_out_norm: str = "mlp_out_norm"
+    # How files fuse or add to them; see arrange.py.
+    qkv: str = "self_attn.qkv_proj"
+    is_qkv_by_head: bool = False  # q, k and v of a head stand side by side
+    gate_up: str = "mlp.gate_up_proj"
+    project_in: str = "project_in"  # of an embedding narrower than the model
+    project_out: str = "project_out"
+    unread: str = ""  # a pattern of tensors that text does not need
 
 
 LLAMA_NAMES = Names()
 
 
-def local_heads(spec: ModelSpec, group: Group, window: int | None = None) -> Heads:
-    """The heads one rank of the group holds."""
+def local_heads(spec: ModelSpec, group: Group, layer: int | None = None) -> Heads:
+    """The heads one rank of the group holds: of a layer, or what all layers share."""
     return Heads(
         num_heads=shard_size(spec.num_heads, group, "attention heads"),
         num_kv_heads=shard_size(spec.num_kv_heads, group, "KV heads"),
         head_dim=spec.head_dim,
-        scale=spec.head_dim**-0.5,
-        window=window,
+        scale=spec.attn_scale or spec.head_dim**-0.5,
+        cap=spec.attn_cap,
+        window=spec.windows[layer] if layer is not None and spec.windows else None,
+        rope=0 if layer is None else spec.rope_index(layer),
     )
 
 
@@ -61,11 +77,16 @@ def build_attention(
 ) -> Attention:
     """`layer` is the KV layer; `input_width` differs from the model's where two inputs join."""
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    window = spec.windows[layer] if spec.windows else None
-    q_norm = k_norm = None
+    q_norm = k_norm = sinks_N = None
     if spec.has_qk_norm:
-        q_norm = source.rms_norm(prefix + names.q_norm, spec.head_dim, spec.norm_eps)
-        k_norm = source.rms_norm(prefix + names.k_norm, spec.head_dim, spec.norm_eps)
+        q_norm, k_norm = (
+            source.rms_norm(
+                prefix + name, spec.head_dim, spec.norm_eps, is_whole=spec.is_norm_shifted
+            )
+            for name in (names.q_norm, names.k_norm)
+        )
+    if spec.has_sinks:
+        sinks_N = source.take(prefix + names.sinks, spec.num_heads, split=0).float()
     return Attention(
         source.linear(
             (prefix + names.q, prefix + names.k, prefix + names.v),
@@ -74,10 +95,11 @@ def build_attention(
             has_bias=spec.has_qkv_bias,
         ),
         source.row_linear(prefix + names.out, spec.width, q_size, has_bias=spec.has_out_bias),
-        local_heads(spec, source.group, window),
+        local_heads(spec, source.group, layer),
         layer,
         q_norm,
         k_norm,
+        sinks_N,
     )
 
 
@@ -106,12 +128,23 @@ def build_block(
 ) -> Block:
     """One decoder layer whose tensors are named `prefix` + the family's names."""
     kind = PostNormBlock if spec.is_post_norm else Block
-    attn_norm = None
-    if has_attn_norm:
-        attn_norm = source.norm(prefix + names.attn_norm, spec.width, spec.norm_eps, spec.norm)
+
+    def norm(name: str, is_there: bool) -> Norm | None:
+        return build_norm(spec, source, prefix + name) if is_there else None
+
     return kind(
-        attn_norm,
+        norm(names.attn_norm, has_attn_norm),
         build_attention(spec, source, prefix, layer, names=names, input_width=input_width),
-        source.norm(prefix + names.mlp_norm, spec.width, spec.norm_eps, spec.norm),
+        norm(names.mlp_norm, not spec.is_parallel),
         build_mlp(spec, source, prefix, layer, names=names),
+        attn_out_norm=norm(names.attn_out_norm, spec.has_branch_norms),
+        mlp_out_norm=norm(names.mlp_out_norm, spec.has_branch_norms),
+        residual_scale=spec.residual_scale,
     )
+
+
+def build_norm(spec: ModelSpec, source: Source, name: str) -> Norm:
+    """A norm of the residual stream, or of what is added to it."""
+    if spec.norm == "rms":
+        return source.rms_norm(name, spec.width, spec.norm_eps, is_whole=spec.is_norm_shifted)
+    return source.layer_norm(name, spec.width, spec.norm_eps, has_bias=spec.has_norm_bias)

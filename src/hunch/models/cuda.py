@@ -113,7 +113,6 @@ def check_supported(decoder: Decoder) -> None:
     problems = {
         **unknown_to_kernels(spec, decoder.layers, decoder.dtype),
         "no norm at the end": not spec.has_final_norm,
-        "a projected embedding": bool(spec.embed_width),
         "tensor parallelism": decoder.group.size > 1,
     }
     found = [name for name, is_there in problems.items() if is_there]

@@ -19,9 +19,10 @@ from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 from hunch.layers.rope import Rope
 from hunch.models.backends import TORCH, Backend
-from hunch.models.build import LLAMA_NAMES, Names, build_block, local_heads
+from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, local_heads
+from hunch.models.reading import Config
 from hunch.models.source import RandomSource, Source
-from hunch.models.spec import Config, ModelSpec, read_common
+from hunch.models.spec import ModelSpec, read_common
 from hunch.registry import MODELS, resolve
 
 TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
@@ -35,6 +36,15 @@ class Hidden:
 
     last_TD: Tensor  # after the final norm
     features: tuple[Tensor, ...] = ()  # the residual stream after so many layers, each TD
+
+
+def finish_logits(logits_MV: Tensor, spec: ModelSpec) -> Tensor:
+    """Products with the output matrix, in float32, as the scores the model gives: in place."""
+    if spec.logits_scale != 1.0:
+        logits_MV.mul_(spec.logits_scale)
+    if spec.logits_cap:
+        logits_MV.div_(spec.logits_cap).tanh_().mul_(spec.logits_cap)
+    return logits_MV
 
 
 class Decoder(Part):
@@ -55,10 +65,14 @@ class Decoder(Part):
         # A row's bits are the same whatever rows are beside it: on a CPU, or after make_exact.
         self.is_exact = source.device.type == "cpu"
         self.heads = local_heads(spec, source.group)
-        self.rope = None
-        if spec.rope is not None:
-            self.rope = Rope(spec.rope, spec.head_dim, spec.max_len, source.device)
-        self.embedding_VD = source.take(self.names.embed, spec.vocab_size, self._embed_width)
+        self.ropes = [Rope(rope, spec.head_dim, spec.max_len, source.device) for rope in spec.ropes]
+        self.positions_LD = None
+        if not self.ropes:
+            num_positions = spec.max_len + spec.position_offset
+            self.positions_LD = source.take(self.names.positions, num_positions, spec.width)
+        self.embedding_VD = source.take(self.names.embed, spec.vocab_size, spec.width)
+        # As the family's own code has it: a number of the model's precision.
+        self.embed_scale = float(torch.tensor(spec.embed_scale).to(source.dtype))
         layers = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         self.layers = [
             build_block(spec, source, prefix, layer, names=self.names)
@@ -66,9 +80,7 @@ class Decoder(Part):
         ]
         self.final_norm = None
         if spec.has_final_norm:
-            self.final_norm = source.norm(
-                self.names.final_norm, spec.width, spec.norm_eps, spec.norm
-            )
+            self.final_norm = build_norm(spec, source, self.names.final_norm)
         self.head = self._build_head(source)
 
     @classmethod
@@ -83,8 +95,9 @@ class Decoder(Part):
         return family(spec, RandomSource(seed, scale=scale))
 
     @property
-    def _embed_width(self) -> int:
-        return self.spec.embed_width or self.spec.width
+    def rope(self) -> Rope | None:
+        """What most layers turn by."""
+        return self.ropes[0] if self.ropes else None
 
     def _build_head(self, source: Source) -> Linear:
         """The output matrix, each rank with a part of the vocabulary where it divides evenly."""
@@ -92,7 +105,7 @@ class Decoder(Part):
         split = 0 if vocab_size % self.group.size == 0 else None
         self.is_head_split = split is not None and self.group.size > 1
         if not self.spec.is_tied:
-            return Linear(source.take(self.names.head, vocab_size, self._embed_width, split=split))
+            return Linear(source.take(self.names.head, vocab_size, self.spec.width, split=split))
         if not self.is_head_split:
             return Linear(self.embedding_VD)
         size = vocab_size // self.group.size
@@ -104,7 +117,12 @@ class Decoder(Part):
 
     def start(self, ids_T: Tensor, pos_T: Tensor) -> Tensor:
         """The residual stream before the first layer."""
-        return self.embed(ids_T)
+        x_TD = self.embed(ids_T)
+        if self.embed_scale != 1.0:
+            x_TD = x_TD * self.embed_scale
+        if self.positions_LD is not None:
+            x_TD = x_TD + self.positions_LD.index_select(0, pos_T + self.spec.position_offset)
+        return x_TD
 
     def run(self, x_TD: Tensor, attend: Attend, feature_layers: tuple[int, ...] = ()) -> Hidden:
         """All layers over a residual stream, however the caller lets tokens attend."""
@@ -127,8 +145,8 @@ class Decoder(Part):
 
         `feature_layers` asks for the stream after so many layers; 0 is what enters the first.
         """
-        rotation = None if self.rope is None else self.rope(attn.pos_T)
-        attend = (ExactPaged if self.is_exact else Paged)(attn, kv, rotation)
+        rotations = [rope(attn.pos_T) for rope in self.ropes]
+        attend = (ExactPaged if self.is_exact else Paged)(attn, kv, *rotations)
         return self.run(self.start(ids_T, attn.pos_T), attend, feature_layers)
 
     def make_exact(self) -> None:
@@ -143,7 +161,7 @@ class Decoder(Part):
         logits_MV = self.head(hidden_MD)
         if self.is_head_split:
             logits_MV = self.group.all_gather(logits_MV)
-        return logits_MV.float()
+        return finish_logits(logits_MV.float(), self.spec)
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,9 @@ from hunch.kernels.experts import Routing
 from hunch.layers.experts import Experts, ExpertSpec, Router, StackedLinear
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
+from hunch.models.reading import Config, read_float, read_int
 from hunch.models.source import Source
-from hunch.models.spec import Config, ModelSpec, read_float, read_int
+from hunch.models.spec import ModelSpec
 from hunch.parallel.group import shard_size
 
 

@@ -165,6 +165,12 @@ def unknown_to_kernels(
         f"activation {spec.activation}": spec.activation != "silu",
         "experts": spec.experts is not None,
         "learned positions": spec.rope is None,
+        "norms of the branches": spec.has_branch_norms,
+        "attention beside the MLP": spec.is_parallel,
+        "attention sinks": spec.has_sinks,
+        "two rotary tables": bool(spec.more_ropes),
+        "scales": (spec.embed_scale, spec.residual_scale, spec.logits_scale) != (1.0, 1.0, 1.0),
+        "capped scores": spec.attn_cap != 0 or spec.logits_cap != 0,
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 
 from hunch.errors import ConfigError, ModelFormatError
+from hunch.models.arrange import Arranged
 from hunch.models.decoder import Decoder, Progress
 from hunch.models.source import FileSource, ShapeSource
 from hunch.models.spec import ModelSpec
@@ -33,9 +34,10 @@ def load_decoder(
     """The model of `weights`, on `device`. `auto` is float32 on a CPU, else the file's own."""
     spec = ModelSpec.from_config(weights.config)
     device = torch.device(device)
+    family: type[Decoder] = resolve(MODELS, spec.architecture)
+    weights = Arranged(weights, spec, family.names)
     source = FileSource(weights, choose_dtype(dtype, spec, device), device, group)
     check_tensors(spec, source)
-    family: type[Decoder] = resolve(MODELS, spec.architecture)
     return family(spec, source, progress)
 
 
@@ -83,7 +85,10 @@ def check_tensors(spec: ModelSpec, source: FileSource, given: Collection[str] = 
 
 
 def _may_stay_unread(name: str, spec: ModelSpec) -> bool:
-    if _IGNORED.search(name) or (spec.is_tied and name == "lm_head.weight"):
+    unread = resolve(MODELS, spec.architecture).names.unread
+    if _IGNORED.search(name) or (unread and re.search(unread, name)):
+        return True
+    if spec.is_tied and name == "lm_head.weight":
         return True
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     return layer is not None and int(layer[1]) >= spec.num_layers  # a drafting head's layers

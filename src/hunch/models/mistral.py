@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hunch.models.decoder import Decoder
-from hunch.models.spec import Config, ModelSpec, read_common, read_windows
+from hunch.models.reading import Config, read_windows
+from hunch.models.spec import ModelSpec, read_common
 
 
 class Mistral(Decoder):

@@ -10,7 +10,8 @@ from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, read_count
 from hunch.models.mistral import Mistral
-from hunch.models.spec import Config, ModelSpec, read_int
+from hunch.models.reading import Config, read_int
+from hunch.models.spec import ModelSpec
 
 _EXPERT = "block_sparse_moe.experts.{}."
 

@@ -28,6 +28,7 @@ from hunch.kernels.native_structs import NativeLayer, NativeShape
 from hunch.layers.attention import Heads
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import Rope
+from hunch.models.arrange import Arranged
 from hunch.models.backends import NATIVE
 from hunch.models.build import Names, local_heads
 from hunch.models.decoder import Decoder, Hidden, Progress
@@ -68,7 +69,7 @@ class NativeDecoder:
         self.spec, self.names = spec, family.names
         self.device, self.dtype, self.group = torch.device("cpu"), torch.float32, SINGLE
         self.heads: Heads = local_heads(spec, SINGLE)
-        source = FileSource(weights, torch.float32)
+        source = FileSource(Arranged(weights, spec, self.names), torch.float32)
         given = (self.names.embed, self.names.head, ID_MAP) if tables else ()
         check_tensors(spec, source, given)
         reader = _Reader(source, dtype, num_threads)
@@ -168,7 +169,12 @@ def is_supported(spec: ModelSpec) -> bool:
         and (spec.experts is None or _fits(spec.experts))
         and spec.rope is not None
         and not spec.is_post_norm
-        and spec.embed_width in (0, spec.width)
+        and not spec.is_parallel
+        and not spec.has_branch_norms
+        and not spec.has_sinks
+        and not spec.more_ropes
+        and spec.embed_scale == spec.residual_scale == spec.logits_scale == 1.0
+        and spec.attn_cap == spec.logits_cap == 0.0
         and spec.width % _LANES == 0
         and spec.head_dim % (2 * _LANES) == 0
         and spec.head_dim <= 512

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hunch.models.qwen2 import Qwen2
-from hunch.models.spec import Config, ModelSpec
+from hunch.models.reading import Config
+from hunch.models.spec import ModelSpec
 
 
 class Qwen3(Qwen2):

@@ -9,7 +9,8 @@ from hunch.layers.experts import ExpertSpec
 from hunch.models.experts import read_count, sparse_layers
 from hunch.models.qwen2 import Qwen2
 from hunch.models.qwen3 import Qwen3
-from hunch.models.spec import Config, ModelSpec, read_int
+from hunch.models.reading import Config, read_int
+from hunch.models.spec import ModelSpec
 
 
 def _read_experts(config: Config, num_layers: int) -> ExpertSpec:

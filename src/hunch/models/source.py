@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.layers.linear import Linear, RowLinear
-from hunch.layers.norm import LayerNorm, Norm, RMSNorm
+from hunch.layers.norm import LayerNorm, RMSNorm
 from hunch.models.weights.base import Weights
 from hunch.parallel.group import SINGLE, Group, shard
 
@@ -47,15 +47,14 @@ class Source:
         """The whole tensor in float32, whatever the model's precision."""
         return self.read(name, shape, torch.float32).to(self.device, torch.float32)
 
-    def rms_norm(self, name: str, width: int, eps: float) -> RMSNorm:
-        return RMSNorm(self.take(f"{name}.weight", width), eps)
+    def rms_norm(self, name: str, width: int, eps: float, *, is_whole: bool = False) -> RMSNorm:
+        """`is_whole`: in float32, as 1 + w must not be rounded to fewer bits than w was."""
+        read = self.floats if is_whole else self.take
+        return RMSNorm(read(f"{name}.weight", width), eps)
 
-    def norm(self, name: str, width: int, eps: float, kind: str) -> Norm:
-        """The norm of a spec's kind: "rms" or "layer"."""
-        if kind == "rms":
-            return self.rms_norm(name, width, eps)
-        weight_D, bias_D = (self.take(f"{name}.{part}", width) for part in ("weight", "bias"))
-        return LayerNorm(weight_D, bias_D, eps)
+    def layer_norm(self, name: str, width: int, eps: float, *, has_bias: bool = True) -> LayerNorm:
+        bias_D = self.take(f"{name}.bias", width) if has_bias else None
+        return LayerNorm(self.take(f"{name}.weight", width), bias_D, eps)
 
     def linear(
         self,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
-from hunch.kernels.activation import ACTIVATIONS
+from hunch.kernels.activation import ACTIVATIONS, GATED_ACTIVATIONS
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
+from hunch.models.reading import Config, Recorded, read_float, read_int, read_rope
 from hunch.registry import MODELS, resolve, unknown
-
-Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,22 +26,45 @@ class ModelSpec:
     head_dim: int
     ffn_width: int
     max_len: int
+    # Norms
     norm: str = "rms"  # rms, layer
     norm_eps: float = 1e-6
+    has_norm_bias: bool = True  # of layer norms
+    has_qk_norm: bool = False  # each head of q and k is normed before it is turned
+    has_branch_norms: bool = False  # what attention and MLP give is normed before it is added
+    is_post_norm: bool = False  # norms stand after the residual sums, none before the branches
+    is_parallel: bool = False  # attention and MLP read the same norm, and both are added
+    has_final_norm: bool = True
+    # The MLP
     activation: str = "silu"
-    is_gated: bool = True  # the MLP has a gate
-    rope: RopeSpec | None = None  # None: positions are learned, and added to the embedding
+    is_gated: bool = True
+    experts: ExpertSpec | None = None  # in place of some layers' MLPs
+    # Attention
     windows: tuple[int | None, ...] = ()  # per layer: positions a token sees; None: all
-    is_tied: bool = False  # the embedding is the output matrix too
+    attn_scale: float = 0.0  # of the scores; 0: head_dim ** -0.5
+    attn_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
+    has_sinks: bool = False  # one score per head that joins the softmax and reads nothing
+    # Positions
+    rope: RopeSpec | None = None  # None: positions are learned, and added to the embedding
+    more_ropes: tuple[RopeSpec, ...] = ()  # what some layers turn by in its place
+    rope_of: tuple[int, ...] = ()  # per layer: 0 is `rope`, 1 the first of more_ropes; (): all 0
+    position_offset: int = 0  # rows of the table of learned positions before that of position 0
+    # Biases
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     has_mlp_bias: bool = False
-    has_qk_norm: bool = False
-    embed_width: int = 0  # of the embedding, where it is projected to `width`
-    is_post_norm: bool = False  # norms stand after the residual sums
-    has_final_norm: bool = True
-    experts: ExpertSpec | None = None  # in place of some layers' MLPs
-    dtype: str | None = None  # precision the file was saved in
+    # Embedding, residual stream and output
+    embed_width: int = 0  # of the embedding on disk, where it is projected to `width`
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add to the stream
+    logits_scale: float = 1.0
+    logits_cap: float = 0.0  # as attn_cap
+    is_tied: bool = False  # the embedding is the output matrix too
+    # How the file holds it
+    dtype: str | None = None  # precision it was saved in
+    is_norm_shifted: bool = False  # norms are stored as w and mean 1 + w
+    is_transposed: bool = False  # matrices are stored [in, out]
+    is_rope_interleaved: bool = False  # pairs that are turned are neighbours in a head
 
     @staticmethod
     def from_config(config: Config) -> ModelSpec:
@@ -53,15 +73,21 @@ class ModelSpec:
         if not isinstance(names, list | tuple) or not names:
             raise ModelFormatError("config.json names no architectures")
         if names[0] not in MODELS:
-            raise UnsupportedModelError(f"architecture {unknown(str(names[0]), MODELS)}")
+            raise UnsupportedModelError(_not_known(config, str(names[0])))
         if config.get("quantization_config"):
             method = dict(config["quantization_config"]).get("quant_method", "unknown")
             raise UnsupportedModelError(
                 f"quantization_config ({method}) is not supported; use the plain model or a GGUF"
             )
         family = resolve(MODELS, names[0])
-        spec: ModelSpec = family.read_config(config, str(names[0]))
+        recorded = Recorded(config)
+        spec: ModelSpec = family.read_config(recorded, str(names[0]))
         spec.check()
+        if extra := recorded.unread():
+            raise UnsupportedModelError(
+                f"{names[0]}: config.json has {_shown(extra)}, which hunch does not know and which "
+                "may change what the model computes"
+            )
         return spec
 
     def check(self) -> None:
@@ -73,18 +99,50 @@ class ModelSpec:
             )
         if self.rope is not None and self.head_dim % 2:
             raise ModelFormatError(f"head_dim={self.head_dim} must be even to be rotated")
-        if self.activation not in ACTIVATIONS:
-            raise UnsupportedModelError(f"activation {unknown(self.activation, ACTIVATIONS)}")
+        known = {*ACTIVATIONS, *(GATED_ACTIVATIONS if self.is_gated else ())}
+        if self.activation not in known:
+            raise UnsupportedModelError(f"activation {unknown(self.activation, known)}")
         if len(self.windows) != self.num_layers:
             raise ModelFormatError(
                 f"layer_types lists {len(self.windows)} layers, num_hidden_layers={self.num_layers}"
             )
         if self.experts is not None:
             self.experts.check()
-        if self.rope and self.rope.factors and len(self.rope.factors) != self.head_dim // 2:
-            raise ModelFormatError(
-                f"{len(self.rope.factors)} rope factors for a head of {self.head_dim}"
-            )
+        for rope in self.ropes:
+            if rope.factors and len(rope.factors) != (rope.dim or self.head_dim) // 2:
+                raise ModelFormatError(
+                    f"{len(rope.factors)} rope factors for a head of {self.head_dim}"
+                )
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """Every way layers turn their heads; none where positions are learned."""
+        return () if self.rope is None else (self.rope, *self.more_ropes)
+
+    def rope_index(self, layer: int) -> int:
+        return self.rope_of[layer] if self.rope_of else 0
+
+
+def _shown(extra: Config) -> str:
+    return ", ".join(f"{key}={str(value)[:40]}" for key, value in sorted(extra.items()))
+
+
+def _not_known(config: Config, name: str) -> str:
+    """Which family reads most of the config, and what would be left."""
+    left: dict[str, Config] = {}
+    for known in MODELS:
+        recorded = Recorded(config)
+        try:
+            resolve(MODELS, known).read_config(recorded, known)
+        except (ModelFormatError, UnsupportedModelError):
+            continue
+        left[known] = recorded.unread()
+    words = f"architecture {unknown(name, MODELS)}"
+    if left:
+        nearest = min(left, key=lambda known: len(left[known]))
+        words += f". By its config it is nearest to {nearest}"
+        words += f", which has no {_shown(left[nearest])}" if left[nearest] else ""
+    return words
 
 
 def read_common(config: Config, architecture: str) -> dict[str, Any]:
@@ -96,6 +154,7 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
         raise ModelFormatError(
             f"hidden_size={width} is not a multiple of num_attention_heads={num_heads}"
         )
+    head_dim = read_int(config, "head_dim", width // num_heads)
     return {
         "architecture": architecture,
         "vocab_size": read_int(config, "vocab_size"),
@@ -103,111 +162,13 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
         "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": read_int(config, "num_key_value_heads", num_heads),
-        "head_dim": read_int(config, "head_dim", width // num_heads),
+        "head_dim": head_dim,
         "ffn_width": read_int(config, "intermediate_size"),
         "max_len": read_int(config, "max_position_embeddings", 2048),
         "norm_eps": read_float(config, "rms_norm_eps", 1e-6),
         "activation": str(config.get("hidden_act", "silu")),
-        "rope": read_rope(config),
+        "rope": read_rope(config, head_dim),
         "windows": (None,) * num_layers,
         "is_tied": bool(config.get("tie_word_embeddings", False)),
         "dtype": config.get("torch_dtype") or config.get("dtype"),
     }
-
-
-# Far above any model there is. Without them a damaged file fails deep inside an allocation, or
-# after an hour of building layers.
-_MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "head_dim": 1 << 20}
-_MOST_OTHERS = 1 << 28
-
-
-def read_int(config: Config, key: str, default: int | None = None) -> int:
-    """A positive whole number of a plausible size."""
-    value = config.get(key)
-    if value is None:
-        if default is None:
-            raise ModelFormatError(f"config.json lacks {key}")
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelFormatError(f"config.json: {key}={value!r} must be a whole number, 1 or more")
-    most = _MOST.get(key, _MOST_OTHERS)
-    if value > most:
-        raise ModelFormatError(f"config.json: {key}={value} is more than any model has ({most})")
-    return value
-
-
-def read_float(config: Config, key: str, default: float | None = None) -> float:
-    """A positive number."""
-    value = config.get(key)
-    if value is None:
-        if default is None:
-            raise ModelFormatError(f"config.json lacks {key}")
-        return default
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not value > 0 or not math.isfinite(value):
-        raise ModelFormatError(f"config.json: {key}={value!r} must be a number above 0")
-    return float(value)
-
-
-def read_rope(config: Config) -> RopeSpec:
-    """`rope_parameters`, or the older `rope_theta` with `rope_scaling`."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise ModelFormatError(f"config.json: rope settings {given!r} must be an object")
-    rope = {"rope_theta": config.get("rope_theta"), **given}
-    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    if share != 1.0:
-        raise UnsupportedModelError(f"partial_rotary_factor={share} is not supported; only 1")
-    kind = rope.get("rope_type", rope.get("type")) or "default"
-    readers: dict[str, Callable[[Config], dict[str, Any]]] = {
-        "default": lambda _: {},
-        "linear": lambda r: {"factor": read_float(r, "factor")},
-        "llama3": _read_llama3,
-        "yarn": lambda r: _read_yarn(r, config),
-        "factors": lambda r: {"factors": tuple(float(f) for f in r["factors"])},
-    }
-    if kind not in readers:
-        raise UnsupportedModelError(f"rope_type {unknown(str(kind), readers)}")
-    return RopeSpec(
-        theta=read_float(rope, "rope_theta", 10000.0), kind=str(kind), **readers[kind](rope)
-    )
-
-
-def _read_llama3(rope: Config) -> dict[str, Any]:
-    return {
-        "factor": read_float(rope, "factor"),
-        "low_freq_factor": read_float(rope, "low_freq_factor"),
-        "high_freq_factor": read_float(rope, "high_freq_factor"),
-        "original_len": read_int(rope, "original_max_position_embeddings"),
-    }
-
-
-def _read_yarn(rope: Config, config: Config) -> dict[str, Any]:
-    if rope.get("mscale") or rope.get("mscale_all_dim"):
-        raise UnsupportedModelError("rope_type 'yarn' with mscale is not supported")
-    max_len = read_int(config, "max_position_embeddings", 2048)
-    attention = rope.get("attention_factor")
-    return {
-        "factor": read_float(rope, "factor"),
-        "original_len": read_int(rope, "original_max_position_embeddings", max_len),
-        "attention_factor": None if attention is None else read_float(rope, "attention_factor"),
-        "beta_fast": read_float(rope, "beta_fast", 32.0),
-        "beta_slow": read_float(rope, "beta_slow", 1.0),
-        "is_truncated": bool(rope.get("truncate", True)),
-    }
-
-
-def read_windows(
-    config: Config, num_layers: int, is_on: bool = True, first: int = 0
-) -> tuple[int | None, ...]:
-    """Per layer: by `layer_types` where given, else from layer `first` on."""
-    if not is_on or config.get("sliding_window") is None:
-        return (None,) * num_layers
-    window = read_int(config, "sliding_window")
-    types = config.get("layer_types")
-    if types is None:
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModelError(f"layer type {kind!r} is not supported")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)

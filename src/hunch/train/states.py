@@ -7,17 +7,19 @@ heads side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hunch.errors import UnsupportedModelError
 from hunch.kernels.rope import Rotation
 from hunch.layers.attention import Heads, split_heads
 from hunch.layers.rope import Rope
-from hunch.models.decoder import Decoder
+from hunch.models.decoder import Decoder, finish_logits
+from hunch.models.spec import ModelSpec
 from hunch.train.batches import Batch
 from hunch.train.vocab import Columns
 
@@ -30,21 +32,26 @@ class Dense:
     Texts are padded at the end, where nothing looks.
     """
 
-    def __init__(self, ids_BL: Tensor, rope: Rope | None, split: Split = split_heads) -> None:
+    def __init__(self, ids_BL: Tensor, ropes: Sequence[Rope], split: Split = split_heads) -> None:
         self.shape = ids_BL.shape
         self.split = split
-        self.rotation = None
-        if rope is not None:
-            pos_T = torch.arange(self.shape[1], device=ids_BL.device).repeat(self.shape[0])
-            self.rotation = rope(pos_T)
+        pos_T = torch.arange(self.shape[1], device=ids_BL.device).repeat(self.shape[0])
+        self.rotations: list[Rotation | None] = [rope(pos_T) for rope in ropes]
+        self.rotations = self.rotations or [None]
 
     def heads(self, qkv_TAH: Tensor, heads: Heads) -> list[Tensor]:
         """q, k and v as attention takes them: text, head, position, width."""
-        parts = self.split(qkv_TAH, heads, self.rotation)
+        parts = self.split(qkv_TAH, heads, self.rotations[heads.rope])
         return [part.view(*self.shape, *part.shape[1:]).transpose(1, 2) for part in parts]
 
-    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
         q, k, v = self.heads(qkv_TAH, heads)
+        if heads.cap or sinks_N is not None:
+            raise UnsupportedModelError(
+                "train: texts cannot be read with capped scores or sinks yet; use a lookup method"
+            )
         mask_LL = None
         if heads.window is not None and heads.window < self.shape[1]:
             pos_L = torch.arange(self.shape[1], device=q.device)
@@ -100,7 +107,7 @@ def run_target(
     to an answer's own token. Of a share `whole` of the texts the prompt teaches too.
     """
     ids_BL = batch.ids_BL
-    attend = Dense(ids_BL, target.rope, split)
+    attend = Dense(ids_BL, target.ropes, split)
     ids_T = ids_BL.flatten()
     pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
     hidden = target.run(target.start(ids_T, pos_T), attend, feature_layers)
@@ -112,7 +119,7 @@ def run_target(
     row_M = is_taught_T.nonzero().squeeze(1)
     label_M = label_T[row_M]
     head_CD = target.head.weight_NK[columns.ids_C]
-    p_MC = softmax_of(hidden.last_TD[row_M], head_CD)
+    p_MC = softmax_of(hidden.last_TD[row_M], head_CD, target.spec)
     if greedy_share and not is_complete:
         share_M1 = greedy_share * is_answer_T[row_M, None].to(p_MC.dtype)
         p_MC *= 1 - share_M1
@@ -132,11 +139,11 @@ def _prompts_of(batch: Batch, share: float, seed: int) -> Tensor:
     return drawn_B.to(device)[:, None] & (pos_L < batch.prompt_len_B[:, None] - 1)
 
 
-def softmax_of(hidden_MD: Tensor, head_CD: Tensor, num_rows: int = 8192) -> Tensor:
+def softmax_of(hidden_MD: Tensor, head_CD: Tensor, spec: ModelSpec, num_rows: int = 8192) -> Tensor:
     """Probabilities in the model's precision, computed in float32 a part at a time."""
     p_MC = hidden_MD.new_empty(len(hidden_MD), len(head_CD))
     for first in range(0, len(hidden_MD), num_rows):
         part = slice(first, first + num_rows)
-        logits = functional.linear(hidden_MD[part], head_CD)
-        p_MC[part] = logits.softmax(-1, dtype=torch.float32)
+        logits = functional.linear(hidden_MD[part], head_CD).float()
+        p_MC[part] = finish_logits(logits, spec).softmax(-1)
     return p_MC

@@ -146,6 +146,7 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
         int count = count_of(block.first + i / group);
         Number* s = scores + i * TILE;
         total[i] = 0;
+        if (call.cap > 0) Math::cap(s, count, call.cap);
         if (from < count)
             Math::soften(s, (int)from, count, &largest[i], &total[i]);
         else  // the row sees nothing of this tile
@@ -233,8 +234,14 @@ void Attention::read_row(int row, const AttnCall& call, float* out) const {
         int last = is_split_ ? (int)(places_.pos[row] / TILE) : 0;
         float* result = state(row, head, first);
         for (int tile = first + 1; tile <= last; tile++) merge(result, state(row, head, tile), size);
+        vf total = set1(result[1]), share = set1(1.0f);
+        if (call.sinks) {
+            const float sink = call.sinks[head] * LOG2_E, top = std::max(result[0], sink);
+            share = exp2(set1(result[0] - top));
+            total = fma(exp2(set1(sink - top)), total, share);
+        }
         for (int h = 0; h < size; h += P)
-            store(out + h, div(load(result + 2 + h), set1(result[1])));
+            store(out + h, div(mul(load(result + 2 + h), share), total));
     }
 }
 

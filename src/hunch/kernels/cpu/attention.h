@@ -15,6 +15,7 @@ namespace hunch {
 
 constexpr int TILE = 128;        // positions whose softmax is computed at once
 constexpr int MAX_HEAD_DIM = 512;
+constexpr float LOG2_E = 1.44269504f;
 constexpr int MAX_QUERIES = 48;  // (row, head) pairs that share the keys of a tile
 
 // Where each packed token writes its KV and finds its keys; the fields are those of AttnInputs.
@@ -39,7 +40,9 @@ struct Heads {
 struct AttnCall {
     const float* q;  // [row][head][head_dim], scaled so that scores are in units of log2
     const void *k, *v;
-    int64_t window;  // positions a token sees; 0: all
+    int64_t window;      // positions a token sees; 0: all
+    float cap;           // scores s become cap * tanh(s / cap), in their units; 0: as they are
+    const float* sinks;  // may be null; [head], scores (not in log2) that join the softmax
 };
 
 // Rows of one sequence that are computed together.

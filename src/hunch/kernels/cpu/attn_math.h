@@ -49,6 +49,13 @@ struct FloatMath {
             store_sums(out + i * stride, acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
     }
 
+    // The first scores become limit * tanh(score / limit).
+    static void cap(Number* scores, int count, float limit) {
+        vf size = set1(limit);
+        for (int j = 0; j < count; j += P)
+            store(scores + j, mul(size, tanh(div(load(scores + j), size))));
+    }
+
     // Scores become 2^(score - largest), and zero outside [from, count).
     static void soften(Number* scores, int from, int count, float* largest, float* total) {
         const float lowest = -std::numeric_limits<float>::infinity();
@@ -133,6 +140,14 @@ struct HalfMath {
             float16x8_t pairs = vpaddq_f16(vpaddq_f16(acc[i][0], acc[i][1]),
                                            vpaddq_f16(acc[i][2], acc[i][3]));
             vst1_f16(out + i * stride, vget_low_f16(vpaddq_f16(pairs, pairs)));
+        }
+    }
+
+    static void cap(Number* scores, int count, float limit) {
+        vf size = set1(limit);
+        for (int j = 0; j < count; j += 4) {
+            uint16_t* at = (uint16_t*)scores + j;
+            store_half(at, mul(size, tanh(div(load_half(at), size))));
         }
     }
 

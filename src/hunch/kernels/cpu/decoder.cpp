@@ -157,7 +157,7 @@ void Decoder::finish_head(const LayerSpec& layer, const Step& step, int head, in
         rotate(x, spec_.rope + (size_t)step.pos[row] * size, size);
     }
     if (is_q) {
-        const float scale = spec_.scale * 1.44269504f;  // attention takes powers of two
+        const float scale = spec_.scale * LOG2_E;  // attention takes powers of two
         float* q = const_cast<float*>(q_.data()) + ((size_t)row * num_q + index) * size;
         for (int h = 0; h < size; h += P) store(q + h, mul(load(x + h), set1(scale)));
         return;
@@ -267,7 +267,7 @@ int Decoder::forward(Team& team, const Pass& pass) {
             const bool is_joined = l == 0 && spec_.joins && !spec_.project;
             if (!is_joined) norm_phase(worker, layer.attn_norm, input_[NORMED], num_rows);
             qkv_phase(worker, layer, input_[is_joined ? JOINED : NORMED], step);
-            AttnCall call{q_.data(), step.k, step.v, layer.window};
+            AttnCall call{q_.data(), step.k, step.v, layer.window, 0.0f, nullptr};
             attention.run(worker, call, mine.attn.data());
             worker.each(num_rows, [&](int row) {
                 attention.read_row(row, call, mine.row.data());

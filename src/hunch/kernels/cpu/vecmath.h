@@ -33,6 +33,12 @@ inline vf exp2(vf x) {
 
 inline vf silu(vf x) { return div(x, add(set1(1.0f), exp(min(sub(zero(), x), set1(87.0f))))); }
 
+// To 1.2e-7, absolute.
+inline vf tanh(vf x) {
+    x = max(min(x, set1(20.0f)), set1(-20.0f));
+    return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f))));
+}
+
 inline float sum_lanes(vf x) {
     float lanes[P], total = 0;
     store(lanes, x);

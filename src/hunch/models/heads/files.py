@@ -277,6 +277,8 @@ def read_geometry(config: Mapping[str, Any], where: str, **more: Any) -> ModelSp
     try:
         spec = ModelSpec(**{**read_common(config, "head"), **more})
         spec.check()
+        if spec.rope is not None and spec.rope.dim:
+            raise UnsupportedModelError("partial_rotary_factor is not supported in a head; only 1")
     except ModelError as error:
         raise type(error)(f"{where}: {error}") from None
     return spec

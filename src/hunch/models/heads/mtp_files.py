@@ -24,6 +24,7 @@ from hunch.layers.attention import Heads
 from hunch.layers.experts import Experts
 from hunch.layers.latent import LatentAttention, LatentBlock
 from hunch.layers.mlp import GatedMLP
+from hunch.layers.rope import stretch
 from hunch.models.experts import ExpertNames, build_experts, read_deepseek_experts
 from hunch.models.heads.files import HeadSource, number, read_geometry
 from hunch.models.spec import ModelSpec
@@ -147,10 +148,10 @@ def read_latent(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, Laten
     scale = (flat + rope_dim) ** -0.5
     every = float(given.get("mscale_all_dim") or 0.0)
     if spec.rope is not None and spec.rope.kind == "yarn" and every:
-        scale *= _stretch(spec.rope.factor, every) ** 2
+        scale *= stretch(spec.rope.factor, every) ** 2
         if given.get("mscale"):
-            ratio = _stretch(spec.rope.factor, float(given["mscale"]))
-            ratio /= _stretch(spec.rope.factor, every)
+            ratio = stretch(spec.rope.factor, float(given["mscale"]))
+            ratio /= stretch(spec.rope.factor, every)
             spec = replace(spec, rope=replace(spec.rope, attention_factor=ratio))
     q_latent = number(config, "q_lora_rank", where) if config.get("q_lora_rank") else None
     shape = LatentShape(
@@ -163,11 +164,6 @@ def read_latent(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, Laten
         is_interleaved=bool(config.get("rope_interleave", True)),
     )
     return spec, shape
-
-
-def _stretch(factor: float, by: float) -> float:
-    """What yarn multiplies scores with for a context `factor` times as long."""
-    return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def build_latent_block(

@@ -139,7 +139,7 @@ def _layer(block: Block) -> FusedLayer:
         up_row=ffn_width,
         biases=biases,
         attn_norm=_floats(norm.weight_D) if isinstance(norm, RMSNorm) else None,
-        mlp_norm=block.mlp_norm.weight_D.float().contiguous(),
+        mlp_norm=_floats(None if block.mlp_norm is None else block.mlp_norm.weight_D),
         q_norm=None if attn.q_norm is None else _floats(attn.q_norm.weight_D),
         k_norm=None if attn.k_norm is None else _floats(attn.k_norm.weight_D),
         window=attn.heads.window,

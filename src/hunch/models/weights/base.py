@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+Rows = slice | Tensor  # of a matrix: a range, or one by one
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -20,6 +22,11 @@ class Packed:
     kind: str  # a name of dequant.FORMATS, such as "Q4_1"
     shape: tuple[int, int]  # [out, in], in weights
     data: Tensor  # uint8 [out, bytes of a row]; still in the file where the order allows it
+
+    def take(self, rows: Rows) -> Packed:
+        """Some of its rows, or all in another order."""
+        data = self.data[rows]
+        return Packed(self.kind, (len(data), self.shape[1]), data)
 
 
 class Weights(Protocol):
@@ -70,13 +77,20 @@ def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
     `rope_theta`, `rope_scaling` and `torch_dtype`.
     """
     config = dict(raw)
+    text = config.pop("text_config", None)
+    if isinstance(text, dict):  # a model of more than text: what reads text is inside
+        config = {**config, **text, "architectures": raw.get("architectures")}
     rope = config.pop("rope_parameters", None)
-    if isinstance(rope, dict):
+    if isinstance(rope, dict) and any(isinstance(part, dict) for part in rope.values()):
+        config["rope_parameters"] = rope  # one per kind of layer: its family reads it
+    elif isinstance(rope, dict):
         rope = dict(rope)
         if "rope_theta" in rope:
             config.setdefault("rope_theta", rope.pop("rope_theta"))
         if rope.get("rope_type", "default") != "default":
             config.setdefault("rope_scaling", rope)
+        elif "partial_rotary_factor" in rope:
+            config.setdefault("partial_rotary_factor", rope["partial_rotary_factor"])
     if "dtype" in config:
         config.setdefault("torch_dtype", config["dtype"])
     return config

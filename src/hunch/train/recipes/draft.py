@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ConfigError
-from hunch.models.build import build_block
+from hunch.models.build import build_block, build_norm
 from hunch.models.decoder import Decoder
 from hunch.models.heads.draft_model import CUT_FROM
 from hunch.models.load import tensor_shapes
@@ -67,16 +67,15 @@ class DraftStudent(Student):
 
     def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
         source, names, target = self.source(), self.target.names, self.target
-        attend = Dense(outputs.ids_BL, target.rope, outputs.split)
-        x_TD = target.embed(outputs.ids_BL.flatten())
+        attend = Dense(outputs.ids_BL, target.ropes, outputs.split)
+        ids_BL = outputs.ids_BL
+        pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
+        x_TD = target.start(ids_BL.flatten(), pos_T)
         for layer in range(self.spec.num_layers):
             prefix = names.layer.format(layer)
             x_TD = build_block(self.spec, source, prefix, layer, names=names)(x_TD, attend)
         if self.spec.has_final_norm:
-            norm = source.norm(
-                names.final_norm, self.spec.width, self.spec.norm_eps, self.spec.norm
-            )
-            x_TD = norm(x_TD)
+            x_TD = build_norm(self.spec, source, names.final_norm)(x_TD)
         walk = Walk(outputs, self.kind, is_test=is_test)
         walk.teach(x_TD, 0, self.head_CD)
         # Fed with the target's tokens, it says the same at any depth of a draft.

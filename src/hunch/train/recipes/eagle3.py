@@ -46,7 +46,7 @@ class Unrolled(Dense):
     """
 
     def __init__(self, ids_BL: Tensor, rope: Rope, split: Split) -> None:
-        super().__init__(ids_BL, rope, split)
+        super().__init__(ids_BL, [rope], split)
         self.step = 0
         self.before: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -58,7 +58,10 @@ class Unrolled(Dense):
         blocks += [back_LL == step - j for j in range(1, step + 1)]
         return torch.cat(blocks, dim=1)
 
-    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
+        assert sinks_N is None
         q, k, v = self.heads(qkv_TAH, heads)
         group = heads.num_heads // heads.num_kv_heads
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))

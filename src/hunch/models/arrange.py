@@ -1,0 +1,184 @@
+"""A file's tensors as the decoder takes them, however its family stores them.
+
+Fused tensors are taken apart, transposed ones turned, rows of q and k put in the order the kernels
+rotate, norm weights made whole, prefixes of wrapped models dropped. Everybody else sees one form.
+Shape letters: V vocabulary, D width, E width of the embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.errors import ModelFormatError
+from hunch.layers.rope import head_order
+from hunch.models.build import Names
+from hunch.models.spec import ModelSpec
+from hunch.models.weights.base import Packed, Rows, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor is: all of one of the file's, or some of its rows."""
+
+    name: str
+    rows: Rows | None = None  # None: all
+    is_transposed: bool = False
+    shift: float = 0.0  # added to every number
+    project: str | None = None  # a matrix it is multiplied with, an embedding's
+    is_project_in: bool = False
+
+
+class Arranged:
+    """`Weights` over another's, in the decoder's form."""
+
+    def __init__(self, weights: Weights, spec: ModelSpec, names: Names) -> None:
+        self.weights = weights
+        self.path: Path = weights.path
+        self.config: dict[str, Any] = weights.config
+        self.metadata: Mapping[str, Any] = weights.metadata
+        self.nbytes = weights.nbytes
+        self._places = {ours: Place(theirs) for ours, theirs in _renamed(weights, names).items()}
+        self._last: tuple[str, torch.dtype, Tensor] | None = None
+        for layer in range(spec.num_layers):
+            self._arrange_layer(spec, names, names.layer.format(layer))
+        if spec.is_norm_shifted:
+            for name, place in self._places.items():
+                if name.endswith("norm.weight"):
+                    self._places[name] = Place(place.name, shift=1.0)
+        if spec.embed_width:
+            self._project(names)
+
+    def _arrange_layer(self, spec: ModelSpec, names: Names, prefix: str) -> None:
+        sizes = (spec.num_heads * spec.head_dim, *(2 * (spec.num_kv_heads * spec.head_dim,)))
+        qkv = tuple(prefix + name for name in (names.q, names.k, names.v))
+        self._split(prefix + names.qkv, qkv, sizes, spec.head_dim if names.is_qkv_by_head else 0)
+        up = (prefix + names.gate, prefix + names.up)
+        self._split(prefix + names.gate_up, up, (spec.ffn_width,) * 2)
+        if spec.is_transposed:
+            for name in (*qkv, prefix + names.out, *up, prefix + names.down):
+                place = self._places.get(f"{name}.weight")
+                if place is not None:
+                    turned = Place(place.name, place.rows, is_transposed=True)
+                    self._places[f"{name}.weight"] = turned
+        dim = spec.rope.dim if spec.rope else 0
+        order = head_order(spec.head_dim, dim, spec.is_rope_interleaved)
+        if order is not None:
+            self._order(qkv[0], order, spec.num_heads)
+            self._order(qkv[1], order, spec.num_kv_heads)
+            for name in (names.q_norm, names.k_norm):
+                self._order(prefix + name, order, 1)
+
+    def _split(
+        self, fused: str, parts: tuple[str, ...], sizes: tuple[int, ...], head_dim: int = 0
+    ) -> None:
+        """Name the parts of a fused tensor; with head_dim, each head has its parts side by side."""
+        for kind in ("weight", "bias"):
+            place = self._places.pop(f"{fused}.{kind}", None)
+            if place is None:
+                continue
+            first = 0
+            for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+                rows: Rows = slice(first, first + size)
+                if head_dim:
+                    rows = torch.arange(sum(sizes)).view(-1, len(parts), head_dim)
+                    rows = rows[:, index].flatten()
+                self._places[f"{part}.{kind}"] = Place(place.name, rows)
+                first += size
+
+    def _order(self, name: str, order: list[int], num_heads: int) -> None:
+        """Every head's rows in another order."""
+        for kind in ("weight", "bias"):
+            place = self._places.get(f"{name}.{kind}")
+            if place is None:
+                continue
+            head_dim = len(order)
+            heads = torch.arange(num_heads)[:, None] * head_dim
+            rows = (heads + torch.tensor(order)).flatten()
+            if isinstance(place.rows, slice):
+                rows = rows + place.rows.start
+            elif place.rows is not None:
+                rows = place.rows[rows]
+            self._places[f"{name}.{kind}"] = Place(
+                place.name, rows, place.is_transposed, place.shift
+            )
+
+    def _project(self, names: Names) -> None:
+        """An embedding narrower than the model: multiplied once, here, with what widens it."""
+        wide = {
+            side: self._places.pop(f"{name}.weight", None)
+            for side, name in (("in", names.project_in), ("out", names.project_out))
+        }
+        if wide["in"] is None or wide["out"] is None:
+            raise ModelFormatError("the model's files lack the projections of its embedding")
+        table = self._places[names.embed]
+        head = self._places.get(names.head, table)
+        self._places[names.embed] = Place(table.name, project=wide["in"].name, is_project_in=True)
+        self._places[names.head] = Place(head.name, project=wide["out"].name)
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        place = self._place(name)
+        shape = tuple(self.weights.shape(place.name))
+        if place.is_transposed:
+            shape = shape[::-1]
+        if place.project is not None:
+            wide = tuple(self.weights.shape(place.project))
+            return (shape[0], wide[0] if place.is_project_in else wide[1])
+        if place.rows is None:
+            return shape
+        taken = range(shape[0])[place.rows] if isinstance(place.rows, slice) else place.rows
+        return (len(taken), *shape[1:])
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        place = self._place(name)
+        if place.project is not None:
+            table_VE = self.weights.tensor(place.name, torch.float32)
+            wide = self.weights.tensor(place.project, torch.float32)
+            return (table_VE @ (wide.t() if place.is_project_in else wide)).to(dtype)
+        if place.shift:
+            return (self.weights.tensor(place.name, torch.float32) + place.shift).to(dtype)
+        whole = self._whole(place, dtype)
+        whole = whole.t() if place.is_transposed else whole
+        return whole if place.rows is None else whole[place.rows]
+
+    def _whole(self, place: Place, dtype: torch.dtype) -> Tensor:
+        """The parts of a fused tensor are asked for one after the other: it is read once."""
+        if place.rows is None:
+            return self.weights.tensor(place.name, dtype)
+        if self._last is None or self._last[:2] != (place.name, dtype):
+            self._last = place.name, dtype, self.weights.tensor(place.name, dtype)
+        return self._last[2]
+
+    def packed(self, name: str) -> Packed | None:
+        place = self._place(name)
+        if place.is_transposed or place.shift or place.project is not None:
+            return None
+        packed = self.weights.packed(place.name)
+        return packed if packed is None or place.rows is None else packed.take(place.rows)
+
+    def _place(self, name: str) -> Place:
+        if name not in self._places:
+            raise ModelFormatError(f"{self.path} has no tensor {name}")
+        return self._places[name]
+
+
+def _renamed(weights: Weights, names: Names) -> dict[str, str]:
+    """The decoder's name of every tensor of the file."""
+    found, ours = weights.names(), names.roots[0]
+    first = names.embed.removeprefix(ours)
+    root = next((root for root in names.roots if root + first in found), ours)
+    renamed: dict[str, str] = {}
+    for name in found:
+        if name.startswith(root) and name != names.head:
+            renamed[ours + name.removeprefix(root)] = name
+        else:
+            renamed[name.removeprefix("language_model.")] = name
+    return renamed

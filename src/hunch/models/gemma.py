@@ -1,0 +1,110 @@
+"""Gemma 1, 2 and 3 (text): scaled embedding, norms of 1 + w, and norms around both branches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.reading import (
+    FROM_GGUF,
+    Config,
+    Defaulted,
+    read_float,
+    read_int,
+    read_rope,
+    read_windows,
+    refuse,
+)
+from hunch.models.spec import ModelSpec, read_common
+
+_DEFAULTS = {  # of Gemma 3: its files leave out what does not differ
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "rope_theta": 1e6,
+}
+
+
+class Gemma(Decoder):
+    """Llama's layers with a GELU."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        common = read_common(config, architecture)
+        # Files of the first Gemma say "gelu" in hidden_act and mean its approximation.
+        common["activation"] = str(config.get("hidden_activation") or "gelu_pytorch_tanh")
+        common["is_tied"] = bool(config.get("tie_word_embeddings", True))
+        refuse(config, "use_bidirectional_attention", False)
+        has_bias = bool(config.get("attention_bias", False))
+        return ModelSpec(
+            **common,
+            embed_scale=float(common["width"]) ** 0.5,
+            has_qkv_bias=has_bias,
+            has_out_bias=has_bias,
+            is_norm_shifted=not config.get(FROM_GGUF, False),
+        )
+
+
+class Gemma2(Gemma):
+    """Windows on every second layer, caps on scores and logits."""
+
+    names = Names(
+        attn_out_norm="post_attention_layernorm",
+        mlp_norm="pre_feedforward_layernorm",
+        mlp_out_norm="post_feedforward_layernorm",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(config, architecture)
+        return replace(
+            spec,
+            has_branch_norms=True,
+            attn_scale=read_float(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+            attn_cap=_cap(config, "attn_logit_softcapping"),
+            logits_cap=_cap(config, "final_logit_softcapping"),
+            windows=_windows(config, spec.num_layers, 2),
+        )
+
+
+class Gemma3(Gemma2):
+    """Five layers with a window to one without; each kind turns its heads by its own theta."""
+
+    names = replace(Gemma2.names, unread=r"(^|\.)(vision_tower|multi_modal_projector)\.")
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, _DEFAULTS)
+        spec = super().read_config(config, architecture)
+        pattern = config.get("_sliding_window_pattern")  # under either name
+        windows = _windows(config, spec.num_layers, pattern or 6)
+        local = {"rope_theta": read_float(config, "rope_local_base_freq", 1e4)}
+        given = config.get("rope_parameters")
+        if isinstance(given, Mapping) and "sliding_attention" in given:
+            local = given["sliding_attention"]
+        return replace(
+            spec,
+            has_qk_norm=True,
+            windows=windows,
+            more_ropes=(read_rope(config, spec.head_dim, local),),
+            rope_of=tuple(int(window is not None) for window in windows),
+        )
+
+
+def _cap(config: Config, key: str) -> float:
+    return 0.0 if config.get(key) is None else read_float(config, key)
+
+
+def _windows(config: Config, num_layers: int, pattern: int) -> tuple[int | None, ...]:
+    """By `layer_types`; older files say how many layers there are to one without a window."""
+    if config.get("sliding_window_pattern") is not None:
+        pattern = read_int(config, "sliding_window_pattern")
+    if config.get("layer_types") is not None or config.get("sliding_window") is None:
+        return read_windows(config, num_layers)
+    window = read_int(config, "sliding_window")
+    return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))

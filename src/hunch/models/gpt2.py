@@ -1,0 +1,80 @@
+"""GPT-2 and GPTBigCode (StarCoder 1, SantaCoder): learned positions, layer norms, a plain MLP."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.reading import FROM_GGUF, Config, read_float, read_int, refuse
+from hunch.models.spec import ModelSpec
+
+_NAMES = {
+    "roots": ("transformer.", ""),
+    "embed": "transformer.wte.weight",
+    "positions": "transformer.wpe.weight",
+    "final_norm": "transformer.ln_f",
+    "layer": "transformer.h.{}.",
+    "attn_norm": "ln_1",
+    "q": "attn.q",
+    "k": "attn.k",
+    "v": "attn.v",
+    "qkv": "attn.c_attn",
+    "out": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+    "unread": r"\.attn\.(masked_)?bias$",  # masks that old files hold as tensors
+}
+
+
+class Gpt2(Decoder):
+    """Hugging Face's files hold every matrix transposed; GGUFs do not."""
+
+    names = Names(**_NAMES)  # type: ignore[arg-type]
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+            refuse(config, key, False)
+        width, num_heads = read_int(config, "n_embd"), read_int(config, "n_head")
+        num_layers, head_dim = read_int(config, "n_layer"), width // num_heads
+        max_len = read_int(config, "n_positions", 1024)
+        config.get("n_ctx")  # an older name of n_positions
+        return ModelSpec(
+            architecture=architecture,
+            vocab_size=read_int(config, "vocab_size"),
+            width=width,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=head_dim,
+            ffn_width=read_int(config, "n_inner", 4 * width),
+            max_len=max_len,
+            norm="layer",
+            norm_eps=read_float(config, "layer_norm_epsilon", 1e-5),
+            activation=str(config.get("activation_function", "gelu_new")),
+            is_gated=False,
+            windows=(None,) * num_layers,
+            attn_scale=head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0,
+            has_qkv_bias=True,
+            has_out_bias=True,
+            has_mlp_bias=True,
+            is_tied=bool(config.get("tie_word_embeddings", True)),
+            is_transposed=not config.get(FROM_GGUF, False),
+            dtype=config.get("torch_dtype") or config.get("dtype"),
+        )
+
+
+class GptBigCode(Gpt2):
+    """One head of k and v for all of q; matrices as every newer model has them."""
+
+    names = Names(**_NAMES)  # type: ignore[arg-type]
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "multi_query", True)
+        config.get("num_key_value_heads")  # follows from multi_query
+        activation = str(config.get("activation_function", "gelu_pytorch_tanh"))
+        spec = super().read_config(config, architecture)
+        return replace(spec, num_kv_heads=1, activation=activation, is_transposed=False)

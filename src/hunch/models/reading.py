@@ -1,0 +1,254 @@
+"""A config.json read key by key: values checked, keys that nobody reads an error if they count."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.layers.rope import RopeSpec, stretch
+from hunch.registry import unknown
+
+Config = Mapping[str, Any]
+FROM_GGUF = "from_gguf"  # a config made from a GGUF's metadata: tensors stand as llama.cpp has them
+
+# Keys that say nothing about the arithmetic of one pass over text: names, tokens, training,
+# generation, what a Python object returns, other parts of a model (vision, heads that draft).
+_HARMLESS = re.compile(
+    r"_.*|.*(token|token_id|token_ids|tokens|token_index|dropout|pdrop|drop|_version|version)"
+    r"|architectures|model_type|auto_map|base_model_name_or_path|name_or_path|license|task_.*"
+    r"|torch_dtype|dtype|transformers_.*|tokenizer_class|unsloth.*|quantization_config"
+    r"|initializer_range|init_std|layerdrop|gradient_checkpointing|router_aux_loss_coef"
+    r"|output_(attentions|hidden_states|router_logits|past|scores)|return_dict.*|use_cache"
+    r"|id2label|label2id|num_labels|problem_type|finetuning_task|is_encoder_decoder|is_decoder"
+    r"|add_cross_attention|chunk_size_feed_forward|torchscript|tf_legacy_loss|use_bfloat16"
+    r"|prefix|pruned_heads|cross_attention_hidden_size|tie_encoder_decoder|prune_heads"
+    r"|max_length|min_length|do_sample|temperature|top_k|top_p|num_beams|early_stopping"
+    r"|.*_penalty|num_return_sequences|bad_words_ids|begin_suppress.*|suppress_.*|no_repeat_.*"
+    r"|summary_.*|attn_implementation|use_flash_attn|use_mup|vision_config|audio_config"
+    r"|mm_tokens_per_image|pretraining_tp|cut_from|cut_layers|draft_vocab_size|draft_layers"
+    r"|num_nextn_predict_layers|mtp_.*|num_mtp_.*|speculators_.*|model_max_length"
+    r"|attention_softmax_in_fp32|scale_attention_softmax_in_fp32|reorder_and_upcast_attn"
+)
+_OFF: tuple[Any, ...] = (None, False, 0, "", (), [], {})
+
+
+class Recorded(Mapping[str, Any]):
+    """A config that remembers which of its keys were read."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return self._config[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return self._config.get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return key in self._config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._config)
+
+    def __len__(self) -> int:
+        return len(self._config)
+
+    def unread(self) -> dict[str, Any]:
+        """What nobody read though it may change the arithmetic."""
+        return {
+            key: value
+            for key, value in self._config.items()
+            if key not in self._read and not _HARMLESS.fullmatch(key) and not _is_off(value)
+        }
+
+
+class Defaulted(Mapping[str, Any]):
+    """A config with a family's values for what its files leave out."""
+
+    def __init__(self, config: Config, defaults: Config) -> None:
+        self._config, self._defaults = config, defaults
+
+    def __getitem__(self, key: str) -> Any:
+        return self._config[key] if key in self._config else self._defaults[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._config.get(key, self._defaults.get(key, default))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._defaults, **self._config})
+
+    def __len__(self) -> int:
+        return len({*self._defaults, *self._config})
+
+
+def _is_off(value: Any) -> bool:
+    return any(value is off or value == off for off in _OFF)
+
+
+# Far above any model there is. Without them a damaged file fails deep inside an allocation, or
+# after an hour of building layers.
+_MOST = {
+    "num_hidden_layers": 10_000,
+    "n_layer": 10_000,
+    "num_attention_heads": 100_000,
+    "n_head": 100_000,
+    "head_dim": 1 << 20,
+}
+_MOST_OTHERS = 1 << 28
+
+
+def read_int(config: Config, key: str, default: int | None = None) -> int:
+    """A positive whole number of a plausible size."""
+    value = config.get(key)
+    if value is None:
+        if default is None:
+            raise ModelFormatError(f"config.json lacks {key}")
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelFormatError(f"config.json: {key}={value!r} must be a whole number, 1 or more")
+    most = _MOST.get(key, _MOST_OTHERS)
+    if value > most:
+        raise ModelFormatError(f"config.json: {key}={value} is more than any model has ({most})")
+    return value
+
+
+def read_float(config: Config, key: str, default: float | None = None) -> float:
+    """A positive number."""
+    value = config.get(key)
+    if value is None:
+        if default is None:
+            raise ModelFormatError(f"config.json lacks {key}")
+        return default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not value > 0 or not math.isfinite(value):
+        raise ModelFormatError(f"config.json: {key}={value!r} must be a number above 0")
+    return float(value)
+
+
+def refuse(config: Config, key: str, *allowed: Any) -> None:
+    """Raise for a value of `key` that the arithmetic here does not follow."""
+    value = config.get(key, allowed[0])
+    if value is not None and value not in allowed:
+        given = " or ".join(repr(value) for value in allowed)
+        raise UnsupportedModelError(f"config.json: {key}={value!r} is not supported; only {given}")
+
+
+def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
+    """`rope_parameters`, or the older `rope_theta` with `rope_scaling`; or the part `given`."""
+    theta, share = config.get("rope_theta"), config.get("partial_rotary_factor")
+    if given is None:
+        given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if isinstance(given, Mapping) and "full_attention" in given:
+            given = given["full_attention"]  # the family reads those of other layers
+    if not isinstance(given, Mapping):
+        raise ModelFormatError(f"config.json: rope settings {given!r} must be an object")
+    rope = Recorded({"rope_theta": theta, "partial_rotary_factor": share, **given})
+    share = read_float(rope, "partial_rotary_factor", 1.0)
+    dim = int(head_dim * share)
+    if share > 1 or dim < 2:
+        raise ModelFormatError(f"partial_rotary_factor={share} must be above 0 and at most 1")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    readers: dict[str, Callable[[Config], dict[str, Any]]] = {
+        "default": lambda _: {},
+        "linear": lambda r: {"factor": read_float(r, "factor")},
+        "llama3": _read_llama3,
+        "yarn": lambda r: _read_yarn(r, config),
+        "longrope": lambda r: _read_longrope(r, config),
+        "factors": lambda r: {"factors": _factors(r, "factors")},
+    }
+    readers["su"] = readers["longrope"]  # its name in the first Phi-3 files
+    if kind not in readers:
+        raise UnsupportedModelError(f"rope_type {unknown(str(kind), readers)}")
+    spec = RopeSpec(
+        theta=read_float(rope, "rope_theta", 10000.0),
+        kind="longrope" if kind == "su" else str(kind),
+        dim=0 if dim == head_dim else dim,
+        **readers[kind](rope),
+    )
+    if spec.factors and len(spec.factors) != dim // 2:
+        raise ModelFormatError(f"{len(spec.factors)} rope factors for {dim} turned numbers")
+    for key in ("type", "rope_type", "factor", "original_max_position_embeddings"):
+        rope.get(key)  # said by some files for kinds that do not need them
+    if extra := rope.unread():
+        raise UnsupportedModelError(f"rope settings {extra} are not known for rope_type {kind!r}")
+    return spec
+
+
+def _read_llama3(rope: Config) -> dict[str, Any]:
+    return {
+        "factor": read_float(rope, "factor"),
+        "low_freq_factor": read_float(rope, "low_freq_factor"),
+        "high_freq_factor": read_float(rope, "high_freq_factor"),
+        "original_len": read_int(rope, "original_max_position_embeddings"),
+    }
+
+
+def _read_yarn(rope: Config, config: Config) -> dict[str, Any]:
+    max_len = read_int(config, "max_position_embeddings", 2048)
+    original = read_int(rope, "original_max_position_embeddings", max_len)
+    factor = read_float(rope, "factor", max_len / original)
+    attention = rope.get("attention_factor")
+    if attention is not None:
+        attention = read_float(rope, "attention_factor")
+    mscale, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
+    if attention is None and mscale and all_dim:
+        attention = stretch(factor, float(mscale)) / stretch(factor, float(all_dim))
+    return {
+        "factor": factor,
+        "original_len": original,
+        "attention_factor": attention,
+        "beta_fast": read_float(rope, "beta_fast", 32.0),
+        "beta_slow": read_float(rope, "beta_slow", 1.0),
+        "is_truncated": bool(rope.get("truncate", True)),
+    }
+
+
+def _read_longrope(rope: Config, config: Config) -> dict[str, Any]:
+    """One set of factors for the whole context: a row's angles may not change as it grows."""
+    max_len = read_int(config, "max_position_embeddings", 2048)
+    beside = config.get("original_max_position_embeddings")  # where Phi's files have it
+    original = read_int(rope, "original_max_position_embeddings", beside or max_len)
+    factor = read_float(rope, "factor", max_len / original)
+    attention = rope.get("attention_factor")
+    if attention is not None:
+        attention = read_float(rope, "attention_factor")
+    elif factor > 1:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original))
+    short, long = _factors(rope, "short_factor"), _factors(rope, "long_factor")
+    return {
+        "factors": long if max_len > original else short,
+        "attention_factor": attention or 1.0,
+        "original_len": original,
+    }
+
+
+def _factors(rope: Config, key: str) -> tuple[float, ...]:
+    values: Any = rope.get(key)
+    is_list = isinstance(values, list | tuple) and len(values) > 0
+    if not is_list or not all(isinstance(v, int | float) and v > 0 for v in values):
+        raise ModelFormatError(f"rope settings: {key} must be a list of numbers above 0")
+    return tuple(float(value) for value in values)
+
+
+def read_windows(
+    config: Config, num_layers: int, is_on: bool = True, first: int = 0
+) -> tuple[int | None, ...]:
+    """Per layer: by `layer_types` where given, else from layer `first` on."""
+    given = config.get("sliding_window")
+    types: list[str] | None = config.get("layer_types")
+    for kind in types or ():
+        if kind not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModelError(f"layer type {kind!r} is not supported")
+    if not is_on or given is None:
+        return (None,) * num_layers
+    window = read_int(config, "sliding_window")
+    if types is None:
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
