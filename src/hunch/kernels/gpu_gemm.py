@@ -2,6 +2,7 @@
 
 K is walked in order, 16 at a time inside the tensor core, in `split` slices fixed by the weight's
 shape; slice sums are added in order. Tile sizes change with M, the order of additions never does.
+Weights in few bits (`quant.Quantised`) give the bits of the 16-bit weights they stand for.
 
 Shape letters: M rows, N outputs, K inputs, F width of a gated layer, S slices, T packed tokens,
 C cache slots, H head width, L positions.
@@ -9,14 +10,13 @@ C cache slots, H head width, L positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from hunch.kernels import gpu_quant
+from hunch.kernels.gpu_endings import Tile, finish, outputs, place, turns
 from hunch.kernels.gpu_launch import (
     cdiv,
     let_next_start,
@@ -25,9 +25,8 @@ from hunch.kernels.gpu_launch import (
     prefetch_l2,
     wait_for_inputs,
 )
-
-SLICE = 64  # a slice of K is a multiple of this
-NUM_SMS = 132
+from hunch.kernels.quant import Quantised, Weight
+from hunch.kernels.slices import NUM_SMS, slice_of, split_of
 
 
 def gemm_ref(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -103,19 +102,6 @@ def _walk_slices(
     return a
 
 
-@triton.jit
-def _place(num_m, GROUP: tl.constexpr):
-    """This program's tile: rows, outputs."""
-    pid = tl.program_id(0)
-    if GROUP == 1:
-        return pid % num_m, pid // num_m
-    # Neighbours share both inputs and weights, which then stay in the cache.
-    width = GROUP * (tl.num_programs(0) // num_m)
-    first_m = pid // width * GROUP
-    size = tl.minimum(num_m - first_m, GROUP)
-    return first_m + pid % width % size, pid % width // size
-
-
 @triton.jit(do_not_specialize=["M"])
 def _gemm_kernel(
     x_ptr, w_ptr, y_ptr, bias_ptr, residual_ptr, M, N, K, x_stride, y_stride,
@@ -127,25 +113,13 @@ def _gemm_kernel(
     IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """ENDING: "store" (+ bias, residual), "gated" (silu(a) * b), "rope" (q out, k, v to cache)."""
-    pid_m, pid_n = _place(tl.cdiv(M, BLOCK_M), GROUP)
+    pid_m, pid_n = place(tl.cdiv(M, BLOCK_M), GROUP)
     pid_s = tl.program_id(1)
     let_next_start()
     IS_DUAL: tl.constexpr = ENDING != "store"
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = offs_m < M
-    if ENDING == "rope":  # columns of a head's first half; their partners stand half a head on
-        TILES: tl.constexpr = (HEAD // 2 + BLOCK_N - 1) // BLOCK_N
-        head = pid_n // TILES
-        offs_h = (pid_n % TILES) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_col = offs_h < HEAD // 2
-        offs_h = tl.minimum(offs_h, HEAD // 2 - 1)
-        offs_n = head * HEAD + offs_h
-        offs_a, offs_b = offs_n, offs_n + HEAD // 2
-    else:
-        offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_col = offs_n < N
-        offs_a = tl.minimum(offs_n, N - 1)
-        offs_b = offs_a + N  # gated: N outputs of 2N weight rows
+    offs_n, is_col, offs_a, offs_b, head, offs_h = outputs(pid_n, N, ENDING, HEAD, BLOCK_N)
     x_ptrs = x_ptr + offs_m[:, None] * x_stride + tl.arange(0, BLOCK_K)[None, :]
     wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
     wb_ptrs = w_ptr + offs_b[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
@@ -156,96 +130,25 @@ def _gemm_kernel(
         if IS_DUAL:
             prefetch_l2(w_ptr + offs_b[:, None].to(tl.int64) * K + lines[None, :])
     wait_for_inputs()
+    slot, cos, sin = offs_m, offs_m, offs_m
     if ENDING == "rope":  # asked for now, to be here when the sums are
-        slot = tl.load(slot_ptr + offs_m, mask=is_row, other=-1)
-        turn_ptrs = rope_ptr + tl.load(pos_ptr + offs_m, mask=is_row, other=0)[:, None] * HEAD
-        cos = tl.load(turn_ptrs + offs_h[None, :])
-        sin = tl.load(turn_ptrs + HEAD // 2 + offs_h[None, :])
+        slot, cos, sin = turns(pos_ptr, slot_ptr, rope_ptr, offs_m, is_row, offs_h, HEAD)
     if NUM_SPLITS > 1 and not IS_GRID_SPLIT:
         a = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         if HAS_BIAS:
             a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
         a = _walk_slices(x_ptrs, wa_ptrs, is_row, a, K, BLOCK_M, BLOCK_N, BLOCK_K, SLICE_K,
                          IS_EVEN)  # fmt: skip
+        b = a
     else:
         a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, tl.minimum(k_first + SLICE_K, K),
                      BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
         if HAS_BIAS and pid_s == 0:  # with the first slice, wherever the others are added
             a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
             b += tl.load(bias_ptr + (offs_b if IS_DUAL else offs_a)).to(tl.float32)[None, :]
-    is_out = is_row[:, None] & is_col[None, :]
-    at = offs_m[:, None].to(tl.int64) * y_stride + offs_n[None, :]
-    y_ptrs = y_ptr + at
-    if ENDING == "store":
-        if HAS_RESIDUAL:
-            a += tl.load(residual_ptr + at, mask=is_out, other=0.0).to(tl.float32)
-        part = pid_s.to(tl.int64) * M * y_stride
-        tl.store(y_ptrs + part, a.to(y_ptr.dtype.element_ty), mask=is_out)
-    elif ENDING == "gated":
-        tl.store(y_ptrs, _gated(a, b, y_ptr.dtype.element_ty), mask=is_out)
-    else:
-        _store_rotated(a, b, y_ptrs, is_out, offs_h, head, cos, sin, slot, k_cache_ptr, v_cache_ptr,
-                       HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
-
-
-@triton.jit
-def _gated(a, b, dtype: tl.constexpr):
-    """silu(a) * b, both rounded first, as products of their own would be."""
-    a, b = a.to(dtype).to(tl.float32), b.to(dtype).to(tl.float32)
-    return (a / (1.0 + tl.exp(-a)) * b).to(dtype)
-
-
-@triton.jit
-def _store_rotated(
-    lo, hi, q_ptrs, is_out, offs_h, head, cos, sin, slot, k_cache_ptr, v_cache_ptr,
-    HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-):  # fmt: skip
-    """Rotate q and k; q goes out, k and v go to each token's slot."""
-    HALF: tl.constexpr = HEAD // 2
-    lo = lo.to(q_ptrs.dtype.element_ty).to(tl.float32)  # as a product of its own would be
-    hi = hi.to(q_ptrs.dtype.element_ty).to(tl.float32)
-    if head < NUM_HEADS + NUM_KV:
-        lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
-    if head < NUM_HEADS:
-        tl.store(q_ptrs, lo.to(q_ptrs.dtype.element_ty), mask=is_out)
-        tl.store(q_ptrs + HALF, hi.to(q_ptrs.dtype.element_ty), mask=is_out)
-    else:
-        is_live = is_out & (slot >= 0)[:, None]
-        kv_head = (head - NUM_HEADS) % NUM_KV
-        at = (slot[:, None].to(tl.int64) * NUM_KV + kv_head) * HEAD + offs_h[None, :]
-        cache_ptr = k_cache_ptr if head < NUM_HEADS + NUM_KV else v_cache_ptr
-        tl.store(cache_ptr + at, lo.to(cache_ptr.dtype.element_ty), mask=is_live)
-        tl.store(cache_ptr + at + HALF, hi.to(cache_ptr.dtype.element_ty), mask=is_live)
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How one launch cuts the work. Any tile gives the same bits."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    prefetch: int = 0  # lines of 64 weights per row asked for before the inputs are ready
-    group: int = 1  # tiles of rows that walk the weights together
-
-
-@cache
-def split_of(num_outputs: int, k: int) -> int:
-    """Slices of K: fixed by the weight's shape, so that few-output weights still fill the chip."""
-    best = 1
-    for split in (2, 3, 4, 6, 8):
-        slice_k = slice_of(k, split)
-        if cdiv(num_outputs, 32) * best >= 1.5 * NUM_SMS:
-            break
-        if slice_k >= 192 and slice_k * (split - 1) < k:
-            best = split
-    return best
-
-
-def slice_of(k: int, split: int) -> int:
-    return cdiv(cdiv(k, split), SLICE) * SLICE
+    finish(a, b, y_ptr, residual_ptr, k_cache_ptr, v_cache_ptr, slot, cos, sin, offs_m, offs_n,
+           head, offs_h, is_row, is_col, M, y_stride, pid_s, ENDING, HAS_RESIDUAL, HEAD, NUM_HEADS,
+           NUM_KV)  # fmt: skip
 
 
 def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) -> Tile:
@@ -297,10 +200,14 @@ def _whole_tile(num_outputs: int) -> Tile:
 
 
 def _launch(
-    x_MK: Tensor, w_NK: Tensor, y: Tensor, ending: str, num_outputs: int, split: int,
+    x_MK: Tensor, w_NK: Weight, y: Tensor, ending: str, num_outputs: int, split: int,
     *, bias: Tensor | None = None, residual: Tensor | None = None, rope: tuple | None = None,
     heads: tuple[int, int, int] = (2, 0, 0), tile: Tile | None = None,
 ) -> None:  # fmt: skip
+    if isinstance(w_NK, Quantised):
+        gpu_quant.launch(x_MK, w_NK, y, ending, num_outputs, split, bias=bias, residual=residual,
+                         rope=rope, heads=heads, tile=tile)  # fmt: skip
+        return
     m, k = x_MK.shape
     is_dual = ending != "store"
     is_grid_split = y.dim() == 3 and y.shape[0] == split > 1
@@ -331,7 +238,7 @@ def _launch(
 
 
 def gemm(
-    x_MK: Tensor, w_NK: Tensor, y_MN: Tensor, bias_N: Tensor | None = None,
+    x_MK: Tensor, w_NK: Weight, y_MN: Tensor, bias_N: Tensor | None = None,
     residual_MN: Tensor | None = None, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """y = x W^T + bias + residual, rounded once. K is one slice."""
@@ -340,7 +247,7 @@ def gemm(
 
 
 def gemm_parts(
-    x_MK: Tensor, w_NK: Tensor, parts_SMN: Tensor, bias_N: Tensor | None = None,
+    x_MK: Tensor, w_NK: Weight, parts_SMN: Tensor, bias_N: Tensor | None = None,
     tile: Tile | None = None, split: int | None = None,
 ) -> None:  # fmt: skip
     """The slices' sums in float32, for `add_norm` to add in order. S = 1: already added."""
@@ -351,7 +258,7 @@ def gemm_parts(
 
 
 def gemm_gated(
-    x_MK: Tensor, w_2FK: Tensor, y_MF: Tensor, bias_2F: Tensor | None = None,
+    x_MK: Tensor, w_2FK: Weight, y_MF: Tensor, bias_2F: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """silu(x Wg^T) * (x Wu^T); w_2FK holds the gate's rows, then the up projection's."""
@@ -359,7 +266,7 @@ def gemm_gated(
 
 
 def gemm_rope(
-    x_TK: Tensor, w_NK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor,
+    x_TK: Tensor, w_NK: Weight, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor,
     slot_T: Tensor, table_LH: Tensor, bias_N: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:  # fmt: skip

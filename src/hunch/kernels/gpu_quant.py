@@ -1,0 +1,308 @@
+"""Products with weights held in few bits, bit for bit those of `gpu_gemm` with the same weights
+in 16 bits.
+
+Codes become numbers in registers, between the load and the tensor core: (code - offset) * scale +
+minimum in float32, rounded once, or the same in 16 bits where that is exact. K is walked in the
+order and the slices of `gpu_gemm`. Weights are the left operand, which may stay in registers, so
+tiles of sums stand on their side: [outputs, rows].
+
+Shape letters: M rows, N outputs, K inputs, F width of a gated layer, S slices (of a sum) or spans
+(of codes), W words of a span, G groups, U units, T packed tokens, C cache slots, H head width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.gpu_endings import Tile, finish, outputs, place, turns
+from hunch.kernels.gpu_launch import (
+    IS_INTERPRETED,
+    cdiv,
+    let_next_start,
+    next_power_of_2,
+    options,
+    wait_for_inputs,
+)
+from hunch.kernels.quant import UNIT_GROUP, Quantised
+from hunch.kernels.slices import NUM_SMS, slice_of
+
+# Assembly for two words in a register ($1) to two numbers of 16 bits ($0). First the code's value,
+# exactly, in `c`: whole numbers are put into the mantissa of a power of two that $2 takes off with
+# the offset, floats into a float of 16 bits whose exponent is then moved. Then scale and minimum.
+_BITS = "shr.u32 d, $1, {at};"
+_FLOAT = (  # exponent and mantissa to their places, then the sign; times what biases differ by
+    "shl.b32 c, d, {left}; and.b32 c, c, {mask}; shl.b32 d, d, {sign};"
+    "lop3.b32 c, d, 0x80008000, c, 0xEA; mov.b32 d, {high}; mul.{type}x2 c, c, d;"
+)
+_VALUE = {
+    ("int4", "bf16"): "shr.u32 c, $1, {at}; lop3.b32 c, c, 0x000F000F, 0x43004300, 0xEA;"
+    "sub.bf16x2 c, c, $2;",
+    ("int4", "f16"): "shr.u32 c, $1, {at}; lop3.b32 c, c, 0x000F000F, 0x64006400, 0xEA;"
+    "sub.f16x2 c, c, $2;",
+    ("int8", "bf16"): _BITS + "lop3.b32 c, d, 0x007F007F, 0x43004300, 0xEA;"
+    "lop3.b32 d, d, 0x00800080, 0x43004300, 0xEA; sub.bf16x2 c, c, d; {minus}",
+    ("int8", "f16"): _BITS + "xor.b32 d, d, 0x00800080;"
+    "lop3.b32 c, d, 0x00FF00FF, 0x64006400, 0xEA;"
+    "mov.b32 d, 0x64806480; sub.f16x2 c, c, d; {minus}",
+    ("fp8", "bf16", 1): "shr.u32 c, $1, 4; and.b32 c, c, 0x07F007F0;"
+    "lop3.b32 c, $1, 0x80008000, c, 0xEA; mov.b32 d, 0x7B807B80; mul.bf16x2 c, c, d;",
+}  # fmt: skip
+_FLOATS = {  # kind, type: left, mask, sign, high
+    ("fp4", "bf16"): (6, "0x01C001C0", 12, "0x7E807E80"),
+    ("fp4", "f16"): (9, "0x0E000E00", 12, "0x74007400"),
+    ("fp8", "bf16"): (4, "0x07F007F0", 8, "0x7B807B80"),
+    ("fp8", "f16"): (7, "0x3F803F80", 8, "0x5C005C00"),
+}
+for _key, (_left, _mask, _sign, _high) in _FLOATS.items():
+    _VALUE[_key] = _BITS + _FLOAT.format(
+        left=_left, mask=_mask, sign=_sign, high=_high, type=_key[1]
+    )
+_APART = {
+    "bf16": "shl.b32 c0, c, 16; and.b32 c1, c, 0xFFFF0000; mov.b32 f0, c0; mov.b32 f1, c1;",
+    "f16": "mov.b32 {h0, h1}, c; cvt.f32.f16 f0, h0; cvt.f32.f16 f1, h1;",
+}
+_END = {
+    "half": "mul.{type}x2 $0, c, $3;",
+    "float": "{apart} mul.rn.f32 f0, f0, $3; mul.rn.f32 f1, f1, $4;cvt.rn.{type}x2.f32 $0, f1, f0;",
+    "affine": "{apart} fma.rn.f32 f0, f0, $3, $5; fma.rn.f32 f1, f1, $4, $6;"
+    "cvt.rn.{type}x2.f32 $0, f1, f0;",
+}
+
+
+@triton.constexpr_function
+def _asm(kind, part, dtype, route, has_zero):
+    """Of one part. Multiplying and adding at once is exact where a minimum is added."""
+    name = "bf16" if dtype == tl.bfloat16 else "f16"
+    at = part * (4 if kind in ("int4", "fp4") else 8)
+    minus = f"sub.{name}x2 c, c, $2;" if has_zero else ""
+    key = (kind, name, part) if (kind, name, part) in _VALUE else (kind, name)
+    value = _VALUE[key].format(at=at, minus=minus)
+    end = _END[route].format(type=name, apart=_APART[name])
+    return "{ .reg .b32 c, d, c0, c1; .reg .f32 f0, f1; .reg .b16 h0, h1; " + value + end + " }"
+
+
+@triton.constexpr_function
+def _power(kind, dtype):
+    """What stands in the mantissa's power of two beside the offset."""
+    return 0.0 if kind != "int4" else 128.0 if dtype == tl.bfloat16 else 1024.0
+
+
+@triton.jit
+def _code_values(word, PART: tl.constexpr, KIND: tl.constexpr):
+    """Codes as float32, in Triton's own words."""
+    code = word.to(tl.int32) >> (4 if KIND == "int4" or KIND == "fp4" else 8) * PART
+    if KIND == "fp8":
+        return (code & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    if KIND == "int8":
+        return (code & 255).to(tl.uint8).to(tl.int8, bitcast=True).to(tl.float32)
+    if KIND == "fp4":  # into the exponent and mantissa of a float, whose bias is 126 more
+        bits = ((code & 7) << 22) | ((code & 8) << 28)
+        return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+    return (code & 15).to(tl.float32)
+
+
+@triton.jit
+def _numbers(
+    word, scale, offset, minimum, dtype: tl.constexpr, PART: tl.constexpr, KIND: tl.constexpr,
+    ROUTE: tl.constexpr, HAS_ZERO: tl.constexpr,
+):  # fmt: skip
+    """One part of a span as numbers, [outputs, inputs]; scale, offset and minimum by output.
+
+    ROUTE: "half" where a product of 16 bits is exact but for its rounding, "float", "affine" with
+    a minimum; "plain" computes the same without assembly.
+    """
+    if ROUTE == "plain":
+        value = (_code_values(word, PART, KIND) - offset[:, None]) * scale[:, None]
+        w = (value + minimum[:, None]).to(dtype)
+    else:
+        off = (offset + _power(KIND, dtype)).to(dtype)[:, None].broadcast_to(word.shape)
+        factor = scale[:, None].broadcast_to(word.shape)
+        ASM: tl.constexpr = _asm(KIND, PART, dtype, ROUTE, HAS_ZERO)
+        if ROUTE == "half":
+            args = [word, off, factor.to(dtype)]
+            CONSTRAINTS: tl.constexpr = "=r,r,r,r"
+        elif ROUTE == "float":
+            args = [word, off, factor]
+            CONSTRAINTS: tl.constexpr = "=r,r,r,f,f"
+        else:
+            args = [word, off, factor, minimum[:, None].broadcast_to(word.shape)]
+            CONSTRAINTS: tl.constexpr = "=r,r,r,f,f,f,f"
+        if dtype == tl.bfloat16:
+            w = tl.inline_asm_elementwise(
+                ASM, CONSTRAINTS, args, dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        else:
+            w = tl.inline_asm_elementwise(
+                ASM, CONSTRAINTS, args, dtype=tl.float16, is_pure=True, pack=2
+            )
+    return w
+
+
+@triton.jit
+def _scales(
+    scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, k, offs_w, num_rows,
+    OFFSET: tl.constexpr, GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr,
+):  # fmt: skip
+    """Scale, offset and minimum of the group that k lies in, for each output, in float32."""
+    at = (k // GROUP_K) * num_rows + offs_w
+    scale = tl.load(scale_ptr + at).to(tl.float32)
+    offset = tl.full(scale.shape, OFFSET, tl.float32)
+    minimum = tl.zeros(scale.shape, tl.float32)
+    if HAS_ZERO:
+        offset = tl.load(zero_ptr + at).to(tl.float32)
+    if HAS_MINIMUM:
+        minimum = tl.load(minimum_ptr + at).to(tl.float32)
+    if HAS_UNIT:
+        to = (k // UNIT_K) * num_rows + offs_w
+        scale *= tl.load(unit_ptr + to).to(tl.float32)
+        if HAS_MINIMUM:
+            minimum *= -tl.load(min_unit_ptr + to).to(tl.float32)
+    return scale, offset, minimum
+
+
+@triton.jit
+def _span(
+    sum, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs, is_row, k, K,
+    offs_w, num_rows, KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr,
+    OFFSET: tl.constexpr, GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, ROUTE: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):  # fmt: skip
+    """Add one span's products to the sums."""
+    dtype: tl.constexpr = x_ptrs.dtype.element_ty
+    offs_k = tl.arange(0, WORDS)
+    line_W = (offs_w + (k // SPAN) * num_rows).to(tl.int64)
+    word = tl.load(data_ptr + line_W[:, None] * WORDS + offs_k[None, :])
+    for part in tl.static_range(SPAN // WORDS):
+        first = k + part * WORDS
+        if part == 0 or GROUP_K < SPAN:
+            known = first if IS_EVEN else tl.minimum(first, K - 1)  # padding has no scales
+            scale, offset, minimum = _scales(
+                scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, known, offs_w, num_rows,
+                OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT)  # fmt: skip
+        w = _numbers(word, scale, offset, minimum, dtype, part, KIND, ROUTE, HAS_ZERO)
+        if IS_EVEN:
+            x = tl.load(x_ptrs + first, mask=is_row[None, :], other=0.0)
+        else:
+            is_k = offs_k < K - first
+            x = tl.load(x_ptrs + first, mask=is_row[None, :] & is_k[:, None], other=0.0)
+        sum = tl.dot(w, x, sum, input_precision="ieee")
+    return sum
+
+
+@triton.jit(do_not_specialize=["M"])
+def _quant_kernel(
+    x_ptr, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, y_ptr, bias_ptr,
+    residual_ptr, M, N, K, num_rows, x_stride, y_stride,
+    pos_ptr, slot_ptr, rope_ptr, k_cache_ptr, v_cache_ptr,
+    NUM_SPLITS: tl.constexpr, SLICE_K: tl.constexpr, IS_GRID_SPLIT: tl.constexpr,
+    ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
+    KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
+    GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, ROUTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """As `_gemm_kernel`. `num_rows` are the weight's; N may be half of them."""
+    pid_m, pid_n = place(tl.cdiv(M, BLOCK_M), GROUP)
+    pid_s = tl.program_id(1)
+    let_next_start()
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = offs_m < M
+    offs_n, is_col, offs_a, offs_b, head, offs_h = outputs(pid_n, N, ENDING, HEAD, BLOCK_N)
+    x_ptrs = x_ptr + offs_m[None, :] * x_stride + tl.arange(0, WORDS)[:, None]
+    first = pid_s * SLICE_K
+    last = K
+    if IS_GRID_SPLIT or NUM_SPLITS == 1:
+        last = tl.minimum(first + SLICE_K, K)
+    wait_for_inputs()
+    slot, cos, sin = offs_m, offs_m, offs_m
+    if ENDING == "rope":
+        slot, cos, sin = turns(pos_ptr, slot_ptr, rope_ptr, offs_m, is_row, offs_h, HEAD)
+    a = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    b = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if HAS_BIAS and pid_s == 0:
+        total += tl.load(bias_ptr + offs_a).to(tl.float32)[:, None]
+    for k in range(first, last, SPAN):
+        a = _span(a, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
+                  is_row, k, K, offs_a, num_rows, KIND, SPAN, WORDS, OFFSET, GROUP_K, UNIT_K,
+                  HAS_ZERO, HAS_MINIMUM, HAS_UNIT, ROUTE, IS_EVEN)  # fmt: skip
+        if ENDING != "store":
+            b = _span(b, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
+                      is_row, k, K, offs_b, num_rows, KIND, SPAN, WORDS, OFFSET, GROUP_K, UNIT_K,
+                      HAS_ZERO, HAS_MINIMUM, HAS_UNIT, ROUTE, IS_EVEN)  # fmt: skip
+        if NUM_SPLITS > 1 and not IS_GRID_SPLIT and (k + SPAN) % SLICE_K == 0:
+            total += a
+            a = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if NUM_SPLITS > 1 and not IS_GRID_SPLIT:
+        if K % SLICE_K != 0:
+            total += a
+        a = total
+    elif HAS_BIAS and pid_s == 0:
+        a += tl.load(bias_ptr + offs_a).to(tl.float32)[:, None]
+        b += tl.load(bias_ptr + (offs_b if ENDING != "store" else offs_a)).to(tl.float32)[:, None]
+    finish(tl.trans(a), tl.trans(b), y_ptr, residual_ptr, k_cache_ptr, v_cache_ptr, slot, cos, sin,
+           offs_m, offs_n, head, offs_h, is_row, is_col, M, y_stride, pid_s, ENDING, HAS_RESIDUAL,
+           HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
+
+
+def tile_of(m: int, num_outputs: int, num_splits: int, is_dual: bool) -> Tile:
+    """A tile for m rows; block_k is the weight's span."""
+    num_tiles = num_outputs * num_splits / 64
+    block_m = max(16, min(next_power_of_2(m), 64 if is_dual else 128))
+    if num_tiles < NUM_SMS and not is_dual:
+        return Tile(block_m, 32, 0, 4, 4)
+    return Tile(block_m, 64, 0, 4, 4)
+
+
+def _route(w: Quantised) -> str:
+    if IS_INTERPRETED or w.dtype not in (torch.bfloat16, torch.float16):
+        return "plain"
+    if w.minimum_GN is not None:
+        return "affine"
+    return "half" if w.scale_GN.dtype == w.dtype and w.unit_UN is None else "float"
+
+
+def launch(
+    x_MK: Tensor, w: Quantised, y: Tensor, ending: str, num_outputs: int, split: int,
+    *, bias: Tensor | None = None, residual: Tensor | None = None, rope: tuple | None = None,
+    heads: tuple[int, int, int] = (2, 0, 0), tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """A product of `gpu_gemm` with a quantised weight."""
+    if w.order_K is not None:
+        x_MK = x_MK.index_select(1, w.order_K)
+    assert x_MK.dtype == w.dtype, "a weight stands for numbers of one precision"
+    (m, k), span = x_MK.shape, w.span
+    is_grid_split = y.dim() == 3 and y.shape[0] == split > 1
+    slice_k = slice_of(k, split)
+    assert split == 1 or slice_k % span == 0, "a span belongs to one slice"
+    num_splits = split if is_grid_split else 1
+    tile = tile or tile_of(m, num_outputs, num_splits, ending != "store")
+    block_n = tile.block_n
+    if ending == "rope":  # a tile must not cross a head's half
+        half = heads[0] // 2
+        block_n = max(16, min(block_n, next_power_of_2(half)))
+        num_tiles = w.shape[0] // heads[0] * cdiv(half, block_n)
+    else:
+        num_tiles = cdiv(num_outputs, block_n)
+    pos, slot, table, k_cache, v_cache = rope or (x_MK,) * 5
+    scale, minimum, zero, unit = w.scale_GN, w.minimum_GN, w.zero_GN, w.unit_UN
+    _quant_kernel[(cdiv(m, tile.block_m) * num_tiles, num_splits)](
+        x_MK, w.data_SNW, scale, scale if zero is None else zero,
+        scale if minimum is None else minimum, scale if unit is None else unit,
+        scale if w.min_unit_UN is None else w.min_unit_UN, y, x_MK if bias is None else bias,
+        x_MK if residual is None else residual, m, num_outputs, k, w.shape[0],
+        x_MK.stride(0), y.stride(-2), pos, slot, table, k_cache, v_cache,
+        NUM_SPLITS=split, SLICE_K=slice_k, IS_GRID_SPLIT=is_grid_split, ENDING=ending,
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
+        KIND=w.kind, SPAN=span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
+        UNIT_K=UNIT_GROUP, HAS_ZERO=zero is not None, HAS_MINIMUM=minimum is not None,
+        HAS_UNIT=unit is not None, ROUTE=_route(w), BLOCK_M=tile.block_m, BLOCK_N=block_n,
+        IS_EVEN=k % span == 0, GROUP=tile.group, **options(tile.num_warps, tile.num_stages),
+    )  # fmt: skip

@@ -1,0 +1,374 @@
+"""Matrices held in few bits: how they are stored, and the numbers they stand for.
+
+A weight is (code - offset) * scale + minimum, computed in float32 and rounded once to the precision
+of the products. That rounded matrix is the specification: a product with the codes has the bits of
+a product with it. Scales belong to `group` inputs of one output; where a format stores them in few
+bits too, they count units, and a unit belongs to UNIT_GROUP inputs.
+
+`Codes` is what a file's format is read into, one byte per code; `Quantised` what stays in memory.
+Its words of 16 bits stand in spans of inputs, so that programs of any height read whole lines. A
+word has a code of each part of its span (four quarters for 4 bits, two halves for 8), the first
+part's in the lowest bits: two words in a register become two numbers by one shift and one mask.
+
+Shape letters: N outputs, K inputs, G groups, U units, S spans, W words of an output's span, P parts
+of a span.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.slices import slice_of, split_of
+
+KINDS = ("int4", "fp4", "int8", "fp8")  # int4: 0 to 15, int8: -128 to 127; fp4: e2m1, fp8: e4m3
+UNIT_GROUP = 256
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of codes 0 to 7; 8 to 15 are their negatives
+LONGEST_SPAN = 128  # inputs
+_CHUNK = 1 << 22  # weights turned into float32 at once
+
+
+@dataclass(slots=True, kw_only=True)
+class Codes:
+    """A matrix as its file means it: one byte per weight, scales by row."""
+
+    kind: str
+    code_NK: Tensor  # uint8; the bits of int8 or e4m3 for the 8-bit kinds
+    group: int  # inputs of a scale
+    scale_NG: Tensor  # float, or whole numbers of units
+    offset: int = 0  # subtracted from every code
+    zero_NG: Tensor | None = None  # uint8 (int8 for int8): subtracted in its place
+    minimum_NG: Tensor | None = None  # added; float, or whole numbers of units to subtract
+    unit_NU: Tensor | None = None
+    min_unit_NU: Tensor | None = None
+    order_K: Tensor | None = None  # the input that column k multiplies; None: the k-th
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.code_NK.shape[0], self.code_NK.shape[1]
+
+    def rows(self, first: int, last: int) -> Codes:
+        """Outputs [first, last)."""
+        return replace(self, **{n: t[first:last] for n, t in self._by_row().items()})
+
+    def columns(self, first: int, last: int) -> Codes:
+        """Inputs [first, last): whole groups, or a part of the only one."""
+        assert self.order_K is None
+        if self.scale_NG.shape[1] == 1:
+            return replace(self, code_NK=self.code_NK[:, first:last], group=last - first)
+        flat = self.flat() if first % UNIT_GROUP or last % UNIT_GROUP else self
+        assert first % flat.group == 0
+        size = {"code_NK": 1, "unit_NU": UNIT_GROUP, "min_unit_NU": UNIT_GROUP}
+        cut = {}
+        for name, tensor in flat._by_row().items():
+            step = size.get(name, flat.group)
+            cut[name] = tensor[:, first // step : -(-last // step)]
+        return replace(flat, **cut)
+
+    def flat(self) -> Codes:
+        """The same numbers with scales in float32, not in units."""
+        if self.unit_NU is None:
+            return self
+        per = UNIT_GROUP // self.group
+        scale_NG = self.scale_NG.float() * _spread(self.unit_NU, per, self.scale_NG.shape[1])
+        minimum_NG = None
+        if self.minimum_NG is not None:
+            assert self.min_unit_NU is not None
+            unit_NG = _spread(self.min_unit_NU, per, self.scale_NG.shape[1])
+            minimum_NG = -(self.minimum_NG.float() * unit_NG)
+        return replace(
+            self, scale_NG=scale_NG, minimum_NG=minimum_NG, unit_NU=None, min_unit_NU=None
+        )
+
+    def widened(self, group: int) -> Codes:
+        """The same numbers with codes of 8 bits, and scales for `group` inputs, in float32."""
+        assert self.kind in ("int4", "int8")
+        flat, zero_NG, code_NK = self.flat(), self.zero_NG, self.code_NK
+        if self.offset:
+            code_NK = (code_NK.view(torch.int8) - self.offset).view(torch.uint8)
+        repeat = self.group // group
+        if zero_NG is not None:
+            zero_NG = zero_NG.view(torch.int8).repeat_interleave(repeat, 1)
+        minimum_NG = flat.minimum_NG
+        if minimum_NG is not None:
+            minimum_NG = minimum_NG.float().repeat_interleave(repeat, 1)
+        return Codes(
+            kind="int8",
+            code_NK=code_NK,
+            group=group,
+            scale_NG=flat.scale_NG.float().repeat_interleave(repeat, 1),
+            zero_NG=zero_NG,
+            minimum_NG=minimum_NG,
+            order_K=self.order_K,
+        )
+
+    def _by_row(self) -> dict[str, Tensor]:
+        names = ("code_NK", "scale_NG", "zero_NG", "minimum_NG", "unit_NU", "min_unit_NU")
+        found = {name: getattr(self, name) for name in names}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def numbers(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The matrix itself, [N, K], its inputs in their own order."""
+        out_NK = torch.empty(self.shape, dtype=dtype, device=self.code_NK.device)
+        step = max(1, _CHUNK // self.shape[1])
+        for first in range(0, len(out_NK), step):
+            part = self.rows(first, min(first + step, len(out_NK)))
+            out_NK[first : first + step] = part._some_numbers()
+        if self.order_K is None:
+            return out_NK
+        return torch.empty_like(out_NK).index_copy_(1, self.order_K.to(out_NK.device), out_NK)
+
+    def _some_numbers(self) -> Tensor:
+        flat, num_in = self.flat(), self.shape[1]
+        value_NK = _values(self.kind, self.code_NK) - float(self.offset)
+        if flat.zero_NG is not None:
+            value_NK -= _spread(flat.zero_NG, self.group, num_in)
+        value_NK *= _spread(flat.scale_NG, self.group, num_in)
+        if flat.minimum_NG is not None:
+            value_NK += _spread(flat.minimum_NG, self.group, num_in)
+        return value_NK
+
+
+def _spread(some_NG: Tensor, times: int, size: int) -> Tensor:
+    """Every entry for `times` columns, in float32."""
+    return some_NG.float().repeat_interleave(times, 1)[:, :size]
+
+
+def _values(kind: str, code_NK: Tensor) -> Tensor:
+    if kind == "fp4":
+        both = torch.tensor([*FP4, *(-value for value in FP4)], device=code_NK.device)
+        return both[code_NK.long()]
+    if kind == "fp8":
+        return code_NK.view(torch.float8_e4m3fn).float()
+    return (code_NK.view(torch.int8) if kind == "int8" else code_NK).float()
+
+
+def join(parts: list[Codes]) -> Codes | None:
+    """The rows of several matrices of the same inputs; None where no one form holds them all."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    if not all(_is_same_order(first, part) for part in parts):
+        return None
+    if any(_form(part) != _form(first) for part in parts):
+        if any(part.kind not in ("int4", "int8") for part in parts):
+            return None
+        group = min(part.group for part in parts)
+        if any(part.group % group for part in parts):
+            return None
+        parts = [_with_all(part.widened(group), parts) for part in parts]
+    cut = {name: torch.cat([getattr(p, name) for p in parts]) for name in parts[0]._by_row()}
+    return replace(parts[0], **cut)
+
+
+def _form(codes: Codes) -> tuple[object, ...]:
+    return (codes.kind, codes.group, codes.offset, *codes._by_row())
+
+
+def _with_all(codes: Codes, others: list[Codes]) -> Codes:
+    """Zeros for what only others have."""
+    nothing_NG = torch.zeros_like(codes.scale_NG)
+    if codes.minimum_NG is None and any(other.minimum_NG is not None for other in others):
+        codes = replace(codes, minimum_NG=nothing_NG)
+    if codes.zero_NG is None and any(other.zero_NG is not None for other in others):
+        codes = replace(codes, zero_NG=nothing_NG.to(torch.int8))
+    return codes
+
+
+def _is_same_order(a: Codes, b: Codes) -> bool:
+    if a.order_K is None or b.order_K is None:
+        return a.order_K is b.order_K
+    return torch.equal(a.order_K, b.order_K)
+
+
+@dataclass(slots=True, kw_only=True)
+class Quantised:
+    """A matrix held in few bits, as the products read it. It stands for [N, K] of `dtype`."""
+
+    kind: str
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    group: int
+    offset: int
+    data_SNW: Tensor
+    scale_GN: Tensor
+    zero_GN: Tensor | None = None
+    minimum_GN: Tensor | None = None
+    unit_UN: Tensor | None = None
+    min_unit_UN: Tensor | None = None
+    order_K: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.data_SNW.device
+
+    @property
+    def span(self) -> int:
+        """Inputs whose codes stand together."""
+        return self.data_SNW.shape[2] * num_parts(self.kind)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        names = [name for name in self.__dataclass_fields__ if name[-1].isupper()]
+        found = {name: getattr(self, name) for name in names}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def rows(self, ids_C: Tensor) -> Quantised:
+        """The matrix of some outputs."""
+        ids_C = ids_C.to(self.device)
+        cut = {n: t.index_select(1, ids_C) for n, t in self.tensors().items() if n != "order_K"}
+        return replace(self, shape=(len(ids_C), self.shape[1]), **cut)
+
+    def codes(self) -> Codes:
+        """The codes again, one byte each."""
+        return Codes(
+            kind=self.kind,
+            code_NK=_unpack(self.kind, self.data_SNW)[:, : self.shape[1]],
+            group=self.group,
+            offset=self.offset,
+            scale_NG=self.scale_GN.T,
+            zero_NG=None if self.zero_GN is None else self.zero_GN.T,
+            minimum_NG=None if self.minimum_GN is None else self.minimum_GN.T,
+            unit_NU=None if self.unit_UN is None else self.unit_UN.T,
+            min_unit_NU=None if self.min_unit_UN is None else self.min_unit_UN.T,
+            order_K=self.order_K,
+        )
+
+    def dense(self) -> Tensor:
+        """The matrix it stands for: a new tensor, [N, K]."""
+        return self.codes().numbers(self.dtype)
+
+
+Weight = Tensor | Quantised
+
+
+def pack(codes: Codes, dtype: torch.dtype, device: torch.device | str) -> Quantised:
+    """The codes as they stay in memory."""
+
+    def turned(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(device).T.contiguous()
+
+    codes = _fitting(codes)
+    scale_GN = turned(codes.scale_NG)
+    assert scale_GN is not None
+    return Quantised(
+        kind=codes.kind,
+        shape=codes.shape,
+        dtype=dtype,
+        group=codes.group,
+        offset=codes.offset,
+        data_SNW=_pack(codes.kind, codes.code_NK.to(device), _num_words(codes)),
+        scale_GN=scale_GN,
+        zero_GN=turned(codes.zero_NG),
+        minimum_GN=turned(codes.minimum_NG),
+        unit_UN=turned(codes.unit_NU),
+        min_unit_UN=turned(codes.min_unit_NU),
+        order_K=None if codes.order_K is None else codes.order_K.to(device),
+    )
+
+
+def can_pack(codes: Codes) -> bool:
+    """Whether a span's part has one scale: groups of 16 or more, a power of two, or one in all."""
+    is_power = codes.group & (codes.group - 1) == 0
+    return codes.scale_NG.shape[1] == 1 or (codes.group >= 16 and is_power)
+
+
+def _fitting(codes: Codes) -> Codes:
+    """One group for a whole row counts as large as its padding."""
+    if codes.scale_NG.shape[1] > 1 or codes.unit_NU is not None:
+        return codes
+    size = 1 << max(codes.shape[1] - 1, 15).bit_length()
+    return replace(codes, group=max(size, LONGEST_SPAN))
+
+
+def num_parts(kind: str) -> int:
+    """Codes of a word."""
+    return 4 if kind in ("int4", "fp4") else 2
+
+
+def _num_words(codes: Codes) -> int:
+    """Words of a span: all codes of a part share one scale, and no span lies in two slices of a
+    product's sum."""
+    num_out, num_in = codes.shape
+    slice_k = slice_of(num_in, split_of(num_out, num_in))
+    longest = LONGEST_SPAN if slice_k % LONGEST_SPAN == 0 else LONGEST_SPAN // 2
+    return int(min(codes.group, longest // num_parts(codes.kind)))
+
+
+def _pack(kind: str, code_NK: Tensor, num_words: int) -> Tensor:
+    (num_out, num_in), parts = code_NK.shape, num_parts(kind)
+    span = num_words * parts
+    num_spans = -(-num_in // span)
+    if num_in % span:
+        code_NK = torch.nn.functional.pad(code_NK, (0, num_spans * span - num_in))
+    code_SNPW = code_NK.view(num_out, num_spans, parts, num_words).transpose(0, 1)
+    word_SNW = torch.zeros(num_spans, num_out, num_words, dtype=torch.int32, device=code_NK.device)
+    for part in range(parts):
+        word_SNW |= code_SNPW[:, :, part].int() << (part * 16 // parts)
+    return word_SNW.to(torch.int16)  # the low 16 bits
+
+
+def _unpack(kind: str, data_SNW: Tensor) -> Tensor:
+    parts = num_parts(kind)
+    bits = 16 // parts
+    word_SNW = data_SNW.int()
+    code_SNPW = torch.stack(
+        [(word_SNW >> (part * bits)) & ((1 << bits) - 1) for part in range(parts)], dim=2
+    )
+    return code_SNPW.to(torch.uint8).transpose(0, 1).reshape(data_SNW.shape[1], -1)
+
+
+def quantise(weight_NK: Tensor, kind: str, group: int = 128) -> Codes:
+    """Round a matrix: int4 in groups of inputs with scales of its own dtype, int8 and fp8 by row.
+
+    The scale is the one of a few with the least squared error: what lies far out is cut off.
+    """
+    num_out, num_in = weight_NK.shape
+    dtype = weight_NK.dtype if weight_NK.dtype.itemsize == 2 else torch.float32
+    if kind != "int4" or num_in % group:
+        group = 32 if kind == "int4" and num_in % 32 == 0 else num_in
+    most = {"int4": 8.0, "int8": 127.0, "fp8": 448.0}[kind]
+    w_NGK = weight_NK.float().view(num_out, -1, group)
+    # The entry furthest from zero gets the code that only one sign has.
+    peak_NG1 = w_NGK.gather(2, w_NGK.abs().argmax(2, keepdim=True))
+    best_NG1, scale_NG1 = torch.full_like(peak_NG1, torch.inf), torch.ones_like(peak_NG1)
+    for share in (1.0, 0.95, 0.9, 0.85, 0.8) if kind == "int4" else (1.0,):
+        tried_NG1 = (peak_NG1 * share / -most if kind == "int4" else peak_NG1.abs() / most).to(
+            dtype
+        )
+        tried_NG1 = torch.where(tried_NG1 == 0, 1.0, tried_NG1.float())
+        error_NG1 = (_rounded(w_NGK / tried_NG1, kind) * tried_NG1 - w_NGK).square()
+        error_NG1 = error_NG1.sum(2, keepdim=True)
+        is_better = error_NG1 < best_NG1
+        best_NG1 = torch.where(is_better, error_NG1, best_NG1)
+        scale_NG1 = torch.where(is_better, tried_NG1, scale_NG1)
+    code_NK = _rounded(w_NGK / scale_NG1, kind).view(num_out, num_in)
+    if kind == "int4":
+        stored_NK = (code_NK + 8).to(torch.uint8)
+    elif kind == "int8":
+        stored_NK = code_NK.to(torch.int8).view(torch.uint8)
+    else:
+        stored_NK = code_NK.to(torch.float8_e4m3fn).view(torch.uint8)
+    return Codes(
+        kind=kind,
+        code_NK=stored_NK,
+        group=group,
+        offset=8 if kind == "int4" else 0,
+        scale_NG=scale_NG1[:, :, 0].to(dtype),
+    )
+
+
+def _rounded(x: Tensor, kind: str) -> Tensor:
+    if kind == "int4":
+        return x.round().clamp(-8, 7)
+    if kind == "int8":
+        return x.round().clamp(-127, 127)
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()

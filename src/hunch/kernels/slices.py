@@ -1,0 +1,34 @@
+"""Into how many slices the sum of a product is cut: fixed by the weight's shape.
+
+Few outputs leave most of a GPU idle, so their sums are shared out. The number of rows has no say in
+it, and neither has the form the weight is held in: the order of additions is the weight's alone.
+
+Shape letters: N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+SLICE = 64  # a slice of K is a multiple of this
+NUM_SMS = 132
+_LEAST = 192  # inputs of a slice that are worth a program
+
+
+@cache
+def split_of(num_outputs: int, k: int) -> int:
+    """Slices of K, so that few-output weights still fill the chip."""
+    best = 1
+    for split in (2, 3, 4, 6, 8):
+        slice_k = slice_of(k, split)
+        if -(-num_outputs // 32) * best >= 1.5 * NUM_SMS:
+            break
+        if slice_k >= _LEAST and slice_k * (split - 1) < k:
+            best = split
+    return best
+
+
+def slice_of(k: int, split: int) -> int:
+    """Inputs of a slice; the last one may have fewer."""
+    most = -(-k // split)
+    return -(-most // SLICE) * SLICE
