@@ -5,7 +5,7 @@ from pathlib import Path
 
 import head_files
 
-NETWORKS = ("draft", "mlp", "medusa", "eagle", "eagle3", "mtp")
+NETWORKS = ("draft", "mlp", "medusa", "eagle", "eagle3", "mtp", "dflash", "dspark", "dflash2")
 # Heads that small learn a text by heart rather than a language: these are texts the laws ask for.
 TEXTS = ("the model and the guess", "fast token fast token fast token fast", "a")
 

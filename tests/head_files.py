@@ -13,11 +13,16 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
+import plain_blocks
 import plain_heads
 from builders import BLOCK_SIZE, Seq, new_kv, pack, tables
 from hunch import LLM, SamplingParams
 from hunch.models.decoder import Decoder
+from hunch.models.heads.block import build_body
+from hunch.models.heads.block_files import load_block
+from hunch.models.heads.block_net import TaughtBlocks
 from hunch.models.load import load_decoder
+from hunch.models.source import Source
 from hunch.models.weights import open_weights
 
 MTP_NAMES = {
@@ -398,3 +403,127 @@ def look_less_far(path: Path) -> None:
         if "o_proj" in name:
             tensors[name] = tensors[name] * 0.02
     save_file(tensors, path / "model.safetensors")
+
+
+BLOCK_NAMES = {"dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel"}
+
+
+def block_tensors(
+    s: Study, c: dict[str, Any], num_taps: int, *, rank: int = 0, is_gated: bool = False
+) -> dict[str, Tensor]:
+    """Random tensors of DFlash's form; with a rank, DSpark's heads."""
+    width, size = s.width, c["head_dim"]
+    tensors = {
+        "fc.weight": normal(width, num_taps * width, seed=1),
+        "hidden_norm.weight": 1 + normal(width, seed=2),
+        "norm.weight": 1 + normal(width, seed=3),
+    }
+    for i in range(c["num_hidden_layers"]):
+        tensors |= layer_tensors(f"layers.{i}.", c, width, 40 * i + 40)
+        for j, which in enumerate(("q_norm", "k_norm")):
+            norm = 1 + normal(size, seed=40 * i + 70 + j)
+            tensors[f"layers.{i}.self_attn.{which}.weight"] = norm
+    if rank:
+        tensors |= {
+            "markov_head.markov_w1.weight": normal(s.vocab_size, rank, seed=5),
+            "markov_head.markov_w2.weight": normal(s.vocab_size, rank, seed=6),
+            "confidence_head.proj.weight": normal(1, width + rank, seed=7),
+            "confidence_head.proj.bias": torch.zeros(1),
+        }
+    if is_gated:
+        tensors["markov_head.gate_proj.weight"] = normal(rank, width + rank, seed=8)
+        tensors["markov_head.gate_proj.bias"] = normal(rank, seed=9)
+    return tensors
+
+
+def conv_tensors(
+    s: Study, c: dict[str, Any], taps: int, group: int, rank: int
+) -> dict[str, Tensor]:
+    """What DFlash2 has beyond DFlash."""
+    width, tensors = s.width, {}
+    for i in range(c["num_hidden_layers"]):
+        for j, part in enumerate(("attention", "mlp")):
+            name = f"layers.{i}.{part}_conv"
+            base = normal(2, taps, width, seed=500 + 10 * i + j, scale=0.3 * width**0.5)
+            base[:, 0] += 1
+            tensors[f"{name}.base_kernel"] = base
+            shape = (2 * taps * (width // group), width)
+            tensors[f"{name}.kernel_projection.weight"] = normal(*shape, seed=600 + 10 * i + j)
+    for j, name in enumerate(("predecessor_codebook", "successor_codebook")):
+        codes = normal(s.vocab_size, rank, seed=700 + j, scale=2.0 * rank**0.5)
+        tensors[f"candidate_selector.{name}"] = codes
+    tensors["candidate_selector.hidden_projection.weight"] = normal(rank, width, seed=710)
+    return tensors
+
+
+class TensorSource(Source):
+    """Layers over tensors that are being learned."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__(torch.float32)
+        self.tensors = tensors
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        assert self.tensors[name].shape == shape
+        return self.tensors[name]
+
+
+def make_block(
+    s: Study, path: Path, method: str = "dspark", *, num_steps: int = 80, **more: Any
+) -> plain_blocks.PlainBlocks:
+    """A block drafter that knows its target's texts by heart."""
+    layers = list(range(s.target.spec.num_layers))
+    is_shifted = method == "dspark"
+    own = {"block_size": 4, "mask_token_id": s.vocab_size - 1, "target_layer_ids": layers}
+    c = layer_config(s, architectures=[BLOCK_NAMES[method]], **own, **more)
+    tensors = block_tensors(s, c, len(layers), rank=16 if is_shifted else 0)
+    plain = plain_blocks.PlainBlocks(tensors, c, s.embedding, s.lm_head, is_shifted)
+    write(path, c, tensors)
+    net = load_block(path, s.target, method)  # for its shape: what is learned are the tensors
+    learned = {name: tensor.clone() for name, tensor in tensors.items()}
+    turn = iter(range(10**9))
+
+    def loss() -> Tensor:
+        body, text = build_body(net.shape, TensorSource(learned)), next(turn) % len(s.tokens)
+        tokens = s.tokens[text]
+        anchors = torch.arange(1, len(tokens) - net.shape.num_tokens)
+        context = body.context([s.features[layer][text] for layer in net.feature_layers])
+        attend = TaughtBlocks(body, context, anchors, net.rope)
+        x = body.inputs(s.embedding[tokens[anchors]], net.mask_D)
+        told = body.telling(body.states(x, attend))
+        before = (anchors[:, None] + torch.arange(told.shape[1])).flatten()
+        told = told.flatten(0, 1)
+        logits = body.scores(body.scaled(told @ s.lm_head.T), tokens[before], told)
+        total = F.cross_entropy(logits, tokens[before + 1])
+        odds = body.confidences(tokens[before], told)
+        if odds is not None:
+            is_right = (logits.argmax(-1) == tokens[before + 1]).float()
+            total = total + F.binary_cross_entropy_with_logits(odds, is_right)
+        return total
+
+    fit(learned, loss, num_steps)
+    tensors.update(learned)
+    write(path, c, tensors)
+    return plain
+
+
+def make_dflash(s: Study, path: Path, **more: Any) -> plain_blocks.PlainBlocks:
+    return make_block(s, path, "dflash", **more)
+
+
+def make_dspark(s: Study, path: Path, **more: Any) -> plain_blocks.PlainBlocks:
+    return make_block(s, path, "dspark", **more)
+
+
+def make_dflash2(s: Study, path: Path, **more: Any) -> plain_blocks.PlainBlocks:
+    """DFlash that knows its texts, with convolutions and pair scores that change little."""
+    plain = make_block(s, path, "dflash", **more)
+    c, tensors = plain.c, plain.t
+    tensors |= {
+        name: tensor * 0.02 if not name.endswith("base_kernel") else tensor.round()
+        for name, tensor in conv_tensors(s, c, taps=2, group=16, rank=4).items()
+    }
+    c |= {"architectures": ["DFlash2DraftModel"], "conv_group_size": 16, "selector_top_k": 8}
+    plain.own |= c
+    write(path, c, tensors)
+    return plain

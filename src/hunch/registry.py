@@ -22,6 +22,9 @@ DRAFTERS = {
     "eagle": "hunch.drafting.eagle:EagleDrafter",
     "eagle3": "hunch.drafting.eagle:Eagle3Drafter",
     "mtp": "hunch.drafting.eagle:MtpDrafter",
+    "dflash": "hunch.drafting.block:DflashDrafter",
+    "dspark": "hunch.drafting.block:DsparkDrafter",
+    "dflash2": "hunch.drafting.block:Dflash2Drafter",
     "auto": "hunch.drafting.auto:AutoDrafter",
     "synthetic": "hunch.drafting.synthetic:SyntheticDrafter",
 }

@@ -77,8 +77,17 @@ def plain(tiny_llm: Callable[..., LLM]) -> dict[str, list[list[tuple[list[int], 
 
 # Networks take their time on small models too: some of their pairs are left to the slow run.
 DAILY = ("batch of 16", "small chunks", "depth 1, few blocks")
+ALIKE = ("dflash", "dflash2")  # they draft as dspark does, by other networks
+
+
+def is_daily(name: str, engine: str) -> bool:
+    if name in ALIKE:
+        return engine == DAILY[-1]
+    return name not in NETWORKS or engine in DAILY
+
+
 PAIRS = [
-    pytest.param(name, engine, marks=[] if name not in NETWORKS or engine in DAILY else SLOW)
+    pytest.param(name, engine, marks=[] if is_daily(name, engine) else SLOW)
     for name in sorted(DRAFTERS)
     for engine in sorted(ENGINES)
 ]

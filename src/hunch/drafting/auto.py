@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hunch.config import SpecConfig
@@ -28,7 +27,7 @@ from hunch.drafting.device_auto import DeviceAuto
 from hunch.drafting.draft_model import DeviceDraft
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.policy import HostPolicy, share_nodes
-from hunch.drafting.trees import Node, to_draft
+from hunch.drafting.trees import Node, side_by_side, to_draft
 from hunch.drafting.watch import comes_with_hunch
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share
 from hunch.models.weights import open_weights
@@ -235,7 +234,7 @@ class MergedDrafter:
         if places:
             assert self.network is not None
             drafts.append((places, self.network.propose(rows, places, num_levels)))
-        draft = drafts[0][1] if len(drafts) == 1 else merge(len(ids), drafts)
+        draft = drafts[0][1] if len(drafts) == 1 else side_by_side(len(ids), drafts)
         asked = set(places)
         draft.methods = [self.network_name if p in asked else n for p, n in enumerate(names)]
         return draft
@@ -337,25 +336,6 @@ class AutoDrafter(MergedDrafter):
             needs = model.method.needs
             sizes |= {DRAFT: needs.max_nodes, "auto": max(sizes["auto"], needs.max_nodes)}
         self.needs = replace(needs, max_nodes=max(sizes.values()), methods=sizes)
-
-
-def merge(num_rows: int, drafts: Sequence[tuple[list[int], Draft]]) -> Draft:
-    """Drafts of different rows as one; nodes that were not drawn from a q get none."""
-    device = drafts[0][1].tokens_RN.device
-    width = max(draft.tokens_RN.shape[1] for _, draft in drafts)
-    tokens_RN = torch.zeros(num_rows, width, dtype=torch.int64, device=device)
-    merged = Draft(tokens_RN, tokens_RN.clone(), tokens_RN.new_zeros(num_rows))
-    for places, draft in drafts:
-        size = draft.tokens_RN.shape[1]
-        merged.tokens_RN[places, :size] = draft.tokens_RN
-        merged.parents_RN[places, :size] = draft.parents_RN
-        merged.num_nodes_R[places] = draft.num_nodes_R
-        if draft.q_RNV is not None and draft.is_sampled_RN is not None:
-            merged.q_RNV = draft.q_RNV.new_zeros(num_rows, width, draft.q_RNV.shape[2])
-            merged.q_RNV[places, :size] = draft.q_RNV
-            merged.is_sampled_RN = draft.is_sampled_RN.new_zeros(num_rows, width)
-            merged.is_sampled_RN[places, :size] = draft.is_sampled_RN
-    return merged
 
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:

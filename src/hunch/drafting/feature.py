@@ -21,12 +21,12 @@ from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, Level, TokenChooser
 from hunch.drafting.costs import levels_after
+from hunch.drafting.following import StateFollower, joined
 from hunch.drafting.grow import grow
 from hunch.drafting.last_state import can_capture
 from hunch.drafting.native_chain import ChainDrafts, RowArrays
 from hunch.drafting.options import GrowOptions
-from hunch.drafting.watch import AcceptanceWatch
-from hunch.drafting.window import MAX_PASS, KvWindow, covered, host
+from hunch.drafting.window import covered
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.models.decoder import Hidden
@@ -38,42 +38,36 @@ if TYPE_CHECKING:
     from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
     from hunch.kernels.gpu_step import RowState, StepRows
 
-FUSED_PASS = 4096  # tokens covered at once where launches are what takes time
+REMEDY = (
+    "check that the head was trained for this target and chat template, or train one "
+    "(hunch train eagle3)"
+)
 PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for
 
 
-class FeatureDrafter:
+class FeatureDrafter(StateFollower):
     """Observes with the target's states, proposes with its own."""
 
     def __init__(
         self, name: str, net: StepNet, options: GrowOptions, context: DrafterContext
     ) -> None:
-        self.name, self.net, self.context = name, net, context
-        self.draft_temperature, self.is_adaptive = options.draft_temperature, options.adaptive
-        self.shape = options.shape(context, default=net.num_tokens or 5)
-        if self.shape.depth > MARGIN:
-            raise ConfigError(f"{name}: drafts of depth {self.shape.depth}; at most {MARGIN}")
+        shape = options.shape(context, default=net.num_tokens or 5)
+        if shape.depth > MARGIN:
+            raise ConfigError(f"{name}: drafts of depth {shape.depth}; at most {MARGIN}")
         limit = min(options.window or net.spec.max_len, net.spec.max_len)
-        self.window = KvWindow(context, limit)
+        super().__init__(name, shape, context, limit, REMEDY)
+        self.net = net
+        self.draft_temperature, self.is_adaptive = options.draft_temperature, options.adaptive
         # The network's state at each row's last covered position, ready to be drafted from.
         self.state_XD = torch.zeros(
             context.max_rows, net.state_width, dtype=net.kv_dtype, device=context.device
         )
-        self.host = RowArrays()
         self.chains: ChainDrafts | None = None  # the short way for steps of one row
         if net.network is not None and ChainDrafts.fit(self.shape, context):
             temperature = self.draft_temperature
             self.chains = ChainDrafts(
                 net.network, context, self.window, temperature=temperature, ids_C=net.ids_C
             )
-        self.is_on_device = False  # drafts are made there, but for rows whose KV has a hole
-        self.covered_X = np.full(context.max_rows, -1)  # known length that state belongs to
-        self.guessed: dict[int, tuple[int, int]] = {}  # row -> (known length, nodes) of its draft
-        self.watch = AcceptanceWatch(
-            name,
-            "check that the head was trained for this target and chat template, or train one "
-            "(hunch train eagle3)",
-        )
         self.needs = Needs(
             max_nodes=self.shape.num_nodes,
             feature_layers=net.feature_layers,
@@ -109,62 +103,15 @@ class FeatureDrafter:
             is_adaptive=self.is_adaptive,
         )
 
-    def observe(self, step: TargetStep) -> None:
-        """Cover the positions the target just processed, as far as the window needs them."""
-        rows = step.rows
-        arrays = self.host.read(rows)
-        self.window.add_new(rows, arrays.ids_R)
-        known_X, prompt_X = arrays.known_X, host(rows.prompt_X)
-        max_draft_X = arrays.max_draft_X
-        is_caught_up_R = host(step.is_caught_up_R) if step.is_caught_up_R is not None else None
-        columns = zip(
-            arrays.ids,
-            host(step.start_R).tolist(),
-            host(step.known_R).tolist(),
-            host(step.offset_R).tolist(),
-            strict=True,
-        )
-        parts: list[tuple[int, int, int]] = []
-        source: list[Array] = []  # the packed state behind each position
-        for place, (row, start, stop, offset) in enumerate(columns):
-            known = int(known_X[row])
-            self._count(row, known)
-            stop = min(stop, known - 1)
-            is_caught_up = is_caught_up_R is None or bool(is_caught_up_R[place])
-            is_idle = (is_caught_up and max_draft_X[row] == 0) or _is_off(rows, row)
-            if stop <= start or (is_idle and not self.is_on_device):
-                continue  # it will not be drafted from: leaving a hole is cheaper than covering it
-            total = max(known, int(prompt_X[row]))
-            begin = self.window.resume_from(rows, row, start, stop, total)
-            if begin >= stop:
-                continue
-            parts.append((row, begin, stop))
-            # A window that starts at a block's edge before `start` borrows the first state there.
-            source.append(offset + np.maximum(np.arange(begin, stop) - start, 0))
-        for first in _cuts(parts, FUSED_PASS if self.context.is_fused else MAX_PASS):
-            self._cover(step, parts[first], source[first])
-
-    def _count(self, row: int, known: int) -> None:
-        before = self.guessed.pop(row, None)
-        if before is not None:
-            length, num_nodes = before
-            self.watch.count(min(self.shape.depth, num_nodes), min(known - length - 1, num_nodes))
-
-    def _cover(
+    def cover(
         self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
     ) -> None:
         rows, net = step.rows, self.net
         tokens_XL = self.host.read(rows).tokens_XL
-        next_T = _joined([tokens_XL[row, a + 1 : b + 1] for row, a, b in parts])
-        index_T = _joined(source)
-        hidden_TD, features = step.hidden_TD, step.features
-        count = len(hidden_TD if hidden_TD is not None else features[0])
-        if len(index_T) != count or (index_T != np.arange(count)).any():
-            index = self._put(index_T)
-            hidden_TD = None if hidden_TD is None else hidden_TD[index]
-            features = tuple(feature_TD[index] for feature_TD in features)
+        next_T = joined([tokens_XL[row, a + 1 : b + 1] for row, a, b in parts])
+        hidden_TD, features = self.picked(step, source)
         attn = self.window.spans(rows, parts)
-        token_T, fused_TD, kv = self._put(next_T), net.fuse(hidden_TD, features), self.window.kv
+        token_T, fused_TD, kv = self.put(next_T), net.fuse(hidden_TD, features), self.window.kv
         if net.is_staged:
             covered_X, state_XD = self.covered_X, self.state_XD
             before = [state_XD[row] if covered_X[row] == a + 1 else None for row, a, _ in parts]
@@ -177,9 +124,7 @@ class FeatureDrafter:
             ends = np.cumsum([b - a for _, a, b in parts]) - 1
             row_P = [row for row, _, _ in parts]
             self.state_XD[torch.tensor(row_P)] = state_TD[torch.from_numpy(ends)]
-        for row, _, stop in parts:
-            self.window.mark_valid(rows, row, stop)
-            self.covered_X[row] = stop + 1
+        self.covered(rows, parts)
 
     def propose(self, rows: Rows) -> Draft:
         arrays = self.host.read(rows)
@@ -222,23 +167,14 @@ class FeatureDrafter:
         def feed(level: Level) -> Tensor:
             nonlocal state_MD
             if len(level.place_M) > 1 or len(state_MD) > 1:
-                state_MD = state_MD[self._put(level.parent_M)]
-            token_M = self._put(level.token_M)
+                state_MD = state_MD[self.put(level.parent_M)]
+            token_M = self.put(level.token_M)
             state_MD = net.step(token_M, state_MD, inputs(level), self.window.kv)
             return net.logits(state_MD)
 
         chooser = TokenChooser(self.context, rows, net.ids_C, self.draft_temperature)
         draft, _ = grow(net.logits(state_MD), feed, chooser, limit_R, self.shape)
         return draft
-
-    def forget(self, rows: list[int]) -> None:
-        self.window.drop(rows)
-        self.covered_X[rows] = -1
-        for row in rows:
-            self.guessed.pop(row, None)
-
-    def _put(self, array: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.context.device)
 
 
 @dataclass(kw_only=True)
@@ -345,26 +281,3 @@ class DeviceFeature(DeviceDrafter):
             self._tilings[key] = self.net.tiler(attn).tiling(spans, num_rows * width)
         attn.memo["tiling"] = self._tilings[key]
         return ids_T, attn
-
-
-def _joined(arrays: list[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _is_off(rows: Rows, row: int) -> bool:
-    request = rows.requests[row] if rows.requests else None
-    return request is not None and request.params.speculation.mode == "off"
-
-
-def _cuts(parts: list[tuple[int, int, int]], most: int) -> list[slice]:
-    """Slices of the parts that make passes of a bounded size; a part stays whole."""
-    cuts: list[slice] = []
-    first = size = 0
-    for at, (_, start, stop) in enumerate(parts):
-        if size and size + stop - start > most:
-            cuts.append(slice(first, at))
-            first, size = at, 0
-        size += stop - start
-    if parts:
-        cuts.append(slice(first, len(parts)))
-    return cuts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -80,3 +80,22 @@ def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | 
         torch.from_numpy(np.array(counts)),
     )
     return draft.to(torch.device(device))
+
+
+def side_by_side(num_rows: int, drafts: Sequence[tuple[list[int], Draft]]) -> Draft:
+    """Drafts of different rows as one; nodes that were not drawn from a q get none."""
+    device = drafts[0][1].tokens_RN.device
+    width = max(draft.tokens_RN.shape[1] for _, draft in drafts)
+    tokens_RN = torch.zeros(num_rows, width, dtype=torch.int64, device=device)
+    merged = Draft(tokens_RN, tokens_RN.clone(), tokens_RN.new_zeros(num_rows))
+    for places, draft in drafts:
+        size = draft.tokens_RN.shape[1]
+        merged.tokens_RN[places, :size] = draft.tokens_RN
+        merged.parents_RN[places, :size] = draft.parents_RN
+        merged.num_nodes_R[places] = draft.num_nodes_R
+        if draft.q_RNV is not None and draft.is_sampled_RN is not None:
+            merged.q_RNV = draft.q_RNV.new_zeros(num_rows, width, draft.q_RNV.shape[2])
+            merged.q_RNV[places, :size] = draft.q_RNV
+            merged.is_sampled_RN = draft.is_sampled_RN.new_zeros(num_rows, width)
+            merged.is_sampled_RN[places, :size] = draft.is_sampled_RN
+    return merged

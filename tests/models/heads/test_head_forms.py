@@ -275,8 +275,8 @@ def test_paths_that_hold_no_drafter(made_up: Study, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelFormatError, match="not JSON"):
         detect(tmp_path)
-    (tmp_path / "config.json").write_text('{"speculators_model_type": "dflash"}')
-    with pytest.raises(UnsupportedModelError, match="dflash"):
+    (tmp_path / "config.json").write_text('{"speculators_model_type": "hydra"}')
+    with pytest.raises(UnsupportedModelError, match="hydra"):
         detect(tmp_path)
     (tmp_path / "config.json").write_text(
         json.dumps({"num_nextn_predict_layers": 1, "hidden_size": 4})

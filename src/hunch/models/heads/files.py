@@ -46,6 +46,7 @@ _ARCHITECTURES = {
     "DeepseekV3ForCausalLMNextN": "mtp",
     "Qwen3NextMTP": "mtp",
 }
+_BLOCKS = ("dflash2", "dspark", "dflash")  # what names of block drafters have in them
 _MODEL_TYPES = {
     "mlp_speculator": "mlp",
     "medusa": "medusa",
@@ -67,14 +68,18 @@ def detect(path: str | Path) -> str:
         return "draft"
     kind = config.get("speculators_model_type")
     if kind is not None:
-        if kind != "eagle3":
+        if kind not in ("eagle3", *_BLOCKS):
             raise UnsupportedModelError(
-                f"{path}: speculators_model_type={kind!r} is not supported; hunch reads eagle3"
+                f"{path}: speculators_model_type={kind!r} is not supported; hunch reads eagle3, "
+                "dflash, dspark and dflash2"
             )
-        return "eagle3"
+        return str(kind)
     for name in config.get("architectures") or ():
         if name in _ARCHITECTURES:
             return _ARCHITECTURES[name]
+        for method in _BLOCKS:
+            if method in str(name).lower():
+                return method
     if config.get("model_type") in _MODEL_TYPES:
         return _MODEL_TYPES[config["model_type"]]
     if "medusa_num_heads" in config:
@@ -183,6 +188,7 @@ class HeadSource(Source):
         self.matrix_bytes = 0  # held outside of tensors
         self._weights = open_weights(path)
         self._stored: dict[str, str] = {}  # name without prefixes -> name in the file
+        self._used: set[str] = set()
         for stored in self._weights.names():
             name = stored
             for prefix in prefixes:
@@ -195,6 +201,11 @@ class HeadSource(Source):
     @property
     def names(self) -> list[str]:
         return sorted(self._stored)
+
+    @property
+    def unread(self) -> list[str]:
+        """Tensors of the file that nobody took."""
+        return sorted(set(self._stored) - self._used)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._weights.shape(self._find(name)))
@@ -255,6 +266,7 @@ class HeadSource(Source):
         return RMSNorm(self.take(f"{name}.weight", width), eps)
 
     def _check(self, name: str, shape: Shape) -> None:
+        self._used.add(name)
         if self.shape(name) != tuple(shape):
             raise ModelFormatError(
                 f"{self.where}: {name} has shape {list(self.shape(name))}, {list(shape)} was "

@@ -1,0 +1,244 @@
+"""Block drafters (DFlash, DSpark, DFlash2): one pass of a small network guesses a block of tokens.
+
+The network reads the target's states of everything known, kept as keys and values of its own, and
+says for each of the next places what stands there. A chain takes one token per place; a tree
+(`tree=dynamic`) takes the likeliest paths through the places: best first, after DDTree (arXiv
+2604.12989). Either way the network runs once. They differ in their networks (models/heads/block.py)
+alone.
+
+Shape letters: R rows of this step, Q those of them that are drafted for, X rows of the engine, M
+packed nodes, C columns of logits, B children of a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.config import read_options
+from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.choosing import Array, Feed, Level, TokenChooser
+from hunch.drafting.following import StateFollower
+from hunch.drafting.grow import grow
+from hunch.drafting.options import GrowOptions, need_path
+from hunch.drafting.policy import share_nodes
+from hunch.drafting.trees import Node, side_by_side, to_draft
+from hunch.models.heads.block_files import load_block
+from hunch.models.heads.block_net import BlockGuess
+from hunch.types import GroupInfo
+
+REMEDY = (
+    "check that the drafter was trained for this target and chat template (hunch doctor finds the "
+    "usual faults), or train one (hunch train)"
+)
+
+
+class BlockDrafter(StateFollower):
+    """NAME:PATH[:KEY=VALUE]..."""
+
+    method: str
+
+    def __init__(
+        self, options: Mapping[str, str], path: str | None, context: DrafterContext
+    ) -> None:
+        self.net = net = load_block(need_path(self.method, path), context.target, self.method)
+        given = read_options(GrowOptions, options, self.method)
+        most = net.shape.num_tokens
+        shape = given.shape(context, default=most, max_depth=most)
+        limit = min(given.window or net.spec.max_len, net.spec.max_len)
+        super().__init__(self.method, shape, context, limit, REMEDY)
+        self.options = given
+        # As with every network, who names it on a CPU gets all nodes unless told otherwise.
+        self.is_adaptive = given.adaptive
+        self.is_sized = given.adaptive and "adaptive" in options
+        self.needs = Needs(
+            max_nodes=shape.num_nodes,
+            feature_layers=net.feature_layers,
+            kv=KVShape(
+                num_layers=net.num_kv_layers,
+                num_kv_heads=net.spec.num_kv_heads,
+                head_dim=net.spec.head_dim,
+                dtype=net.kv_dtype,
+            ),
+            # A position's KV is made of the target's state there, whatever token comes next.
+            group=GroupInfo(name=self.method, is_whole=context.is_fused),
+            weight_bytes=net.weight_bytes + net.matrix_bytes,
+        )
+
+    def cover(
+        self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
+    ) -> None:
+        _, features = self.picked(step, source)
+        attn = self.window.spans(step.rows, parts)
+        self.net.cover(features, attn.pos_T, attn.slot_T, self.window.kv)
+        self.covered(step.rows, parts)
+
+    def propose(self, rows: Rows) -> Draft:
+        arrays = self.host.read(rows)
+        ids_R = arrays.ids_R
+        known_R = arrays.known_X[ids_R]
+        is_ready_R = self.covered_X[ids_R] == known_R
+        limit_R = np.where(is_ready_R, arrays.max_draft_X[ids_R], 0)
+        place_Q = np.flatnonzero(limit_R > 0)
+        if not len(place_Q):
+            return Draft.empty(len(ids_R), self.context.device)
+        ids_Q = ids_R[place_Q]
+        some = rows if len(ids_Q) == len(ids_R) else replace(rows, ids_R=rows.ids_R[place_Q])
+        draft = self._draft(some, ids_Q, self._guess(rows, ids_Q), limit_R[place_Q])
+        counts = draft.num_nodes_R.tolist()
+        for row, known, count in zip(
+            ids_Q.tolist(), known_R[place_Q].tolist(), counts, strict=True
+        ):
+            if count:
+                self.guessed[row] = (known, count)
+        if some is rows:
+            return draft
+        return side_by_side(len(ids_R), [(place_Q.tolist(), draft)])
+
+    def _guess(self, rows: Rows, ids_Q: Array) -> BlockGuess:
+        """The network's pass: the last known token stands after the context."""
+        arrays, window = self.host.read(rows), self.window
+        last_Q, first_Q = arrays.known_X[ids_Q] - 1, window.first_X[ids_Q]
+        token_Q = self.put(arrays.tokens_XL[ids_Q, last_Q])
+        slots = []
+        for row, first, last in zip(ids_Q, first_Q, last_Q, strict=True):
+            pos_K = np.arange(first, last)
+            slots.append(self.put(window.slots(rows, np.full(len(pos_K), row), pos_K)))
+        return self.net.guess(token_Q, self.put(last_Q - first_Q), slots, window.kv)
+
+    def _draft(self, rows: Rows, ids_Q: Array, guess: BlockGuess, limit_Q: Array) -> Draft:
+        arrays = self.host.read(rows)
+        token_Q = self.put(arrays.tokens_XL[ids_Q, arrays.known_X[ids_Q] - 1])
+        everyone_Q = torch.arange(len(ids_Q), device=token_Q.device)
+
+        def feed(level: Level) -> Tensor:
+            depth = level.path_MP.shape[1]
+            return guess.scores(self.put(level.place_M), depth, self.put(level.token_M))
+
+        chooser = TokenChooser(self.context, rows, self.net.ids_C, self.options.draft_temperature)
+        logits_QC = guess.scores(everyone_Q, 0, token_Q)
+        if self.shape.is_dynamic and not chooser.wants_q:
+            tree = BlockTree(self, chooser, limit_Q, guess)
+            return tree.grow(*chooser.with_rules(logits_QC, feed), token_Q)
+        return grow(logits_QC, feed, chooser, limit_Q, self.shape)[0]
+
+
+class BlockTree:
+    """The likeliest paths through each row's block.
+
+    Level by level, and only what can still be among the best: a child is never likelier than its
+    parent, so a node that is not among the best so far never will be, nor what comes after it. With
+    a confidence head, a place's best guess has the chance the head gives it, and its siblings
+    share the rest.
+    """
+
+    def __init__(
+        self, drafter: BlockDrafter, chooser: TokenChooser, limit_Q: Array, guess: BlockGuess
+    ) -> None:
+        self.drafter, self.chooser, self.guess = drafter, chooser, guess
+        self.shape = drafter.shape
+        self.limits = np.minimum(limit_Q, self.shape.num_nodes).tolist()
+        self.trees: list[list[Node]] = [[] for _ in self.limits]
+
+    def grow(self, logits_MC: Tensor, feed: Feed, token_Q: Tensor) -> Draft:
+        shape, put = self.shape, self.drafter.put
+        branch = min(shape.branch, logits_MC.shape[1])
+        place_M = np.arange(len(self.limits))
+        parent_M = np.full(len(place_M), -1)  # in the row's tree
+        chance_M, token_M = np.ones(len(place_M)), token_Q
+        path_MP = np.empty((len(place_M), 0), dtype=np.int64)
+        for depth in range(shape.depth):
+            token_MB, gain_MB = self.chooser.best(logits_MC, place_M, depth, branch)
+            chance_MB = self._trusted(np.exp(gain_MB), place_M, depth, token_M)
+            fed = self._add(place_M, parent_M, token_MB, chance_M[:, None] * chance_MB)
+            if depth + 1 == shape.depth or not fed:
+                break
+            at_M, which_M, number_M = (np.array(column) for column in zip(*fed, strict=True))
+            token = token_MB[at_M, which_M]
+            chance_M = chance_M[at_M] * chance_MB[at_M, which_M]
+            path_MP = np.concatenate([path_MP[at_M], number_M[:, None]], axis=1)
+            place_M, parent_M, token_M = place_M[at_M], number_M, put(token)
+            logits_MC = feed(Level(place_M, token, at_M, path_MP))
+        return self._select()
+
+    def _trusted(self, chance_MB: Array, place_M: Array, depth: int, token_M: Tensor) -> Array:
+        """Chances of children, by the confidence head where there is one."""
+        odds_M = self.guess.confidences(self.drafter.put(place_M), depth, token_M)
+        if odds_M is None or not self.chooser.sampling.is_plain(self._rows(place_M)):
+            return chance_MB
+        first_M = torch.sigmoid(odds_M).double().cpu().numpy()
+        rest_M = np.maximum(1.0 - chance_MB[:, 0], 1e-9)
+        shared_MB = chance_MB * ((1.0 - first_M) / rest_M)[:, None]
+        shared_MB[:, 0] = first_M
+        # The best guess stays the best.
+        return np.asarray(np.minimum(shared_MB, first_M[:, None]))
+
+    def _rows(self, place_M: Array) -> Tensor:
+        return torch.from_numpy(self.chooser.ids_R[place_M]).to(self.drafter.context.device)
+
+    def _add(
+        self, place_M: Array, parent_M: Array, token_MB: Array, chance_MB: Array
+    ) -> list[tuple[int, int, int]]:
+        """Note the children; returns those to be grown on: node, child, number in its tree."""
+        added: list[tuple[int, int, int]] = []
+        least = self.shape.min_confidence
+        for at, (place, parent) in enumerate(zip(place_M.tolist(), parent_M.tolist(), strict=True)):
+            tree = self.trees[place]
+            for which, chance in enumerate(chance_MB[at].tolist()):
+                if chance > least:
+                    added.append((at, which, len(tree)))
+                    tree.append(Node(int(token_MB[at, which]), parent, chance))
+        edges = [
+            self._edge(tree, limit) for tree, limit in zip(self.trees, self.limits, strict=True)
+        ]
+        places = place_M.tolist()
+        return [
+            (at, which, number)
+            for at, which, number in added
+            if self.trees[places[at]][number].chance >= edges[places[at]]
+        ]
+
+    def _edge(self, tree: list[Node], limit: int) -> float:
+        """The chance of the last node that would be kept now."""
+        if len(tree) <= limit:
+            return 0.0
+        return sorted((node.chance for node in tree), reverse=True)[limit - 1]
+
+    def _select(self) -> Draft:
+        trees = [_best(tree, limit) for tree, limit in zip(self.trees, self.limits, strict=True)]
+        counts = [len(tree) for tree in trees]
+        if self.drafter.is_sized:
+            chances = [[node.chance for node in tree] for tree in trees]
+            counts = share_nodes(chances, self.limits, self.drafter.context.cost)
+        return to_draft(trees, counts, self.drafter.context.device)
+
+
+def _best(tree: list[Node], limit: int) -> list[Node]:
+    """The likeliest nodes, likeliest first; of equals the one nearer to the root."""
+    order = sorted(range(len(tree)), key=lambda n: (-tree[n].chance, n))[:limit]
+    number = {old: new for new, old in enumerate(order)}
+    number[-1] = -1
+    return [tree[old]._replace(parent=number[tree[old].parent]) for old in order]
+
+
+class DflashDrafter(BlockDrafter):
+    """DFlash: places of a block tell the tokens that stand there."""
+
+    method = "dflash"
+
+
+class DsparkDrafter(BlockDrafter):
+    """DSpark: each place tells the token after it, with a Markov head and a confidence head."""
+
+    method = "dspark"
+
+
+class Dflash2Drafter(BlockDrafter):
+    """DFlash2: with convolutions within the block, and a selector of neighbours."""
+
+    method = "dflash2"

@@ -1,0 +1,132 @@
+"""Drafters whose networks read the target's states: their KV is kept up with what is known.
+
+Shape letters: R rows of this step, X rows of the engine, T packed tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.draft import Rows, TargetStep
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.choosing import Array, TreeShape
+from hunch.drafting.native_chain import RowArrays
+from hunch.drafting.watch import AcceptanceWatch
+from hunch.drafting.window import MAX_PASS, KvWindow, host
+
+FUSED_PASS = 4096  # tokens covered at once where launches are what takes time
+
+
+class StateFollower:
+    """Covers the positions that the target has processed; a subclass says how."""
+
+    def __init__(
+        self, name: str, shape: TreeShape, context: DrafterContext, limit: int, remedy: str
+    ) -> None:
+        self.name, self.shape, self.context = name, shape, context
+        self.window = KvWindow(context, limit)
+        self.host = RowArrays()
+        self.is_on_device = False  # drafts are made there, but for rows whose KV has a hole
+        self.covered_X = np.full(context.max_rows, -1)  # known length that its KV belongs to
+        self.guessed: dict[int, tuple[int, int]] = {}  # row -> (known length, nodes) of its draft
+        self.watch = AcceptanceWatch(name, remedy)
+
+    def cover(
+        self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
+    ) -> None:
+        """Make the KV of (row, start, stop) each; `source`: the packed states of its positions."""
+        raise NotImplementedError
+
+    def covered(self, rows: Rows, parts: list[tuple[int, int, int]]) -> None:
+        """It is made."""
+        for row, _, stop in parts:
+            self.window.mark_valid(rows, row, stop)
+            self.covered_X[row] = stop + 1
+
+    def picked(
+        self, step: TargetStep, source: list[Array]
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """The target's last states and features of these packed positions."""
+        index_T = joined(source)
+        hidden_TD, features = step.hidden_TD, step.features
+        count = len(hidden_TD if hidden_TD is not None else features[0])
+        if len(index_T) != count or (index_T != np.arange(count)).any():
+            index = self.put(index_T)
+            hidden_TD = None if hidden_TD is None else hidden_TD[index]
+            features = tuple(feature_TD[index] for feature_TD in features)
+        return hidden_TD, features
+
+    def observe(self, step: TargetStep) -> None:
+        """Cover the positions the target just processed, as far as the window needs them."""
+        rows = step.rows
+        arrays = self.host.read(rows)
+        self.window.add_new(rows, arrays.ids_R)
+        known_X, prompt_X = arrays.known_X, host(rows.prompt_X)
+        max_draft_X = arrays.max_draft_X
+        is_caught_up_R = host(step.is_caught_up_R) if step.is_caught_up_R is not None else None
+        columns = zip(
+            arrays.ids,
+            host(step.start_R).tolist(),
+            host(step.known_R).tolist(),
+            host(step.offset_R).tolist(),
+            strict=True,
+        )
+        parts: list[tuple[int, int, int]] = []
+        source: list[Array] = []  # the packed state behind each position
+        for place, (row, start, stop, offset) in enumerate(columns):
+            known = int(known_X[row])
+            self._count(row, known)
+            stop = min(stop, known - 1)
+            is_caught_up = is_caught_up_R is None or bool(is_caught_up_R[place])
+            is_idle = (is_caught_up and max_draft_X[row] == 0) or _is_off(rows, row)
+            if stop <= start or (is_idle and not self.is_on_device):
+                continue  # it will not be drafted from: leaving a hole is cheaper than covering it
+            total = max(known, int(prompt_X[row]))
+            begin = self.window.resume_from(rows, row, start, stop, total)
+            if begin >= stop:
+                continue
+            parts.append((row, begin, stop))
+            # A window that starts at a block's edge before `start` borrows the first state there.
+            source.append(offset + np.maximum(np.arange(begin, stop) - start, 0))
+        for first in _cuts(parts, FUSED_PASS if self.context.is_fused else MAX_PASS):
+            self.cover(step, parts[first], source[first])
+
+    def _count(self, row: int, known: int) -> None:
+        before = self.guessed.pop(row, None)
+        if before is not None:
+            length, num_nodes = before
+            self.watch.count(min(self.shape.depth, num_nodes), min(known - length - 1, num_nodes))
+
+    def forget(self, rows: list[int]) -> None:
+        self.window.drop(rows)
+        self.covered_X[rows] = -1
+        for row in rows:
+            self.guessed.pop(row, None)
+
+    def put(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.context.device)
+
+
+def joined(arrays: list[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _is_off(rows: Rows, row: int) -> bool:
+    request = rows.requests[row] if rows.requests else None
+    return request is not None and request.params.speculation.mode == "off"
+
+
+def _cuts(parts: list[tuple[int, int, int]], most: int) -> list[slice]:
+    """Slices of the parts that make passes of a bounded size; a part stays whole."""
+    cuts: list[slice] = []
+    first = size = 0
+    for at, (_, start, stop) in enumerate(parts):
+        if size and size + stop - start > most:
+            cuts.append(slice(first, at))
+            first, size = at, 0
+        size += stop - start
+    if parts:
+        cuts.append(slice(first, len(parts)))
+    return cuts

@@ -1,0 +1,203 @@
+"""Block drafters beside a target: who sees whom, in serving and in training, and one pass.
+
+Shape letters: T packed places, R rows, P places of a block, S places that tell something, M packed
+nodes, D width, C columns of logits, K keys, N heads, M KV heads, H head width, A = q, k and v heads
+side by side, L positions of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import kv_store
+from hunch.kernels.rope import Rotation
+from hunch.layers.attention import Heads, split_heads
+from hunch.layers.linear import Linear
+from hunch.layers.part import Part
+from hunch.layers.rope import Rope
+from hunch.models.heads.block import BlockBody, BlockShape
+from hunch.models.heads.files import Table
+from hunch.models.target import Target
+
+MARGIN = 64  # positions past the trained context that a block may reach
+
+
+def seen_from(pos_P: Tensor, pos_K: Tensor, window: int | None, is_causal: bool) -> Tensor | None:
+    """Which keys places see, by both their positions; None: all of them."""
+    if window is None:
+        return None
+    back_PK = pos_P[:, None] - pos_K[None, :]
+    is_seen_PK = back_PK < window
+    if is_causal:
+        return is_seen_PK & (back_PK >= 0)
+    return is_seen_PK & (back_PK > -window)
+
+
+class PagedBlocks:
+    """Blocks over the context kept in a paged cache; nothing of a block is kept."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        slots: Sequence[Tensor],  # of each row's context, in order of position
+        rotation: Rotation,  # of the packed places
+        shape: BlockShape,
+    ) -> None:
+        self.slots, self.rotation, self.shape = slots, rotation, shape
+        self.k, self.v = kv.k_LCMH.unbind(0), kv.v_LCMH.unbind(0)
+        self._masks: dict[tuple[int, int], Tensor | None] = {}
+
+    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, self.rotation)
+        size, out_TNH = self.shape.num_places, torch.empty_like(q_TNH)
+        for row, slots_K in enumerate(self.slots):
+            part = slice(row * size, (row + 1) * size)
+            window = heads.window
+            if window is not None:
+                slots_K = slots_K[-window:]  # what comes before, no place of the block sees
+            k_KMH = torch.cat((self.k[layer][slots_K], k_TMH[part]))
+            v_KMH = torch.cat((self.v[layer][slots_K], v_TMH[part]))
+            mask_PK = self._mask(len(slots_K), window, q_TNH.device)
+            out_TNH[part] = attend_dense(q_TNH[part], k_KMH, v_KMH, mask_PK, heads)
+        return out_TNH
+
+    def _mask(self, num_context: int, window: int | None, device: torch.device) -> Tensor | None:
+        if window is None:
+            return None
+        key = num_context, window
+        if key not in self._masks:
+            pos_K = torch.arange(num_context + self.shape.num_places, device=device)
+            pos_P = pos_K[num_context:]
+            is_causal = self.shape.is_causal
+            self._masks[key] = seen_from(pos_P, pos_K, window, is_causal)
+        return self._masks[key]
+
+
+class TaughtBlocks:
+    """Blocks anywhere in one known text, for training: each sees the text before its anchor.
+
+    >>> context_TD = body.context(features)                 # the text's states, T positions
+    >>> attend = TaughtBlocks(body, context_TD, anchor_R, rope)
+    >>> states_TD = body.states(body.inputs(embed_RD, mask_D), attend)
+    >>> told_RSD = body.telling(states_TD)                  # what the S places say
+
+    anchor_R: the position of each block's first token; its embedding is embed_RD, and it sees the
+    states of positions before it. Place i of block r then stands at anchor_R[r] + i. The token
+    before place s that tells something is that at anchor_R[r] + s, shifted or not.
+    """
+
+    def __init__(self, body: BlockBody, context_TD: Tensor, anchor_R: Tensor, table: Rope) -> None:
+        self.shape, device = body.shape, context_TD.device
+        num_known, size = len(context_TD), body.shape.num_places
+        pos_L = torch.arange(num_known, device=device)
+        pos_T = (anchor_R[:, None] + torch.arange(size, device=device)).flatten()
+        self.rotation, self.kv = table(pos_T), body.context_kv(context_TD, table(pos_L))
+        block_T = torch.arange(len(anchor_R), device=device).repeat_interleave(size)
+        is_before_TL = pos_L[None, :] < anchor_R.repeat_interleave(size)[:, None]
+        is_own_TT = block_T[:, None] == block_T[None, :]
+        self.is_seen_TK = torch.cat((is_before_TL, is_own_TT), dim=1)
+        self.pos_T, self.pos_K = pos_T, torch.cat((pos_L, pos_T))
+
+    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, self.rotation)
+        k_LMH, v_LMH = self.kv[layer]
+        is_seen_TK = self.is_seen_TK
+        near_TK = seen_from(self.pos_T, self.pos_K, heads.window, self.shape.is_causal)
+        if near_TK is not None:
+            is_seen_TK = is_seen_TK & near_TK
+        keys, values = torch.cat((k_LMH, k_TMH)), torch.cat((v_LMH, v_TMH))
+        return attend_dense(q_TNH, keys, values, is_seen_TK, heads)
+
+
+def attend_dense(
+    q_TNH: Tensor, k_KMH: Tensor, v_KMH: Tensor, is_seen_TK: Tensor | None, heads: Heads
+) -> Tensor:
+    """What queries read of keys that lie side by side."""
+    out_NTH = functional.scaled_dot_product_attention(
+        q_TNH.transpose(0, 1)[None],
+        k_KMH.transpose(0, 1)[None],
+        v_KMH.transpose(0, 1)[None],
+        attn_mask=is_seen_TK,
+        scale=heads.scale,
+        enable_gqa=heads.num_heads != heads.num_kv_heads,
+    )[0]
+    return out_NTH.transpose(0, 1)
+
+
+# --- beside a target ------------------------------------------------------------------------------
+
+
+class BlockNet(Part):
+    """A block drafter's body with the embedding and output matrix it uses beside its target."""
+
+    matrix_bytes = 0  # of weights held outside of tensors
+
+    def __init__(
+        self,
+        body: BlockBody,
+        target: Target,
+        *,
+        embed: Table | None,  # None: the target's
+        lm_head: Linear | None,
+        ids_C: Tensor | None,  # the target's id of each column of logits; None: all of them
+    ) -> None:
+        shape = body.shape
+        assert shape.spec.rope is not None
+        self.body, self.shape, self.spec = body, shape, shape.spec
+        self.embed = embed or target.embed
+        self.lm_head, self.target_logits, self.ids_C = lm_head, target.logits, ids_C
+        self.feature_layers, self.num_kv_layers = shape.feature_layers, shape.spec.num_layers
+        self.kv_dtype: torch.dtype = target.dtype
+        spec = shape.spec
+        length = spec.max_len + MARGIN
+        self.rope = Rope(shape.spec.rope, spec.head_dim, length, target.device)
+        mask_D = body.mask_D
+        if mask_D is None:
+            mask_1 = torch.tensor([shape.mask_token], device=target.device)
+            mask_D = self.embed(mask_1)[0]
+        self.mask_D = mask_D
+
+    def cover(self, features: Sequence[Tensor], pos_T: Tensor, slot_T: Tensor, kv: KVCache) -> None:
+        """Keep the keys and values of known positions, from the target's states of them."""
+        rotation = self.rope(pos_T)
+        layers = self.body.context_kv(self.body.context(features), rotation)
+        for layer, (k_TMH, v_TMH) in enumerate(layers):
+            k_CMH, v_CMH = kv.k_LCMH[layer], kv.v_LCMH[layer]
+            kv_store(k_TMH.to(k_CMH.dtype), v_TMH.to(v_CMH.dtype), k_CMH, v_CMH, slot_T)
+
+    def guess(
+        self, token_R: Tensor, pos_R: Tensor, slots: Sequence[Tensor], kv: KVCache
+    ) -> BlockGuess:
+        """One pass: what the places of each row's block tell. `token_R` stand at `pos_R`."""
+        body, size = self.body, self.shape.num_places
+        pos_T = (pos_R[:, None] + torch.arange(size, device=pos_R.device)).flatten()
+        attend = PagedBlocks(kv, slots, self.rope(pos_T), self.shape)
+        x_TD = body.inputs(self.embed(token_R), self.mask_D)
+        state_RSD = body.telling(body.states(x_TD, attend))
+        logits_MC = (self.lm_head or self.target_logits)(state_RSD.flatten(0, 1))
+        return BlockGuess(self, state_RSD, body.scaled(logits_MC).view(*state_RSD.shape[:2], -1))
+
+
+@dataclass(slots=True)
+class BlockGuess:
+    """What one pass said, for rows in order: asked place by place as tokens are chosen."""
+
+    net: BlockNet
+    state_RSD: Tensor
+    logits_RSC: Tensor  # what places tell whatever token stands before them
+
+    def scores(self, row_M: Tensor, depth: int, token_M: Tensor) -> Tensor:
+        """Logits of the token at `depth` of some rows' drafts, given the one before it."""
+        net = self.net
+        state_MD, logits_MC = self.state_RSD[row_M, depth], self.logits_RSC[row_M, depth]
+        return net.body.scores(logits_MC, token_M, state_MD, net.ids_C)
+
+    def confidences(self, row_M: Tensor, depth: int, token_M: Tensor) -> Tensor | None:
+        """Log-odds that such a token is accepted; None: the files do not say."""
+        return self.net.body.confidences(token_M, self.state_RSD[row_M, depth])
