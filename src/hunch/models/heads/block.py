@@ -113,6 +113,7 @@ class ConvBlock(Part):
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         block = self.block
         assert block.attn_norm is not None
+        assert block.mlp_norm is not None
         input_TD, taps = self.attn_conv.before(block.attn_norm(x_TD))
         x_TD = x_TD + self.attn_conv.after(block.attn(input_TD, attend), taps)
         input_TD, taps = self.mlp_conv.before(block.mlp_norm(x_TD))

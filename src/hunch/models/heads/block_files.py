@@ -29,7 +29,8 @@ from hunch.models.heads.files import (
     read_config,
     read_geometry,
 )
-from hunch.models.spec import ModelSpec, read_windows
+from hunch.models.reading import read_windows
+from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 
 log = logging.getLogger("hunch")

@@ -53,7 +53,9 @@ class PagedBlocks:
         self.k, self.v = kv.k_LCMH.unbind(0), kv.v_LCMH.unbind(0)
         self._masks: dict[tuple[int, int], Tensor | None] = {}
 
-    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
         q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, self.rotation)
         size, out_TNH = self.shape.num_places, torch.empty_like(q_TNH)
         for row, slots_K in enumerate(self.slots):
@@ -104,7 +106,9 @@ class TaughtBlocks:
         self.is_seen_TK = torch.cat((is_before_TL, is_own_TT), dim=1)
         self.pos_T, self.pos_K = pos_T, torch.cat((pos_L, pos_T))
 
-    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
         q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, self.rotation)
         k_LMH, v_LMH = self.kv[layer]
         is_seen_TK = self.is_seen_TK
