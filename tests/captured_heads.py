@@ -13,9 +13,9 @@ import head_files
 from drafting.test_heads_replay import Chain, medusa_chain, mlp_chain, step_chain
 from head_files import Study
 from hunch import LLM, SamplingParams
-from hunch.kernels.gpu_step import DRAFTED, KNOWN, TOKENS
+from hunch.kernels.step import DRAFTED, KNOWN, TOKENS
 from hunch.step.runner import Runner
-from plain_steps import lead_by_host, stand_in
+from stand_in import lead_by_host, stand_in
 from tiny_models import write_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

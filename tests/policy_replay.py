@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hunch.kernels.gpu_step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
+from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
 

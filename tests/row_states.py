@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hunch.kernels import gpu_step
+from hunch.kernels.step import FIRST, RowState, StepRows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -15,8 +15,8 @@ def numbers(*values: float, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 def cells_of(
     texts: list[list[int]], *, ends: list[int] | None = None, room: int = 80, max_nodes: int = 8
-) -> gpu_step.RowState:
-    state = gpu_step.RowState.create(len(texts), room, 10, max_nodes, 2, 4, DEVICE)
+) -> RowState:
+    state = RowState.create(len(texts), room, 10, max_nodes, 2, 4, DEVICE)
     for row, text in enumerate(texts):
         state.tokens_XL[row, : len(text)] = torch.tensor(text)
     state.known_X.copy_(numbers(*map(len, texts)))
@@ -28,15 +28,15 @@ def cells_of(
 def step_of(
     ids: list[int], num_nodes: int, *, allowed: list[int] | None = None,
     room: list[int] | None = None, count: list[int] | None = None, num_guesses: int = 8,
-) -> gpu_step.StepRows:  # fmt: skip
+) -> StepRows:  # fmt: skip
     num_rows, many = len(ids), [99] * len(ids)
-    return gpu_step.StepRows(
+    return StepRows(
         ids_R=numbers(*ids),
         allowed_R=numbers(*(allowed or many)),
         room_R=numbers(*(room or many)),
         count_R=numbers(*(count or [0] * num_rows)),
         path_RK=torch.full((num_rows, num_nodes + 1), -1, device=DEVICE),
         result_RC=torch.zeros(
-            num_rows, gpu_step.FIRST + num_nodes + 1 + num_guesses, dtype=torch.int64, device=DEVICE
+            num_rows, FIRST + num_nodes + 1 + num_guesses, dtype=torch.int64, device=DEVICE
         ),
     )

@@ -64,7 +64,7 @@ def test_rows_without_it_take_captured_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hunch.step.host_step import HostStep
-    from plain_steps import lead_by_host, stand_in
+    from stand_in import lead_by_host, stand_in
 
     stand_in(monkeypatch)
     model = write_llama(tmp_path / "model", width=32, layers=2)

@@ -7,7 +7,7 @@ import pytest
 import head_files
 from hunch import LLM, SamplingParams
 from hunch.step.runner import Runner
-from plain_steps import lead_by_host
+from stand_in import lead_by_host
 from tiny_models import write_llama
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ import pytest
 from hunch import LLM
 from hunch.step.host_step import HostStep
 from hunch.types import StepPlan, StepResult
-from plain_steps import lead_by_host
+from stand_in import lead_by_host
 from step.test_captured_requests import PARAMS, PROMPTS, run, shown
 from tiny_models import write_llama
 

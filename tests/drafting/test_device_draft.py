@@ -13,12 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-import plain_steps
 from hunch.drafting.costs import DraftSource
 from hunch.drafting.draft_model import DeviceDraft
-from hunch.kernels import gpu_draft, gpu_grow
+from hunch.kernels import draft, gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_step import FIRST, RowState, StepRows
+from hunch.kernels.step import FIRST, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.sampling.state import SamplingState
 from hunch.types import Request, SamplingParams
@@ -119,8 +118,8 @@ def test_whole_drafts(width: int, kind: int, monkeypatch: pytest.MonkeyPatch) ->
     drafter(Model(), width, kind).draft(
         state, step, NO_STATES, kind, DraftSource.TREE if width > 1 else DraftSource.CHAIN
     )
-    monkeypatch.setattr(gpu_draft, "known_inputs", plain_steps.level_inputs)
-    monkeypatch.setattr(gpu_grow, "grow_level", plain_steps.grow_level)
+    monkeypatch.setattr(gpu_draft, "known_inputs", draft.level_inputs_ref)
+    monkeypatch.setattr(gpu_grow, "grow_level", draft.grow_level_ref)
     other, plain = rows(width)
     drafter(Model(), width, kind).draft(
         other, plain, NO_STATES, kind, DraftSource.TREE if width > 1 else DraftSource.CHAIN

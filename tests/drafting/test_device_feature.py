@@ -11,14 +11,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import plain_steps
 from drafting.test_device_draft import Launches, asking
 from hunch.drafting.costs import DraftSource
 from hunch.drafting.feature import DeviceFeature
 from hunch.drafting.watch import AcceptanceWatch
-from hunch.kernels import gpu_draft, gpu_grow
+from hunch.kernels import draft, gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows
+from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
 
@@ -108,8 +107,8 @@ def rows() -> tuple[RowState, StepRows, Hidden]:
 def test_whole_drafts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step, hidden = rows()
     drafter(Net(), kind).draft(state, step, hidden, kind, DraftSource.CHAIN)
-    monkeypatch.setattr(gpu_draft, "committed_inputs", plain_steps.committed_inputs)
-    monkeypatch.setattr(gpu_grow, "grow_level", plain_steps.grow_level)
+    monkeypatch.setattr(gpu_draft, "committed_inputs", draft.committed_inputs_ref)
+    monkeypatch.setattr(gpu_grow, "grow_level", draft.grow_level_ref)
     other, plain, _ = rows()
     drafter(Net(), kind).draft(other, plain, hidden, kind, DraftSource.CHAIN)
     assert state.count_X.tolist() == [LEVELS, 2, 0]

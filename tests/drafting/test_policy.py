@@ -21,7 +21,7 @@ from hunch.drafting.policy import (
     share_nodes,
 )
 from hunch.drafting.step_policy import NETWORK_PRIORS, PAUSE, TIRED, Policy
-from hunch.kernels.gpu_step import CHECKED, FIRST, MATCHED, REASON, TOKENS
+from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 from policy_replay import LARGE, SMALL, Fixed, Replay, Text, buffers, seconds_of, text
 
 # --- the acceptance estimate ----------------------------------------------------------------------

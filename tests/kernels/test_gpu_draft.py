@@ -9,10 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-import plain_steps
-from hunch.kernels import gpu_draft, gpu_wide
+from hunch.kernels import draft, gpu_draft, gpu_wide
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows
+from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -67,7 +66,7 @@ def inputs(
 @pytest.mark.parametrize("width", [1, 2, 4, 7])
 def test_inputs_of_known_tokens(width: int, state: RowState) -> None:
     got = inputs(gpu_draft.known_inputs, state, width, step_of())
-    assert got == inputs(plain_steps.level_inputs, state, width, step_of())
+    assert got == inputs(draft.level_inputs_ref, state, width, step_of())
     assert any(slot >= 0 for slot in got[0])
     assert any(slot < 0 for slot in got[0])
 
@@ -79,7 +78,7 @@ def test_inputs_of_committed_tokens(width: int, state: RowState) -> None:
     committed = (1, min(2, width), 99, width, min(3, width))
     last, other = numbers(*[-7] * 5), numbers(*[-7] * 5)
     got = inputs(gpu_draft.committed_inputs, state, width, step_of(committed), last)
-    assert got == inputs(plain_steps.committed_inputs, state, width, step_of(committed), other)
+    assert got == inputs(draft.committed_inputs_ref, state, width, step_of(committed), other)
     num_live = [1, committed[1], 0, width, committed[4]]
     places = [[slot >= 0 for slot in got[0][r * width : (r + 1) * width]] for r in range(5)]
     assert places == [[place < count for place in range(width)] for count in num_live]

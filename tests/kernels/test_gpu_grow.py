@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 
 pytest.importorskip("triton")
 
-import plain_steps
 from hunch.kernels import gpu_grow
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_step import FIRST, RowState, StepRows
+from hunch.kernels.draft import grow_level_ref
+from hunch.kernels.step import FIRST, RowState, StepRows
 from hunch.sampling.state import SamplingState
 from hunch.types import Request, SamplingParams
 
@@ -65,14 +66,14 @@ class Level:
         shape = len(rows) * width, LEVELS
         self.tree_TP = torch.full(shape, -7, device=DEVICE) if width > 1 else None
 
-    def grow(self, kernels: Any, **how: Any) -> None:
+    def grow(self, grow_level: Callable[..., None], **how: Any) -> None:
         how = {"kind": 0, "ids_C": None, "asked": SamplingState(5, 9, DEVICE), **how}
         attn = AttnInputs(
             self.packed[1], self.packed[2], self.packed[3], self.state.table_XB, self.packed[4],
             self.tree_TP, self.state.block_size,
         )  # fmt: skip
         following = None if how.pop("is_last", False) else (self.packed[0], attn)
-        kernels.grow_level(
+        grow_level(
             self.state, self.step, self.logits_TC, self.chances_RW, how.pop("asked"),
             depth=self.depth, num_nodes=self.num_nodes, row_T=self.row_T, following=following,
             **how,
@@ -96,8 +97,8 @@ class Level:
 
 def compare(level: Level, **how: Any) -> Level:
     other = copy.deepcopy(level)
-    level.grow(gpu_grow, **how)
-    other.grow(plain_steps, **how)
+    level.grow(gpu_grow.grow_level, **how)
+    other.grow(grow_level_ref, **how)
     level.assert_grew_as(other)
     return level
 

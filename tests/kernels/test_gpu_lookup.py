@@ -10,10 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 
-import plain_steps
 from hunch.drafting.ngram import NgramText
-from hunch.kernels import gpu_lookup, gpu_step
-from hunch.kernels.gpu_lookup import BY_TABLE, NUM_ASKED, NUM_WAYS, DevicePhrases
+from hunch.kernels import draft, gpu_lookup
+from hunch.kernels import step as columns
+from hunch.kernels.gpu_lookup import NUM_WAYS, DevicePhrases
+from hunch.kernels.lookup import BY_TABLE, NUM_ASKED
 from phrase_tables import table_of
 from row_states import DEVICE, cells_of, step_of
 
@@ -39,8 +40,8 @@ def test_lookup_is_the_ngram_drafter() -> None:
         want = want[len(text) :]
         sent = want[: min(room[row], 80 - len(text) - 1)]
         line = step.result_RC[row].tolist()
-        assert int(state.count_X[row]) == line[gpu_step.DRAFTED] == len(sent)
-        assert line[gpu_step.MATCHED] == matched
+        assert int(state.count_X[row]) == line[columns.DRAFTED] == len(sent)
+        assert line[columns.MATCHED] == matched
         assert state.draft_XG[row, : len(sent)].tolist() == sent
         assert state.parents_XG[row, : len(sent)].tolist() == list(range(-1, len(sent) - 1))
         if matched:
@@ -52,12 +53,12 @@ def test_a_short_match_leaves_the_draft_that_is_there() -> None:
     texts = [torch.randint(0, 4, (n,), generator=gen).tolist() for n in (2, 7, 30, 60)]
     rows = list(range(len(texts)))
     made = []
-    for kernel in (gpu_lookup.lookup, plain_steps.lookup):
+    for kernel in (gpu_lookup.lookup, draft.lookup_ref):
         state, step = cells_of(texts), step_of(rows, 0, room=[8, 8, 8, 5])
         state.draft_XG.fill_(77)
         state.parents_XG.fill_(-1)
         state.count_X.fill_(6)
-        step.result_RC[:, gpu_step.DRAFTED] = 6
+        step.result_RC[:, columns.DRAFTED] = 6
         kernel(state, step, 8, 1, 4, 3)
         made.append((state.draft_XG, state.parents_XG, state.count_X, step.result_RC[:, :6]))
     assert all(torch.equal(got, want) for got, want in zip(*made, strict=True))
@@ -75,7 +76,7 @@ def guesses_of(text: list[int], entries: dict, num_nodes: int = 8) -> tuple[list
     assert step.result_RC[0, -8:].tolist() == [*state.draft_XG[0, :count].tolist()] + [-1] * (
         8 - count
     )
-    return state.draft_XG[0, :count].tolist(), int(step.result_RC[0, gpu_step.MATCHED])
+    return state.draft_XG[0, :count].tolist(), int(step.result_RC[0, columns.MATCHED])
 
 
 def test_the_table_goes_on_where_the_text_is_new() -> None:
@@ -124,7 +125,7 @@ def test_many_rows_are_what_plain_python_says(seed: int) -> None:
     phrases = DevicePhrases.of(table_of(table), DEVICE)
     texts = [[rng.randrange(12) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
     made = []
-    for kernel in (gpu_lookup.lookup, plain_steps.lookup):
+    for kernel in (gpu_lookup.lookup, draft.lookup_ref):
         state, step = cells_of(texts), step_of(list(range(12)), 0, room=[8] * 6 + [2] * 6)
         state.is_done_X[3] = 1
         kernel(state, step, 8, 1, 16, phrases=phrases)

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from hunch.kernels import gpu_step
+from hunch.kernels import step as columns
 from hunch.kernels.gpu_process import (
     CHUNK,
     count_committed,
@@ -147,14 +147,14 @@ def test_committed_tokens_are_counted_as_specified(seed: int) -> None:
         count = rng.randint(0, num_nodes + 1)
         new = [token(rng, 50) for _ in range(count)]
         line = [count, 0, 0, 0, 0, 0, *new]
-        assert len(line) == gpu_step.FIRST + count
+        assert len(line) == columns.FIRST + count
         step.result_RC[r, : len(line)] = numbers(*line)
-    step.result_RC[len(rows), gpu_step.TOKENS] = 1  # of a row that is not there
-    first = gpu_step.FIRST
+    step.result_RC[len(rows), columns.TOKENS] = 1  # of a row that is not there
+    first = columns.FIRST
     committed = (
         step.ids_R,
         step.result_RC[:, first : first + num_nodes + 1],
-        step.result_RC[:, gpu_step.TOKENS],
+        step.result_RC[:, columns.TOKENS],
     )
     before = kept_of(tables)
     count_committed_ref(tables, *committed)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ pytest.importorskip("triton")
 
 from hunch.draft import Draft
 from hunch.kernels import gpu_sampling, gpu_step, noise
+from hunch.kernels import step as spec
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.sampling.filters import filter_ref
 from hunch.sampling.stop import finish_rows
@@ -66,7 +70,15 @@ def test_choice_among_some_tokens_has_their_noise() -> None:
     assert got.tolist() == ids[noise_at.argmax(1)].tolist()
 
 
-def test_commit_walks_and_stops_as_the_host_does() -> None:
+FORMS = pytest.mark.parametrize("form", [gpu_step, spec], ids=["triton", "plain"])
+
+
+def kernel(form: ModuleType, name: str) -> Callable[..., None]:
+    return getattr(form, name) if form is gpu_step else getattr(form, f"{name}_ref")
+
+
+@FORMS
+def test_commit_walks_and_stops_as_the_host_does(form: ModuleType) -> None:
     gen = torch.Generator().manual_seed(3)
     num_rows, num_nodes = 40, 6
     tokens = torch.randint(1, 3, (num_rows, num_nodes), generator=gen)
@@ -96,31 +108,32 @@ def test_commit_walks_and_stops_as_the_host_does() -> None:
     )
     nodes[7] = -1  # padding, or ended before
     step = step_of(list(range(num_rows)), num_nodes, count=nodes.tolist())
-    gpu_step.commit(state, step, choice.to(DEVICE), num_nodes)
+    kernel(form, "commit")(state, step, choice.to(DEVICE), num_nodes)
     for r, line in enumerate(step.result_RC.tolist()):
         num = 0 if r == 7 else int(want[r])
-        assert line[gpu_step.TOKENS] == num
+        assert line[spec.TOKENS] == num
         assert int(state.known_X[r]) == known[r] + num
         said = verdict.tokens_RK[r, :num].tolist()
-        assert line[gpu_step.FIRST : gpu_step.FIRST + num] == said
+        assert line[spec.FIRST : spec.FIRST + num] == said
         assert state.tokens_XL[r, known[r] : known[r] + num].tolist() == said
         path = verdict.path_RK[r, : max(num - 1, 0)].tolist()
         assert step.path_RK[r, : max(num - 1, 0)].tolist() == path
         if r != 7:
-            assert line[gpu_step.REASON] == int(reason[r])
+            assert line[spec.REASON] == int(reason[r])
             assert bool(state.is_done_X[r]) == bool(reason[r])
             assert int(state.count_X[r]) == 0
     assert int(want.max()) > 2
 
 
-def test_compact_moves_the_path_to_its_positions() -> None:
+@FORMS
+def test_compact_moves_the_path_to_its_positions(form: ModuleType) -> None:
     k = torch.arange(2 * 20 * 3 * 4, dtype=torch.float32).view(2, 20, 3, 4).to(DEVICE)
     kv = KVCache(k.clone(), -k)
     slot = numbers(5, 6, 7, 12, 13, 14, 0, 1, 2, 3, 8, 9)
     step = step_of([0, 1], 5)
     step.path_RK.copy_(torch.tensor([[0, 2, 4, -1, -1, -1], [1, -1, -1, -1, -1, -1]]))
     step.result_RC[:, 0] = numbers(4, 2)
-    gpu_step.compact(kv, step, slot)
+    kernel(form, "compact")(kv, step, slot)
     want = k.clone()
     for target, source in ((7, 12), (12, 14), (1, 2)):
         want[:, target] = k[:, source]
@@ -128,8 +141,9 @@ def test_compact_moves_the_path_to_its_positions() -> None:
     assert torch.equal(kv.v_LCMH, -want)
 
 
+@FORMS
 @pytest.mark.parametrize("is_tree", [False, True])
-def test_pack_places_nodes_and_their_ancestors(is_tree: bool) -> None:
+def test_pack_places_nodes_and_their_ancestors(is_tree: bool, form: ModuleType) -> None:
     state = cells_of([[4, 5, 6], [7], [1] * 30], max_nodes=3)
     table = torch.randperm(30, generator=torch.Generator().manual_seed(0)).view(3, 10).to(DEVICE)
     state.table_XB.copy_(table)
@@ -145,7 +159,7 @@ def test_pack_places_nodes_and_their_ancestors(is_tree: bool) -> None:
     attn = AttnInputs(**out, table_SB=table, tree_TP=tree, block_size=4)
     ids_T = torch.full((16,), -7, device=DEVICE)
     step = step_of([2, 0, -1, 1], 3, allowed=[9, 2, 9, 9])
-    gpu_step.pack(state, step, 3, ids_T, attn)
+    kernel(form, "pack")(state, step, 3, ids_T, attn)
 
     def slot(row: int, pos: int) -> int:
         return int(table[row, pos // 4]) * 4 + pos % 4

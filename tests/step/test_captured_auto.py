@@ -18,12 +18,12 @@ import hunch.drafting.device_auto
 from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
 from hunch.drafting.costs import StepShape, StepShapes
-from hunch.kernels.gpu_step import CHECKED, REASON, TOKENS
+from hunch.kernels.step import CHECKED, REASON, TOKENS
 from hunch.step.capture import Graph
 from hunch.step.captured_step import Group
 from hunch.step.runner import Runner
 from hunch.step.step_graphs import StepGraph, StepKind
-from plain_steps import lead_by_host, stand_in
+from stand_in import lead_by_host, stand_in
 
 PROMPTS = [[5, 6, 7, 8] * 4, [9, 4], list(range(10, 31)), [7, 7, 7, 7, 7]]
 PARAMS = {

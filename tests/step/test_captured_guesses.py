@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from captured_heads import GREEDY, PARAMS, Drafts, World, load, tokens
-from plain_steps import stand_in
+from stand_in import stand_in
 
 NAMES = ("medusa", "mlp")
 

@@ -21,7 +21,7 @@ from hunch import LLM, Speculation
 from hunch.drafting.feature import DeviceFeature
 from hunch.types import GroupInfo
 from mtp_files import make_stages
-from plain_steps import stand_in
+from stand_in import stand_in
 
 NAMES = ("eagle", "eagle3", "mtp")
 FEW_BLOCKS = {"kv_bytes": None, "num_blocks": 28, "max_num_seqs": 4}

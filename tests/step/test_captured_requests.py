@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.step.host_step import HostStep
 from hunch.types import StepPlan, StepResult
-from plain_steps import lead_by_host, stand_in
+from stand_in import lead_by_host, stand_in
 from tiny_models import write_llama
 
 SMALL: dict[str, Any] = {"device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 160}

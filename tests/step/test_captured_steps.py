@@ -20,7 +20,7 @@ from hunch.step.host_step import HostStep
 from hunch.step.runner import Runner
 from hunch.step.step_graphs import StepGraphs
 from hunch.types import StepPlan, StepResult
-from plain_steps import lead_by_host, stand_in
+from stand_in import lead_by_host, stand_in
 from tiny_models import write_llama
 
 PROMPTS = [[5, 6, 7, 8] * 6, [9, 4], list(range(10, 43)), [7, 7, 7, 7, 7], [3, 1, 4, 1, 5, 9, 2, 6]]

@@ -8,10 +8,11 @@ import torch
 
 pytest.importorskip("triton")
 
-import plain_steps
+import stand_in
 from hunch import LLM, SamplingParams
 from hunch.kernels import gpu_step, gpu_transfer
 from hunch.kernels.attention import AttnInputs
+from hunch.kernels.step import RowState, StepRows, deliver_ref, pack_ref
 from hunch.step.results import SLOTS, Download
 from tiny_models import write_llama
 
@@ -25,7 +26,7 @@ class Steps:
 
     def __init__(self, kernels: Kernels, num_rows: int, num_columns: int = NUM_COLUMNS) -> None:
         self.kernels, self.num_rows, self.num_columns = kernels, num_rows, num_columns
-        self.state = gpu_step.RowState.create(num_rows, 8, 2, 1, 2, 4, DEVICE)
+        self.state = RowState.create(num_rows, 8, 2, 1, 2, 4, DEVICE)
         self.state.known_X.fill_(1)
         self.delivery = Download(num_rows * num_columns, DEVICE)
 
@@ -34,9 +35,7 @@ class Steps:
         ids_R = torch.tensor(ids, device=DEVICE)
         none_R = torch.zeros_like(ids_R)
         result_RC = torch.full((len(ids), self.num_columns), mark, device=DEVICE)
-        rows = gpu_step.StepRows(
-            ids_R, none_R, none_R, none_R.clone(), none_R[:, None].clone(), result_RC
-        )
+        rows = StepRows(ids_R, none_R, none_R, none_R.clone(), none_R[:, None].clone(), result_RC)
         packed_5T = torch.zeros(5, len(ids), dtype=torch.int64, device=DEVICE)
         attn = AttnInputs(*packed_5T[1:4], self.state.table_XB, packed_5T[4], None, 4)
         self.kernels.pack(self.state, rows, 0, packed_5T[0], attn)
@@ -53,7 +52,8 @@ class Steps:
 
 
 TRITON = SimpleNamespace(pack=gpu_step.pack, deliver=gpu_transfer.deliver)
-KERNELS = pytest.mark.parametrize("kernels", [TRITON, plain_steps], ids=["triton", "plain"])
+PLAIN = SimpleNamespace(pack=pack_ref, deliver=deliver_ref)
+KERNELS = pytest.mark.parametrize("kernels", [TRITON, PLAIN], ids=["triton", "plain"])
 
 
 @KERNELS
@@ -84,7 +84,7 @@ def test_runs_without_rows_neither_count_nor_deliver(kernels: Kernels) -> None:
 def test_graphs_captured_while_a_step_flies_change_no_text(
     speculate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain_steps.stand_in(monkeypatch)
+    stand_in.stand_in(monkeypatch)
     path = write_llama(tmp_path / "model", width=32, layers=1)
     prompts = [[5, 6, 7, 8] * 4, [9, 4], [3, 1, 4, 1, 5]]
     params = SamplingParams(temperature=0, max_tokens=17, ignore_eos=True)

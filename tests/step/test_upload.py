@@ -5,9 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-import plain_steps
 from hunch.kernels import gpu_transfer
-from hunch.kernels.gpu_step import RowState
+from hunch.kernels.step import RowState, update_ref
 from hunch.step import upload
 from hunch.step.rows import RowBuffers
 from hunch.step.upload import PINNED, RING, DeviceRows
@@ -16,7 +15,7 @@ from hunch.types import Capacity, Request, RowStart, SamplingParams
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAPACITY = Capacity(num_blocks=3000, block_size=4, max_rows=3, max_len=PINNED + 100, max_nodes=0)
 UPDATES = pytest.mark.parametrize(
-    "update", [gpu_transfer.update, plain_steps.update], ids=["triton", "plain"]
+    "update", [gpu_transfer.update, update_ref], ids=["triton", "plain"]
 )
 
 

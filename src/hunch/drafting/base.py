@@ -17,7 +17,7 @@ from hunch.models.target import Target
 from hunch.sampling.state import SamplingState
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_step import RowState, StepRows  # needs Triton, which a CPU may not have
+    from hunch.kernels.step import RowState, StepRows
 
 
 class Drafter(Protocol):

@@ -19,7 +19,7 @@ from hunch.drafting.lookup import DeviceLookup
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_step import RowState, StepRows  # needs Triton, which a CPU may not have
+    from hunch.kernels.step import RowState, StepRows
 
 SURE = 4  # tokens a match must have to be asked before the draft model
 CHAIN_NODES = (1, 3, 7)  # checked in steps of the one

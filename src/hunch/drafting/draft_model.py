@@ -34,7 +34,7 @@ from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_step import RowState, StepRows  # these need Triton
+    from hunch.kernels.step import RowState, StepRows
     from hunch.models.cuda import CudaDecoder
 
 log = logging.getLogger("hunch")

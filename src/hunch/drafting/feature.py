@@ -36,7 +36,7 @@ from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
-    from hunch.kernels.gpu_step import RowState, StepRows
+    from hunch.kernels.step import RowState, StepRows
 
 REMEDY = (
     "check that the head was trained for this target and chat template, or train one "

@@ -29,7 +29,7 @@ from hunch.drafting.window import host
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_step import RowState, StepRows  # needs Triton, which a CPU may not have
+    from hunch.kernels.step import RowState, StepRows
 
 # Logits of one level after another, each after the token of the level before was sent.
 Guesses = Generator[Tensor, Tensor, None]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hunch.kernels.gpu_lookup import (
         DevicePhrases,  # these need Triton, which a CPU may not have
     )
-    from hunch.kernels.gpu_step import RowState, StepRows
+    from hunch.kernels.step import RowState, StepRows
 
 
 def log_odds(chance: float) -> float:

@@ -18,7 +18,7 @@ from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.costs import DraftSource, StepCosts, StepShape, StepShapes, target_seconds
 from hunch.drafting.policy import AcceptanceEstimate, best_rate
-from hunch.kernels.gpu_step import CHECKED, FIRST, MATCHED, REASON, TOKENS
+from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
 NETWORK_PRIORS = {DraftSource.CHAIN: (0.5, 0.6), DraftSource.TREE: (0.65, 0.65)}
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import C_TOKENS, RowState, StepRows
+from hunch.kernels.gpu_step import C_TOKENS
+from hunch.kernels.step import RowState, StepRows
 
 
 @triton.jit

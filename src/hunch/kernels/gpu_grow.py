@@ -24,7 +24,8 @@ from hunch.kernels.gpu_filters import ID_BITS, edges, rank_of
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_process import process_level
 from hunch.kernels.gpu_sampling import scores_of
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, RowState, StepRows
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
+from hunch.kernels.step import RowState, StepRows
 
 CHUNK = 1024  # columns of one program: many small ones finish sooner than a few large ones
 

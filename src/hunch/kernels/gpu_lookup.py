@@ -19,15 +19,14 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, RowState, StepRows
-from hunch.kernels.lookup import LENGTHS
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
+from hunch.kernels.lookup import BY_TABLE, LENGTHS, NUM_ASKED
 from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, PhraseTable
+from hunch.kernels.step import RowState, StepRows
 
 NUM_WAYS = 8  # entries of a bucket, read at once
 MORE_BITS = 5  # of a hash, beyond what full buckets would need
 MAX_ORDER = 5  # tokens of the longest context that is looked for
-NUM_ASKED = 7  # guesses of a chain for which the table is asked: later ones bring nothing
-BY_TABLE = 1  # tokens of a match that tell of the next guess as much as one of the table does
 EMPTY = -1
 
 

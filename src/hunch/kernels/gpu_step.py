@@ -1,8 +1,6 @@
 """Pack, commit and compact on the device: a step that never asks the host.
 
-Rows live in state that the host updates by scatter. A step names its rows by ids_R; -1 is padding.
-What a step did stands in result_RC, one line per row: tokens committed, why the row ended, nodes
-checked, length of the match behind the next draft, its nodes, known length, tokens, guesses.
+`kernels.step` has the state, and says in plain Python what each of these does.
 
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
@@ -11,9 +9,6 @@ blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C colu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -27,61 +22,23 @@ from hunch.kernels.gpu_launch import (
     options,
     wait_for_inputs,
 )
+from hunch.kernels.step import (
+    CHECKED,
+    DRAFTED,
+    FIRST,
+    KNOWN,
+    MATCHED,
+    REASON,
+    TOKENS,
+    RowState,
+    StepRows,
+)
 
-GOES_ON, STOP, LENGTH = 0, 1, 2
-TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
-# The same for kernels.
+# Columns of a result, for kernels.
 C_TOKENS, C_REASON, C_CHECKED = tl.constexpr(TOKENS), tl.constexpr(REASON), tl.constexpr(CHECKED)
 C_MATCHED, C_DRAFTED, C_KNOWN = tl.constexpr(MATCHED), tl.constexpr(DRAFTED), tl.constexpr(KNOWN)
 C_FIRST = tl.constexpr(FIRST)
 HAS_CLOCK = tl.constexpr(not IS_INTERPRETED)
-
-
-@dataclass(slots=True)
-class RowState:
-    """Per-request state on the device, all in one buffer: one scatter updates any of it."""
-
-    flat: Tensor
-    known_X: Tensor
-    end_X: Tensor  # known length at which max_tokens is reached
-    is_done_X: Tensor  # ended on the device; the host may not know yet
-    count_X: Tensor  # nodes of the waiting draft
-    stop_XS: Tensor  # padded with -1
-    table_XB: Tensor
-    draft_XG: Tensor
-    parents_XG: Tensor
-    tokens_XL: Tensor
-    block_size: int
-    clock_2: Tensor  # steps so far, and when the last of them began, in nanoseconds
-
-    @staticmethod
-    def create(
-        num_rows: int, room: int, max_blocks: int, max_nodes: int, num_stops: int,
-        block_size: int, device: torch.device | str,
-    ) -> RowState:  # fmt: skip
-        widths = (1, 1, 1, 1, num_stops, max_blocks, max_nodes, max_nodes, room)
-        flat = torch.zeros(num_rows * sum(widths), dtype=torch.int64, device=device)
-        parts = flat.split([num_rows * width for width in widths])
-        tables = (part.view(num_rows, -1) for part in parts[4:])
-        return RowState(flat, *parts[:4], *tables, block_size, flat.new_zeros(2))
-
-
-@dataclass(slots=True)
-class StepRows:
-    """The rows of a step and what they may do, as the host wrote them; what came of it."""
-
-    ids_R: Tensor  # rows of the engine; -1: padding
-    allowed_R: Tensor  # nodes of the waiting draft to check
-    room_R: Tensor  # nodes to draft for the next step
-    count_R: Tensor  # nodes checked; -1: the row had ended, or is padding
-    path_RK: Tensor  # accepted nodes, -1 after the last
-    result_RC: Tensor
-    guesses_end: int = 0  # column after the last guess; 0: the line ends with it
-    has_rules: bool = False  # some rows have penalties, bias or the like, and drafts follow them
-
-    def guesses_at(self, num_guesses: int) -> int:
-        """The first column of so many guesses."""
-        return (self.guesses_end or self.result_RC.shape[1]) - num_guesses
 
 
 # --- pack -----------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import RowState, StepRows, now
+from hunch.kernels.gpu_step import now
+from hunch.kernels.step import RowState, StepRows
 
 # --- to the device --------------------------------------------------------------------------------
 

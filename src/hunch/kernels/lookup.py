@@ -13,6 +13,8 @@ NUM_LENGTHS = 8  # classes
 MAX_MATCH = len(LENGTHS) - 1
 DIFFER, SECOND = 4, 5  # records after those of 1, 2, 3 and more places that agree
 NUM_KINDS = (SECOND + 1) * NUM_LENGTHS
+NUM_ASKED = 7  # guesses of a chain for which a table is asked: later ones bring nothing
+BY_TABLE = 1  # tokens of a match that tell of the next guess as much as one of a table does
 MIN_CHANCE = 0.05  # of a path, below which no cost curve would check it
 
 # Chances to start from, by match length (1, 2, 3, 4, 5-6, 7-8, 9-15, 16): one place, two, three,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hunch.kernels.gpu_step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
+from hunch.kernels.step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
 from hunch.sampling.logprobs import entries
 from hunch.sampling.stop import REASONS
 from hunch.step.rows import RowBuffers

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hunch.kernels.gpu_process import draft_paths
 from hunch.kernels.gpu_scores import scores
-from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows
+from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
 from hunch.step.results import Columns
 
 

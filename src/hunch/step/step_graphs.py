@@ -19,8 +19,9 @@ from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_process import count_committed, process
 from hunch.kernels.gpu_sampling import choose
-from hunch.kernels.gpu_step import FIRST, TOKENS, RowState, StepRows, commit, compact, pack
+from hunch.kernels.gpu_step import commit, compact, pack
 from hunch.kernels.gpu_transfer import deliver
+from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.sampling.dense import DeviceProcessors
 from hunch.sampling.state import SamplingState

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hunch.kernels.gpu_step import RowState
 from hunch.kernels.gpu_transfer import update
+from hunch.kernels.step import RowState
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
 

@@ -1,0 +1,193 @@
+"""How drafts are made on a device, in plain Python: the specification of its kernels.
+
+`gpu_lookup` guesses from the row's own text and a phrase table; `gpu_draft` and `gpu_grow` prepare
+a network's passes and make a level of nodes from its scores.
+
+Shape letters: as in `step`; W nodes of a level, T packed nodes, C columns of a network's logits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.lookup import BY_TABLE, MAX_MATCH, NUM_ASKED
+from hunch.kernels.process import draft_paths_ref, process_ref
+from hunch.kernels.step import DRAFTED, MATCHED, TOKENS, RowState, StepRows, path_of, slot_of
+
+if TYPE_CHECKING:  # needs Triton
+    from hunch.kernels.gpu_lookup import DevicePhrases
+
+
+def longest_match(text: list[int], min_match: int, max_match: int) -> tuple[int, int]:
+    """Of the text's end, as it last stood before: its length and the place after it; 0: nowhere."""
+    for size in range(min(max_match, len(text) - 1), min_match - 1, -1):
+        for place in range(len(text) - 1, size - 1, -1):
+            if text[place - size : place] == text[-size:]:
+                return size, place
+    return 0, 0
+
+
+def lookup_ref(
+    state: RowState,
+    step: StepRows,
+    num_nodes: int,
+    min_match: int,
+    max_match: int,
+    sure: int = 0,
+    phrases: DevicePhrases | None = None,
+) -> None:
+    """What followed the end of a row's text where it last stood before; or what the table says."""
+    for r, row in enumerate(step.ids_R.tolist()):
+        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
+            continue
+        known = int(state.known_X[row])
+        text: list[int] = state.tokens_XL[row, :known].tolist()
+        matched, place = longest_match(text, min_match, max_match)
+        guesses = list(text)
+        for i in range(num_nodes if matched else 0):
+            guesses.append(guesses[place + i])
+        guesses = guesses[known:]
+        if phrases is not None:
+            guesses, matched = told(phrases, text, guesses, matched, num_nodes)
+        room = min(int(step.room_R[r]), max(int(state.end_X[row]) - known - 1, 0))
+        count = min(len(guesses), room)
+        step.result_RC[r, MATCHED] = matched
+        first = step.guesses_at(num_nodes)
+        step.result_RC[r, first : first + num_nodes] = -1
+        for node, token in enumerate(guesses):
+            step.result_RC[r, first + node] = token
+        if matched < sure:
+            continue
+        for node, token in enumerate(guesses):
+            state.draft_XG[row, node], state.parents_XG[row, node] = token, node - 1
+        state.count_X[row], step.result_RC[r, DRAFTED] = count, count
+
+
+def told(
+    phrases: DevicePhrases, text: list[int], own: list[int], matched: int, num_nodes: int
+) -> tuple[list[int], int]:
+    """The own text's guesses until the table knows better, then the table's; what to call it."""
+    needed, guesses = phrases.needed.tolist(), list(own)
+    length = matched
+    for i in range(min(num_nodes, NUM_ASKED)):
+        entry = phrases.table.find([*text, *guesses[:i]])
+        if entry is not None and entry[1] >= needed[length] and entry[0] not in guesses[i : i + 1]:
+            guesses[i:] = [entry[0]]
+            length, matched = 0, BY_TABLE if i == 0 else matched
+        elif length:
+            length = min(length + 1, MAX_MATCH)
+        else:
+            break
+    return guesses, matched
+
+
+def committed_inputs_ref(
+    state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs, last_R: Tensor
+) -> None:
+    """What a step just committed, as a network's input: each token where its predecessor stands."""
+    width = len(ids_T) // len(step.ids_R)
+    for r, row in enumerate(step.ids_R.tolist()):
+        here = slice(r * width, (r + 1) * width)
+        ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
+        attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
+        count = int(step.result_RC[r, TOKENS]) if int(step.count_R[r]) >= 0 else 0
+        last_R[r] = r * width + max(count - 1, 0)
+        for place in range(count):
+            at, where = r * width + place, int(state.known_X[row]) - count + place
+            ids_T[at] = state.tokens_XL[row, where]
+            attn.pos_T[at], attn.base_T[at] = where - 1, where
+            attn.slot_T[at] = slot_of(state, row, where - 1)
+
+
+def level_inputs_ref(
+    state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs, *, first_node: int = 0,
+    depth: int = 0, is_ahead: bool = False,
+) -> None:  # fmt: skip
+    """The inputs of a pass over a level's nodes; with depth 0, over the last known tokens."""
+    width = len(ids_T) // len(step.ids_R)
+    for r, row in enumerate(step.ids_R.tolist()):
+        here = slice(r * width, (r + 1) * width)
+        ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
+        attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
+        if int(step.count_R[r]) < 0 or (depth and state.is_done_X[row]):
+            continue
+        known = int(state.known_X[row])
+        room = min(int(step.room_R[r]), int(state.end_X[row]) - known)
+        for place in range(width):
+            at, node = r * width + place, first_node + place
+            where = known - is_ahead + node if depth else known - width + place
+            if where < 0 or (depth and node >= room):
+                continue
+            ids_T[at] = state.draft_XG[row, node] if depth else state.tokens_XL[row, where]
+            attn.pos_T[at] = known - is_ahead + depth - 1 if depth else where
+            attn.base_T[at] = int(attn.pos_T[at]) + 1
+            attn.slot_T[at] = slot_of(state, row, where)
+            if depth and attn.tree_TP is not None:
+                attn.base_T[at] = known - is_ahead
+                for i, above in enumerate(path_of(state, row, node)):
+                    attn.tree_TP[at, i] = slot_of(state, row, known - is_ahead + above)
+
+
+def add_nodes_ref(
+    state: RowState,
+    step: StepRows,
+    token_T: Tensor,
+    parent_T: Tensor,
+    first_node: int,
+    num_nodes: int,
+) -> None:
+    """Write a level's nodes, and count what the row may check of them."""
+    width = len(token_T) // len(step.ids_R)
+    for r, row in enumerate(step.ids_R.tolist()):
+        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
+            continue
+        here = slice(r * width, (r + 1) * width)
+        nodes = slice(first_node, first_node + width)
+        state.draft_XG[row, nodes], state.parents_XG[row, nodes] = token_T[here], parent_T[here]
+        left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
+        count = min(int(step.room_R[r]), left, first_node + width)
+        state.count_X[row] = count
+        step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = 1, count
+        first_guess = step.guesses_at(num_nodes)
+        guesses = step.result_RC[r, first_guess : first_guess + num_nodes]
+        guesses[nodes] = token_T[here]
+
+
+def grow_level_ref(
+    state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Any, *,
+    depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
+    following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
+) -> None:  # fmt: skip
+    """Children of every node of the level before; those of the likeliest paths become nodes."""
+    num_rows, width = chances_RW.shape
+    first = depth * width
+    pos_T = state.known_X[row_T] + depth
+    if step.has_rules:
+        path_TP = row_T.new_full((len(row_T), depth), -1)
+        count_R = row_T.new_full((num_rows,), depth * width)
+        first_node = (depth - 1) * width if depth else -1
+        nodes = step.ids_R, count_R, state.draft_XG, state.parents_XG
+        draft_paths_ref(*nodes, first_node, path_TP)
+        tables = asked.processors.tables
+        logits_TC = process_ref(logits_TC, row_T, pos_T, path_TP, tables, ids_C=ids_C)
+    score_TC = asked.scores(logits_TC, row_T, pos_T, ids_C) if kind else logits_TC
+    column_TW = score_TC.sort(dim=1, descending=True, stable=True).indices[:, :width]
+    token_TW = column_TW if ids_C is None else ids_C[column_TW]
+    value_RNW = score_TC.log_softmax(-1).gather(1, column_TW).view(num_rows, -1, width)
+    if depth:
+        value_RNW = value_RNW + chances_RW[:, :, None]
+    # Of all children of the level, the likeliest paths go on; that of first children always does.
+    order = value_RNW.flatten(1).clone()
+    order[:, 0] = torch.inf
+    best_RW = order.sort(dim=1, descending=True, stable=True).indices[:, :width]
+    chances_RW.copy_(value_RNW.flatten(1).gather(1, best_RW))
+    token_RW = token_TW.reshape(num_rows, -1).gather(1, best_RW)
+    parent_RW = first - width + best_RW // width if depth else torch.full_like(best_RW, -1)
+    add_nodes_ref(state, step, token_RW.flatten(), parent_RW.flatten(), first, num_nodes)
+    if following is not None:
+        where = {"first_node": first, "depth": depth + 1, "is_ahead": is_ahead}
+        level_inputs_ref(state, step, *following, **where)

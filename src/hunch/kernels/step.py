@@ -1,0 +1,183 @@
+"""The step's row state, and what a step does with it in plain Python: the specification.
+
+pack, then the target's pass, then commit and compact, as small functions over one state. The Triton
+kernels of `gpu_step` and `gpu_transfer` are held to these; the tests run whole steps by them.
+
+Rows live in state that the host updates by scatter. A step names its rows by ids_R; -1 is padding.
+What a step did stands in result_RC, one line per row: tokens committed, why the row ended, nodes
+checked, length of the match behind the next draft, its nodes, known length, tokens, guesses.
+
+Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
+can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
+blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C columns of a result, W
+room of a buffer, Q slots for results on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs, KVCache
+
+GOES_ON, STOP, LENGTH = 0, 1, 2  # why a row ended
+TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
+
+
+@dataclass(slots=True)
+class RowState:
+    """Per-request state on the device, all in one buffer: one scatter updates any of it."""
+
+    flat: Tensor
+    known_X: Tensor
+    end_X: Tensor  # known length at which max_tokens is reached
+    is_done_X: Tensor  # ended on the device; the host may not know yet
+    count_X: Tensor  # nodes of the waiting draft
+    stop_XS: Tensor  # padded with -1
+    table_XB: Tensor
+    draft_XG: Tensor
+    parents_XG: Tensor
+    tokens_XL: Tensor
+    block_size: int
+    clock_2: Tensor  # steps so far, and when the last of them began, in nanoseconds
+
+    @staticmethod
+    def create(
+        num_rows: int, room: int, max_blocks: int, max_nodes: int, num_stops: int,
+        block_size: int, device: torch.device | str,
+    ) -> RowState:  # fmt: skip
+        widths = (1, 1, 1, 1, num_stops, max_blocks, max_nodes, max_nodes, room)
+        flat = torch.zeros(num_rows * sum(widths), dtype=torch.int64, device=device)
+        parts = flat.split([num_rows * width for width in widths])
+        tables = (part.view(num_rows, -1) for part in parts[4:])
+        return RowState(flat, *parts[:4], *tables, block_size, flat.new_zeros(2))
+
+
+@dataclass(slots=True)
+class StepRows:
+    """The rows of a step and what they may do, as the host wrote them; what came of it."""
+
+    ids_R: Tensor  # rows of the engine; -1: padding
+    allowed_R: Tensor  # nodes of the waiting draft to check
+    room_R: Tensor  # nodes to draft for the next step
+    count_R: Tensor  # nodes checked; -1: the row had ended, or is padding
+    path_RK: Tensor  # accepted nodes, -1 after the last
+    result_RC: Tensor
+    guesses_end: int = 0  # column after the last guess; 0: the line ends with it
+    has_rules: bool = False  # some rows have penalties, bias or the like, and drafts follow them
+
+    def guesses_at(self, num_guesses: int) -> int:
+        """The first column of so many guesses."""
+        return (self.guesses_end or self.result_RC.shape[1]) - num_guesses
+
+
+def slot_of(state: RowState, row: int, pos: int) -> int:
+    """The KV slot of a row's position."""
+    size = state.block_size
+    return int(state.table_XB[row, pos // size]) * size + pos % size
+
+
+def path_of(state: RowState, row: int, node: int) -> list[int]:
+    """Nodes from the root down to this one."""
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, node)
+        node = int(state.parents_XG[row, node])
+    return path
+
+
+def pack_ref(
+    state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs
+) -> None:
+    """Each row's last known token, then the nodes it may check, and where each finds its keys.
+
+    A node's KV goes to the slot after those of the known tokens and of the nodes before it. In a
+    tree it sees the known positions and, by slot, its ancestors.
+    """
+    state.clock_2[0] += int(step.ids_R[0] >= 0)
+    for r, row in enumerate(step.ids_R.tolist()):
+        first = r * (num_nodes + 1)
+        here = slice(first, first + num_nodes + 1)
+        ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
+        attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
+        if row < 0 or state.is_done_X[row]:
+            step.count_R[r] = -1
+            continue
+        known = int(state.known_X[row])
+        count = min(int(state.count_X[row]), int(step.allowed_R[r]), num_nodes)
+        step.count_R[r] = count
+        for place in range(count + 1):
+            at, node = first + place, place - 1
+            token = state.draft_XG[row, node] if place else state.tokens_XL[row, known - 1]
+            ids_T[at] = token
+            path = path_of(state, row, node)
+            attn.pos_T[at] = known - 1 + len(path)
+            attn.slot_T[at] = slot_of(state, row, known - 1 + place)
+            attn.base_T[at] = int(attn.pos_T[at]) + 1
+            if attn.tree_TP is not None:
+                attn.base_T[at] = known
+                for depth, above in enumerate(path):
+                    attn.tree_TP[at, depth] = slot_of(state, row, known + above)
+
+
+def commit_ref(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
+    """Walk each row's draft while the target's choice is a node, and append what was chosen."""
+    for r, row in enumerate(step.ids_R.tolist()):
+        line, checked = step.result_RC[r], int(step.count_R[r])
+        line[: FIRST + num_nodes + 1] = 0
+        if checked < 0:
+            continue
+        known, end, node, count = int(state.known_X[row]), int(state.end_X[row]), -1, 0
+        stops = set(state.stop_XS[row].tolist()) - {-1}
+        while True:
+            token = int(choice_M[r * (num_nodes + 1) + 1 + node])
+            state.tokens_XL[row, known + count] = token
+            line[FIRST + count] = token
+            found = -1
+            for child in range(checked):
+                if int(state.parents_XG[row, child]) == node:
+                    found = child if int(state.draft_XG[row, child]) == token else found
+            step.path_RK[r, count] = found
+            count += 1
+            reason = 1 if token in stops else 2 if known + count >= end else 0
+            node = found
+            if found < 0 or reason:
+                break
+        line[TOKENS], line[REASON], line[CHECKED], line[KNOWN] = (
+            count,
+            reason,
+            checked,
+            known + count,
+        )
+        state.known_X[row] = known + count
+        state.is_done_X[row] = int(reason > 0)
+        state.count_X[row] = 0
+
+
+def compact_ref(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
+    """Move the KV of accepted nodes to the slots of the positions they now have."""
+    num_k = step.path_RK.shape[1]
+    for r in range(len(step.ids_R)):
+        for i in range(int(step.result_RC[r, TOKENS]) - 1):
+            node = int(step.path_RK[r, i])
+            source, target = slot_T[r * num_k + 1 + node], slot_T[r * num_k + 1 + i]
+            kv.k_LCMH[:, target] = kv.k_LCMH[:, source]
+            kv.v_LCMH[:, target] = kv.v_LCMH[:, source]
+
+
+def update_ref(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes: int) -> None:
+    """Take in a buffer: the step's inputs, then the places of what changed, then the values."""
+    num_inputs, buffer_W = inputs_3R.numel(), buffer_W.to(inputs_3R.device)
+    inputs_3R.copy_(buffer_W[:num_inputs].view(3, -1))
+    places, values = buffer_W[num_inputs:].view(2, num_changes)
+    state.flat[places] = values
+
+
+def deliver_ref(state: RowState, step: StepRows, slots_QW: Tensor) -> None:
+    """Put the step's results into its slot in the host's memory; a clock's reading comes last."""
+    if step.ids_R[0] >= 0:
+        line_W = slots_QW[int(state.clock_2[0]) % len(slots_QW)]
+        line_W[-1] = 0
+        line_W[: step.result_RC.numel()] = step.result_RC.flatten()

@@ -1,0 +1,171 @@
+"""A target that runs captured steps on a CPU by their specification: no Triton, no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hunch.kernels import draft, step
+from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
+from hunch.kernels.gpu_attention import Tiling, Workspace
+from hunch.kernels.kv_store import kv_store_ref
+from hunch.kernels.process import count_committed_ref, draft_paths_ref, process_ref
+from hunch.kernels.rope import rotation
+from hunch.layers.attention import Heads, split_heads
+from hunch.models.backends import TRITON
+from hunch.models.decoder import Decoder, Hidden
+from hunch.sampling.logprobs import best_dense, logprobs_at
+from hunch.sampling.state import SamplingState
+
+
+class Chooser:
+    """`gpu_sampling.choose` by the rules of the host."""
+
+    def __init__(self) -> None:
+        self.state: SamplingState | None = None
+
+    def __call__(
+        self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor, *columns: Any, **how: Any
+    ) -> Tensor:
+        if not how["is_sampled"]:
+            best_M = torch.from_numpy(logits_MV.numpy().argmax(1))
+            return best_M if how.get("ids_V") is None else how["ids_V"][best_M]
+        assert self.state is not None
+        return self.state.draw(logits_MV, row_M, pos_M, how.get("ids_V"))
+
+
+class PlainTiled:
+    """`layers.tiled.Tiled` by torch, as its specification has it."""
+
+    def __init__(self, attn: AttnInputs, kv: KVCache, table_LH: Tensor, tiling: Tiling) -> None:
+        self.attn, self.kv, self.table_LH = attn, kv, table_LH
+
+    def __call__(self, qkv_TAH: Tensor, heads: Heads, layer: int) -> Tensor:
+        attn, k_CMH, v_CMH = self.attn, self.kv.k_LCMH[layer], self.kv.v_LCMH[layer]
+        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, rotation(self.table_LH, attn.pos_T))
+        kv_store_ref(k_TMH, v_TMH, k_CMH, v_CMH, attn.slot_T)
+        return attention_ref(q_TNH, k_CMH, v_CMH, attn, heads.scale, heads.window)
+
+
+class PlainTarget:
+    """A decoder of torch's kernels with what a runner of graphs asks of its target."""
+
+    backend, is_quantised = TRITON, False
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder, self.spec = decoder, decoder.spec
+        self.device, self.dtype, self.kv_dtype = decoder.device, decoder.dtype, decoder.kv_dtype
+        self.kv_shape, self.new_kv = decoder.kv_shape, decoder.new_kv
+        self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
+        self.tables, self.output_rows = decoder.tables, decoder.output_rows
+        nothing = torch.empty(0)
+        self.workspace = Workspace(nothing, nothing, nothing, 64, 1)
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """Row by row, as torch's products depend on the number of rows."""
+        rows = [self.decoder.logits(hidden_MD[m : m + 1]) for m in range(len(hidden_MD))]
+        return torch.cat(rows) if rows else self.decoder.logits(hidden_MD)
+
+    def tiling(self, spans: tuple[Span, ...], num_tokens: int) -> Tiling:
+        return Tiling(None)
+
+    def forward(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """Token by token: each reads its own keys, so padding and neighbours do not matter."""
+        live = (attn.slot_T >= 0).nonzero()[:, 0].tolist()
+        hidden_TD = torch.zeros(len(ids_T), self.spec.width)
+        features = tuple(torch.zeros(len(ids_T), self.spec.width) for _ in layers)
+        # Ancestors stand before their descendants, so their keys are there in time.
+        for t in live:
+            here = slice(t, t + 1)
+            is_tree = attn.tree_TP is not None and bool(attn.base_T[t] <= attn.pos_T[t])
+            one = AttnInputs(
+                pos_T=attn.pos_T[here],
+                slot_T=attn.slot_T[here],
+                seq_T=attn.seq_T[here],
+                table_SB=attn.table_SB,
+                base_T=attn.base_T[here],
+                tree_TP=attn.tree_TP[here] if is_tree and attn.tree_TP is not None else None,
+                block_size=attn.block_size,
+                spans=(
+                    Span(0, 1, int(attn.seq_T[t]), int(attn.pos_T[t]), int(not is_tree), is_tree),
+                ),
+            )
+            out = self.decoder.forward(ids_T[here], one, kv, layers)
+            hidden_TD[t] = out.last_TD[0]
+            for feature_TD, found_TD in zip(features, out.features, strict=True):
+                feature_TD[t] = found_TD[0]
+        return Hidden(hidden_TD, features)
+
+
+def stand_in(patch: pytest.MonkeyPatch) -> None:
+    """From here on, a CPU's LLM runs captured steps with these kernels."""
+    import hunch.kernels.gpu_draft
+    import hunch.kernels.gpu_grow
+    import hunch.kernels.gpu_lookup
+    import hunch.layers.tiled
+    import hunch.llm
+    import hunch.models.cuda
+    import hunch.step.runner
+    import hunch.step.step_extras
+    import hunch.step.step_graphs
+    import hunch.step.upload
+    from hunch.models.load import load_decoder
+    from hunch.models.weights import open_weights
+
+    chooser = Chooser()
+    made = hunch.step.runner.Runner.__init__
+
+    def remember(runner: Any, **parts: Any) -> None:
+        chooser.state = parts["sampling"]
+        made(runner, **parts)
+
+    def load(config: Any, files: Any, device: torch.device) -> PlainTarget:
+        return PlainTarget(load_decoder(open_weights(files), dtype="float32", device=device))
+
+    patch.setattr(hunch.step.runner.Runner, "__init__", remember)
+    patch.setattr(hunch.llm, "_load_target", load)
+    patch.setattr(hunch.models.cuda, "CudaDecoder", PlainTarget)
+    for name in ("pack", "commit", "compact", "deliver"):
+        patch.setattr(hunch.step.step_graphs, name, getattr(step, f"{name}_ref"))
+    patch.setattr(hunch.step.step_graphs, "choose", chooser)
+    patch.setattr(hunch.step.step_graphs, "process", process)
+    patch.setattr(hunch.step.step_graphs, "count_committed", count_committed_ref)
+    patch.setattr(hunch.step.step_extras, "scores", scores)
+    patch.setattr(hunch.step.step_extras, "draft_paths", draft_paths_ref)
+    patch.setattr(hunch.step.upload, "update", step.update_ref)
+    patch.setattr(hunch.kernels.gpu_lookup, "lookup", draft.lookup_ref)
+    patch.setattr(hunch.kernels.gpu_draft, "known_inputs", draft.level_inputs_ref)
+    patch.setattr(hunch.kernels.gpu_draft, "committed_inputs", draft.committed_inputs_ref)
+    patch.setattr(hunch.kernels.gpu_grow, "grow_level", draft.grow_level_ref)
+    patch.setattr(hunch.layers.tiled, "Tiled", PlainTiled)
+
+
+def scores(
+    logits_MV: Tensor, at_S: Tensor, token_S: Tensor, num_best: int, ids_SC: Tensor,
+    logprob_SC: Tensor, rank_S: Tensor,
+) -> None:  # fmt: skip
+    for s, (at, token) in enumerate(zip(at_S.tolist(), token_S.tolist(), strict=True)):
+        if at >= 0:
+            (entries,) = logprobs_at(logits_MV[at : at + 1], [token], 0)
+            best = best_dense(logits_MV[at : at + 1].float(), num_best)[0] if num_best else []
+            ids_SC[s] = torch.tensor([token, *map(int, best)])
+            rank_S[s] = entries[token].rank
+            for place, one in enumerate(ids_SC[s].tolist()):
+                (entries,) = logprobs_at(logits_MV[at : at + 1], [one], 0)
+                logprob_SC[s, place] = entries[one].logprob
+
+
+def process(
+    logits_MV: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor, tables: Any, *masks: Any
+) -> Tensor:
+    return process_ref(logits_MV, row_M, pos_M, path_MP, tables, *masks)
+
+
+def lead_by_host(runner: Any) -> None:
+    """From here on, the host leads every step of this runner."""
+    runner.captured = runner.host.elsewhere = None
