@@ -37,10 +37,13 @@ if TYPE_CHECKING:
     from hunch.kernels.native_draft import NativeJoin
 
 
-INT4, INT8, FLOAT = 0, 1, 2  # kinds of a matrix
+INT4, INT8, FLOAT, INT5, K4, K5, K6 = range(7)  # kinds of a matrix
 _MAX_KEPT = 64  # rows of a pass whose columns may come again
-FORMATS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3}  # GGUF blocks that are kept as they are
-EXACT_KIND = {"Q4_0": INT4, "Q4_1": INT4, "Q8_0": INT8}
+# GGUF blocks that are kept as they are: their number in the kernels, and the kind that holds them.
+FORMATS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3, "Q5_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7}
+EXACT_KIND = {
+    "Q4_0": INT4, "Q4_1": INT4, "Q5_0": INT5, "Q8_0": INT8, "Q4_K": K4, "Q5_K": K5, "Q6_K": K6,
+}  # fmt: skip
 _FLOATS = 0
 
 
@@ -54,9 +57,7 @@ def _library() -> ctypes.CDLL | None:
         "hunch_team_new": (_POINTER, _I32),
         "hunch_matrix_new": (_POINTER, _I32, _I32, _I32),
         "hunch_matrix_bytes": (_I64, _POINTER),
-        "hunch_matrix_fill": (
-            None, _POINTER, _POINTER, _I32, _POINTER, _I64, _I64, _I64,
-        ),
+        "hunch_matrix_fill": (None, _POINTER, _POINTER, _I32, _POINTER, _I64, _I64, _I64),
         "hunch_matrix_rows": (None, _POINTER, _POINTER, _I64, _POINTER),
         "hunch_matrix_free": (None, _POINTER),
         "hunch_multiply": (None, _POINTER, _POINTER, _POINTER, _I64, _POINTER, _I32),

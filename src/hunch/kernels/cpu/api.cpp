@@ -25,20 +25,14 @@ Matrix* hunch_matrix_new(int kind, int num_out, int num_in) {
 void hunch_matrix_free(Matrix* w) { delete w; }
 int64_t hunch_matrix_bytes(const Matrix* w) { return (int64_t)w->num_bytes(); }
 
-// Fills rows [start, start + num_rows); start is a multiple of P.
-// format: 0 floats, 1 Q4_0, 2 Q4_1, 3 Q8_0
+// Rows [first, first + count) of the matrix, first a multiple of P; format: see Format.
 void hunch_matrix_fill(Matrix* w, Team* team, int format, const uint8_t* rows, int64_t row_bytes,
-                       int64_t start, int64_t num_rows) {
-    const int part = 16 * P, num = (int)num_rows;
+                       int64_t first, int64_t count) {
+    const int part = 16 * P;
     team->run([&](Worker& worker) {
-        worker.each((num + part - 1) / part, [&](int item) {
-            int first = item * part, count = num - first < part ? num - first : part;
-            const uint8_t* from = rows + first * row_bytes;
-            first += (int)start;
-            if (format == 0) w->fill_float((const float*)from, first, count);
-            if (format == 1) w->fill_q4_0(from, first, count);
-            if (format == 2) w->fill_q4_1(from, first, count);
-            if (format == 3) w->fill_q8_0(from, first, count);
+        worker.each(((int)count + part - 1) / part, [&](int item) {
+            int at = item * part, num = (int)count - at < part ? (int)count - at : part;
+            w->fill((Format)format, rows + at * row_bytes, (int)first + at, num);
         });
     });
 }

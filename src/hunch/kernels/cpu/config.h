@@ -13,6 +13,10 @@
 
 namespace hunch {
 
+// The inputs of a group that a product takes: K6 has a scale for each half.
+enum class Span { WHOLE, FIRST, SECOND };
+constexpr int num_quads(Span span) { return span == Span::WHOLE ? 8 : 4; }
+
 constexpr int GROUP = 32;      // inputs that share a scale, of weights and of activations
 constexpr int ROW_CHUNK = 64;  // rows one work item computes
 

@@ -18,6 +18,16 @@ constexpr int UNPACK_FROM = 4 * RT;  // rows from which unpacking a panel first 
 typedef void Tile(const uint8_t* w, int num_panels, int num_groups, const uint8_t* a, float* out,
                   int stride);
 
+// The same for one panel of a K matrix.
+typedef void ScaledTile(const uint8_t* w, const float* scales, int num_groups, const uint8_t* a,
+                        float* out, int stride);
+
+#define HUNCH_TABLE(type, table, name)                                                         \
+    type* const table[2][9] = {                                                                \
+        {nullptr, name<1, false>, name<2, false>, name<3, false>, name<4, false>,              \
+         name<5, false>, name<6, false>, name<7, false>, name<8, false>},                      \
+        {nullptr, name<1, true>, name<2, true>, name<3, true>, name<4, true>,                  \
+         name<5, true>, name<6, true>, name<7, true>, name<8, true>}};
 #define HUNCH_PANELS(name, bytes)                                                              \
     template <int R, bool FINE>                                                                \
     void name(const uint8_t* w, int num_panels, int num_groups, const uint8_t* a, float* out,  \
@@ -25,15 +35,15 @@ typedef void Tile(const uint8_t* w, int num_panels, int num_groups, const uint8_
         for (int p = 0; p < num_panels; p++, w += (size_t)num_groups * (bytes), out += P)      \
             name##_panel<R, FINE>(w, num_groups, a, out, stride);                              \
     }                                                                                          \
-    Tile* const name##_table[2][9] = {                                                         \
-        {nullptr, name<1, false>, name<2, false>, name<3, false>, name<4, false>,              \
-         name<5, false>, name<6, false>, name<7, false>, name<8, false>},                      \
-        {nullptr, name<1, true>, name<2, true>, name<3, true>, name<4, true>,                  \
-         name<5, true>, name<6, true>, name<7, true>, name<8, true>}};
+    HUNCH_TABLE(Tile, name##_table, name)
 static_assert(RT <= 8, "the tables end at 8 rows");
 HUNCH_PANELS(tile_int4, group_bytes(Kind::INT4))
 HUNCH_PANELS(tile_unpacked, UNPACKED_GROUP)
 HUNCH_PANELS(tile_int8, group_bytes(Kind::INT8))
+HUNCH_PANELS(tile_int5, group_bytes(Kind::INT5))
+HUNCH_TABLE(ScaledTile, tile_k4_table, tile_k4_panel)
+HUNCH_TABLE(ScaledTile, tile_k5_table, tile_k5_panel)
+HUNCH_TABLE(ScaledTile, tile_k6_table, tile_k6_panel)
 
 void unpack_panel(const uint8_t* w, int num_groups, uint8_t* out) {
     for (int g = 0; g < num_groups; g++, w += group_bytes(Kind::INT4), out += UNPACKED_GROUP) {
@@ -90,6 +100,52 @@ void multiply_float(const Matrix& w, int first, int last, const Input& input, in
     }
 }
 
+int sum16(const int8_t* q) {
+    int sum = 0;
+    for (int i = 0; i < 16; i++) sum += q[i];
+    return sum;
+}
+
+// See scales_floats.
+void expand_scales(const Matrix& w, int panel, float* out) {
+    const uint8_t* at = w.panel(panel);
+    const vf minus_magic = set1(-12582912.0f);
+    for (int s = 0; s < w.num_groups / SUPER; s++, at += super_bytes(w.kind)) {
+        vf d = load_half((const uint16_t*)at);
+        if (w.kind == Kind::K6) {
+            d = mul(d, set1(0.25f));
+            for (int i = 0; i < 2 * SUPER; i++, out += 2 * P) {
+                vf scale = mul(d, load_int8(at + 2 * P + i * P));
+                store(out, mul(scale, minus_magic));
+                store(out + P, scale);
+            }
+            continue;
+        }
+        vf m = load_half((const uint16_t*)at + P), shift = set1(w.kind == Kind::K5 ? 16.0f : 0.0f);
+        for (int i = 0; i < SUPER; i++, out += 3 * P) {
+            const uint8_t* scales = at + 4 * P + 2 * i * P;
+            vf scale = mul(d, load_uint8(scales));
+            store(out, mul(scale, minus_magic));
+            store(out + P, scale);
+            store(out + 2 * P, sub(mul(scale, shift), mul(m, load_uint8(scales + P))));
+        }
+    }
+}
+
+// One panel of a K matrix for all rows.
+void multiply_scaled(const Matrix& w, int panel, const Input& input, const uint8_t* tiles, int count,
+                     float* out, int stride, float* scales) {
+    expand_scales(w, panel, scales);
+    ScaledTile* const* table = w.kind == Kind::K4   ? tile_k4_table[input.is_fine]
+                               : w.kind == Kind::K5 ? tile_k5_table[input.is_fine]
+                                                    : tile_k6_table[input.is_fine];
+    const uint8_t* groups = w.panel(panel) + w.scales_bytes();
+    for (int r = 0; r < count; r += RT)
+        table[count - r < RT ? count - r : RT](groups, scales, w.num_groups,
+                                               tiles + r / RT * input.tile_bytes(),
+                                               out + (size_t)r * stride, stride);
+}
+
 }  // namespace
 
 void Input::put(int row, int first, int last, const float* x) const {
@@ -116,11 +172,15 @@ void Input::put(int row, int first, int last, const float* x) const {
         float largest = max_lane(top), inverse = largest > 0 ? limit / largest : 0.0f;
         int8_t* q = (int8_t*)at + r * GROUP;
         int sum = is_fine ? quantise32_fine(in, inverse, q, q + RT * GROUP) : quantise32(in, inverse, q);
-        float* scales = (float*)(at + group_bytes - (KEEPS_SUMS ? 3 : 2) * RT * sizeof(float));
+        float* scales = (float*)(at + (is_fine ? 2 : 1) * RT * GROUP);
         float d = largest / limit;
         scales[r] = d;
         scales[RT + r] = d * (float)sum;
-        if (KEEPS_SUMS) ((int32_t*)scales)[2 * RT + r] = sum;
+        if (KEEPS_SUMS) {
+            int first = sum16(q) * (is_fine ? 64 : 1) + (is_fine ? sum16(q + RT * GROUP) : 0);
+            ((int32_t*)scales)[2 * RT + r] = first;
+            ((int32_t*)scales)[3 * RT + r] = sum - first;
+        }
     }
 }
 
@@ -132,8 +192,14 @@ void multiply(const Matrix& w, int first, int last, const Input& input, int row,
         return;
     }
     const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
+    if (has_supers(w.kind)) {
+        for (int p = panel; p < end; p++, out += P)
+            multiply_scaled(w, p, input, tiles, count, out, stride, (float*)scratch.panel);
+        return;
+    }
     bool is_unpacked = w.kind == Kind::INT4 && count >= UNPACK_FROM;
     Tile* const* table = w.kind == Kind::INT8 ? tile_int8_table[input.is_fine]
+                         : w.kind == Kind::INT5 ? tile_int5_table[input.is_fine]
                          : is_unpacked        ? tile_unpacked_table[input.is_fine]
                                               : tile_int4_table[input.is_fine];
     const int step = is_unpacked ? 1 : end - panel;  // panels that all rows pass before the next

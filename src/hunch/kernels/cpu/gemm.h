@@ -10,9 +10,10 @@ namespace hunch {
 constexpr int COARSE_TOP = 127, FINE_TOP = 8127;
 
 // Bytes of a group of a tile: int8 [RT][32] (fine: the high parts, then the low ones), then the
-// scales d[RT], then d * (sum of the group) [RT], then, where KEEPS_SUMS, the sums as int32 [RT].
+// scales d[RT], then d * (sum of the group) [RT], then, where KEEPS_SUMS, the sums of the first
+// and of the second halves as int32 [2][RT].
 constexpr size_t tile_group_bytes(bool is_fine) {
-    return (is_fine ? 2 : 1) * RT * GROUP + (KEEPS_SUMS ? 3 : 2) * RT * sizeof(float);
+    return (is_fine ? 2 : 1) * RT * GROUP + (KEEPS_SUMS ? 4 : 2) * RT * sizeof(float);
 }
 
 // Rows that enter a product. Quantised kinds read `tiles`, tiles of RT rows; FLOAT reads `rows`.
@@ -34,9 +35,13 @@ struct Input {
 // An unpacked INT4 group: int8 [8][P][4], then d, m and (for NEON) -MAGIC * d as floats.
 constexpr size_t UNPACKED_GROUP = 32 * P + 3 * P * sizeof(float);
 
+// The scales of a K panel as floats, group by group. K4, K5: -MAGIC * d (for NEON), d, m, with
+// weight = d * q + m. K6: -MAGIC * d and d for each half, with weight = d * 4q.
+constexpr int scales_floats(Kind kind) { return (kind == Kind::K6 ? 4 : 3) * P; }
+
 // Scratch of one thread.
 struct Scratch {
-    uint8_t* panel;  // one unpacked INT4 panel
+    uint8_t* panel;  // one unpacked INT4 panel, or the scales of a K panel
     static size_t panel_bytes(int num_in) {
         return (size_t)((num_in + GROUP - 1) / GROUP) * UNPACKED_GROUP;
     }

@@ -14,10 +14,22 @@ namespace hunch {
 namespace {
 
 constexpr size_t HUGE_PAGE = 2 << 20;  // streaming through small pages costs a tenth of the speed
+constexpr size_t READ_BEYOND = 4096;   // bytes after the last group that kernels may read ahead
 
-size_t rounded(size_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
+float half_at(const uint8_t* at, int lane) {
+    uint16_t half;
+    std::memcpy(&half, at + 2 * lane, 2);
+    return from_half(half);
+}
+
+void set_half(uint8_t* at, int lane, float x) {
+    uint16_t half = to_half(x);
+    std::memcpy(at + 2 * lane, &half, 2);
+}
 
 }  // namespace
+
+size_t Matrix::mapped_bytes() const { return num_bytes() + READ_BEYOND + HUGE_PAGE; }
 
 Matrix::Matrix(Kind kind, int num_out, int num_in)
     : kind(kind),
@@ -25,67 +37,94 @@ Matrix::Matrix(Kind kind, int num_out, int num_in)
       num_in(num_in),
       num_panels((num_out + P - 1) / P),
       num_groups((num_in + GROUP - 1) / GROUP) {
-    // Reading ahead of the last group must stay inside: one page more than is needed.
-    void* memory = mmap(nullptr, rounded(num_bytes() + 4096), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
+    if (has_supers(kind)) num_groups = (num_groups + SUPER - 1) / SUPER * SUPER;
+    memory_ = mmap(nullptr, mapped_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) throw std::bad_alloc();
+    size_t start = ((size_t)memory_ + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    data = reinterpret_cast<uint8_t*>(start);
 #ifdef MADV_HUGEPAGE
-    if (num_bytes() >= HUGE_PAGE) madvise(memory, rounded(num_bytes() + 4096), MADV_HUGEPAGE);
+    // Whole pages alone: the rest of the last one would be memory for nothing.
+    size_t whole = num_bytes() / HUGE_PAGE * HUGE_PAGE;
+    if (whole) madvise(data, whole, MADV_HUGEPAGE);
 #endif
-    data = static_cast<uint8_t*>(memory);
 }
 
-Matrix::~Matrix() {
-    if (data) munmap(data, rounded(num_bytes() + 4096));
-}
+Matrix::~Matrix() { munmap(memory_, mapped_bytes()); }
 
-// q holds the group's 32 values as GGUF does: INT4 16 bytes (input j in the low nibble of byte j,
-// j + 16 in the high one), INT8 32 bytes.
-void Matrix::put_group(int channel, int g, float d, float m, const uint8_t* q) {
-    uint8_t* at = group(channel, g);
-    int lane = channel % P;
-    uint16_t half = to_half(d);
-    std::memcpy(at + 2 * lane, &half, 2);
-    at += 2 * P;
-    int parts = 8;
-    if (kind == Kind::INT4) {
-        half = to_half(m);
-        std::memcpy(at + 2 * lane, &half, 2);
-        at += 2 * P;
-        parts = 4;
+void Matrix::put_levels(int channel, int g, const int8_t* q) {
+    uint8_t* at = group(channel, g) + head_bytes(kind);
+    const int lane = channel % P;
+    if (kind == Kind::INT8) {
+        for (int i = 0; i < 8; i++) std::memcpy(at + (i * P + lane) * 4, q + 4 * i, 4);
+        return;
     }
-    for (int i = 0; i < parts; i++) std::memcpy(at + (i * P + lane) * 4, q + 4 * i, 4);
+    if (kind == Kind::K6) {
+        for (int half = 0; half < 2; half++, q += 16)
+            for (int i = 0; i < 3; i++, at += 4 * P)
+                for (int j = 0; j < 4; j++)
+                    at[4 * lane + j] = (uint8_t)(q[4 * i + j] << 2 | (q[12 + j] >> (4 - 2 * i) & 3));
+        return;
+    }
+    for (int i = 0; i < 16; i++)
+        at[(i / 4 * P + lane) * 4 + i % 4] = (uint8_t)((q[i] & 15) | (q[i + 16] & 15) << 4);
+    if (kind == Kind::INT4 || kind == Kind::K4) return;
+    for (int j = 0; j < 4; j++) {
+        int signs = 0;
+        for (int i = 0; i < 8; i++) signs |= (q[4 * i + j] < 0) << i;
+        at[(4 * P + lane) * 4 + j] = (uint8_t)signs;
+    }
 }
 
-void Matrix::fill_q4_0(const uint8_t* rows, int first, int count) {
-    for (int n = 0; n < count; n++)
-        for (int g = 0; g < num_groups; g++, rows += 18) {
-            uint16_t half;
-            std::memcpy(&half, rows, 2);
-            float d = from_half(half);
-            put_group(first + n, g, d, -8 * d, rows + 2);
-        }
+void Matrix::get_levels(int channel, int g, int8_t* q) const {
+    const uint8_t* at = group(channel, g) + head_bytes(kind);
+    const int lane = channel % P;
+    if (kind == Kind::INT8) {
+        for (int i = 0; i < 8; i++) std::memcpy(q + 4 * i, at + (i * P + lane) * 4, 4);
+        return;
+    }
+    if (kind == Kind::K6) {
+        for (int half = 0; half < 2; half++, q += 16, at += 12 * P)
+            for (int j = 0; j < 4; j++) {
+                int last = 0;
+                for (int i = 0; i < 3; i++) {
+                    uint8_t byte = at[(i * P + lane) * 4 + j];
+                    q[4 * i + j] = (int8_t)((int8_t)byte >> 2);
+                    last = last << 2 | (byte & 3);
+                }
+                q[12 + j] = (int8_t)((last ^ 32) - 32);
+            }
+        return;
+    }
+    for (int i = 0; i < 16; i++) {
+        uint8_t byte = at[(i / 4 * P + lane) * 4 + i % 4];
+        q[i] = byte & 15;
+        q[i + 16] = byte >> 4;
+    }
+    if (kind == Kind::INT4 || kind == Kind::K4) return;
+    for (int i = 0; i < 32; i++)
+        if (at[(4 * P + lane) * 4 + i % 4] >> (i / 4) & 1) q[i] = (int8_t)(q[i] - 16);
 }
 
-void Matrix::fill_q4_1(const uint8_t* rows, int first, int count) {
-    for (int n = 0; n < count; n++)
-        for (int g = 0; g < num_groups; g++, rows += 20) {
-            uint16_t half[2];
-            std::memcpy(half, rows, 4);
-            put_group(first + n, g, from_half(half[0]), from_half(half[1]), rows + 4);
-        }
+void Matrix::put_scale(int channel, int g, float d, float m) {
+    set_half(group(channel, g), channel % P, d);
+    if (kind == Kind::INT4) set_half(group(channel, g) + 2 * P, channel % P, m);
 }
 
-void Matrix::fill_q8_0(const uint8_t* rows, int first, int count) {
-    for (int n = 0; n < count; n++)
-        for (int g = 0; g < num_groups; g++, rows += 34) {
-            uint16_t half;
-            std::memcpy(&half, rows, 2);
-            put_group(first + n, g, from_half(half), 0, rows + 2);
-        }
+void Matrix::put_super(int channel, int s, const uint8_t* d, const uint8_t* m, const uint8_t* scales,
+                       const uint8_t* minima) {
+    uint8_t* at = super(channel, s);
+    const int lane = channel % P;
+    std::memcpy(at + 2 * lane, d, 2);
+    at += 2 * P;
+    if (m) {
+        std::memcpy(at + 2 * lane, m, 2);
+        at += 2 * P;
+    }
+    for (int i = 0; i < 2 * SUPER; i++)
+        at[i * P + lane] = !minima ? scales[i] : i % 2 ? minima[i / 2] : scales[i / 2];
 }
 
-void Matrix::fill_float(const float* rows, int first, int count) {
+void Matrix::fill_floats(const float* rows, int first, int count) {
     for (int n = 0; n < count; n++, rows += num_in)
         for (int g = 0; g < num_groups; g++) {
             float x[GROUP] = {};
@@ -102,50 +141,47 @@ void Matrix::fill_float(const float* rows, int first, int count) {
                 high = value > high ? value : high;
                 top = std::fabs(value) > top ? std::fabs(value) : top;
             }
-            uint8_t q[GROUP] = {};
-            if (kind == Kind::INT8) {
-                float d = from_half(to_half(top / 127)), inverse = d > 0 ? 1 / d : 0;
-                for (int j = 0; j < GROUP; j++) {
-                    float value = std::nearbyint(x[j] * inverse);
-                    q[j] = (uint8_t)(int8_t)std::fmin(std::fmax(value, -127.0f), 127.0f);
-                }
-                put_group(first + n, g, d, 0, q);
-            } else {
-                float d = from_half(to_half((high - low) / 15)), m = from_half(to_half(low));
-                float inverse = d > 0 ? 1 / d : 0;
-                for (int j = 0; j < GROUP; j++) {
-                    float value = std::nearbyint((x[j] - m) * inverse);
-                    int level = (int)std::fmin(std::fmax(value, 0.0f), 15.0f);
-                    q[j % 16] |= (uint8_t)(level << (j < 16 ? 0 : 4));
-                }
-                put_group(first + n, g, d, m, q);
-            }
+            const bool is_int8 = kind == Kind::INT8;
+            float d = from_half(to_half(is_int8 ? top / 127 : (high - low) / 15));
+            float m = is_int8 ? 0.0f : from_half(to_half(low)), inverse = d > 0 ? 1 / d : 0;
+            float bottom = is_int8 ? -127.0f : 0.0f, limit = is_int8 ? 127.0f : 15.0f;
+            int8_t q[GROUP];
+            for (int j = 0; j < GROUP; j++)
+                q[j] = (int8_t)std::fmin(std::fmax(std::nearbyint((x[j] - m) * inverse), bottom), limit);
+            put_scale(first + n, g, d, m);
+            put_levels(first + n, g, q);
         }
 }
 
 void Matrix::read_row(int channel, float* out) const {
-    int lane = channel % P;
-    for (int g = 0; g < num_groups; g++) {
-        const uint8_t* at = const_cast<Matrix*>(this)->group(channel, g);
+    const int lane = channel % P;
+    for (int g = 0; g * GROUP < num_in; g++, out += GROUP) {
+        const uint8_t* at = group(channel, g);
         int size = num_in - g * GROUP < GROUP ? num_in - g * GROUP : GROUP;
         if (kind == Kind::FLOAT) {
-            for (int j = 0; j < size; j++)
-                out[g * GROUP + j] = reinterpret_cast<const float*>(at)[j * P + lane];
+            for (int j = 0; j < size; j++) out[j] = reinterpret_cast<const float*>(at)[j * P + lane];
             continue;
         }
-        uint16_t half[2] = {};
-        std::memcpy(half, at + 2 * lane, 2);
-        if (kind == Kind::INT4) std::memcpy(half + 1, at + 2 * P + 2 * lane, 2);
-        float d = from_half(half[0]), m = from_half(half[1]);
-        const uint8_t* q = at + (kind == Kind::INT4 ? 4 : 2) * P + 4 * lane;
-        for (int j = 0; j < size; j++) {
-            int part = kind == Kind::INT4 ? j % 16 / 4 : j / 4;
-            uint8_t byte = q[part * 4 * P + j % 4];
-            if (kind == Kind::INT4)
-                out[g * GROUP + j] = d * (j < 16 ? byte & 15 : byte >> 4) + m;
-            else
-                out[g * GROUP + j] = d * (int8_t)byte;
+        float d[2], m = 0;  // of each half
+        int8_t q[GROUP];
+        get_levels(channel, g, q);
+        if (!has_supers(kind)) {
+            d[0] = d[1] = half_at(at, lane);
+            if (kind == Kind::INT4) m = half_at(at + 2 * P, lane);
+        } else {
+            const uint8_t* scales = super(channel, g / SUPER);
+            const uint8_t* mine = scales + super_bytes(kind) - (SUPER - g % SUPER) * 2 * P + lane;
+            float whole = half_at(scales, lane);
+            if (kind == Kind::K6) {
+                d[0] = whole * (int8_t)mine[0];
+                d[1] = whole * (int8_t)mine[P];
+            } else {
+                d[0] = d[1] = whole * mine[0];
+                m = -(half_at(scales + 2 * P, lane) * mine[P]);
+            }
         }
+        const int shift = kind == Kind::K5 ? 16 : 0;
+        for (int j = 0; j < size; j++) out[j] = d[j / 16] * (float)(q[j] + shift) + m;
     }
 }
 

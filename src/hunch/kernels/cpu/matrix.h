@@ -1,10 +1,21 @@
 // Weight matrices as the kernels read them: panels of P output channels, inputs in groups of 32.
+// Every number of a file's blocks is kept as it is; only their order changes.
 //
 // A group of a panel holds, with all channels side by side:
 //   INT4   d[P] m[P] as half floats, then 4 x [P][4] bytes; the low nibbles of part i are inputs
 //          4i..4i+3 of the group, the high ones 16 more. weight = d * q + m, q in 0..15.
+//   INT5   d[P] as half floats, the nibbles of INT4, then [P][4] bytes whose bit i says that inputs
+//          4i..4i+3 are below zero. weight = d * q, q in -16..15.
 //   INT8   d[P] as half floats, then 8 x [P][4] bytes: inputs 4i..4i+3. weight = d * q.
 //   FLOAT  [32][P] floats.
+//   K4     the nibbles of INT4.
+//   K5     the nibbles and signs of INT5.
+//   K6     for each half of 16 inputs 3 x [P][4] bytes: the high 6 bits are inputs 4i..4i+3; the low 2
+//          are bits 5-4, 3-2 and 1-0 of the last four inputs. weight = scale * q, q in -32..31.
+// Before the groups of a K panel stand its scales, for each 8 groups:
+//   K4 K5  d[P] m[P] as half floats, then for each group scale[P] minimum[P] as uint8:
+//          weight = d * scale * q - m * minimum, q in 0..15 and 0..31 (kept as q - 16).
+//   K6     d[P] as half floats, then for each half group scale[P] as int8: weight = d * scale * q.
 // Channels are padded with zeros to a full panel, inputs to a full group.
 #pragma once
 #include <cstddef>
@@ -14,11 +25,38 @@
 
 namespace hunch {
 
-enum class Kind : int { INT4 = 0, INT8 = 1, FLOAT = 2 };
+enum class Kind : int { INT4 = 0, INT8 = 1, FLOAT = 2, INT5 = 3, K4 = 4, K5 = 5, K6 = 6 };
 
 constexpr int group_bytes(Kind kind) {
-    return kind == Kind::INT4 ? 4 * P + 16 * P : kind == Kind::INT8 ? 2 * P + 32 * P : 4 * 32 * P;
+    switch (kind) {
+        case Kind::INT4: return 4 * P + 16 * P;
+        case Kind::INT5: return 2 * P + 20 * P;
+        case Kind::INT8: return 2 * P + 32 * P;
+        case Kind::FLOAT: return 4 * 32 * P;
+        case Kind::K4: return 16 * P;
+        case Kind::K5: return 20 * P;
+        case Kind::K6: return 24 * P;
+    }
+    return 0;
 }
+
+// Of these the scales, which come first.
+constexpr int head_bytes(Kind kind) {
+    return kind == Kind::INT4 ? 4 * P : kind == Kind::INT5 || kind == Kind::INT8 ? 2 * P : 0;
+}
+
+constexpr int SUPER = 8;  // groups of a K matrix that share d
+
+// Bytes of the scales of SUPER groups.
+constexpr int super_bytes(Kind kind) {
+    return kind == Kind::K4 || kind == Kind::K5 ? 4 * P + SUPER * 2 * P
+           : kind == Kind::K6                   ? 2 * P + SUPER * 2 * P
+                                                : 0;
+}
+constexpr bool has_supers(Kind kind) { return super_bytes(kind) > 0; }
+
+// GGUF's blocks, by the numbers that Python has for them.
+enum class Format : int { FLOATS = 0, Q4_0 = 1, Q4_1 = 2, Q8_0 = 3, Q5_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7 };
 
 struct Matrix {
     Kind kind;
@@ -30,24 +68,34 @@ struct Matrix {
     Matrix(const Matrix&) = delete;
     Matrix& operator=(const Matrix&) = delete;
 
-    size_t panel_bytes() const { return (size_t)num_groups * group_bytes(kind); }
+    size_t scales_bytes() const { return (size_t)(num_groups / SUPER) * super_bytes(kind); }
+    size_t panel_bytes() const { return scales_bytes() + (size_t)num_groups * group_bytes(kind); }
     size_t num_bytes() const { return panel_bytes() * num_panels; }
     const uint8_t* panel(int p) const { return data + p * panel_bytes(); }
-    uint8_t* group(int channel, int g) {
-        return data + channel / P * panel_bytes() + (size_t)g * group_bytes(kind);
+    uint8_t* group(int channel, int g) const {
+        return data + channel / P * panel_bytes() + scales_bytes() + (size_t)g * group_bytes(kind);
+    }
+    uint8_t* super(int channel, int s) const {  // the scales of groups 8s..8s+7
+        return data + channel / P * panel_bytes() + (size_t)s * super_bytes(kind);
     }
 
-    // Rows [first, first + count) from GGUF blocks: Q4_0, Q4_1 (INT4) or Q8_0 (INT8).
-    void fill_q4_0(const uint8_t* rows, int first, int count);
-    void fill_q4_1(const uint8_t* rows, int first, int count);
-    void fill_q8_0(const uint8_t* rows, int first, int count);
-    // The same from floats, rounded to the matrix's kind.
-    void fill_float(const float* rows, int first, int count);
-    // One row as floats: the embedding of a token.
+    // Rows [first, first + count) from a file's blocks, or from floats rounded to the matrix's kind.
+    void fill(Format format, const uint8_t* rows, int first, int count);
+    // One row as floats: the embedding of a token. In the order of ggml's operations: equal bits.
     void read_row(int channel, float* out) const;
 
+    // A group of one channel: its 32 numbers, and its scale (not of K kinds).
+    void put_levels(int channel, int g, const int8_t* q);
+    void get_levels(int channel, int g, int8_t* q) const;
+    void put_scale(int channel, int g, float d, float m);
+    // The scales of 8 groups of one channel; d and m point at half floats. K6 has no minima.
+    void put_super(int channel, int s, const uint8_t* d, const uint8_t* m, const uint8_t* scales,
+                   const uint8_t* minima);
+
 private:
-    void put_group(int channel, int g, float d, float m, const uint8_t* q);
+    size_t mapped_bytes() const;
+    void fill_floats(const float* rows, int first, int count);
+    void* memory_ = nullptr;
 };
 
 }  // namespace hunch

@@ -39,6 +39,12 @@ inline float max_lane(vf a) {
 }
 inline vf load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 inline void store_half(uint16_t* p, vf x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, 0)); }
+inline vf load_uint8(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+inline vf load_int8(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 // 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
 inline vf pow2(vf x) {
     __m256i n = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(127));
@@ -100,6 +106,32 @@ inline Weights unpack4(const uint8_t* p) {
     return w;
 }
 
+// The nibbles of unpack4, then a byte whose bit i says that quad i is below zero.
+inline Weights unpack5(const uint8_t* p) {
+    Weights w = unpack4(p);
+    const __m256i signs = _mm256_loadu_si256((const __m256i*)(p + 128));
+    for (int i = 0; i < 8; i++) {
+        const __m256i bit = _mm256_set1_epi8((char)(1 << i));
+        __m256i is_below = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bit), bit);
+        w.quad[i] = _mm256_or_si256(w.quad[i], _mm256_and_si256(is_below, _mm256_set1_epi8((char)0xF0)));
+    }
+    return w;
+}
+
+// Half a group of 6 bits, times 4: quads 0 to 3.
+inline Weights unpack6(const uint8_t* p) {
+    Weights w;
+    const __m256i high = _mm256_set1_epi8((char)0xFC), low = _mm256_set1_epi8(3);
+    __m256i last = _mm256_setzero_si256();
+    for (int i = 0; i < 3; i++) {
+        __m256i q = _mm256_loadu_si256((const __m256i*)(p + 32 * i));
+        w.quad[i] = _mm256_and_si256(q, high);
+        last = _mm256_or_si256(_mm256_slli_epi16(last, 2), _mm256_and_si256(q, low));
+    }
+    w.quad[3] = _mm256_slli_epi16(last, 2);
+    return w;
+}
+
 inline Weights load8(const int8_t* p) {
     Weights w;
     for (int i = 0; i < 8; i++) w.quad[i] = _mm256_loadu_si256((const __m256i*)(p + 32 * i));
@@ -123,17 +155,17 @@ inline __m256i four_inputs(const int8_t* a) {
 
 // s + the sum of w * a over the group, exact. 4 bits: eight sums of pairs still fit 16 bits. With
 // AVX-VNNI, products are of unsigned and signed numbers: weights of 8 bits go in plus 128.
-template <bool IS_4BIT>
+template <bool IS_4BIT, int QUADS>
 inline __m256i add_dots(__m256i start, const Weights& w, const int8_t* a) {
 #if defined(__AVXVNNI__)
     const __m256i offset = _mm256_set1_epi8(IS_4BIT ? 0 : (char)0x80);
-    HUNCH_UNROLL for (int i = 0; i < 8; i++)
+    HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
         start = _mm256_dpbusd_avx_epi32(start, _mm256_xor_si256(w.quad[i], offset), four_inputs(a + 4 * i));
     return start;
 #else
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i s = IS_4BIT ? _mm256_setzero_si256() : start;
-    HUNCH_UNROLL for (int i = 0; i < 8; i++) {
+    HUNCH_UNROLL for (int i = 0; i < QUADS; i++) {
         __m256i x = four_inputs(a + 4 * i);
         if (IS_4BIT) {
             s = _mm256_add_epi16(s, _mm256_maddubs_epi16(w.quad[i], x));
@@ -147,23 +179,28 @@ inline __m256i add_dots(__m256i start, const Weights& w, const int8_t* a) {
 }
 
 // The sum of w * q over the group, exact; the low parts of fine activations follow all high ones.
-template <bool IS_4BIT, bool FINE>
+template <bool IS_4BIT, bool FINE, Span SPAN>
 inline __m256i dot_group(const Weights& w, const int8_t* a, const float* d_a) {
     __m256i s = _mm256_setzero_si256();
     // 128 times the sum of the activations is taken away first; the shift below makes 2 of it 128.
-    if (KEEPS_SUMS && !IS_4BIT)
-        s = _mm256_set1_epi32((FINE ? -2 : -128) * ((const int32_t*)d_a)[2 * RT]);
-    s = add_dots<IS_4BIT>(s, w, a);
-    return FINE ? add_dots<IS_4BIT>(_mm256_slli_epi32(s, 6), w, a + 32 * RT) : s;
+    if (KEEPS_SUMS && !IS_4BIT) {
+        const int32_t* sums = (const int32_t*)d_a + 2 * RT;  // of the first halves, then the second
+        int sum = (SPAN != Span::SECOND ? sums[0] : 0) + (SPAN != Span::FIRST ? sums[RT] : 0);
+        s = _mm256_set1_epi32((FINE ? -2 : -128) * sum);
+    }
+    constexpr int QUADS = num_quads(SPAN);
+    s = add_dots<IS_4BIT, QUADS>(s, w, a);
+    return FINE ? add_dots<IS_4BIT, QUADS>(_mm256_slli_epi32(s, 6), w, a + 32 * RT) : s;
 }
 
 // For each of R rows, acc += (sum of w * a over the group) * scale * d_a: two roundings, the same
 // for every R.
-template <int R, bool IS_4BIT, bool FINE>
+template <int R, bool IS_4BIT, bool FINE, Span SPAN = Span::WHOLE>
 inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_t* a,
                       const float* d_a) {
+    if (SPAN == Span::SECOND) a += 16;
     HUNCH_UNROLL for (int r = 0; r < R; r++) {
-        __m256i s = dot_group<IS_4BIT, FINE>(w, a + 32 * r, d_a + r);
+        __m256i s = dot_group<IS_4BIT, FINE, SPAN>(w, a + 32 * r, d_a + r);
         acc[r] = fma(acc[r], mul(_mm256_cvtepi32_ps(s), scale.d), d_a[r]);
     }
 }

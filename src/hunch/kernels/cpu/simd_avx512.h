@@ -35,6 +35,12 @@ inline vf load_half(const uint16_t* p) {
 inline void store_half(uint16_t* p, vf x) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
+inline vf load_uint8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+inline vf load_int8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
 // 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
 inline vf pow2(vf x) {
     __m512i n = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(127));
@@ -92,6 +98,31 @@ inline Weights unpack4(const uint8_t* p) {
     return w;
 }
 
+// The nibbles of unpack4, then a byte whose bit i says that quad i is below zero.
+inline Weights unpack5(const uint8_t* p) {
+    Weights w = unpack4(p);
+    const __m512i signs = _mm512_loadu_si512(p + 256), upper = _mm512_set1_epi8((char)0xF0);
+    HUNCH_UNROLL for (int i = 0; i < 8; i++) {
+        __mmask64 is_below = _mm512_test_epi8_mask(signs, _mm512_set1_epi8((char)(1 << i)));
+        w.quad[i] = _mm512_mask_blend_epi8(is_below, w.quad[i], _mm512_or_si512(w.quad[i], upper));
+    }
+    return w;
+}
+
+// Half a group of 6 bits, times 4: quads 0 to 3.
+inline Weights unpack6(const uint8_t* p) {
+    Weights w;
+    const __m512i high = _mm512_set1_epi8((char)0xFC), low = _mm512_set1_epi8(3);
+    __m512i last = _mm512_setzero_si512();
+    HUNCH_UNROLL for (int i = 0; i < 3; i++) {
+        __m512i q = _mm512_loadu_si512(p + 64 * i);
+        w.quad[i] = _mm512_and_si512(q, high);
+        last = _mm512_or_si512(_mm512_slli_epi16(last, 2), _mm512_and_si512(q, low));
+    }
+    w.quad[3] = _mm512_slli_epi16(last, 2);
+    return w;
+}
+
 inline Weights load8(const int8_t* p) {
     Weights w;
     HUNCH_UNROLL for (int i = 0; i < 8; i++) w.quad[i] = _mm512_loadu_si512(p + 64 * i);
@@ -117,23 +148,27 @@ inline __m512i four_inputs(const int8_t* a) {
 // for every R. Products are of unsigned and signed numbers: weights of 8 bits go in plus 128, and
 // 128 times the sum of the activations is taken away first (of fine ones 2 times: the shift makes
 // it 128).
-template <int R, bool IS_4BIT, bool FINE>
+template <int R, bool IS_4BIT, bool FINE, Span SPAN = Span::WHOLE>
 inline void add_group(vf* acc, const Weights& weights, const Scale& scale, const int8_t* a,
                       const float* d_a) {
-    const int32_t* sums = (const int32_t*)(d_a + 2 * RT);
+    const int32_t *first = (const int32_t*)(d_a + 2 * RT), *second = first + RT;
+    constexpr int QUADS = num_quads(SPAN);
     Weights w = weights;
+    if (SPAN == Span::SECOND) a += 16;
     if (!IS_4BIT)
-        HUNCH_UNROLL for (int i = 0; i < 8; i++)
+        HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
             w.quad[i] = _mm512_xor_si512(w.quad[i], _mm512_set1_epi8((char)0x80));
     __m512i s[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++)
-        s[r] = IS_4BIT ? _mm512_setzero_si512() : _mm512_set1_epi32((FINE ? -2 : -128) * sums[r]);
-    HUNCH_UNROLL for (int i = 0; i < 8; i++)
+    HUNCH_UNROLL for (int r = 0; r < R; r++) {
+        int sum = IS_4BIT ? 0 : (SPAN != Span::SECOND ? first[r] : 0) + (SPAN != Span::FIRST ? second[r] : 0);
+        s[r] = _mm512_set1_epi32((FINE ? -2 : -128) * sum);
+    }
+    HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
         HUNCH_UNROLL for (int r = 0; r < R; r++)
             s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * r + 4 * i));
     if (FINE) {
         HUNCH_UNROLL for (int r = 0; r < R; r++) s[r] = _mm512_slli_epi32(s[r], 6);
-        HUNCH_UNROLL for (int i = 0; i < 8; i++)
+        HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
             HUNCH_UNROLL for (int r = 0; r < R; r++)
                 s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * (RT + r) + 4 * i));
     }

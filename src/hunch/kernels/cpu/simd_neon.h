@@ -29,6 +29,18 @@ inline vf abs(vf a) { return vabsq_f32(a); }
 inline float max_lane(vf a) { return vmaxvq_f32(a); }
 inline vf load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline void store_half(uint16_t* p, vf x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+inline vf load_uint8(const uint8_t* p) {
+    uint32_t bytes;
+    std::memcpy(&bytes, p, 4);
+    uint16x8_t wide = vmovl_u8(vcreate_u8(bytes));
+    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide)));
+}
+inline vf load_int8(const uint8_t* p) {
+    uint32_t bytes;
+    std::memcpy(&bytes, p, 4);
+    int16x8_t wide = vmovl_s8(vcreate_s8(bytes));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+}
 // 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
 inline vf pow2(vf x) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vreinterpretq_s32_f32(x), vdupq_n_s32(127)), 23));

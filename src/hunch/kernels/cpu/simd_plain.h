@@ -44,6 +44,13 @@ inline vf load_half(const uint16_t* p) {
 inline void store_half(uint16_t* p, vf x) {
     for (int i = 0; i < P; i++) p[i] = to_half(x[i]);
 }
+inline vf load_uint8(const uint8_t* p) {
+    return vf{(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
+}
+inline vf load_int8(const uint8_t* p) {
+    const int8_t* q = (const int8_t*)p;
+    return vf{(float)q[0], (float)q[1], (float)q[2], (float)q[3]};
+}
 // 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
 inline vf pow2(vf x) {
     vi n;
@@ -100,6 +107,31 @@ inline Weights unpack4(const uint8_t* p) {
     return w;
 }
 
+// The nibbles of unpack4, then a byte whose bit i says that quad i is below zero.
+inline Weights unpack5(const uint8_t* p) {
+    Weights w = unpack4(p);
+    for (int n = 0; n < P; n++)
+        for (int j = 0; j < 32; j++)
+            if (p[(4 * P + n) * 4 + j % 4] >> (j / 4) & 1) w.of[n][j] = (int8_t)(w.of[n][j] - 16);
+    return w;
+}
+
+// Half a group of 6 bits, times 4: the first 16 inputs.
+inline Weights unpack6(const uint8_t* p) {
+    Weights w;
+    for (int n = 0; n < P; n++)
+        for (int j = 0; j < 4; j++) {
+            int last = 0;
+            for (int i = 0; i < 3; i++) {
+                uint8_t byte = p[(i * P + n) * 4 + j];
+                w.of[n][4 * i + j] = (int8_t)(byte & 0xFC);
+                last = last << 2 | (byte & 3);
+            }
+            w.of[n][12 + j] = (int8_t)(last << 2);
+        }
+    return w;
+}
+
 inline Weights load8(const int8_t* p) {
     Weights w;
     for (int part = 0; part < 8; part++)
@@ -118,14 +150,15 @@ struct Scale {
 };
 
 // For each of R rows, acc += (sum of w * a over the group) * scale * d_a, the same for every R.
-template <int R, bool IS_4BIT, bool FINE>
+template <int R, bool IS_4BIT, bool FINE, Span SPAN = Span::WHOLE>
 inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_t* a,
                       const float* d_a) {
+    if (SPAN == Span::SECOND) a += 16;
     for (int r = 0; r < R; r++, a += 32) {
         vf sums;
         for (int n = 0; n < P; n++) {
             int sum = 0;
-            for (int j = 0; j < 32; j++)
+            for (int j = 0; j < 4 * num_quads(SPAN); j++)
                 sum += w.of[n][j] * (FINE ? 64 * a[j] + a[RT * 32 + j] : a[j]);
             sums[n] = (float)sum;
         }

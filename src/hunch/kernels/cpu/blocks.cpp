@@ -1,0 +1,119 @@
+// GGUF's blocks to the panels of a matrix. Offsets are those of dequant.py, which says every layout.
+#include <cstring>
+
+#include "half.h"
+#include "matrix.h"
+
+namespace hunch {
+
+namespace {
+
+float half(const uint8_t* at) {
+    uint16_t bits;
+    std::memcpy(&bits, at, 2);
+    return from_half(bits);
+}
+
+// 16 bytes: input j in the low nibble of byte j, j + 16 in the high one.
+void nibbles(const uint8_t* from, int8_t* q) {
+    for (int j = 0; j < 16; j++) {
+        q[j] = from[j] & 15;
+        q[j + 16] = from[j] >> 4;
+    }
+}
+
+// 8 scales and 8 minima of 6 bits in 12 bytes.
+void six_bits(const uint8_t* from, uint8_t* scales, uint8_t* minima) {
+    for (int i = 0; i < 4; i++) {
+        scales[i] = from[i] & 63;
+        minima[i] = from[4 + i] & 63;
+        scales[4 + i] = (uint8_t)((from[8 + i] & 15) | from[i] >> 6 << 4);
+        minima[4 + i] = (uint8_t)(from[8 + i] >> 4 | from[4 + i] >> 6 << 4);
+    }
+}
+
+struct Filler {
+    Matrix& w;
+    int channel;
+
+    // One block each; returns the block after it. i counts blocks of the row.
+    const uint8_t* q4_0(int i, const uint8_t* block) const {
+        int8_t q[GROUP];
+        nibbles(block + 2, q);
+        w.put_scale(channel, i, half(block), -8 * half(block));
+        w.put_levels(channel, i, q);
+        return block + 18;
+    }
+    const uint8_t* q4_1(int i, const uint8_t* block) const {
+        int8_t q[GROUP];
+        nibbles(block + 4, q);
+        w.put_scale(channel, i, half(block), half(block + 2));
+        w.put_levels(channel, i, q);
+        return block + 20;
+    }
+    const uint8_t* q5_0(int i, const uint8_t* block) const {
+        int8_t q[GROUP];
+        uint32_t high;
+        std::memcpy(&high, block + 2, 4);
+        nibbles(block + 6, q);
+        for (int j = 0; j < GROUP; j++) q[j] = (int8_t)(q[j] - (high >> j & 1 ? 0 : 16));
+        w.put_scale(channel, i, half(block), 0);
+        w.put_levels(channel, i, q);
+        return block + 22;
+    }
+    const uint8_t* q8_0(int i, const uint8_t* block) const {
+        w.put_scale(channel, i, half(block), 0);
+        w.put_levels(channel, i, (const int8_t*)block + 2);
+        return block + 34;
+    }
+    const uint8_t* q45_k(int i, const uint8_t* block, bool is_5bit) const {
+        uint8_t scales[SUPER], minima[SUPER];
+        six_bits(block + 4, scales, minima);
+        w.put_super(channel, i, block, block + 2, scales, minima);
+        const uint8_t *high = block + 16, *low = is_5bit ? high + 32 : high;
+        for (int g = 0; g < SUPER; g++) {  // two groups share 32 bytes of nibbles
+            int8_t q[GROUP];
+            for (int j = 0; j < GROUP; j++) {
+                q[j] = (int8_t)(low[g / 2 * 32 + j] >> (g % 2 ? 4 : 0) & 15);
+                if (is_5bit && !(high[j] >> g & 1)) q[j] = (int8_t)(q[j] - 16);
+            }
+            w.put_levels(channel, i * SUPER + g, q);
+        }
+        return low + 128;
+    }
+    const uint8_t* q6_k(int i, const uint8_t* block) const {
+        w.put_super(channel, i, block + 208, nullptr, block + 192, nullptr);
+        for (int g = 0; g < SUPER; g++) {  // four groups share 64 bytes of nibbles and 32 of pairs
+            const uint8_t *low = block + g / 4 * 64 + g % 2 * 32, *pairs = block + 128 + g / 4 * 32;
+            int8_t q[GROUP];
+            for (int j = 0; j < GROUP; j++) {
+                int nibble = low[j] >> (g % 4 / 2 * 4) & 15, pair = pairs[j] >> (g % 4 * 2) & 3;
+                q[j] = (int8_t)((nibble | pair << 4) - 32);
+            }
+            w.put_levels(channel, i * SUPER + g, q);
+        }
+        return block + 210;
+    }
+};
+
+}  // namespace
+
+void Matrix::fill(Format format, const uint8_t* rows, int first, int count) {
+    if (format == Format::FLOATS) return fill_floats((const float*)rows, first, count);
+    const int num_blocks = has_supers(kind) ? num_groups / SUPER : num_groups;
+    for (int n = 0; n < count; n++) {
+        Filler filler{*this, first + n};
+        for (int i = 0; i < num_blocks; i++) switch (format) {
+                case Format::FLOATS: break;
+                case Format::Q4_0: rows = filler.q4_0(i, rows); break;
+                case Format::Q4_1: rows = filler.q4_1(i, rows); break;
+                case Format::Q5_0: rows = filler.q5_0(i, rows); break;
+                case Format::Q8_0: rows = filler.q8_0(i, rows); break;
+                case Format::Q4_K: rows = filler.q45_k(i, rows, false); break;
+                case Format::Q5_K: rows = filler.q45_k(i, rows, true); break;
+                case Format::Q6_K: rows = filler.q6_k(i, rows); break;
+            }
+    }
+}
+
+}  // namespace hunch
