@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hunch.kernels import native
+from hunch.kernels import native, native_sampling
 from hunch.kernels.native_draft import best
 from hunch.kernels.noise import TARGET, gumbel, gumbel_at
 from hunch.sampling.filters import filter_ref
@@ -54,7 +54,7 @@ def test_columns_are_chosen_by_the_noise_of_their_tokens(
 ) -> None:
     logits, params = random_logits(size), asked(0.8, **filters)
     ids = torch.randperm(49152, generator=torch.Generator().manual_seed(1))[:size]
-    got = native.choose(logits, *params, *keys(), ids_C=ids)
+    got = native_sampling.choose(logits, *params, *keys(), ids_C=ids)
     z = filter_ref(logits / 0.8, *params[1:])
     noise = gumbel_at(*keys(), TARGET, ids.expand(NUM_ROWS, size))
     assert got.equal(ids[(z + noise).argmax(1)])
@@ -75,7 +75,7 @@ def test_greedy_rows_get_the_likeliest_tokens_and_their_shares(is_part: bool) ->
 def test_sampled_rows_get_the_best_with_noise(filters: dict[str, Any], num: int) -> None:
     logits, params = random_logits(100), asked(0.8, **filters)  # all of them are near
     tokens, gains = best(logits, *params, *keys(), num)
-    assert tokens[:, 0].equal(native.choose(logits, *params, *keys()))
+    assert tokens[:, 0].equal(native_sampling.choose(logits, *params, *keys()))
     z = filter_ref(logits / 0.8, *params[1:])
     scores = z + gumbel(*keys(), TARGET, 100)
     top = scores.log_softmax(-1).topk(num, -1)
@@ -88,6 +88,6 @@ def test_sampled_rows_get_the_best_with_noise(filters: dict[str, Any], num: int)
 def test_the_first_is_what_would_be_chosen_though_most_tokens_get_no_noise() -> None:
     logits, params = random_logits(49152) / 6, asked(1.5)
     tokens, gains = best(logits, *params, *keys(), 4)
-    assert tokens[:, 0].equal(native.choose(logits, *params, *keys()))
+    assert tokens[:, 0].equal(native_sampling.choose(logits, *params, *keys()))
     assert bool((gains <= 0).all())
     assert bool((gains.diff(dim=1) <= 0).all())

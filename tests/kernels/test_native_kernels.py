@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hunch.kernels import native
+from hunch.kernels import native, native_sampling
 from hunch.kernels.noise import TARGET, gumbel
 from hunch.models.weights.dequant import dequantise
 from hunch.sampling.filters import filter_ref
@@ -176,10 +176,10 @@ def test_choices_follow_the_definition(filters, size):
     seed = torch.arange(num_rows) * 0x123456789AB
     index, pos = torch.arange(num_rows) % 3, torch.arange(num_rows) + 100
     asked = columns(num_rows, temperature=0.8, **filters)
-    got = native.choose(logits, *asked, seed, index, pos)
+    got = native_sampling.choose(logits, *asked, seed, index, pos)
     assert got.equal(expected_choice(logits, *asked, seed, index, pos))
     one_by_one = [
-        native.choose_row(
+        native_sampling.choose_row(
             row_V.numpy(), *(column[row].item() for column in (*asked, seed, index, pos))
         )
         for row, row_V in enumerate(logits)
@@ -191,7 +191,7 @@ def test_temperature_zero_is_the_argmax_and_ties_go_to_the_lowest_id():
     logits = random(3, 1001)
     logits[0, [7, 400]] = 50.0
     zero = torch.zeros(3, dtype=torch.int64)
-    got = native.choose(logits, *columns(3, temperature=0.0), zero, zero, zero)
+    got = native_sampling.choose(logits, *columns(3, temperature=0.0), zero, zero, zero)
     assert got.equal(logits.argmax(1))
     assert got[0] == 7
 
@@ -201,7 +201,7 @@ def test_forbidden_tokens_are_never_chosen():
     logits[:, 20:24] = 0.0
     many = torch.arange(64)
     for filters in FILTERS:
-        got = native.choose(logits, *columns(64, **filters), many, many, many)
+        got = native_sampling.choose(logits, *columns(64, **filters), many, many, many)
         assert ((got >= 20) & (got < 24)).all()
 
 
@@ -210,9 +210,9 @@ def test_rows_with_different_wishes_share_a_call():
     parts = [columns(1, temperature=0.0), columns(1), columns(1, top_k=3), columns(1, top_p=0.5)]
     asked = [torch.cat(column) for column in zip(*parts, strict=True)]
     ids = torch.arange(4)
-    together = native.choose(logits, *asked, ids, ids, ids)
+    together = native_sampling.choose(logits, *asked, ids, ids, ids)
     for row in range(4):
-        alone = native.choose(
+        alone = native_sampling.choose(
             logits[row : row + 1], *parts[row], ids[row : row + 1], ids[row : row + 1],
             ids[row : row + 1],
         )  # fmt: skip

@@ -171,7 +171,7 @@ def best(
     stream: int = 0,
     num_threads: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The tokens that `native.choose` compares, best first, and the logs of their shares.
+    """The tokens that `native_sampling.choose` compares, best first, and the logs of their shares.
 
     The first is what `choose` gives. Noise goes to the likeliest alone, so shares are among those;
     greedy rows share out all tokens.

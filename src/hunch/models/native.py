@@ -5,6 +5,7 @@ Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocab
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -36,12 +37,16 @@ from hunch.models.experts import ExpertNames
 from hunch.models.load import check_tensors
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Weights, iterate
+from hunch.models.weights.base import Packed, Weights, iterate
+from hunch.models.weights.dequant import dequantise
 from hunch.parallel.group import SINGLE
 from hunch.registry import MODELS, resolve
 
+log = logging.getLogger("hunch")
+
 DTYPES = ("auto", "int8", "int4", "float32")
 ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
+_EXPANDED = 1 << 22  # weights that are held as floats at once while they are packed
 _LANES = 16  # widths and heads are whole vectors on every CPU
 
 
@@ -192,6 +197,7 @@ class _Reader:
 
     def __init__(self, source: FileSource, dtype: str, num_threads: int | None) -> None:
         self.source, self.dtype, self.num_threads = source, dtype, num_threads
+        self.expanded: set[str] = set()  # formats that were said not to be kept
 
     def tensor(self, name: str) -> Tensor:
         """A copy: a view would keep the whole file in memory."""
@@ -204,18 +210,9 @@ class _Reader:
 
     def matrix(self, name: str, *, is_table: bool = False) -> NativeMatrix:
         """`is_table`: an embedding or output matrix, which 4 bits would hurt most."""
-        found = self.source.find(name)
-        assert found is not None
-        packed = self.source.weights.packed(found)
-        exact = EXACT_KIND.get(packed.kind) if packed else None
-        kind = self._kind(packed is not None, exact, is_table)
-        if packed is not None and kind == exact:
-            return NativeMatrix.from_blocks(
-                packed.kind, packed.shape, packed.data, self.num_threads
-            )
-        return NativeMatrix.from_floats(self._floats(name), kind, self.num_threads)
+        return self.stack([name], is_table=is_table)
 
-    def _kind(self, is_packed: bool, exact: int | None, is_table: bool = False) -> int:
+    def _kind(self, is_packed: bool, exact: int | None, is_table: bool) -> int:
         if self.dtype == "auto":
             return exact if exact is not None else INT8 if is_packed else FLOAT
         return {"int8": INT8, "int4": INT8 if is_table else INT4, "float32": FLOAT}[self.dtype]
@@ -224,7 +221,7 @@ class _Reader:
         """A matrix that is never rounded."""
         return NativeMatrix.from_floats(self._floats(name), FLOAT, self.num_threads)
 
-    def stack(self, names: list[str]) -> NativeMatrix:
+    def stack(self, names: list[str], *, is_table: bool = False) -> NativeMatrix:
         """The rows of several tensors, one beneath the other, as one matrix."""
         weights = self.source.weights
         found = [there for name in names if (there := self.source.find(name)) is not None]
@@ -232,17 +229,36 @@ class _Reader:
         packed = [weights.packed(name) for name in found]
         kinds = {None if pack is None else pack.kind for pack in packed}
         exact = EXACT_KIND.get(next(iter(kinds)) or "") if len(kinds) == 1 else None
-        kind = self._kind(any(packed), exact)
+        kind = self._kind(any(packed), exact, is_table)
         sizes = [math.prod(weights.shape(name)[:-1]) for name in found]
         matrix = NativeMatrix(kind, sum(sizes), weights.shape(found[0])[-1], self.num_threads)
         first = 0
         for name, pack, size in zip(names, packed, sizes, strict=True):
-            if pack is not None and kind == exact:
-                matrix.put_blocks(pack.kind, first, pack.data)
-            else:
+            if pack is None:
                 matrix.put_floats(first, self._floats(name).flatten(0, -2))
+            elif kind == exact:
+                matrix.put_blocks(pack.kind, first, pack.data)
+                pack.release()
+            else:
+                self._expand(matrix, first, pack)
             first += size
         return matrix
+
+    def _expand(self, matrix: NativeMatrix, first: int, packed: Packed) -> None:
+        """Blocks as numbers, a part at a time: all of a vocabulary's would be gigabytes."""
+        if self.dtype == "auto" and packed.kind not in self.expanded:
+            self.expanded.add(packed.kind)
+            log.warning(
+                "the CPU's kernels do not hold %s as it is: its matrices become 8-bit numbers, "
+                "each at most 1/254 of its group's largest away",
+                packed.kind,
+            )
+        num_out, num_in = packed.shape
+        step = max(16, _EXPANDED // num_in // 16 * 16)
+        for row in range(0, num_out, step):
+            numbers = dequantise(packed.kind, packed.data[row : row + step], num_in)
+            matrix.put_floats(first + row, numbers)
+        packed.release()
 
 
 def _layer(spec: ModelSpec, reader: _Reader, prefix: str, names: Names, layer: int) -> NativeLayer:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hunch.kernels import native
+from hunch.kernels import native, native_sampling
 from hunch.kernels.noise import (
     DRAFT,
     MAX_GUMBEL,
@@ -356,7 +356,7 @@ class SamplingState:
     ) -> Tensor:
         if native.is_available():
             asked = self.columns(row_M)
-            return native.choose(logits_MV.float(), *asked, pos_M, TARGET, ids_C=ids_C)
+            return native_sampling.choose(logits_MV.float(), *asked, pos_M, TARGET, ids_C=ids_C)
         x, rows, places = logits_MV.float().numpy(), row_M.tolist(), pos_M.tolist()
         columns = zip(x, rows, places, strict=True)
         return torch.tensor([self._draw_row(x_V, row, pos) for x_V, row, pos in columns])
@@ -366,7 +366,7 @@ class SamplingState:
         if not asks & SAMPLED:
             return int(logits_V.argmax())
         if native.is_available():
-            return native.choose_row(
+            return native_sampling.choose_row(
                 np.ascontiguousarray(logits_V),
                 float(self.temperature_X[row]),
                 int(self.top_k_X[row]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,8 +20,9 @@ class Packed:
     """A matrix as the file holds it: rows of quantised blocks, in Hugging Face's row order."""
 
     kind: str  # a name of dequant.FORMATS, such as "Q4_1"
-    shape: tuple[int, int]  # [out, in], in weights
+    shape: tuple[int, int]  # [out, in], in weights; a stack of matrices is one with all rows
     data: Tensor  # uint8 [out, bytes of a row]; still in the file where the order allows it
+    release: Callable[[], None]  # once the blocks were copied: lets the file's pages go
 
     def take(self, rows: Rows) -> Packed:
         """Some of its rows, or all in another order."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,9 @@ class GgufWeights:
         is_interleaved = architecture(header) in INTERLEAVED
         self._places = {hf_name(header, name): place for name, place in header.tensors.items()}
         # Copy-on-write: torch wants writable memory, and the file must never change.
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="c")
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._bytes = np.frombuffer(self._map, np.uint8)
         self._num_heads: dict[str, int] = {}  # of the tensors stored in another order of rows
         factors = self.tensor("rope_freqs.weight") if "rope_freqs.weight" in self._places else None
         self.config = config_of(header, None if factors is None else factors.tolist())
@@ -47,13 +52,29 @@ class GgufWeights:
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         place = self._place(name)
         rows = self._rows(name, place)
-        return dequantise(place.kind, rows, place.shape[-1], dtype).view(place.shape)
+        numbers = dequantise(place.kind, rows, place.shape[-1], dtype).view(place.shape)
+        if place.kind not in PLAIN:
+            self._release(place)
+        return numbers
 
     def packed(self, name: str) -> Packed | None:
         place = self._place(name)
-        if place.kind in PLAIN or len(place.shape) != 2:
+        if place.kind in PLAIN or len(place.shape) < 2:
             return None
-        return Packed(place.kind, (place.shape[0], place.shape[1]), self._rows(name, place))
+        shape = (prod(place.shape[:-1]), place.shape[-1])
+        rows = self._rows(name, place)
+        return Packed(place.kind, shape, rows, partial(self._release, place))
+
+    def _release(self, place: TensorPlace) -> None:
+        """A tensor's pages leave this process's memory; who reads them again waits for the file."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            page = mmap.PAGESIZE
+            first, last = (
+                -(-place.start // page) * page,
+                (place.start + place.nbytes) // page * page,
+            )
+            if last > first:
+                self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _place(self, name: str) -> TensorPlace:
         if name not in self._places:
