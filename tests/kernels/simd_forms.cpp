@@ -1,0 +1,105 @@
+// Holds the products of one vector unit to plain arithmetic, without Python: test_simd_forms.py
+// builds it for each unit. Prints the largest error of every kind; exit code 1 where one is too large.
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "gemm.h"
+#include "half.h"
+
+using namespace hunch;
+
+namespace {
+
+std::mt19937 generator(7);
+double normal() { return std::normal_distribution<double>()(generator); }
+
+// Random numbers and scales in place of a file's; limits are as likely as the rest.
+void fill(Matrix& w) {
+    const int levels = w.kind == Kind::INT8 ? 8 : w.kind == Kind::K6 ? 6 : w.kind == Kind::K4 ? 4 : 5;
+    const bool is_unsigned = w.kind == Kind::INT4 || w.kind == Kind::K4;
+    for (int n = 0; n < w.num_out; n++) {
+        for (int g = 0; g < w.num_groups; g++) {
+            int8_t q[GROUP];
+            for (int8_t& x : q) {
+                int raw = (int)(generator() & 0xFF);
+                x = is_unsigned ? (int8_t)(raw & 15) : (int8_t)((int8_t)raw >> (8 - levels));
+            }
+            w.put_levels(n, g, q);
+            if (!has_supers(w.kind)) w.put_scale(n, g, (float)normal(), (float)normal());
+        }
+        for (int s = 0; has_supers(w.kind) && s < w.num_groups / SUPER; s++) {
+            uint16_t d = to_half((float)normal()), m = to_half((float)normal());
+            uint8_t scales[2 * SUPER], minima[SUPER];
+            for (uint8_t& x : scales) x = (uint8_t)(generator() & (w.kind == Kind::K6 ? 255 : 63));
+            for (uint8_t& x : minima) x = (uint8_t)(generator() & 63);
+            bool has_minima = w.kind != Kind::K6;
+            w.put_super(n, s, (uint8_t*)&d, has_minima ? (uint8_t*)&m : nullptr, scales,
+                        has_minima ? minima : nullptr);
+        }
+    }
+}
+
+// A row of the input as the product sees it: rounded to whole numbers times a scale per group.
+std::vector<double> rounded_row(const Input& input, int row) {
+    std::vector<double> x(input.num_groups() * GROUP);
+    for (int g = 0; g < input.num_groups(); g++) {
+        const uint8_t* at = input.tiles + row / RT * input.tile_bytes() + g * tile_group_bytes(input.is_fine);
+        const int8_t* q = (const int8_t*)at + row % RT * GROUP;
+        const float* scales = (const float*)(at + (input.is_fine ? 2 : 1) * RT * GROUP);
+        for (int j = 0; j < GROUP; j++)
+            x[g * GROUP + j] = (double)scales[row % RT] * (input.is_fine ? 64 * q[j] + q[RT * GROUP + j] : q[j]);
+    }
+    return x;
+}
+
+double largest_error(Kind kind, int num_rows, bool is_fine) {
+    const int num_out = 3 * P + 1, num_in = 512;
+    Matrix w(kind, num_out, num_in);
+    fill(w);
+    Input input;
+    input.num_in = num_in;
+    input.is_fine = is_fine;
+    std::vector<uint8_t> tiles(input.bytes_for(num_rows)), panel(Scratch::panel_bytes(num_in));
+    input.tiles = tiles.data();
+    for (int row = 0; row < num_rows; row++) {
+        std::vector<float> x(num_in);
+        for (float& value : x) value = row % 3 ? (float)normal() : row % 2 ? 1.0f : -1.0f;
+        input.put_row(row, x.data());
+    }
+    const int stride = 4 * P;
+    std::vector<float> out((size_t)num_rows * stride), weight(num_in);
+    multiply(w, 0, num_out, input, 0, num_rows, out.data(), stride, Scratch{panel.data()});
+    double worst = 0;
+    for (int row = 0; row < num_rows; row++) {
+        std::vector<double> x = rounded_row(input, row);
+        for (int n = 0; n < num_out; n++) {
+            w.read_row(n, weight.data());
+            double sum = 0, size = 1e-30;
+            for (int k = 0; k < num_in; k++) {
+                sum += x[k] * weight[k];
+                size += std::fabs(x[k] * weight[k]);
+            }
+            worst = std::fmax(worst, std::fabs(out[(size_t)row * stride + n] - sum) / size);
+        }
+    }
+    return worst;
+}
+
+}  // namespace
+
+int main() {
+    const char* names[] = {"INT4", "INT8", "FLOAT", "INT5", "K4", "K5", "K6"};
+    bool is_good = true;
+    std::printf("%d channels, %d rows\n", P, RT);
+    for (Kind kind : {Kind::INT4, Kind::INT8, Kind::INT5, Kind::K4, Kind::K5, Kind::K6})
+        for (bool is_fine : {false, true}) {
+            double worst = 0;
+            for (int num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 21, 40})
+                worst = std::fmax(worst, largest_error(kind, num_rows, is_fine));
+            std::printf("%s %s %.1e\n", names[(int)kind], is_fine ? "14 bits" : "8 bits", worst);
+            is_good = is_good && worst < 1e-6;
+        }
+    return is_good ? 0 : 1;
+}
