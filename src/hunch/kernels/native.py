@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 INT4, INT8, FLOAT, INT5, K4, K5, K6 = range(7)  # kinds of a matrix
+ROUNDED = (INT4, INT8, FLOAT)  # those that floats can become; the others hold a file's blocks
 _MAX_KEPT = 64  # rows of a pass whose columns may come again
 # GGUF blocks that are kept as they are: their number in the kernels, and the kind that holds them.
 FORMATS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3, "Q5_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7}
@@ -126,6 +127,7 @@ class NativeMatrix:
     @staticmethod
     def from_floats(weight_NK: Tensor, kind: int, num_threads: int | None = None) -> NativeMatrix:
         """Rounded to the kind: INT8 and INT4 have a scale per 32 inputs."""
+        assert kind in ROUNDED, "the other kinds are filled with a file's blocks alone"
         weight_NK = weight_NK.to(torch.float32).contiguous()
         matrix = NativeMatrix(kind, *weight_NK.shape, num_threads)
         matrix._fill(_FLOATS, weight_NK)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError, VocabMismatchError
 from hunch.hub import resolve as find_files
-from hunch.kernels.native import INT8, NativeMatrix
+from hunch.kernels.native import INT8, ROUNDED, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
 from hunch.models.heads.files import check_map
@@ -146,7 +146,8 @@ def _native_tables(
         if not spec.is_tied:
             head = NativeMatrix.from_floats(source.read(names.head, shape), INT8, threads)
     if ids_C is not None:
-        head = NativeMatrix.from_floats(head.rows(ids_C), head.kind, threads)
+        kind = head.kind if head.kind in ROUNDED else INT8
+        head = NativeMatrix.from_floats(head.rows(ids_C), kind, threads)
     return embedding, head
 
 

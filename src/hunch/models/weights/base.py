@@ -27,7 +27,7 @@ class Packed:
     def take(self, rows: Rows) -> Packed:
         """Some of its rows, or all in another order."""
         data = self.data[rows]
-        return Packed(self.kind, (len(data), self.shape[1]), data)
+        return Packed(self.kind, (len(data), self.shape[1]), data, self.release)
 
 
 class Weights(Protocol):
