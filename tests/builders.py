@@ -25,6 +25,10 @@ BLOCK_SIZE = 4
 
 def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
     """A config.json of a model that runs in a millisecond; None removes a key."""
+    if architecture in ("GPT2LMHeadModel", "GPTBigCodeForCausalLM"):
+        sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 48, "n_positions": 256}
+        given = {"architectures": [architecture], "vocab_size": 96, "from_gguf": True}
+        return given | sizes | changes
     if architecture == "OPTForCausalLM":
         config: dict[str, Any] = {"ffn_dim": 48, "word_embed_proj_dim": 32}
     else:

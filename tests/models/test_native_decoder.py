@@ -5,12 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from builders import Seq, pack, tables, tiny_config, tiny_weights
+from builders import DictWeights, Seq, pack, tables, tiny_config, tiny_weights
 from hunch.errors import ConfigError
 from hunch.kernels import native
 from hunch.kernels.attention import KVCache
-from hunch.models.load import load_decoder
-from hunch.models.native import is_supported, load_native
+from hunch.models.arrange import Arranged
+from hunch.models.build import LLAMA_NAMES
+from hunch.models.decoder import Decoder
+from hunch.models.load import load_decoder, tensor_shapes
+from hunch.models.native import NativeDecoder, is_supported, load_native
+from hunch.models.source import FileSource, RandomSource
 from hunch.models.spec import ModelSpec
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
@@ -32,6 +36,33 @@ FAMILIES = {
     "mistral": tiny_config("MistralForCausalLM", **SIZES, sliding_window=50),
     "qwen2": tiny_config("Qwen2ForCausalLM", **SIZES),
     "qwen3": tiny_config("Qwen3ForCausalLM", **SIZES),
+}
+GPT2 = {"vocab_size": 97, "n_embd": 192, "n_head": 6, "n_layer": 2, "n_inner": 80}
+GPT2 |= {"n_positions": 512}
+OPT = {**SIZES, "intermediate_size": None, "num_key_value_heads": None, "hidden_size": 192}
+OPT |= {"head_dim": None, "ffn_dim": 80, "word_embed_proj_dim": 192}
+SCALES = {"embedding_multiplier": 12.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+GEMMA = {**SIZES, "query_pre_attn_scalar": 24, "sliding_window": 50, "sliding_window_pattern": 2}
+OTHERS = {
+    "granite": tiny_config("GraniteForCausalLM", **SIZES, **SCALES, logits_scaling=3.0),
+    "phi-3": tiny_config("Phi3ForCausalLM", **SIZES, partial_rotary_factor=0.5),
+    "gpt-2": tiny_config("GPT2LMHeadModel", **GPT2),
+    "gpt-bigcode": tiny_config("GPTBigCodeForCausalLM", **GPT2),
+    "opt": tiny_config("OPTForCausalLM", **OPT),
+    "opt, norms after": tiny_config("OPTForCausalLM", **OPT, do_layer_norm_before=False),
+    "gemma 2": tiny_config("Gemma2ForCausalLM", **GEMMA, **CAPS),
+    "gemma 3": tiny_config("Gemma3ForCausalLM", **GEMMA, rope_local_base_freq=300.0),
+}
+FAMILIES |= OTHERS
+# Parts that no family above has.
+PARTS = {
+    "sinks": {"has_sinks": True},
+    "attention beside the MLP": {"is_parallel": True, "norm": "layer", "has_norm_bias": False},
+    "gelu": {"activation": "gelu"},
+    "relu, no gate": {"activation": "relu", "is_gated": False, "has_mlp_bias": True},
+    "clipped": {"activation": "clipped"},
+    "neighbours are turned": {"is_rope_interleaved": True, "has_qk_norm": True},
 }
 BLOCKS = 128  # of 4 slots: 512 positions per sequence
 
@@ -76,6 +107,37 @@ def test_float32_is_what_torch_computes(family):
         torch.testing.assert_close(
             ours.logits(got.last_TD), theirs.logits(expected.last_TD), atol=1e-3, rtol=1e-3
         )
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_are_what_torch_computes(part):
+    spec = replace(ModelSpec.from_config(FAMILIES["llama"]), **PARTS[part])
+    source = RandomSource(1)
+    shapes = tensor_shapes(spec)
+    tensors = {name: source.read(name, shape) for name, shape in shapes.items()}
+    weights = DictWeights(FAMILIES["llama"], tensors)
+    arranged = FileSource(Arranged(weights, spec, LLAMA_NAMES), torch.float32)
+    ours, theirs = NativeDecoder(spec, weights), Decoder(spec, arranged)
+    seqs = [Seq(words(140)), Seq([5, 6, 7], draft=[6, 7, 8], parents=[-1, 0, 0])]
+    got, expected = run(ours, seqs, empty_kv(ours, 2)), run(theirs, seqs, empty_kv(theirs, 2))
+    torch.testing.assert_close(got.last_TD, expected.last_TD, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_no_chunks_and_no_company_change_a_bit_of_any_family(family):
+    model, _ = both(family, "int8", num_threads=2)
+    prompts = [words(150, seed) for seed in range(5)]
+    whole = torch.cat([run(model, [Seq(ids)], empty_kv(model)).last_TD for ids in prompts[:1]])
+    logits = model.logits(whole)
+    for sizes in ([7] * 22, [64, 86], [149, 1]):
+        kv, parts, done = empty_kv(model, 5), [], 0
+        for size in sizes:
+            seqs = [Seq(ids[done : done + size], start=done) for ids in prompts]
+            hidden = run(model, seqs, kv).last_TD
+            parts.append(hidden[: len(seqs[0].ids)])
+            done += len(seqs[0].ids)
+        assert torch.cat(parts).equal(whole), sizes[:2]
+        assert model.logits(parts[-1]).equal(logits[-len(parts[-1]) :])
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("int8", 0.05), ("int4", 0.5)])
@@ -169,10 +231,10 @@ def test_an_answer_does_not_depend_on_where_blocks_lie():
 
 
 def test_models_it_does_not_compute_are_left_to_torch():
-    assert not is_supported(ModelSpec.from_config(tiny_config("OPTForCausalLM")))
     spec = ModelSpec.from_config(FAMILIES["llama"])
     assert is_supported(spec)
-    assert not is_supported(replace(spec, activation="gelu"))
+    assert not is_supported(replace(spec, head_dim=24))
+    assert not is_supported(ModelSpec.from_config(tiny_config("OPTForCausalLM")))
     assert load_native(tiny_weights(tiny_config("OPTForCausalLM"))) is None
 
 

@@ -200,7 +200,9 @@ class NativeNetwork:
         embedding: NativeMatrix,
         head: NativeMatrix,
         final_norm: Tensor | None,
-        rope_LH: Tensor,
+        rope_LH: Tensor | None,
+        final_norm_bias: Tensor | None = None,
+        positions_LD: Tensor | None = None,  # of position 0 on
         kv_dtype: torch.dtype,
         num_threads: int | None = None,
         join: NativeJoin | None = None,
@@ -209,7 +211,7 @@ class NativeNetwork:
         self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
         self.team = team(num_threads)
         self._structs = (_Layer * len(layers))(*(layer._struct() for layer in layers))
-        self._keep = (embedding, head, final_norm, rope_LH, join)
+        self._keep = (embedding, head, final_norm, final_norm_bias, rope_LH, positions_LD, join)
         self.num_out = head.num_out
         self._kv: KVCache | None = None
         self._kv_places = (0, 0, 0)
@@ -222,7 +224,9 @@ class NativeNetwork:
             embedding=embedding.handle,
             head=head.handle,
             final_norm=_address(final_norm),
-            rope=rope_LH.data_ptr(),
+            final_norm_bias=_address(final_norm_bias),
+            rope=_address(rope_LH),
+            positions=_address(positions_LD),
             layers=ctypes.addressof(self._structs),
             **(join.fields() if join else {}),
         )

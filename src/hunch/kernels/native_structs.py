@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from hunch.kernels.activation import KERNEL_NAMES
+
 if TYPE_CHECKING:
     from hunch.kernels.native import NativeMatrix
     from hunch.kernels.native_experts import NativeExperts
@@ -15,14 +17,18 @@ if TYPE_CHECKING:
 _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 _MATRICES = ("q", "k", "v", "out", "gate", "up", "down")
-_NORMS = ("attn_norm", "mlp_norm", "q_norm", "k_norm")
+_NORMS = ("attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm")  # each with a bias
+_ROWS = ("q_norm", "k_norm", "sinks", "rope")
+_ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "clipped")  # in the order of activation.h
 _JOINS = ("joins", "is_state_first", "is_first_masked", "is_residual_normed")
 _BIASES = tuple(f"{name}_bias" for name in _MATRICES)
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, _POINTER) for name in (*_MATRICES, *_NORMS, *_BIASES)),
+        *((name, _POINTER) for name in _MATRICES),
+        *((name + kind, _POINTER) for name in _NORMS for kind in ("", "_bias")),
+        *((name, _POINTER) for name in (*_ROWS, *_BIASES)),
         *((name, _I64) for name in ("window", "k_row", "v_row", "up_row")),
         ("experts", _POINTER),
     )
@@ -62,11 +68,16 @@ class _Spec(ctypes.Structure):
         *(
             (name, _POINTER)
             for name in (
-                "embedding", "head", "final_norm", "rope", "layers",
+                "embedding", "head", "final_norm", "final_norm_bias", "rope", "positions", "layers",
                 "project", "project_bias", "token_norm", "state_norm", "logits_norm",
             )
         ),
         *((name, _I32) for name in (*_JOINS, "is_fine")),
+        *((name, _I32) for name in ("is_layer_norm", "is_post_norm", "activation")),
+        *(
+            (name, _F32)
+            for name in ("embed_scale", "residual_scale", "logits_scale", "attn_cap", "logits_cap")
+        ),
     )  # fmt: skip
 
 
@@ -89,6 +100,11 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def activation_number(name: str) -> int:
+    """How the kernels are told an activation of Hugging Face's name."""
+    return _ACTIVATIONS.index(KERNEL_NAMES[name])
+
+
 @dataclass(kw_only=True, slots=True)
 class NativeLayer:
     """One decoder layer; norms and biases are float32."""
@@ -105,10 +121,14 @@ class NativeLayer:
     down: NativeMatrix | None = None
     experts: NativeExperts | None = None
     attn_norm: Tensor | None
-    mlp_norm: Tensor | None
+    mlp_norm: Tensor | None  # None: the MLP reads what attention read
+    attn_out_norm: Tensor | None = None  # of what is added to the stream
+    mlp_out_norm: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
-    biases: dict[str, Tensor | None]  # by the name of the matrix
+    sinks: Tensor | None = None
+    rope: Tensor | None = None  # None: the network's
+    biases: dict[str, Tensor | None]  # by the name of the matrix or norm
     window: int | None = None
 
     def matrices(self) -> list[NativeMatrix]:
@@ -124,8 +144,10 @@ class NativeLayer:
             matrix = getattr(self, name)
             setattr(struct, name, None if matrix is None else matrix.handle)
             setattr(struct, f"{name}_bias", _address(self.biases.get(name)))
-        for name in _NORMS:
+        for name in (*_NORMS, *_ROWS):
             setattr(struct, name, _address(getattr(self, name)))
+        for name in _NORMS:
+            setattr(struct, f"{name}_bias", _address(self.biases.get(name)))
         return struct
 
 
@@ -141,3 +163,11 @@ class NativeShape:
     max_len: int
     norm_eps: float
     scale: float
+    is_layer_norm: bool = False
+    is_post_norm: bool = False
+    activation: int = 0  # its place in _ACTIVATIONS
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    attn_cap: float = 0.0
+    logits_cap: float = 0.0

@@ -25,7 +25,7 @@ from hunch.kernels.native import (
     is_available,
 )
 from hunch.kernels.native_experts import NativeExperts
-from hunch.kernels.native_structs import NativeLayer, NativeShape
+from hunch.kernels.native_structs import NativeLayer, NativeShape, activation_number
 from hunch.layers.attention import Heads
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import Rope
@@ -78,10 +78,13 @@ class NativeDecoder:
         given = (self.names.embed, self.names.head, ID_MAP) if tables else ()
         check_tensors(spec, source, given)
         reader = _Reader(source, dtype, num_threads)
-        assert spec.rope is not None
-        self.rope = Rope(spec.rope, spec.head_dim, spec.max_len)
+        ropes = [Rope(rope, spec.head_dim, spec.max_len) for rope in spec.ropes]
+        tables_LH = [rope.table_LH.contiguous() for rope in ropes]
         prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
-        layers = [_layer(spec, reader, prefix, self.names, i) for i, prefix in enumerate(prefixes)]
+        layers = [
+            _layer(spec, reader, prefix, self.names, i, tables_LH)
+            for i, prefix in enumerate(prefixes)
+        ]
         if tables is not None:
             self.embedding, head = tables
         else:
@@ -93,14 +96,20 @@ class NativeDecoder:
         self.weight_bytes = sum(matrix.nbytes for matrix in matrices.values())
         is_float = all(matrix.kind == FLOAT for matrix in matrices.values())
         self.kv_dtype = torch.float32 if is_float else torch.float16
-        final_norm = reader.tensor(f"{self.names.final_norm}.weight")
+        norm = self.names.final_norm
+        has_bias = spec.has_final_norm and spec.norm == "layer" and spec.has_norm_bias
+        positions_LD = None
+        if not ropes:
+            positions_LD = reader.tensor(self.names.positions)[spec.position_offset :]
         self.network = NativeNetwork(
             _shape(spec, self.heads),
             layers,
             embedding=self.embedding,
             head=head,
-            final_norm=final_norm if spec.has_final_norm else None,
-            rope_LH=self.rope.table_LH.contiguous(),
+            final_norm=reader.tensor(f"{norm}.weight") if spec.has_final_norm else None,
+            final_norm_bias=reader.tensor(f"{norm}.bias") if has_bias else None,
+            rope_LH=tables_LH[0] if tables_LH else None,
+            positions_LD=positions_LD,
             kv_dtype=self.kv_dtype,
             num_threads=num_threads,
             is_fine=is_fine,
@@ -168,18 +177,7 @@ def load_native(
 def is_supported(spec: ModelSpec) -> bool:
     """Whether the native pass computes what this model does."""
     return (
-        spec.norm == "rms"
-        and spec.activation == "silu"
-        and spec.is_gated
-        and (spec.experts is None or _fits(spec.experts))
-        and spec.rope is not None
-        and not spec.is_post_norm
-        and not spec.is_parallel
-        and not spec.has_branch_norms
-        and not spec.has_sinks
-        and not spec.more_ropes
-        and spec.embed_scale == spec.residual_scale == spec.logits_scale == 1.0
-        and spec.attn_cap == spec.logits_cap == 0.0
+        (spec.experts is None or (spec.activation == "silu" and _fits(spec.experts)))
         and spec.width % _LANES == 0
         and spec.head_dim % (2 * _LANES) == 0
         and spec.head_dim <= 512
@@ -261,27 +259,46 @@ class _Reader:
         packed.release()
 
 
-def _layer(spec: ModelSpec, reader: _Reader, prefix: str, names: Names, layer: int) -> NativeLayer:
+def _layer(
+    spec: ModelSpec,
+    reader: _Reader,
+    prefix: str,
+    names: Names,
+    layer: int,
+    tables_LH: list[Tensor],
+) -> NativeLayer:
     has_experts = spec.experts is not None and spec.experts.layers[layer]
     matrices = NativeLayer.ATTENTION if has_experts else NativeLayer.MATRICES
-    where = {name: prefix + getattr(names, name) for name in matrices}
+    where = {
+        name: prefix + getattr(names, name) for name in matrices if name != "gate" or spec.is_gated
+    }
     has_bias = dict.fromkeys(("q", "k", "v"), spec.has_qkv_bias)
     has_bias["out"] = spec.has_out_bias
     has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
 
+    norms = {"attn_norm": True, "mlp_norm": not spec.is_parallel}
+    norms |= dict.fromkeys(("attn_out_norm", "mlp_out_norm"), spec.has_branch_norms)
+    paths = {name: prefix + getattr(names, name) for name, is_there in norms.items() if is_there}
+    has_bias |= dict.fromkeys(paths, spec.norm == "layer" and spec.has_norm_bias)
+
     def norm(name: str) -> Tensor:
         return reader.tensor(f"{prefix}{name}.weight")
 
+    parts: dict[str, Any] = {name: reader.matrix(f"{path}.weight") for name, path in where.items()}
+    parts |= dict.fromkeys(norms)
+    parts |= {name: reader.tensor(f"{path}.weight") for name, path in paths.items()}
     return NativeLayer(
-        **{name: reader.matrix(f"{path}.weight") for name, path in where.items()},
+        **parts,
         biases={
-            name: reader.tensor(f"{path}.bias") for name, path in where.items() if has_bias[name]
+            name: reader.tensor(f"{path}.bias")
+            for name, path in (where | paths).items()
+            if has_bias[name]
         },
         experts=_experts(spec, reader, prefix, names.experts) if has_experts else None,
-        attn_norm=norm(names.attn_norm),
-        mlp_norm=norm(names.mlp_norm),
         q_norm=norm(names.q_norm) if spec.has_qk_norm else None,
         k_norm=norm(names.k_norm) if spec.has_qk_norm else None,
+        sinks=reader.tensor(prefix + names.sinks) if spec.has_sinks else None,
+        rope=tables_LH[spec.rope_index(layer)] if tables_LH else None,
         window=spec.windows[layer],
     )
 
@@ -325,4 +342,12 @@ def _shape(spec: ModelSpec, heads: Heads) -> NativeShape:
         max_len=spec.max_len,
         norm_eps=spec.norm_eps,
         scale=heads.scale,
+        is_layer_norm=spec.norm == "layer",
+        is_post_norm=spec.is_post_norm,
+        activation=activation_number(spec.activation),
+        embed_scale=spec.embed_scale,
+        residual_scale=spec.residual_scale,
+        logits_scale=spec.logits_scale,
+        attn_cap=spec.attn_cap,
+        logits_cap=spec.logits_cap,
     )

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "vecmath.h"
+#include "activation.h"
 
 namespace hunch {
 
@@ -25,6 +25,22 @@ void rms_norm(const float* x, const float* weight, int size, float eps, float* o
     }
     vf factor = set1(1.0f / std::sqrt(sum_lanes(sum) / (float)size + eps));
     for (int i = 0; i < size; i += P) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+}
+
+// (x - mean) / deviation * weight + bias; x and out may be the same.
+void layer_norm(const float* x, NormSpec norm, int size, float eps, float* out) {
+    vf sum = zero(), squares = zero();
+    for (int i = 0; i < size; i += P) sum = add(sum, load(x + i));
+    vf mean = set1(sum_lanes(sum) / (float)size);
+    for (int i = 0; i < size; i += P) {
+        vf a = sub(load(x + i), mean);
+        squares = fma(squares, a, a);
+    }
+    vf factor = set1(1.0f / std::sqrt(sum_lanes(squares) / (float)size + eps));
+    for (int i = 0; i < size; i += P) {
+        vf y = mul(mul(sub(load(x + i), mean), factor), load(norm.weight + i));
+        store(out + i, norm.bias ? add(y, load(norm.bias + i)) : y);
+    }
 }
 
 void add_bias(float* x, const float* bias, int size) {
@@ -90,6 +106,10 @@ void Decoder::reserve(int num_rows, int num_threads) {
     if (num_rows <= num_rows_) return;
     num_rows_ = num_rows;
     x_.resize((size_t)num_rows * spec_.width);
+    bool has_branches = false;
+    for (const LayerSpec& layer : layers_)
+        has_branches |= layer.attn_out_norm.weight || (layer.experts && spec_.residual_scale != 1);
+    if (has_branches) branch_.resize(x_.size());
     q_.resize((size_t)num_rows * spec_.num_heads * spec_.head_dim);
     for (int i = 0; i < NUM_INPUTS; i++) {
         Input& input = input_[i];
@@ -107,6 +127,9 @@ void Decoder::embed(Worker& worker, const Pass& pass) {
             std::memcpy(x, pass.embedded + (size_t)row * spec_.width, spec_.width * sizeof(float));
         else
             spec_.embedding->read_row((int)pass.ids[row], x);
+        if (spec_.embed_scale != 1)
+            for (int i = 0; i < spec_.width; i++) x[i] *= spec_.embed_scale;
+        if (spec_.positions) add_bias(x, spec_.positions + pass.pos[row] * spec_.width, spec_.width);
     });
 }
 
@@ -135,12 +158,34 @@ void Decoder::join(Worker& worker, const Pass& pass) {
         residual_phase(worker, *spec_.project, spec_.project_bias, input_[JOINED], (int)pass.num_rows);
 }
 
-void Decoder::norm_phase(Worker& worker, const float* weight, const Input& input, int num_rows) {
+void Decoder::norm(const float* x, NormSpec norm, int size, float* out) const {
+    if (spec_.is_layer_norm)
+        layer_norm(x, norm, size, spec_.norm_eps, out);
+    else
+        rms_norm(x, norm.weight, size, spec_.norm_eps, out);
+}
+
+void Decoder::norm_phase(Worker& worker, NormSpec norm, const Input& input, int num_rows) {
     worker.each(num_rows, [&](int row) {
         const float* x = &x_[(size_t)row * spec_.width];
         float* normed = threads_[worker.id()].row.data();
-        if (weight) rms_norm(x, weight, spec_.width, spec_.norm_eps, normed);
-        input.put_row(row, weight ? normed : x);
+        if (norm.weight) this->norm(x, norm, spec_.width, normed);
+        input.put_row(row, norm.weight ? normed : x);
+    });
+}
+
+// What stands between a branch and the stream: its own norm and scale; or the stream's norm, where
+// that comes after the sum.
+void Decoder::after_branch(Worker& worker, NormSpec branch, NormSpec after, int num_rows) {
+    const int width = spec_.width;
+    worker.each(num_rows, [&](int row) {
+        float *x = &x_[(size_t)row * width], *part = threads_[worker.id()].row.data();
+        if (!branch_.empty()) {
+            std::memcpy(part, &branch_[(size_t)row * width], width * sizeof(float));
+            if (branch.weight) norm(part, branch, width, part);
+            for (int i = 0; i < width; i++) x[i] += part[i] * spec_.residual_scale;
+        }
+        if (after.weight) norm(x, after, width, x);
     });
 }
 
@@ -154,7 +199,8 @@ void Decoder::finish_head(const LayerSpec& layer, const Step& step, int head, in
     if (is_q || is_k) {
         const float* norm = is_q ? layer.q_norm : layer.k_norm;
         if (norm) rms_norm(x, norm, size, spec_.norm_eps, x);
-        rotate(x, spec_.rope + (size_t)step.pos[row] * size, size);
+        const float* rope = layer.rope ? layer.rope : spec_.rope;
+        if (rope) rotate(x, rope + (size_t)step.pos[row] * size, size);
     }
     if (is_q) {
         const float scale = spec_.scale * LOG2_E;  // attention takes powers of two
@@ -194,9 +240,9 @@ void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Input& inp
     });
 }
 
-// x += w * input
+// x += w * input * scale; a branch that is normed first goes to its own place.
 void Decoder::residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
-                             int num_rows) {
+                             int num_rows, bool is_branch) {
     const int num_parts = (spec_.width + CHANNELS - 1) / CHANNELS;
     worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
         int row = item / num_parts * ROW_CHUNK, first = item % num_parts * CHANNELS;
@@ -205,9 +251,14 @@ void Decoder::residual_phase(Worker& worker, const Matrix& w, const float* bias,
         multiply(w, first, last, input, row, count, mine.out.data(), CHANNELS,
                  Scratch{mine.panel.data()});
         for (int r = 0; r < count; r++) {
-            float *x = &x_[(size_t)(row + r) * spec_.width + first], *out = &mine.out[r * CHANNELS];
+            const size_t at = (size_t)(row + r) * spec_.width + first;
+            float* out = &mine.out[r * CHANNELS];
             if (bias) add_bias(out, bias + first, last - first);
-            for (int i = 0; i < last - first; i++) x[i] += out[i];
+            if (is_branch) {
+                std::memcpy(&branch_[at], out, (last - first) * sizeof(float));
+                continue;
+            }
+            for (int i = 0; i < last - first; i++) x_[at + i] += out[i] * spec_.residual_scale;
         }
     });
 }
@@ -221,15 +272,17 @@ void Decoder::mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows) {
         Thread& mine = threads_[worker.id()];
         Scratch scratch{mine.panel.data()};
         float *gate = mine.out.data(), *up = mine.other.data();
-        multiply(*layer.gate, first, last, input_[NORMED], row, count, gate, CHANNELS, scratch);
         const int shift = (int)layer.up_row;
-        multiply(*layer.up, shift + first, shift + last, input_[NORMED], row, count, up, CHANNELS,
-                 scratch);
+        if (layer.gate)
+            multiply(*layer.gate, first, last, input_[NORMED], row, count, gate, CHANNELS, scratch);
+        else
+            std::swap(gate, up);  // what goes through the activation is up
+        multiply(*layer.up, shift + first, shift + last, input_[NORMED], row, count,
+                 layer.gate ? up : gate, CHANNELS, scratch);
         for (int r = 0; r < count; r++, gate += CHANNELS, up += CHANNELS) {
             if (layer.gate_bias) add_bias(gate, layer.gate_bias + first, last - first);
-            if (layer.up_bias) add_bias(up, layer.up_bias + first, last - first);
-            HUNCH_UNROLL for (int i = 0; i < CHANNELS; i += P)
-                store(gate + i, mul(silu(load(gate + i)), load(up + i)));
+            if (layer.up_bias) add_bias(layer.gate ? up : gate, layer.up_bias + first, last - first);
+            activate((Activation)spec_.activation, gate, layer.gate ? up : nullptr, CHANNELS);
             input_[GATED].put(row + r, part, part + 1, gate);
         }
     });
@@ -265,29 +318,45 @@ int Decoder::forward(Team& team, const Pass& pass) {
             Step step{num_rows, pass.pos, pass.slot, (uint8_t*)pass.k + l * layer_bytes,
                       (uint8_t*)pass.v + l * layer_bytes};
             const bool is_joined = l == 0 && spec_.joins && !spec_.project;
-            if (!is_joined) norm_phase(worker, layer.attn_norm, input_[NORMED], num_rows);
+            const NormSpec none{nullptr, nullptr};
+            const bool is_post = spec_.is_post_norm;
+            if (!is_joined)
+                norm_phase(worker, is_post ? none : layer.attn_norm, input_[NORMED], num_rows);
             qkv_phase(worker, layer, input_[is_joined ? JOINED : NORMED], step);
-            AttnCall call{q_.data(), step.k, step.v, layer.window, 0.0f, nullptr};
+            AttnCall call{q_.data(), step.k, step.v, layer.window, spec_.attn_cap * LOG2_E,
+                          layer.sinks};
             attention.run(worker, call, mine.attn.data());
             worker.each(num_rows, [&](int row) {
                 attention.read_row(row, call, mine.row.data());
                 input_[ATTENDED].put_row(row, mine.row.data());
             });
-            residual_phase(worker, *layer.out, layer.out_bias, input_[ATTENDED], num_rows);
-            norm_phase(worker, layer.mlp_norm, input_[NORMED], num_rows);
+            const bool has_branch = layer.attn_out_norm.weight;
+            residual_phase(worker, *layer.out, layer.out_bias, input_[ATTENDED], num_rows, has_branch);
+            if (has_branch || is_post)
+                after_branch(worker, layer.attn_out_norm, is_post ? layer.attn_norm : none, num_rows);
+            if (layer.mlp_norm.weight || is_post)  // else the MLP reads what attention read
+                norm_phase(worker, is_post ? none : layer.mlp_norm, input_[NORMED], num_rows);
+            const bool is_scaled = layer.experts && spec_.residual_scale != 1;
             if (layer.experts) {
-                experts_->run(worker, *layer.experts, input_[NORMED], x_.data(), num_rows);
-                continue;
+                float* into = has_branch || is_scaled ? branch_.data() : x_.data();
+                if (into != x_.data()) worker.each(num_rows, [&](int row) {
+                    std::fill_n(into + (size_t)row * spec_.width, spec_.width, 0.0f);
+                });
+                experts_->run(worker, *layer.experts, input_[NORMED], into, num_rows);
+            } else {
+                mlp_phase(worker, layer, num_rows);
+                residual_phase(worker, *layer.down, layer.down_bias, input_[GATED], num_rows,
+                               has_branch);
             }
-            mlp_phase(worker, layer, num_rows);
-            residual_phase(worker, *layer.down, layer.down_bias, input_[GATED], num_rows);
+            if (has_branch || is_scaled || is_post)
+                after_branch(worker, layer.mlp_out_norm, is_post ? layer.mlp_norm : none, num_rows);
         }
         if (worker.id() == 0) keep_features(spec_.num_layers);
         worker.each(num_rows, [&](int row) {
             const float* x = &x_[(size_t)row * spec_.width];
             float* out = pass.hidden + (size_t)row * spec_.width;
-            if (spec_.final_norm)
-                rms_norm(x, spec_.final_norm, spec_.width, spec_.norm_eps, out);
+            if (spec_.final_norm.weight)
+                norm(x, spec_.final_norm, spec_.width, out);
             else
                 std::memcpy(out, x, spec_.width * sizeof(float));
         });
@@ -313,11 +382,22 @@ void Decoder::logits(Team& team, const float* hidden, int num_rows, float* out) 
             Thread& mine = threads_[worker.id()];
             multiply(*spec_.head, first, last, input_[NORMED], row, count, mine.out.data(), size,
                      Scratch{mine.panel.data()});
-            for (int r = 0; r < count; r++)
+            for (int r = 0; r < count; r++) {
+                finish_logits(&mine.out[r * size], size);
                 std::memcpy(out + (size_t)(row + r) * num_out + first, &mine.out[r * size],
                             (last - first) * sizeof(float));
+            }
         });
     });
+}
+
+void Decoder::finish_logits(float* logits, int count) const {
+    if (spec_.logits_scale != 1)
+        for (int i = 0; i < count; i++) logits[i] *= spec_.logits_scale;
+    if (spec_.logits_cap == 0) return;
+    const vf cap = set1(spec_.logits_cap);
+    for (int i = 0; i < count; i += P)
+        store(logits + i, mul(cap, tanh(div(load(logits + i), cap))));
 }
 
 }  // namespace hunch

@@ -10,10 +10,17 @@
 
 namespace hunch {
 
+// A weight, and a bias that may be null.
+struct NormSpec {
+    const float *weight, *bias;
+};
+
 struct LayerSpec {
-    const Matrix *q, *k, *v, *out, *gate, *up, *down;
-    const float *attn_norm, *mlp_norm;                 // attn_norm may be null: none
-    const float *q_norm, *k_norm;                     // may be null
+    const Matrix *q, *k, *v, *out, *gate, *up, *down;  // gate may be null: the MLP has none
+    NormSpec attn_norm, mlp_norm;          // null: the input goes in bare; both read one norm
+    NormSpec attn_out_norm, mlp_out_norm;  // of what is added to the stream; null: none
+    const float *q_norm, *k_norm;          // may be null
+    const float *sinks, *rope;             // null: none; the decoder's
     const float *q_bias, *k_bias, *v_bias, *out_bias;  // may be null
     const float *gate_bias, *up_bias, *down_bias;      // may be null
     int64_t window;                                    // positions a token sees; 0: all
@@ -26,8 +33,9 @@ struct DecoderSpec {
     float norm_eps;
     float scale;  // of the scores
     const Matrix *embedding, *head;
-    const float* final_norm;  // may be null
-    const float* rope;        // [position][head_dim]: cosines, then sines
+    NormSpec final_norm;      // null: none
+    const float* rope;        // [position][head_dim]: cosines, then sines; null: none is turned
+    const float* positions;   // [position][width], added to the embedding; null: none
     const LayerSpec* layers;
     // A drafter's network begins with a token and a state side by side (`joins`); with a projection
     // the layers take its result, without one the first layer's attention takes both as they are.
@@ -36,6 +44,9 @@ struct DecoderSpec {
     const float* logits_norm;                             // may be null; of a state before the head
     int32_t joins, is_state_first, is_first_masked, is_residual_normed;
     int32_t is_fine;  // activations of 14 bits instead of 8, before quantised weights
+    int32_t is_layer_norm, is_post_norm, activation;
+    float embed_scale, residual_scale, logits_scale;
+    float attn_cap, logits_cap;  // scores s become cap * tanh(s / cap); 0: as they are
 };
 
 struct Pass {
@@ -71,11 +82,14 @@ private:
     void reserve(int num_rows, int num_threads);
     void embed(Worker& worker, const Pass& pass);
     void join(Worker& worker, const Pass& pass);
-    void norm_phase(Worker& worker, const float* weight, const Input& input, int num_rows);
+    void norm_phase(Worker& worker, NormSpec norm, const Input& input, int num_rows);
+    void after_branch(Worker& worker, NormSpec branch, NormSpec after, int num_rows);
+    void norm(const float* x, NormSpec norm, int size, float* out) const;
     void qkv_phase(Worker& worker, const LayerSpec& layer, const Input& input, const Step& step);
     void residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
-                        int num_rows);
+                        int num_rows, bool is_branch = false);
     void mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows);
+    void finish_logits(float* logits, int count) const;
     void finish_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const;
 
     const DecoderSpec spec_;
@@ -84,6 +98,7 @@ private:
     int num_rows_ = 0;                              // that the buffers hold
     std::vector<Thread> threads_;
     std::vector<float> x_, q_;
+    std::vector<float> branch_;  // what is normed before it is added to x_
     static constexpr int NUM_INPUTS = 4;
     std::vector<uint8_t> tiles_[NUM_INPUTS];
     std::vector<float> rows_[NUM_INPUTS];

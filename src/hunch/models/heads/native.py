@@ -19,7 +19,7 @@ from hunch.kernels.native import (
     is_available,
 )
 from hunch.kernels.native_draft import FusedLayer, NativeJoin
-from hunch.kernels.native_structs import NativeShape
+from hunch.kernels.native_structs import NativeShape, activation_number
 from hunch.layers.block import Block
 from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
@@ -71,6 +71,9 @@ def build_network(
         max_len=spec.max_len + MARGIN,
         norm_eps=spec.norm_eps,
         scale=heads.scale,
+        activation=activation_number(spec.activation),
+        residual_scale=spec.residual_scale,
+        attn_cap=heads.cap,
     )
     return NativeNetwork(
         shape,
@@ -105,6 +108,8 @@ def _fits(block: Block) -> bool:
     norms = (block.attn_norm, block.mlp_norm)
     return (
         type(block) is Block
+        and block.attn_out_norm is None
+        and block.mlp_norm is not None
         and isinstance(block.mlp, GatedMLP)
         and all(norm is None or isinstance(norm, RMSNorm) for norm in norms)
     )
