@@ -59,6 +59,7 @@ class Batch:
     ids_BL: Tensor
     length_B: Tensor
     prompt_len_B: Tensor
+    index_B: Array  # of its texts in their collection
 
     def is_taught_BL(self) -> Tensor:
         """Positions whose next token the target wrote."""
@@ -68,11 +69,16 @@ class Batch:
 
     def part(self, count: int) -> Batch:
         """The first texts alone."""
-        return Batch(self.ids_BL[:count], self.length_B[:count], self.prompt_len_B[:count])
+        ids_BL, length_B, prompt_len_B, index_B = self._parts()
+        return Batch(ids_BL[:count], length_B[:count], prompt_len_B[:count], index_B[:count])
 
     def to(self, device: torch.device) -> Batch:
         # Pinned memory would save a little; batches are a few hundred kilobytes.
-        return Batch(self.ids_BL.to(device), self.length_B.to(device), self.prompt_len_B.to(device))
+        ids_BL, length_B, prompt_len_B, index_B = self._parts()
+        return Batch(ids_BL.to(device), length_B.to(device), prompt_len_B.to(device), index_B)
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Array]:
+        return self.ids_BL, self.length_B, self.prompt_len_B, self.index_B
 
 
 def collate(texts: Texts, indices: Array, multiple: int, context: int) -> Batch:
@@ -86,6 +92,7 @@ def collate(texts: Texts, indices: Array, multiple: int, context: int) -> Batch:
         torch.from_numpy(ids_BL),
         torch.tensor([len(part) for part in parts]),
         torch.from_numpy(texts.prompt_len[indices].astype(np.int64)),
+        np.asarray(indices),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,16 +15,18 @@ from hunch.errors import ConfigError, TrainingError
 from hunch.models.decoder import Decoder
 from hunch.train.batches import Batch, Texts, batches
 from hunch.train.files import write_whole
+from hunch.train.kept import Kept
 from hunch.train.optimiser import Optimiser
 from hunch.train.progress import Progress
 from hunch.train.replay import Replay
-from hunch.train.states import TargetOutputs, run_target
+from hunch.train.states import TargetOutputs, TopOpinions, run_target
 from hunch.train.student import Student
 
 LAST = "last.pt"
 CANDIDATE = "candidate-{}.pt"
 _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
 _WARM_UP = 0.02
+_TIMED = 5.0  # seconds of the target's passes that are timed
 _LOOKS = 6  # at held-out answers before a curve can be called flat
 _SETTLE = 0.8  # share of the time at which a flat curve is taken to stand: the rest cools down
 _BATCH = {"cuda": 32768, "cpu": 2048}
@@ -93,6 +95,26 @@ class Curve:
         return len(before) >= 2 and len(late) >= 2 and max(late) < 1.005 * max(before)
 
 
+class Rates:
+    """How fast the target went over texts it had not seen."""
+
+    def __init__(self) -> None:
+        self.num_tokens, self.seconds = 0, 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Long enough timed: to wait for a device at every step costs a little."""
+        return self.seconds > _TIMED
+
+    @property
+    def per_second(self) -> float:
+        return self.num_tokens / max(self.seconds, 1e-9)
+
+    def target(self, batch: Batch, seconds: float) -> None:
+        self.num_tokens += int(batch.length_B.sum())
+        self.seconds += seconds
+
+
 class Loop:
     """Keeps the student, its optimiser and the place in step with the checkpoint."""
 
@@ -113,7 +135,9 @@ class Loop:
         self.lr = options.lr or lr
         self.batch = options.batch or _BATCH.get(target.device.type, _BATCH["cpu"])
         self.optimiser = Optimiser(student.tensors, student.plain)
-        self.place, self.curve = Place(), Curve()
+        self.place, self.curve, self.rates = Place(), Curve(), Rates()
+        self.kept: Kept | None = None
+        self._held: tuple[Texts, list[TargetOutputs]] | None = None  # and what the target says
         self.remark = remark
         self._restore()
 
@@ -148,6 +172,7 @@ class Loop:
 
     def run(self, texts: Texts, held_out: Texts, show: Progress) -> None:
         """Until the share is 1. A loss that is no number ends it at the last checkpoint."""
+        self.kept = self._new_kept(texts)
         before = saved = tested = perf_counter()
         every = self.options.test_every or self.options.save_every
         words = ""
@@ -185,7 +210,9 @@ class Loop:
         return f"{replay.tokens_per_pass:.2f} tokens per pass, {more}"
 
     def rate_text(self) -> str:
-        return f"{self.place.num_tokens / max(self.place.seconds, 1e-9):,.0f} tok/s"
+        """Tokens per second of the student's steps, and of the target's passes before them."""
+        student = self.place.num_tokens / max(self.place.seconds - self.rates.seconds, 1e-9)
+        return f"{student:,.0f} tok/s (target {self.rates.per_second:,.0f})"
 
     def _check_length(self) -> None:
         """A student of a handful of steps is no drafter, and must not be called one."""
@@ -201,27 +228,53 @@ class Loop:
         )
 
     def _learn(self, batch: Batch) -> torch.Tensor:
-        student = self.student
+        began = self._now()
         outputs = self.outputs(batch.to(self.target.device))
+        self.rates.target(batch, self._now() - began)
         if not len(outputs.row_M):
             return torch.zeros(())  # nothing in these texts that the draft vocabulary can say
-        result = student.loss_on(outputs)
+        result = self.student.loss_on(outputs)
         result.loss.backward()  # type: ignore[no-untyped-call]
         rate = self.rate()
         self.optimiser.step(rate, rate * _PLAIN_SHARE)
         return result.loss.detach()
 
+    def _now(self) -> float:
+        """The time once the device has done what it was given, as far as passes are timed."""
+        if self.target.device.type == "cuda" and not self.rates.is_known:
+            torch.cuda.synchronize(self.target.device)
+        return perf_counter()
+
     def outputs(self, batch: Batch) -> TargetOutputs:
-        """What is right, as the target sees it."""
+        """What is right, as the target sees it: a pass over texts that are new, else kept."""
+        late = min(max((self.share - _LATE[0]) / (_LATE[1] - _LATE[0]), 0.0), 1.0)
+        options, seed, kept = self.options, self.options.seed + self.place.step, self.kept
+        if kept is None:
+            share, whole = options.greedy_share, options.whole
+            return self._run_target(batch, greedy_share=share, whole=whole, late=late, seed=seed)
+        if not kept.has(batch):
+            kept.add(batch, self._run_target(batch))
+        return kept.outputs(batch, greedy_share=options.greedy_share, late=late, seed=seed)
+
+    def _run_target(self, batch: Batch, **words: Any) -> TargetOutputs:
         return run_target(
-            self.target,
-            batch,
-            self.student.columns,
-            self.student.feature_layers,
-            greedy_share=self.options.greedy_share,
-            whole=self.options.whole,
-            late=min(max((self.share - _LATE[0]) / (_LATE[1] - _LATE[0]), 0.0), 1.0),
-            seed=self.options.seed + self.place.step,
+            self.target, batch, self.student.columns, self.student.feature_layers, **words
+        )
+
+    def _new_kept(self, texts: Texts) -> Kept | None:
+        """Room for what the target says of the texts; with whole=, which prompts teach changes."""
+        if self.options.whole:
+            return None
+        student, target = self.student, self.target
+        return Kept(
+            texts,
+            student.columns,
+            target.device,
+            target.dtype,
+            feature_widths=(target.spec.width,) * len(student.feature_layers),
+            hidden_width=target.spec.width if student.needs_hidden else 0,
+            context=self.options.context,
+            folder=self.folder / "states",
         )
 
     def _check(self, loss: torch.Tensor) -> None:
@@ -260,19 +313,22 @@ class Loop:
     @torch.no_grad()
     def test(self, texts: Texts) -> Replay:
         """Accepted length on held-out answers, without an engine."""
+        if self._held is None or self._held[0] is not texts:
+            self._held = texts, [self._held_out(batch) for batch in self._in_order(texts)]
         replay = Replay()
-        for batch in batches(texts, self.batch, self.options.context, 0, 0):
-            moved = batch.to(self.target.device)
-            outputs = run_target(
-                self.target,
-                moved,
-                self.student.columns,
-                self.student.feature_layers,
-                is_complete=True,
-            )
+        for outputs in self._held[1]:
             result = self.student.loss_on(outputs, is_test=True)
-            replay.add(moved, result.agreed, self.options.depth)
+            replay.add(outputs.batch, result.agreed, self.options.depth)
         return replay
+
+    def _in_order(self, texts: Texts) -> Iterator[Batch]:
+        return batches(texts, self.batch, self.options.context, 0, 0)
+
+    def _held_out(self, batch: Batch) -> TargetOutputs:
+        """Of held-out answers every position counts, also those whose token has no column."""
+        found = self._run_target(batch.to(self.target.device), is_complete=True)
+        assert isinstance(found.p_MC, torch.Tensor)
+        return replace(found, p_MC=TopOpinions.of(found.p_MC))
 
 
 def restore(student: Student, path: Path) -> dict[str, Any]:

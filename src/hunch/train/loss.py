@@ -2,7 +2,7 @@
 
 The logits over the vocabulary are the largest thing in training. They are made a part at a time,
 turned into their gradient at once, and dropped.
-Shape letters: M rows, D width, C columns.
+Shape letters: M rows, D width, C columns, K likeliest columns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from hunch.errors import ConfigError
 from hunch.registry import unknown
+from hunch.train.states import TopOpinions
 
 LOSSES = ("ce", "kl", "tv", "blend")
 _NUM_ROWS = 8192  # rows whose logits exist at a time
@@ -59,10 +60,34 @@ def slope(z_MC: Tensor, p_MC: Tensor, kind: str, late: float = 1.0) -> tuple[Ten
     return loss_M, slope_MC
 
 
+def top_slope(z_MC: Tensor, p: TopOpinions, weight_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy to a distribution of few columns: the weighted losses, their gradient by the
+    logits in the logits' precision, and the best columns."""
+    column_MK, p_MK = p.column_MK.long(), p.p_MK.float()
+    own_MK = z_MC.gather(1, column_MK).float()
+    if z_MC.is_cuda:
+        from hunch.kernels.gpu_slope import softmax_slope
+
+        slope_MC, log_sum_M, best_M = softmax_slope(z_MC, weight_M)
+    else:
+        best_M = z_MC.argmax(-1)
+        log_sum_M = z_MC.float().logsumexp(-1)
+        slope_MC = ((z_MC - log_sum_M[:, None]).exp() * weight_M[:, None]).to(z_MC.dtype)
+    loss_M = weight_M * (p_MK * (log_sum_M[:, None] - own_MK)).sum(-1)
+    slope_MC.scatter_add_(1, column_MK, (-weight_M[:, None] * p_MK).to(slope_MC.dtype))
+    return loss_M, slope_MC, best_M
+
+
 class _Taught(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h_MD: Tensor, w_CD: Tensor, p_MC: Tensor, weight_M: Tensor, kind: str, late: float
+        ctx: Any,
+        h_MD: Tensor,
+        w_CD: Tensor,
+        p_MC: Tensor | TopOpinions,
+        weight_M: Tensor,
+        kind: str,
+        late: float,
     ) -> tuple[Tensor, Tensor]:
         has_w = w_CD.requires_grad
         total = torch.zeros((), device=h_MD.device)
@@ -73,10 +98,15 @@ class _Taught(torch.autograd.Function):
             part = slice(first, first + _NUM_ROWS)
             h, p = h_MD[part], p_MC[part]
             z_MC = functional.linear(h, w_CD)
-            best_M[part] = z_MC.argmax(-1)
-            loss_M, slope_MC = slope(z_MC, p, kind, late)
-            total += (loss_M * weight_M[part]).sum()
-            slope_MC = (slope_MC * weight_M[part, None]).to(h.dtype)
+            if isinstance(p, TopOpinions) and kind == "ce":
+                loss_M, slope_MC, best_M[part] = top_slope(z_MC, p, weight_M[part])
+                total += loss_M.sum()
+            else:
+                best_M[part] = z_MC.argmax(-1)
+                dense = p.dense() if isinstance(p, TopOpinions) else p
+                loss_M, slope_MC = slope(z_MC, dense, kind, late)
+                total += (loss_M * weight_M[part]).sum()
+                slope_MC = (slope_MC * weight_M[part, None]).to(h.dtype)
             dh_MD[part] = slope_MC @ w_CD
             if dw_CD is not None:
                 dw_CD += slope_MC.t() @ h
@@ -91,7 +121,12 @@ class _Taught(torch.autograd.Function):
 
 
 def teach(
-    h_MD: Tensor, head_CD: Tensor, p_MC: Tensor, weight_M: Tensor, kind: str, late: float = 1.0
+    h_MD: Tensor,
+    head_CD: Tensor,
+    p_MC: Tensor | TopOpinions,
+    weight_M: Tensor,
+    kind: str,
+    late: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """The weighted loss of states before an output matrix, and the column each row likes best."""
     loss, best_M = _Taught.apply(h_MD, head_CD, p_MC, weight_M, kind, late)  # type: ignore[no-untyped-call]

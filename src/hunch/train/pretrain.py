@@ -20,7 +20,7 @@ from hunch.train.batches import Batch, Texts
 from hunch.train.files import write_whole
 from hunch.train.loop import Loop, LoopOptions
 from hunch.train.progress import Progress
-from hunch.train.states import TargetOutputs
+from hunch.train.states import TargetOutputs, TopOpinions
 from hunch.train.student import Student
 
 if TYPE_CHECKING:
@@ -130,14 +130,17 @@ class Pretrain(Loop):
 
     marks = ()  # nothing is put aside: the selection is among drafts that saw answers
 
+    def _new_kept(self, texts: Texts) -> None:
+        return None  # no pass of the target to keep
+
     def outputs(self, batch: Batch) -> TargetOutputs:
         columns, device = self.student.columns, self.target.device
         ids_BL = batch.ids_BL
         label_T = columns.column_V[ids_BL.roll(-1, dims=1).flatten()]
         row_M = (batch.is_taught_BL().flatten() & (label_T >= 0)).nonzero().squeeze(1)
         label_M = label_T[row_M]
-        p_MC = torch.zeros(len(row_M), len(columns), dtype=self.target.dtype, device=device)
-        p_MC.scatter_(1, label_M[:, None], 1.0)
+        own_M1 = torch.ones(len(row_M), 1, dtype=self.target.dtype, device=device)
+        p_MC = TopOpinions(label_M[:, None].int(), own_M1, len(columns))
         nothing = torch.empty(0, device=device)
         seed = self.options.seed + self.place.step
         return TargetOutputs(batch, split_heads, nothing, (), row_M, p_MC, label_M, seed)

@@ -1,8 +1,8 @@
 """What the target thinks of a batch of texts: the one pass that every recipe learns from.
 
 Shape letters: B texts, L their padded length, T = B * L tokens in a row, D width, M positions that
-teach, C columns of the draft vocabulary, V the target's; N heads, M KV heads, H head width, A all
-heads side by side.
+teach, C columns of the draft vocabulary, K the likeliest of them, V the target's; N heads, M KV
+heads, H head width, A all heads side by side.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from hunch.models.decoder import Decoder, finish_logits
 from hunch.models.spec import ModelSpec
 from hunch.train.batches import Batch
 from hunch.train.vocab import Columns
+
+TOP = 64  # columns of an opinion that are kept
 
 Split = Callable[[Tensor, Heads, Rotation | None], tuple[Tensor, Tensor, Tensor]]
 
@@ -63,6 +65,47 @@ class Dense:
         return out.transpose(1, 2).flatten(0, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class TopOpinions:
+    """The target's distribution at M positions, as its likeliest columns; the rest is none."""
+
+    column_MK: Tensor
+    p_MK: Tensor
+    num_columns: int
+
+    @staticmethod
+    def of(p_MC: Tensor, count: int = TOP) -> TopOpinions:
+        """The likeliest columns, made to sum to one."""
+        p_MK, column_MK = p_MC.topk(min(count, p_MC.shape[1]), dim=-1)
+        p_MK = p_MK / p_MK.sum(-1, keepdim=True, dtype=torch.float32).clamp(min=1e-6)
+        return TopOpinions(column_MK.int(), p_MK.to(p_MC.dtype), p_MC.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.column_MK)
+
+    @property
+    def device(self) -> torch.device:
+        return self.p_MK.device
+
+    def __getitem__(self, rows: Tensor | slice) -> TopOpinions:
+        return TopOpinions(self.column_MK[rows], self.p_MK[rows], self.num_columns)
+
+    def first(self, num_columns: int) -> TopOpinions:
+        """Over the most frequent columns alone."""
+        if num_columns >= self.num_columns:
+            return self
+        is_in = self.column_MK < num_columns
+        p_MK = torch.where(is_in, self.p_MK.float(), 0.0)
+        p_MK = p_MK / p_MK.sum(-1, keepdim=True).clamp(min=1e-6)
+        column_MK = torch.where(is_in, self.column_MK, 0)
+        return TopOpinions(column_MK, p_MK.to(self.p_MK.dtype), num_columns)
+
+    def dense(self) -> Tensor:
+        """All columns, float32."""
+        p_MC = torch.zeros(len(self), self.num_columns, device=self.device)
+        return p_MC.scatter_add_(1, self.column_MK.long(), self.p_MK.float())
+
+
 @dataclass(slots=True)
 class TargetOutputs:
     """The target's states on a batch, and its opinion where an answer's next token is decided."""
@@ -72,7 +115,7 @@ class TargetOutputs:
     hidden_TD: Tensor  # after the final norm
     features: tuple[Tensor, ...]  # the stream after each layer asked for
     row_M: Tensor  # which of the T positions teach: the token after each belongs to an answer
-    p_MC: Tensor  # the target's distribution there, over the columns alone
+    p_MC: Tensor | TopOpinions  # the target's distribution there, over the columns alone
     label_M: Tensor  # the column of the token that follows in the text
     seed: int = 0  # of what is chosen by chance
     late: float = 1.0  # how far a loss that changes has gone: from 0 to 1

@@ -19,7 +19,7 @@ from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.loss import teach
-from hunch.train.states import TargetOutputs
+from hunch.train.states import TargetOutputs, TopOpinions
 from hunch.train.vocab import Columns
 
 
@@ -57,7 +57,9 @@ class Student:
     """Base of the recipes' networks; `tensors` are float32 leaves under the published names."""
 
     feature_layers: tuple[int, ...] = ()  # of the target; their states come with the outputs
+    needs_hidden = False  # the target's last state too
     plain: Collection[str] = ()  # tensors that Adam steps: embeddings and output matrices
+    num_walks = 1  # times its network goes over a text for one loss
 
     def __init__(self, target: Decoder, columns: Columns) -> None:
         self.target, self.columns = target, columns
@@ -108,8 +110,11 @@ def narrow(outputs: TargetOutputs, share: float, num_columns: int) -> TargetOutp
     num_rows = int((outputs.row_M < size).sum())
     label_M = outputs.label_M[:num_rows]
     label_M = torch.where(label_M < num_columns, label_M, -1)
-    p_MC = outputs.p_MC[:num_rows, :num_columns]
-    if num_columns < outputs.p_MC.shape[1]:
+    p_MC = outputs.p_MC[:num_rows]
+    if isinstance(p_MC, TopOpinions):
+        p_MC = p_MC.first(num_columns)
+    elif num_columns < p_MC.shape[1]:
+        p_MC = p_MC[:, :num_columns]
         p_MC = p_MC / p_MC.sum(-1, keepdim=True, dtype=torch.float32).clamp(min=1e-6).to(p_MC.dtype)
     return replace(
         outputs,

@@ -87,7 +87,7 @@ class Eagle3Student(Student):
         super().__init__(target, columns)
         if options.layers < 1 or options.unroll < 1 or not 0 < options.share <= 1:
             raise ConfigError("eagle3: layers and unroll must be 1 or more, share from 0 to 1")
-        self.options = options
+        self.options, self.num_walks = options, options.unroll
         self.feature_layers = read_features(options.features, target.spec.num_layers)
         count = options.layers
         self.spec = replace(

@@ -38,6 +38,8 @@ class MedusaOptions:
 class MedusaStudent(Student):
     """The heads share one output matrix, which begins as the target's, or stays it."""
 
+    needs_hidden = True
+
     plain = (_HEAD,)
 
     def __init__(

@@ -39,6 +39,8 @@ class MlpOptions:
 class MlpStudent(Student):
     """Stages share their weights (tie_weights), but for the first projection."""
 
+    needs_hidden = True
+
     plain = (_EMB, _HEAD)
 
     def __init__(

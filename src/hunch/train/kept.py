@@ -1,0 +1,132 @@
+"""The target's opinions and states, computed once: a text that comes again costs no pass.
+
+Of each opinion the likeliest columns are kept (they hold nearly all of it), of the states what the
+student asks for. They lie in the device's memory where there is room, else in files beside the job.
+
+Shape letters: B texts of a batch, L their padded length, T = B * L, M positions that teach, N
+positions of all texts, D width, K likeliest columns, C columns, R rows of a part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.layers.attention import split_heads
+from hunch.train.batches import Batch, Texts
+from hunch.train.states import TOP, TargetOutputs, TopOpinions
+from hunch.train.vocab import Columns
+
+MEMORY_SHARE = 0.4  # of what a GPU has free
+HOST_BYTES = 2**31  # in memory on a CPU; more goes to disk
+
+
+class Kept:
+    """Room for the outputs on all texts, filled as batches pass."""
+
+    def __init__(
+        self,
+        texts: Texts,
+        columns: Columns,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        feature_widths: tuple[int, ...] = (),
+        hidden_width: int = 0,
+        context: int = 1024,
+        folder: Path | None = None,
+    ) -> None:
+        self.columns, self.device = columns, device
+        self.num_top = min(TOP, len(columns))
+        lengths = np.minimum(texts.lengths, context)
+        self.start = np.concatenate([[0], np.cumsum(lengths)])
+        self.is_kept = np.zeros(len(texts), dtype=np.bool_)
+        num_tokens, size = int(self.start[-1]), dtype.itemsize
+        width = sum(feature_widths) + hidden_width
+        self.num_bytes = num_tokens * (self.num_top * (4 + size) + width * size)
+        store = _Store(self.num_bytes, device, folder)
+        self.column_NK = store("columns", (num_tokens, self.num_top), torch.int32)
+        self.p_NK = store("opinions", (num_tokens, self.num_top), dtype)
+        self.features = [
+            store(f"features-{i}", (num_tokens, width), dtype)
+            for i, width in enumerate(feature_widths)
+        ]
+        self.hidden_ND = None
+        if hidden_width:
+            self.hidden_ND = store("hidden", (num_tokens, hidden_width), dtype)
+
+    def has(self, batch: Batch) -> bool:
+        return bool(self.is_kept[batch.index_B].all())
+
+    def _rows(self, batch: Batch) -> Tensor:
+        """Where each of the T positions lies; padding has its text's last."""
+        start_B = torch.from_numpy(self.start[batch.index_B]).to(batch.ids_BL.device)
+        pos_L = torch.arange(batch.ids_BL.shape[1], device=batch.ids_BL.device)
+        inside_BL = torch.minimum(pos_L, batch.length_B[:, None] - 1)
+        return (start_B[:, None] + inside_BL).flatten()
+
+    def add(self, batch: Batch, outputs: TargetOutputs) -> None:
+        """Keep what a pass over the batch said; `outputs` have nothing mixed into them."""
+        assert isinstance(outputs.p_MC, Tensor)
+        row_N = self._rows(batch)
+        top = TopOpinions.of(outputs.p_MC)
+        at_M = row_N[outputs.row_M].to(self.p_NK.device)
+        self.p_NK[at_M] = top.p_MK.to(self.p_NK)
+        self.column_NK[at_M] = top.column_MK.to(self.column_NK)
+        pos_T = torch.arange(len(row_N), device=row_N.device) % batch.ids_BL.shape[1]
+        inside = (pos_T < batch.length_B.repeat_interleave(batch.ids_BL.shape[1])).nonzero()
+        inside_T = inside.squeeze(1)
+        where = row_N[inside_T].to(self.p_NK.device)
+        for kept_ND, feature_TD in zip(self.features, outputs.features, strict=True):
+            kept_ND[where] = feature_TD[inside_T].to(kept_ND)
+        if self.hidden_ND is not None:
+            self.hidden_ND[where] = outputs.hidden_TD[inside_T].to(self.hidden_ND)
+        self.is_kept[batch.index_B] = True
+
+    def outputs(
+        self, batch: Batch, *, greedy_share: float = 0.0, seed: int = 0, late: float = 1.0
+    ) -> TargetOutputs:
+        """As `run_target` gives them: positions of answers whose next token has a column."""
+        row_T, home = self._rows(batch), self.p_NK.device
+        ids_BL = batch.ids_BL
+        label_T = self.columns.column_V[ids_BL.roll(-1, dims=1).flatten()]
+        row_M = (batch.is_taught_BL().flatten() & (label_T >= 0)).nonzero().squeeze(1)
+        label_M, at_M = label_T[row_M], row_T[row_M].to(home)
+        column_MK = self.column_NK[at_M].to(ids_BL.device)
+        p_MK = self.p_NK[at_M].to(ids_BL.device)
+        if greedy_share:
+            own_M1 = torch.full_like(p_MK[:, :1], greedy_share)
+            p_MK = torch.cat((p_MK * (1 - greedy_share), own_M1), dim=1)
+            column_MK = torch.cat((column_MK, label_M[:, None].to(column_MK)), dim=1)
+        where = row_T.to(home)
+        features = tuple(kept_ND[where].to(ids_BL.device) for kept_ND in self.features)
+        hidden_TD = row_T.new_empty(0)
+        if self.hidden_ND is not None:
+            hidden_TD = self.hidden_ND[where].to(ids_BL.device)
+        opinions = TopOpinions(column_MK, p_MK, len(self.columns))
+        return TargetOutputs(
+            batch, split_heads, hidden_TD, features, row_M, opinions, label_M, seed, late
+        )
+
+
+class _Store:
+    """Makes empty tensors: on the device, or as files in a folder where they are too large."""
+
+    def __init__(self, num_bytes: int, device: torch.device, folder: Path | None) -> None:
+        room = HOST_BYTES
+        if device.type == "cuda":
+            room = int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[0])
+        self.device = device
+        self.folder = folder if num_bytes > room else None
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self.folder is None:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        size = max(int(np.prod(shape)), 1)
+        path = self.folder / f"{name}.bin"
+        return torch.from_file(str(path), shared=True, size=size, dtype=dtype).view(shape)

@@ -1,0 +1,84 @@
+"""The target's outputs from the second visit on: as a new pass over the texts would give them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hunch.train.kept
+from builders import tiny_model
+from hunch.kernels.gpu_slope import softmax_slope
+from hunch.train.batches import Texts, batches
+from hunch.train.kept import Kept
+from hunch.train.loss import slope, teach, top_slope
+from hunch.train.states import TopOpinions, run_target
+from hunch.train.vocab import count_columns
+
+TOKENS = np.random.default_rng(0).integers(0, 96, 400)
+TEXTS = Texts(TOKENS, np.array([0, 60, 100, 250, 400]), np.array([10, 1, 40, 130]))
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_kept_outputs_are_those_of_a_pass(
+    is_on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_on_disk:
+        monkeypatch.setattr(hunch.train.kept, "HOST_BYTES", 0)
+    target, layers = tiny_model(), (1, 3)
+    columns = count_columns(TEXTS.count(96), 50)
+    kept = Kept(
+        TEXTS, columns, target.device, target.dtype, feature_widths=(32, 32), hidden_width=32,
+        context=120, folder=tmp_path,
+    )  # fmt: skip
+    assert any(tmp_path.iterdir()) is is_on_disk
+    for batch in batches(TEXTS, 300, 120, 0, 0):
+        assert not kept.has(batch)
+        kept.add(batch, run_target(target, batch, columns, layers))
+    for batch in batches(TEXTS, 200, 120, 1, 5):  # the texts in other company
+        assert kept.has(batch)
+        new = run_target(target, batch, columns, layers, greedy_share=0.3)
+        ours = kept.outputs(batch, greedy_share=0.3)
+        assert torch.equal(ours.row_M, new.row_M)
+        assert torch.equal(ours.label_M, new.label_M)
+        assert torch.allclose(ours.p_MC.dense(), new.p_MC, atol=1e-5)
+        is_text = (torch.arange(batch.ids_BL.shape[1]) < batch.length_B[:, None]).flatten()
+        states = [(ours.hidden_TD, new.hidden_TD), *zip(ours.features, new.features, strict=True)]
+        for kept_TD, new_TD in states:
+            assert torch.allclose(kept_TD[is_text], new_TD[is_text], atol=1e-5)
+
+
+def test_few_columns_teach_as_all_do() -> None:
+    torch.manual_seed(0)
+    h_MD, head_CD = torch.randn(9, 16, requires_grad=True), torch.randn(40, 16)
+    top = TopOpinions.of(torch.randn(9, 40).softmax(-1), 8)
+    weight_M = torch.rand(9)
+    losses, slopes = [], []
+    for p in (top, top.dense()):
+        loss, best_M = teach(h_MD, head_CD, p, weight_M, "ce")
+        (found,) = torch.autograd.grad(loss, h_MD)
+        losses.append(loss)
+        slopes.append(found)
+        assert torch.equal(best_M, (h_MD @ head_CD.T).argmax(-1))
+    assert torch.allclose(*losses, rtol=1e-5)
+    assert torch.allclose(*slopes, atol=1e-6)
+    narrow = top.first(20)
+    assert narrow.dense().shape == (9, 20)
+    assert torch.allclose(narrow.dense().sum(-1), torch.ones(9))
+
+
+def test_the_kernel_gives_the_reference_softmax() -> None:
+    """Held to plain torch; two blocks of columns, the last not full."""
+    torch.manual_seed(1)
+    z_MC, weight_M = 3 * torch.randn(3, 5000), torch.rand(3)
+    slope_MC, log_sum_M, best_M = softmax_slope(z_MC, weight_M)
+    assert torch.allclose(slope_MC, z_MC.softmax(-1) * weight_M[:, None], atol=1e-7)
+    assert torch.allclose(log_sum_M, z_MC.logsumexp(-1))
+    assert torch.equal(best_M, z_MC.argmax(-1))
+    top = TopOpinions.of(torch.randn(3, 5000).softmax(-1))
+    loss_M, ours_MC, _ = top_slope(z_MC, top, weight_M)
+    dense_M, dense_MC = slope(z_MC, top.dense(), "ce")
+    assert torch.allclose(loss_M, dense_M * weight_M, rtol=1e-5)
+    assert torch.allclose(ours_MC, dense_MC * weight_M[:, None], atol=1e-6)
