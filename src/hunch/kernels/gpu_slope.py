@@ -1,6 +1,7 @@
-"""The softmax of logits, weighted by row, as training's gradient starts from it: one kernel.
+"""The softmax of logits in two kernels: sums first, then values weighted by row.
 
-Plain torch goes over the logits eight times, and they are the largest thing in training.
+Plain torch goes over the logits eight times, and they are the largest thing in training. What
+stands between the two, in a few columns of each row, is torch's.
 Shape letters: M rows, C columns.
 """
 
@@ -15,9 +16,7 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _slope_kernel(
-    z_ptr, weight_ptr, out_ptr, log_sum_ptr, best_ptr, num_columns, stride, BLOCK: tl.constexpr
-):
+def _sum_kernel(z_ptr, log_sum_ptr, best_ptr, num_columns, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     highest = -float("inf")
@@ -33,27 +32,40 @@ def _slope_kernel(
         new = tl.maximum(highest, top)
         total = total * tl.exp(highest - new) + tl.sum(tl.exp(z - new), axis=0)
         highest = new
-    log_sum = highest + tl.log(total)
-    weight = tl.load(weight_ptr + row)
-    for first in range(0, num_columns, BLOCK):
-        is_in = first + at < num_columns
-        z = tl.load(z_ptr + row * stride + first + at, mask=is_in, other=-float("inf"))
-        slope = tl.exp(z.to(tl.float32) - log_sum) * weight
-        tl.store(out_ptr + row * stride + first + at, slope, mask=is_in)
-    tl.store(log_sum_ptr + row, log_sum)
+    tl.store(log_sum_ptr + row, highest + tl.log(total))
     tl.store(best_ptr + row, best.to(tl.int64))
 
 
-def softmax_slope(z_MC: Tensor, weight_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """softmax(z) * weight in z's precision, the logarithms of the sums, and the best columns."""
-    z_MC = z_MC.contiguous()
+@triton.jit
+def _value_kernel(
+    z_ptr, log_sum_ptr, weight_ptr, out_ptr, num_columns, stride, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_in = column < num_columns
+    z = tl.load(z_ptr + row * stride + column, mask=is_in, other=-float("inf"))
+    value = tl.exp(z.to(tl.float32) - tl.load(log_sum_ptr + row)) * tl.load(weight_ptr + row)
+    tl.store(out_ptr + row * stride + column, value, mask=is_in)
+
+
+def log_sums(z_MC: Tensor) -> tuple[Tensor, Tensor]:
+    """The logarithm of each row's sum of exponentials, and its best column."""
     num_rows, num_columns = z_MC.shape
-    out_MC = torch.empty_like(z_MC)
     log_sum_M = torch.empty(num_rows, dtype=torch.float32, device=z_MC.device)
     best_M = torch.empty(num_rows, dtype=torch.int64, device=z_MC.device)
     if num_rows:
-        _slope_kernel[(num_rows,)](
-            z_MC, weight_M.float(), out_MC, log_sum_M, best_M, num_columns, z_MC.stride(0),
-            BLOCK=min(_BLOCK, triton.next_power_of_2(num_columns)),
-        )  # fmt: skip
-    return out_MC, log_sum_M, best_M
+        block = min(_BLOCK, triton.next_power_of_2(num_columns))
+        _sum_kernel[(num_rows,)](z_MC, log_sum_M, best_M, num_columns, z_MC.stride(0), BLOCK=block)
+    return log_sum_M, best_M
+
+
+def weighted_softmax(z_MC: Tensor, log_sum_M: Tensor, weight_M: Tensor) -> Tensor:
+    """exp(z - log_sum) * weight, in z's precision and in its place."""
+    num_rows, num_columns = z_MC.shape
+    if num_rows:
+        block = min(_BLOCK, triton.next_power_of_2(num_columns))
+        grid = (num_rows, triton.cdiv(num_columns, block))
+        _value_kernel[grid](
+            z_MC, log_sum_M, weight_M, z_MC, num_columns, z_MC.stride(0), BLOCK=block
+        )
+    return z_MC

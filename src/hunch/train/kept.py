@@ -98,8 +98,10 @@ class Kept:
         column_MK = self.column_NK[at_M].to(ids_BL.device)
         p_MK = self.p_NK[at_M].to(ids_BL.device)
         if greedy_share:
-            own_M1 = torch.full_like(p_MK[:, :1], greedy_share)
-            p_MK = torch.cat((p_MK * (1 - greedy_share), own_M1), dim=1)
+            is_own_MK = column_MK == label_M[:, None]
+            p_MK = p_MK * (1 - greedy_share) + greedy_share * is_own_MK.to(p_MK.dtype)
+            more_M1 = greedy_share * (~is_own_MK.any(-1, keepdim=True)).to(p_MK.dtype)
+            p_MK = torch.cat((p_MK, more_M1), dim=1)
             column_MK = torch.cat((column_MK, label_M[:, None].to(column_MK)), dim=1)
         where = row_T.to(home)
         features = tuple(kept_ND[where].to(ids_BL.device) for kept_ND in self.features)

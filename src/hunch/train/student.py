@@ -247,6 +247,8 @@ def check_target(spec: ModelSpec, method: str) -> None:
     problems = {
         "learned positions": spec.rope is None,
         "norms after the residual sums": spec.is_post_norm,
+        "experts": spec.experts is not None,
+        "several rotary tables": bool(spec.more_ropes),
         "a projected embedding": spec.embed_width not in (0, spec.width),
     }
     found = [name for name, is_there in problems.items() if is_there]

@@ -45,7 +45,7 @@ class DraftStudent(Student):
         self.layers = read_layers(options.layers, target.spec.num_layers)
         windows = tuple(target.spec.windows[layer] for layer in self.layers)
         self.spec = replace(target.spec, num_layers=len(self.layers), windows=windows)
-        self.head_CD = target.head.weight_NK[columns.ids_C].contiguous()
+        self.head_CD = target.head.weight_NK[columns.ids_C] * target.spec.logits_scale
         self.config = dict(weights.config)
         self.start(self._cut(weights, options.from_scratch))
 
