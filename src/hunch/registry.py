@@ -62,6 +62,7 @@ RECIPES = {
     "eagle3": "hunch.train.recipes.eagle3:RECIPE",
     "medusa": "hunch.train.recipes.medusa:RECIPE",
     "mlp": "hunch.train.recipes.mlp:RECIPE",
+    "block": "hunch.train.recipes.block:RECIPE",
     "phrases": "hunch.train.recipes.phrases:RECIPE",
 }
 

@@ -15,7 +15,7 @@ from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
 from hunch.registry import RECIPES
 from hunch.train.batches import batches
-from hunch.train.job import build_student, read_settings
+from hunch.train.job import build_student, drafts_as, read_settings
 from hunch.train.loop import Loop
 from hunch.train.recipes.draft import choose_layers, read_layers
 from hunch.train.regenerate import read_answers
@@ -27,6 +27,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("medusa", {"heads": 3, "draft_vocab": 160, "lr": 0.02}),
     ("medusa", {"heads": 3, "layers": 2, "draft_vocab": 160, "lr": 0.02, "share_tables": True}),
     ("mlp", {"stages": 3, "inner": 32, "lr": 0.02}),
+    ("block", {"layers": 2, "block": 4, "draft_vocab": 160, "lr": 0.02, "rank": 16}),
 ]
 
 
@@ -59,7 +60,8 @@ def test_replay_and_engine_agree(trained: tuple[Any, Any], target: Path) -> None
     depth = min(len(replay.tried), 5)
     # The last candidate is what the loop ended with.
     folder = job.out / "work" / "select" / "candidate-2"
-    with LLM(str(target), speculate=f"{job.method}:{folder}:num_nodes={depth}", **ENGINE) as llm:
+    method = drafts_as(job.method)
+    with LLM(str(target), speculate=f"{method}:{folder}:num_nodes={depth}", **ENGINE) as llm:
         outputs = llm.generate(prompts, params)
     tokens = sum(len(output.outputs[0].token_ids) - 1 for output in outputs)
     steps = sum(output.outputs[0].stats["steps"] - 1 for output in outputs)

@@ -23,7 +23,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Argument(
-            help="draft, eagle3, medusa, mlp or phrases; none: what is fastest for this target here"
+            help="draft, block, eagle3, medusa, mlp or phrases; none: what is fastest for the "
+            "target on this device."
         ),
     ] = None,
     options: Annotated[
@@ -66,7 +67,7 @@ def train(
     Without a method it measures, chooses, trains, and says whether the drafter pays: exit code 0 if
     it does, 3 if not.
     """
-    from hunch.train.job import run_job
+    from hunch.train.job import drafts_as, run_job
     from hunch.train.progress import Progress
 
     if method is not None and "=" in method:  # KEY=VALUE without a method
@@ -105,7 +106,9 @@ def train(
     if as_json:
         print(json.dumps({"out": str(job.out), **measured.to_json()}))
         return
-    use = f"suffix:phrases={job.out}" if method == "phrases" else f"{method}:{job.out}"
+    use = f"{drafts_as(method)}:{job.out}"
+    if method == "phrases":
+        use = f"suffix:phrases={job.out}"
     positions = " ".join(f"{share:.2f}" for share in measured.per_position)
     typer.echo(
         f"{job.out}: {measured.tokens_per_pass:.2f} tokens per pass on held-out prompts "

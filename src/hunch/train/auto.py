@@ -30,6 +30,7 @@ from hunch.train.job import (
     Settings,
     answer_prompts,
     build_student,
+    drafts_as,
     keep_job,
     publish,
     read_settings,
@@ -220,7 +221,7 @@ def _chance(replay: Replay) -> float:
 
 def _way(method: str, folder: Path) -> str:
     """How the engine is told to draft with it: a draft model beside lookups, a head alone."""
-    return f"auto:draft={folder}" if method == "draft" else f"{method}:{folder}"
+    return f"auto:draft={folder}" if method == "draft" else f"{drafts_as(method)}:{folder}"
 
 
 def _compare(
@@ -275,7 +276,7 @@ def _outcome(asked: Asked, job: Job, plan: Plan, speeds: Speeds, measured: Measu
             TrainedDrafter(
                 target=asked.target,
                 digest=digest_of(Path(files.path)),
-                method=job.method,
+                method=drafts_as(job.method),
                 path=str(asked.out.resolve()),
                 device=device_of(asked),
                 speedup=own,
@@ -290,5 +291,5 @@ def _remedy(asked: Asked, job: Job) -> str:
     return (
         f"It does not pay here, and auto goes on without it. Train longer (--minutes "
         f"{3 * asked.minutes:g}), on prompts like those you serve (--prompts), or keep to lookups; "
-        f"it is kept, and --speculate {job.method}:{asked.out} drafts with it all the same."
+        f"it is kept: --speculate {drafts_as(job.method)}:{asked.out} drafts with it all the same."
     )

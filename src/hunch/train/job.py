@@ -76,6 +76,11 @@ class Settings:
     pretrain: PretrainOptions
 
 
+def drafts_as(method: str) -> str:
+    """The `speculate=` name of what a recipe makes."""
+    return getattr(resolve(RECIPES, method), "drafts_as", "") or method
+
+
 def read_settings(method: str, options: Mapping[str, str]) -> Settings:
     """Sort KEY=VALUE to their readers; an unknown key names the nearest known one."""
     if method not in RECIPES:
@@ -137,7 +142,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     give_back()
     best, measured = _select(job, settings, student, work, test_ids)
     if before is not None:
-        old = measure(job.target, job.method, before, test_ids, arguments=job.engine)
+        old = measure(job.target, drafts_as(job.method), before, test_ids, arguments=job.engine)
         if measured.tokens_per_pass < old.tokens_per_pass - WORSE:
             raise TrainingError(
                 f"the new drafter is worse on held-out prompts ({measured.tokens_per_pass:.2f} "
@@ -262,7 +267,7 @@ def _select(
         folders.append(folder)
     notes = work / "select" / "measured.json"
     engine = for_answers(job.target, job.engine, settings.loop.context, len(test_ids))
-    best, measured = select(job.target, job.method, folders, test_ids, notes, engine)
+    best, measured = select(job.target, drafts_as(job.method), folders, test_ids, notes, engine)
     return f"{best.name}.pt", measured
 
 
@@ -288,7 +293,7 @@ def publish(
 ) -> None:
     restore(student, checkpoint)
     card = Card(
-        method=job.method,
+        method=drafts_as(job.method),
         target=job.target,
         recipe={
             **{f.name: getattr(settings.recipe, f.name) for f in fields(settings.recipe)},

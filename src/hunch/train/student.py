@@ -32,6 +32,7 @@ class Recipe:
     draft_vocab: int | None = None  # tokens it may guess unless told; None: all,
     has_few_columns: bool = False  # or those that most answers need
     lr: float = 3.6e-3
+    drafts_as: str = ""  # the method that drafts with it, where it has another name
     # Raises for options that do not fit the target, before anything is made.
     check: Callable[[Any, ModelSpec], None] = lambda options, spec: None
 

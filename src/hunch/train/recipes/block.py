@@ -1,0 +1,313 @@
+"""Block: one pass guesses a whole block of tokens (DSpark, arXiv 2607.05147), beside its target.
+
+The backbone reads the target's fused states as its context; a Markov head adds what the token
+before makes likely, a confidence head learns which guesses are right. The loss of a place is a
+tenth of the cross-entropy and nine tenths of the whole difference to the target's distribution,
+less the later the place.
+
+Shape letters: B texts, L their length, T = B * L, R blocks of a text, P places of a block, M places
+that teach, D width, C columns, K keys, N heads, H head width, A = q, k and v heads side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hunch.errors import ConfigError, UnsupportedModelError
+from hunch.layers.attention import Heads, split_heads
+from hunch.layers.rope import Rope
+from hunch.models.decoder import Decoder
+from hunch.models.heads.block import BlockBody, BlockShape, build_body
+from hunch.models.source import ShapeSource
+from hunch.models.spec import ModelSpec
+from hunch.models.weights import Weights
+from hunch.train.loss import teach
+from hunch.train.recipes.eagle3 import read_features
+from hunch.train.states import TargetOutputs
+from hunch.train.student import BatchLoss, Recipe, Student, check_target
+from hunch.train.vocab import Columns
+
+MARKOV = "markov_head.markov_w{}.weight"
+CONFIDENCE = "confidence_head.proj.weight"
+MASK = "mask_embedding"
+_TESTED = 32  # blocks of a text that are tested at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockOptions:
+    """train block KEY=VALUE..."""
+
+    layers: int = 4
+    block: int = 7  # tokens guessed by one pass
+    features: str = ""  # "2,10,18,26,34": after how many target layers; empty: five, evenly
+    anchors: int = 48  # blocks that each text teaches per step
+    rank: int = 0  # of the Markov head; 0: 128, for targets 1,024 wide or wider 256
+    loss: str = "l1"
+    decay: float = 4.0  # places after which one counts a third
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "anchors", "decay"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
+        if not 2 <= self.block <= 32:
+            raise ConfigError(f"block={self.block} must be from 2 to 32")
+
+
+class BlocksOfTexts:
+    """Who sees whom: places of a block their own block, and the context before its anchor."""
+
+    def __init__(self, body: BlockBody, context_TD: Tensor, anchor_BR: Tensor, rope: Rope) -> None:
+        (num_texts, num_blocks), size = anchor_BR.shape, body.shape.num_places
+        length, device = len(context_TD) // num_texts, context_TD.device
+        self.num_texts = num_texts
+        pos_L = torch.arange(length, device=device)
+        place_P = torch.arange(size, device=device)
+        pos_T = (anchor_BR[:, :, None] + place_P).flatten()
+        self.rotation = rope(pos_T)
+        self.kv = [
+            [x.view(num_texts, length, *x.shape[1:]) for x in both]
+            for both in body.context_kv(context_TD, rope(pos_L.repeat(num_texts)))
+        ]
+        anchor_BT = anchor_BR.repeat_interleave(size, dim=1)
+        block_T = torch.arange(num_blocks, device=device).repeat_interleave(size)
+        is_own_BTT = (block_T[:, None] == block_T).expand(num_texts, -1, -1)
+        self.is_seen_B1TK = torch.cat((pos_L < anchor_BT[:, :, None], is_own_BTT), dim=2)[:, None]
+
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
+        parts = split_heads(qkv_TAH, heads, self.rotation)
+        q, k, v = (x.reshape(self.num_texts, -1, *x.shape[1:]).transpose(1, 2) for x in parts)
+        known_k, known_v = (x.transpose(1, 2) for x in self.kv[layer])
+        out = functional.scaled_dot_product_attention(
+            q,
+            torch.cat((known_k, k), dim=2),
+            torch.cat((known_v, v), dim=2),
+            attn_mask=self.is_seen_B1TK,
+            scale=heads.scale,
+            enable_gqa=heads.num_heads != heads.num_kv_heads,
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+class BlockStudent(Student):
+    """Place s of a block anchored at a, which knows the states before a, tells token a + s + 1."""
+
+    plain = (MARKOV.format(1), MARKOV.format(2), CONFIDENCE)
+
+    def __init__(
+        self, options: BlockOptions, target: Decoder, columns: Columns, weights: Weights
+    ) -> None:
+        super().__init__(target, columns)
+        self.options, spec = options, target.spec
+        self.feature_layers = _features(options.features, spec.num_layers)
+        rank = options.rank or (256 if spec.width >= 1024 else 128)
+        layers = min(options.layers, spec.num_layers)
+        num_columns = len(columns) if len(columns) < spec.vocab_size else 0
+        self.shape = BlockShape(
+            spec=replace(
+                spec, num_layers=layers, windows=(None,) * layers, has_mlp_bias=False, rope_of=()
+            ),
+            feature_layers=self.feature_layers,
+            feature_width=len(self.feature_layers) * spec.width,
+            num_places=options.block,
+            mask_token=None,
+            is_shifted=True,
+            markov_rank=rank,
+            has_confidence=True,
+            confidence_sees_token=True,
+            num_columns=num_columns,
+        )
+        self.rope_config = {
+            key: weights.config[key] for key in ("rope_scaling",) if weights.config.get(key)
+        }
+        self.head_CD = target.head.weight_NK[columns.ids_C] * spec.logits_scale
+        self.start(self._begin(weights))
+
+    def _begin(self, weights: Weights) -> dict[str, Tensor]:
+        """Layers start as the target's last ones, the rest as what changes nothing."""
+        spec, target, generator = self.shape.spec, self.target, torch.Generator().manual_seed(2)
+        known, width = set(weights.names()), spec.width
+        first = target.spec.num_layers - spec.num_layers
+
+        def taken(name: str) -> Tensor:
+            stored = name if name in known else name.removeprefix("model.")
+            return weights.tensor(stored, torch.float32)
+
+        shapes = ShapeSource()
+        build_body(self.shape, shapes)
+        found: dict[str, Tensor] = {}
+        for name, shape in shapes.shapes.items():
+            if name.startswith("layers."):
+                layer, part = name.removeprefix("layers.").split(".", 1)
+                found[name] = taken(target.names.layer.format(first + int(layer)) + part)
+            else:
+                found[name] = torch.zeros(shape)
+        noise = torch.randn(width, self.shape.feature_width, generator=generator)
+        found["fc.weight"] = 0.02 * noise
+        found["fc.weight"][:, -width:] += torch.eye(width)
+        found["norm.weight"] = taken(f"{target.names.final_norm}.weight")
+        found["hidden_norm.weight"] = taken(
+            target.names.layer.format(first) + "input_layernorm.weight"
+        )
+        embedding_VD = target.embedding_VD.float().cpu()
+        found[MASK] = embedding_VD.mean(0)
+        turn_DK = torch.randn(width, self.shape.markov_rank, generator=generator) * width**-0.5
+        before_VK = embedding_VD @ turn_DK
+        found[MARKOV.format(1)] = before_VK / before_VK.std().clamp(min=1e-6)
+        return found
+
+    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
+        body, t = build_body(self.shape, self.source()), outputs
+        context_TD = body.context(t.features)
+        label_T = torch.full((t.ids_BL.numel(),), -1, device=t.row_M.device)
+        label_T[t.row_M] = t.label_M
+        place_T = torch.full_like(label_T, -1)
+        place_T[t.row_M] = torch.arange(len(t.row_M), device=t.row_M.device)
+        loss = torch.zeros((), device=label_T.device)
+        agreed = [torch.zeros_like(label_T, dtype=torch.bool) for _ in range(self.options.block)]
+        for anchor_BR, is_there_BR in self._anchors(t, is_test):
+            loss = loss + self._teach(
+                body, t, context_TD, anchor_BR, is_there_BR, (label_T, place_T), agreed
+            )
+        for depth in range(1, len(agreed)):  # a guess counts where those before it were right
+            agreed[depth] &= agreed[depth - 1].roll(1)
+        return BatchLoss(loss, agreed)
+
+    def _anchors(self, t: TargetOutputs, is_test: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions of blocks' first tokens: some by chance, or all, a part at a time."""
+        is_taught_BL = t.batch.is_taught_BL()
+        is_taught_BL[:, 0] = False  # nothing is known before it
+        if not is_test:
+            chance = torch.Generator(is_taught_BL.device).manual_seed(t.seed)
+            noise_BL = torch.rand(is_taught_BL.shape, device=is_taught_BL.device, generator=chance)
+            count = min(self.options.anchors, is_taught_BL.shape[1])
+            best = (noise_BL + is_taught_BL).topk(count, dim=1)
+            yield best.indices, best.values >= 1
+            return
+        for first in range(0, is_taught_BL.shape[1], _TESTED):
+            pos_R = torch.arange(first, min(first + _TESTED, is_taught_BL.shape[1]))
+            pos_BR = pos_R.to(is_taught_BL.device).expand(len(is_taught_BL), -1)
+            is_there_BR = is_taught_BL.gather(1, pos_BR)
+            if bool(is_there_BR.any()):
+                yield pos_BR, is_there_BR
+
+    def _teach(
+        self,
+        body: BlockBody,
+        t: TargetOutputs,
+        context_TD: Tensor,
+        anchor_BR: Tensor,
+        is_there_BR: Tensor,
+        of_T: tuple[Tensor, Tensor],
+        agreed: list[Tensor],
+    ) -> Tensor:
+        """The loss of some blocks; marks where their guesses were right."""
+        (label_T, place_T), length = of_T, t.ids_BL.shape[1]
+        assert self.target.rope is not None
+        token_BR = t.ids_BL.gather(1, anchor_BR)
+        assert body.mask_D is not None
+        x = body.inputs(self.target.embed(token_BR.flatten()), body.mask_D)
+        attend = BlocksOfTexts(body, context_TD, anchor_BR, self.target.rope)
+        told_TD = body.telling(body.states(x, attend)).flatten(0, 1)
+        depth_P = torch.arange(self.shape.num_places, device=anchor_BR.device)
+        pos_BRP = anchor_BR[:, :, None] + depth_P
+        start_B = length * torch.arange(len(anchor_BR), device=anchor_BR.device)
+        row_T = (start_B[:, None, None] + pos_BRP.clamp(max=length - 1)).flatten()
+        is_inside = (pos_BRP < length) & is_there_BR[:, :, None]
+        is_here_T = is_inside.flatten() & (place_T[row_T] >= 0)
+        index_M = is_here_T.nonzero().squeeze(1)
+        row_M, told_MD = row_T[index_M], told_TD[index_M]
+        depth_M = depth_P.repeat(anchor_BR.numel())[index_M]
+        before_M = t.ids_BL.flatten()[row_M]
+        weight_M = (-depth_M.float() / self.options.decay).exp()
+        weight_M = weight_M / weight_M.sum().clamp(min=1e-6)
+        assert body.markov is not None
+        latent_MK = body.markov.latent(before_M, told_MD).to(told_MD.dtype)
+        head = torch.cat((self.head_CD, body.markov.after.weight_NK), dim=1)
+        state = torch.cat((told_MD, latent_MK), dim=1)
+        loss, best_M = teach(
+            state, head, t.p_MC[place_T[row_M]], weight_M, self.options.loss, t.late
+        )
+        is_right_M = best_M == label_T[row_M]
+        odds_M = body.confidences(before_M, told_MD)
+        assert odds_M is not None
+        sure_M = functional.binary_cross_entropy_with_logits(
+            odds_M, is_right_M.float(), reduction="none"
+        )
+        for depth, grid_T in enumerate(agreed):
+            grid_T[row_M[depth_M == depth]] = is_right_M[depth_M == depth]
+        return loss + (sure_M * weight_M).sum()
+
+    def settled(self) -> dict[str, Any]:
+        features = ",".join(map(str, self.feature_layers))
+        return {"features": features, "rank": self.shape.markov_rank}
+
+    def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        spec, rope = self.shape.spec, self.target.spec.rope
+        assert rope is not None
+        config = {
+            "architectures": ["Qwen3DSparkModel"],
+            "model_type": "qwen3",
+            "vocab_size": spec.vocab_size,
+            "hidden_size": spec.width,
+            "intermediate_size": spec.ffn_width,
+            "num_hidden_layers": spec.num_layers,
+            "num_attention_heads": spec.num_heads,
+            "num_key_value_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+            "max_position_embeddings": spec.max_len,
+            "rms_norm_eps": spec.norm_eps,
+            "rope_theta": rope.theta,
+            **self.rope_config,
+            "hidden_act": spec.activation,
+            "tie_word_embeddings": False,
+            "block_size": self.shape.num_places,
+            "target_layer_ids": [layer - 1 for layer in self.feature_layers],
+            "sample_from_anchor": True,
+            "markov_rank": self.shape.markov_rank,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+        }
+        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        if self.shape.num_columns:
+            ids_C, order_C = self.columns.ids_C.cpu().sort()
+            tensors["d2t"] = ids_C - torch.arange(len(ids_C))
+            after = MARKOV.format(2)
+            tensors[after] = tensors[after][order_C.to(tensors[after].device)]
+            config["draft_vocab_size"] = len(ids_C)
+        return config, tensors
+
+
+def _features(text: str, num_layers: int) -> tuple[int, ...]:
+    """Five of the target's layers, from the second to the one before the last."""
+    if text:
+        return read_features(text, num_layers)
+    first, last = min(2, num_layers), max(num_layers - 2, 1)
+    return tuple(sorted({round(first + i * (last - first) / 4) for i in range(5)}))
+
+
+def _check(options: BlockOptions, spec: ModelSpec) -> None:
+    check_target(spec, "block")
+    if spec.norm != "rms" or not spec.is_gated or spec.has_branch_norms or spec.is_norm_shifted:
+        raise UnsupportedModelError(
+            f"train block: its layers are those of Qwen3; the target's ({spec.architecture}) have "
+            "other norms or MLPs. Train draft for it"
+        )
+    _features(options.features, spec.num_layers)
+
+
+RECIPE = Recipe(
+    options=BlockOptions,
+    student=BlockStudent,
+    check=_check,
+    has_few_columns=True,
+    drafts_as="dspark",
+)
