@@ -232,7 +232,7 @@ def test_every_field_of_the_config_is_read_by_something() -> None:
     ("given", "word"),
     [
         ({"speculative_draft_tensor_parallel_size": "banana"}, "banana.*whole number"),
-        ({"speculative_draft_tensor_parallel_size": 2}, "only 1"),
+        ({"speculative_draft_tensor_parallel_size": 2}, "must divide tensor_parallel_size=1"),
         ({**NGRAM, "num_speculative_tokens": "five"}, "'five' must be a whole number"),
         ({**NGRAM, "ngram_prompt_lookup_max": 0}, "ngram_prompt_lookup_max=0 must be .* 1 or more"),
         (

@@ -46,7 +46,7 @@ _SPEC = {
     "speculative_config",
 }
 _GRAPHS = "hunch captures a GPU's steps by itself, and a CPU has none to capture"
-_ONE_DEVICE = "the model runs on one device, in one process"
+_RANKS = "ranks are processes of this machine, or those that torchrun started"
 _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     # argument -> values that ask for what hunch does anyway, and why others change nothing
     "use_v2_block_manager": ((True,), "there is one block manager, and it can do what v2 can"),
@@ -60,9 +60,9 @@ _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "disable_log_stats": ((True,), "only a server prints status lines"),
     "disable_log_requests": ((True,), "only a server has a log of requests"),
-    "disable_custom_all_reduce": ((False,), _ONE_DEVICE),
-    "distributed_executor_backend": ((), _ONE_DEVICE),
-    "worker_use_ray": ((False,), _ONE_DEVICE),
+    "disable_custom_all_reduce": ((False,), "parts are added in the order of the ranks, always"),
+    "distributed_executor_backend": (("mp", "external_launcher"), _RANKS),
+    "worker_use_ray": ((False,), _RANKS),
     "swap_space": ((0,), "what is preempted is computed again, not swapped"),
     "cpu_offload_gb": ((0,), "weights stay on the device that computes with them"),
     "tokenizer_mode": (("auto",), "the same tokenizer is read in every mode"),
@@ -215,8 +215,6 @@ def spec_from_vllm(**given: Any) -> SpecConfig:
     rest["always"] = given.pop("always_draft", False)
     if "speculative_draft_tensor_parallel_size" in given:
         size = _whole(given, "speculative_draft_tensor_parallel_size", 1)
-        if size > 1:
-            raise ConfigError(f"speculative_draft_tensor_parallel_size={size}: only 1 for now")
         rest["draft_tensor_parallel_size"] = size
         del given["speculative_draft_tensor_parallel_size"]
     own = given.pop("speculate", None)

@@ -195,6 +195,14 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     given: frozenset[str] = frozenset()  # arguments a user named, whatever their values
 
+    def __post_init__(self) -> None:
+        size, draft_size = self.parallel.tensor_parallel_size, self.spec.draft_tensor_parallel_size
+        if draft_size is not None and (draft_size < 1 or size % draft_size):
+            raise ConfigError(
+                f"speculative_draft_tensor_parallel_size={draft_size} must divide "
+                f"tensor_parallel_size={size}"
+            )
+
 
 def read_options(options: type[T], given: Mapping[str, str], where: str) -> T:
     """A method's options dataclass from the KEY=VALUE texts a user wrote."""

@@ -286,16 +286,18 @@ def _build_runner(
 
     from hunch.step.assemble import assemble
 
-    if config.parallel.tensor_parallel_size != 1:
-        raise ConfigError("tensor_parallel_size above 1 is not available yet; use 1")
     device = torch.device(device_name)
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
     target = load_target(config, files, device)
+    if config.parallel.tensor_parallel_size > 1:
+        target = target.with_draft_size(config.spec.draft_tensor_parallel_size or 1)
     load_drafter(config.spec.method)
     spec = _detect(config.spec, files, device.type, config.model.download_dir)
     runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
     runner.capacity = _with_sizes(runner, device)
+    if load_target is _load_target:
+        runner.on_close = getattr(target, "close", None)
     todo = runner.preparations()
     with progress(len(todo), None, "capturing graphs") as advance:
         for prepare in todo:
@@ -318,6 +320,12 @@ def _load_target(
     from hunch.models.target import load_target
     from hunch.models.weights import open_weights
 
+    if config.parallel.tensor_parallel_size > 1:
+        from hunch.parallel.split_target import load_split
+
+        if weights is not None:
+            raise ConfigError("weights in memory cannot be split over processes: give files")
+        return load_split(config, files.path, device)
     return load_target(config.model, weights or open_weights(files), device)
 
 

@@ -50,7 +50,10 @@ TABLE: dict[str, set[str]] = {
     "bench": {"torch", "hunch", "errors", "types"},
     # What measures a part alone, or makes a target of another cost, reaches inside.
     "bench.device": {"torch", "hunch", "errors", "types", "hub", "models", "kernels", "step"},
-    "parallel": {"torch", "types", "draft", "errors", "step", "parallel.group"},
+    "parallel": {
+        "torch", "types", "draft", "errors", "config", "kernels", "models", "step",
+        "parallel.group",
+    },
     "web": set(),
     "drafters": set(),
     "__main__": {"cli"},

@@ -204,9 +204,7 @@ class KvWindow:
         """Bring an accepted path's KV to the slots of its positions."""
         moved = source_P != target_P
         if moved.any():
-            source, target = self.put(source_P[moved]), self.put(target_P[moved])
-            self.kv.k_LCMH[:, target] = self.kv.k_LCMH[:, source]
-            self.kv.v_LCMH[:, target] = self.kv.v_LCMH[:, source]
+            self.kv.move(self.put(source_P[moved]), self.put(target_P[moved]))
 
 
 class ChainInputs:

@@ -6,6 +6,7 @@ M KV heads, H head width, L layers, C slots of the cache, W tokens of one span, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,15 @@ class KVCache:
 
     k_LCMH: Tensor
     v_LCMH: Tensor
+    # Who holds the other heads of the same slots, and must move them too.
+    on_move: list[Callable[[Tensor, Tensor], None]] = field(default_factory=list)
+
+    def move(self, source_P: Tensor, target_P: Tensor) -> None:
+        """Copy what slots hold to others; an accepted path goes where its positions are."""
+        self.k_LCMH[:, target_P] = self.k_LCMH[:, source_P]
+        self.v_LCMH[:, target_P] = self.v_LCMH[:, source_P]
+        for tell in self.on_move:
+            tell(source_P, target_P)
 
 
 def key_slots(attn: AttnInputs, token: int) -> Tensor:

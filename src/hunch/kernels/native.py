@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from operator import is_
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from hunch.kernels.native_structs import (
     _POINTER,
     NativeLayer,
     NativeShape,
+    Reduce,
     _address,
     _Layer,
     _Pass,
@@ -207,9 +208,12 @@ class NativeNetwork:
         num_threads: int | None = None,
         join: NativeJoin | None = None,
         is_fine: bool = False,
+        reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        """`reduce`: from this process's part of a sum to the sum, where others hold the rest."""
         self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
         self.team = team(num_threads)
+        self._reduce = None if reduce is None else Reduce(reduce)
         self._structs = (_Layer * len(layers))(*(layer._struct() for layer in layers))
         self._keep = (embedding, head, final_norm, final_norm_bias, rope_LH, positions_LD, join)
         self.num_out = head.num_out
@@ -230,6 +234,8 @@ class NativeNetwork:
             layers=ctypes.addressof(self._structs),
             **(join.fields() if join else {}),
         )
+        if self._reduce is not None:
+            spec.reduce = self._reduce.function
         self.handle = _lib().hunch_decoder_new(ctypes.addressof(spec))
 
     def forward(
@@ -265,6 +271,8 @@ class NativeNetwork:
             step.features = ctypes.addressof(addresses)
         bad_row = _lib().hunch_decoder_forward(self.handle, self.team, ctypes.addressof(step))
         assert bad_row < 0, f"row {bad_row}: token id or position out of range"
+        if self._reduce is not None:
+            self._reduce.check()
         return hidden_TD, features
 
     def _pass_over(self, attn: AttnInputs, num_rows: int) -> _Pass:

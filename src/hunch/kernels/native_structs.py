@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
 from hunch.kernels.activation import KERNEL_NAMES
@@ -54,6 +56,9 @@ class _Experts(ctypes.Structure):
     )  # fmt: skip
 
 
+REDUCE = ctypes.CFUNCTYPE(None, _POINTER, _I64)  # numbers and their count, summed in place
+
+
 class _Spec(ctypes.Structure):
     _fields_ = (
         *(
@@ -78,6 +83,7 @@ class _Spec(ctypes.Structure):
             (name, _F32)
             for name in ("embed_scale", "residual_scale", "logits_scale", "attn_cap", "logits_cap")
         ),
+        ("reduce", REDUCE),
     )  # fmt: skip
 
 
@@ -171,3 +177,25 @@ class NativeShape:
     logits_scale: float = 1.0
     attn_cap: float = 0.0
     logits_cap: float = 0.0
+
+
+class Reduce:
+    """A sum over processes that the kernels can call; what goes wrong in it is raised later."""
+
+    def __init__(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        self._reduce = reduce
+        self._error: Exception | None = None
+        self.function = REDUCE(self._call)
+
+    def _call(self, address: int, count: int) -> None:
+        if self._error is not None:
+            return
+        part = torch.frombuffer((_F32 * count).from_address(address), dtype=torch.float32)
+        try:
+            part.copy_(self._reduce(part))
+        except Exception as error:  # nothing may pass through the kernels' frames
+            self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -19,7 +19,7 @@ from hunch.errors import ModelFormatError
 from hunch.layers.rope import head_order
 from hunch.models.build import Names
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Packed, Rows, Weights
+from hunch.models.weights.base import Packed, ReadsParts, Rows, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,16 @@ class Arranged:
         whole = self._whole(place, dtype)
         whole = whole.t() if place.is_transposed else whole
         return whole if place.rows is None else whole[place.rows]
+
+    def part(
+        self, name: str, dim: int, part: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """[first, last) of a dimension; read alone where the file has the tensor as it is."""
+        place = self._place(name)
+        is_plain = place.rows is None and not place.is_transposed and not place.shift
+        if is_plain and place.project is None and isinstance(self.weights, ReadsParts):
+            return self.weights.part(place.name, dim, part, dtype)
+        return self.tensor(name, dtype).narrow(dim, part[0], part[1] - part[0])
 
     def _whole(self, place: Place, dtype: torch.dtype) -> Tensor:
         """The parts of a fused tensor are asked for one after the other: it is read once."""

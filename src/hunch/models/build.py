@@ -12,7 +12,7 @@ from hunch.layers.norm import Norm
 from hunch.models.experts import EXPERT_NAMES, ExpertNames, build_experts
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
-from hunch.parallel.group import Group, shard_size
+from hunch.parallel.group import Group, Share, head_spans
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,15 +55,24 @@ LLAMA_NAMES = Names()
 
 def local_heads(spec: ModelSpec, group: Group, layer: int | None = None) -> Heads:
     """The heads one rank of the group holds: of a layer, or what all layers share."""
+    q_part, kv_part = head_spans(spec.num_heads, spec.num_kv_heads, group)
     return Heads(
-        num_heads=shard_size(spec.num_heads, group, "attention heads"),
-        num_kv_heads=shard_size(spec.num_kv_heads, group, "KV heads"),
+        num_heads=q_part[1] - q_part[0],
+        num_kv_heads=kv_part[1] - kv_part[0],
         head_dim=spec.head_dim,
         scale=spec.attn_scale or spec.head_dim**-0.5,
         cap=spec.attn_cap,
         window=spec.windows[layer] if layer is not None and spec.windows else None,
         rope=0 if layer is None else spec.rope_index(layer),
     )
+
+
+def head_rows(spec: ModelSpec, group: Group) -> tuple[Share, Share]:
+    """The rows of q, and of k and v, that one rank of the group holds."""
+    parts = head_spans(spec.num_heads, spec.num_kv_heads, group)
+    (q_first, q_last), (kv_first, kv_last) = parts
+    size = spec.head_dim
+    return (q_first * size, q_last * size), (kv_first * size, kv_last * size)
 
 
 def build_attention(
@@ -77,6 +86,7 @@ def build_attention(
 ) -> Attention:
     """`layer` is the KV layer; `input_width` differs from the model's where two inputs join."""
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    q_part, kv_part = head_rows(spec, source.group)
     q_norm = k_norm = sinks_N = None
     if spec.has_qk_norm:
         q_norm, k_norm = (
@@ -86,15 +96,19 @@ def build_attention(
             for name in (names.q_norm, names.k_norm)
         )
     if spec.has_sinks:
-        sinks_N = source.take(prefix + names.sinks, spec.num_heads, split=0).float()
+        heads = head_spans(spec.num_heads, spec.num_kv_heads, source.group)[0]
+        sinks_N = source.take(prefix + names.sinks, spec.num_heads, split=0, part=heads).float()
     return Attention(
         source.linear(
             (prefix + names.q, prefix + names.k, prefix + names.v),
             (q_size, kv_size, kv_size),
             input_width or spec.width,
             has_bias=spec.has_qkv_bias,
+            parts=(q_part, kv_part, kv_part),
         ),
-        source.row_linear(prefix + names.out, spec.width, q_size, has_bias=spec.has_out_bias),
+        source.row_linear(
+            prefix + names.out, spec.width, q_size, has_bias=spec.has_out_bias, part=q_part
+        ),
         local_heads(spec, source.group, layer),
         layer,
         q_norm,

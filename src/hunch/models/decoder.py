@@ -23,6 +23,7 @@ from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, loca
 from hunch.models.reading import Config
 from hunch.models.source import RandomSource, Source
 from hunch.models.spec import ModelSpec, read_common
+from hunch.parallel.group import span, spans
 from hunch.registry import MODELS, resolve
 
 TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
@@ -100,16 +101,15 @@ class Decoder(Part):
         return self.ropes[0] if self.ropes else None
 
     def _build_head(self, source: Source) -> Linear:
-        """The output matrix, each rank with a part of the vocabulary where it divides evenly."""
+        """The output matrix, each rank with a part of the vocabulary."""
         vocab_size = self.spec.vocab_size
-        split = 0 if vocab_size % self.group.size == 0 else None
-        self.is_head_split = split is not None and self.group.size > 1
+        self.head_sizes = spans(vocab_size, self.group.size)
         if not self.spec.is_tied:
-            return Linear(source.take(self.names.head, vocab_size, self.spec.width, split=split))
-        if not self.is_head_split:
+            return Linear(source.take(self.names.head, vocab_size, self.spec.width, split=0))
+        if self.group.size == 1:
             return Linear(self.embedding_VD)
-        size = vocab_size // self.group.size
-        return Linear(self.embedding_VD.narrow(0, self.group.rank * size, size))
+        first, last = span(vocab_size, self.group)
+        return Linear(self.embedding_VD[first:last])
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Token embeddings."""
@@ -157,10 +157,9 @@ class Decoder(Part):
                 part.num_tile_rows = TILE_ROWS
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """float32 scores of every token after each given hidden state."""
+        """float32 scores of every token after each given hidden state; on rank 0 of a group."""
         logits_MV = self.head(hidden_MD)
-        if self.is_head_split:
-            logits_MV = self.group.all_gather(logits_MV)
+        logits_MV = self.group.gather(logits_MV, self.head_sizes)
         return finish_logits(logits_MV.float(), self.spec)
 
     @property

@@ -19,7 +19,7 @@ from hunch.layers.mlp import GatedMLP
 from hunch.models.reading import Config, read_float, read_int
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
-from hunch.parallel.group import shard_size
+from hunch.parallel.group import span
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ def _stacked_up(
     spec: ModelSpec, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
 ) -> StackedLinear:
     count, inner = experts.routing.num_experts, experts.width
-    shard_size(inner, source.group, "inner width of an expert")
+    span(inner, source.group, "inner width of an expert")  # raises where it is less than the ranks
     parts = []
     for group in names.all_up(count):
         rows = 2 * inner // len(group)
@@ -112,9 +112,8 @@ def _half(source: Source, name: str, shape: tuple[int, ...], *, is_both: bool) -
     if not is_both or source.group.size == 1:
         return source.take(name, *shape, split=len(shape) - 2)
     gate, up = source.take(name, *shape).chunk(2, dim=-2)
-    size = gate.shape[-2] // source.group.size
-    first = source.group.rank * size
-    return torch.cat([part.narrow(-2, first, size) for part in (gate, up)], dim=-2)
+    first, last = span(gate.shape[-2], source.group)
+    return torch.cat([part[..., first:last, :] for part in (gate, up)], dim=-2)
 
 
 def _stacked_down(

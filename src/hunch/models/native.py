@@ -35,11 +35,12 @@ from hunch.models.build import Names, local_heads
 from hunch.models.decoder import Decoder, Hidden, Progress
 from hunch.models.experts import ExpertNames
 from hunch.models.load import check_tensors
+from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed, Weights, iterate
 from hunch.models.weights.dequant import dequantise
-from hunch.parallel.group import SINGLE
+from hunch.parallel.group import SINGLE, Group, spans
 from hunch.registry import MODELS, resolve
 
 log = logging.getLogger("hunch")
@@ -69,27 +70,38 @@ class NativeDecoder:
         progress: Progress = iterate,
         tables: tuple[NativeMatrix, NativeMatrix] | None = None,  # of the model it was cut from
         is_fine: bool = False,
+        group: Group = SINGLE,
     ) -> None:
         family: type[Decoder] = resolve(MODELS, spec.architecture)
         self.spec, self.names = spec, family.names
-        self.device, self.dtype, self.group = torch.device("cpu"), torch.float32, SINGLE
-        self.heads: Heads = local_heads(spec, SINGLE)
+        self.device, self.dtype, self.group = torch.device("cpu"), torch.float32, group
+        self.heads: Heads = local_heads(spec, group)
         source = FileSource(Arranged(weights, spec, self.names), torch.float32)
         given = (self.names.embed, self.names.head, ID_MAP) if tables else ()
         check_tensors(spec, source, given)
+        local = local_spec(spec, group)
+        self.head_sizes = spans(spec.vocab_size, group.size)
+        self._whole: _Reader | None = None
+        if group.size > 1:
+            self._whole = _Reader(source, dtype, num_threads)
+            shared = SharedWeights(source.weights, spec, self.names, group)
+            source = FileSource(shared, torch.float32)
         reader = _Reader(source, dtype, num_threads)
         ropes = [Rope(rope, spec.head_dim, spec.max_len) for rope in spec.ropes]
         tables_LH = [rope.table_LH.contiguous() for rope in ropes]
         prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         layers = [
-            _layer(spec, reader, prefix, self.names, i, tables_LH)
+            _layer(local, reader, prefix, self.names, i, tables_LH)
             for i, prefix in enumerate(prefixes)
         ]
         if tables is not None:
             self.embedding, head = tables
         else:
             self.embedding = reader.matrix(self.names.embed, is_table=True)
-            head = self.embedding if spec.is_tied else reader.matrix(self.names.head, is_table=True)
+            head = self.embedding
+            if group.size > 1 or not spec.is_tied:
+                name = HEAD_SHARE if group.size > 1 else self.names.head
+                head = reader.matrix(name, is_table=True)
         self.head = head
         matrices = {id(m): m for m in ((head,) if tables else (self.embedding, head))}
         matrices |= {id(m): m for layer in layers for m in layer.matrices()}
@@ -102,7 +114,7 @@ class NativeDecoder:
         if not ropes:
             positions_LD = reader.tensor(self.names.positions)[spec.position_offset :]
         self.network = NativeNetwork(
-            _shape(spec, self.heads),
+            _shape(local, self.heads),
             layers,
             embedding=self.embedding,
             head=head,
@@ -113,7 +125,15 @@ class NativeDecoder:
             kv_dtype=self.kv_dtype,
             num_threads=num_threads,
             is_fine=is_fine,
+            reduce=group.all_reduce if group.size > 1 else None,
         )
+
+    @property
+    def whole_head(self) -> NativeMatrix:
+        """The output matrix with the shares of other ranks."""
+        if self._whole is None or self.spec.is_tied:
+            return self.embedding if self.spec.is_tied else self.head
+        return self._whole.matrix(self.names.head, is_table=True)
 
     @property
     def is_quantised(self) -> bool:
@@ -138,11 +158,11 @@ class NativeDecoder:
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state."""
-        return self.network.logits(hidden_MD)
+        return self.group.gather(self.network.logits(hidden_MD), self.head_sizes)
 
     def kv_shape(self) -> tuple[int, int, int]:
-        """Layers, KV heads and head width of the cache."""
-        return self.spec.num_layers, self.spec.num_kv_heads, self.spec.head_dim
+        """Layers, KV heads and head width of the cache, as far as this process holds them."""
+        return self.spec.num_layers, self.heads.num_kv_heads, self.spec.head_dim
 
     def new_kv(self, num_slots: int) -> KVCache:
         """An empty cache of so many slots."""
@@ -160,6 +180,7 @@ def load_native(
     num_threads: int | None = None,
     progress: Progress = iterate,
     bits: int = 8,
+    group: Group = SINGLE,
 ) -> NativeDecoder | None:
     """The model of `weights` on native kernels; None where it or this machine cannot.
 
@@ -169,9 +190,11 @@ def load_native(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
     spec = ModelSpec.from_config(weights.config)
-    if not is_supported(spec) or not is_available():
+    has_split_experts = spec.experts is not None and group.size > 1  # torch alone can split them
+    if not is_supported(spec) or has_split_experts or not is_available():
         return None
-    return NativeDecoder(spec, weights, dtype, num_threads, progress, is_fine=bits == 14)
+    is_fine = bits == 14
+    return NativeDecoder(spec, weights, dtype, num_threads, progress, is_fine=is_fine, group=group)
 
 
 def is_supported(spec: ModelSpec) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from torch import Tensor
 from hunch.errors import ModelFormatError
 from hunch.layers.linear import Linear, RowLinear
 from hunch.layers.norm import LayerNorm, RMSNorm
-from hunch.models.weights.base import Weights
-from hunch.parallel.group import SINGLE, Group, shard
+from hunch.models.weights.base import ReadsParts, Weights
+from hunch.parallel.group import SINGLE, Group, Share, span
 
 Shape = tuple[int, ...]
 
@@ -36,11 +37,19 @@ class Source:
         """The whole tensor in any place; `dtype` is what a file's numbers are converted to."""
         raise NotImplementedError
 
-    def take(self, name: str, *shape: int, split: int | None = None) -> Tensor:
+    def read_part(self, name: str, shape: Shape, dim: int, part: Share) -> Tensor:
+        """The rows or columns of a part; a file that can reads no more than these."""
+        return self.read(name, shape).narrow(dim, part[0], part[1] - part[0])
+
+    def take(
+        self, name: str, *shape: int, split: int | None = None, part: Share | None = None
+    ) -> Tensor:
         """This rank's part of a tensor (all of it without `split`), where it will be used."""
-        tensor = self.read(name, shape)
-        if split is not None:
-            tensor = shard(tensor, split, self.group)
+        if split is None or self.group.size == 1:
+            tensor = self.read(name, shape)
+        else:
+            part = part or span(shape[split], self.group)
+            tensor = self.read_part(name, shape, split, part)
         return tensor.to(self.device, self.dtype)
 
     def floats(self, name: str, *shape: int) -> Tensor:
@@ -64,23 +73,25 @@ class Source:
         *,
         has_bias: bool = False,
         is_split: bool = True,
+        parts: Sequence[Share | None] | None = None,
     ) -> Linear:
-        """One layer for several matrices of the same input; each rank has a part of every one."""
+        """One layer for several matrices of the same input; each rank has a part of every one.
+
+        `parts`: which rows of each, where equal shares would not do.
+        """
         split = 0 if is_split else None
-        weights = [
-            self.take(f"{n}.weight", s, num_in, split=split)
-            for n, s in zip(names, sizes, strict=True)
-        ]
+        matrices = list(zip(names, sizes, parts or [None] * len(names), strict=True))
+        weights = [self.take(f"{n}.weight", s, num_in, split=split, part=p) for n, s, p in matrices]
         biases = [
-            self.take(f"{n}.bias", s, split=split)
-            for n, s in zip(names, sizes, strict=True)
-            if has_bias
+            self.take(f"{n}.bias", s, split=split, part=p) for n, s, p in matrices if has_bias
         ]
         return Linear(_join(weights), _join(biases) if biases else None)
 
-    def row_linear(self, name: str, num_out: int, num_in: int, *, has_bias: bool) -> RowLinear:
+    def row_linear(
+        self, name: str, num_out: int, num_in: int, *, has_bias: bool, part: Share | None = None
+    ) -> RowLinear:
         """A layer whose inputs are split over the group."""
-        weight_NK = self.take(f"{name}.weight", num_out, num_in, split=1).contiguous()
+        weight_NK = self.take(f"{name}.weight", num_out, num_in, split=1, part=part).contiguous()
         bias_N = self.take(f"{name}.bias", num_out) if has_bias else None
         return RowLinear(weight_NK, bias_N, self.group)
 
@@ -111,6 +122,14 @@ class FileSource(Source):
         return None
 
     def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
+        return self.weights.tensor(self._checked(name, shape), dtype or self.dtype)
+
+    def read_part(self, name: str, shape: Shape, dim: int, part: Share) -> Tensor:
+        if isinstance(self.weights, ReadsParts):
+            return self.weights.part(self._checked(name, shape), dim, part, self.dtype)
+        return super().read_part(name, shape, dim, part)
+
+    def _checked(self, name: str, shape: Shape) -> str:
         found = self.find(name)
         if found is None:
             raise ModelFormatError(f"the model's files lack the tensor {name}")
@@ -118,7 +137,7 @@ class FileSource(Source):
             raise ModelFormatError(
                 f"tensor {found} has shape {tuple(self.weights.shape(found))}, expected {shape}"
             )
-        return self.weights.tensor(found, dtype or self.dtype)
+        return found
 
 
 class RandomSource(Source):
@@ -149,7 +168,9 @@ class ShapeSource(Source):
         super().__init__(torch.float32)
         self.shapes: dict[str, Shape] = {}
 
-    def take(self, name: str, *shape: int, split: int | None = None) -> Tensor:
+    def take(
+        self, name: str, *shape: int, split: int | None = None, part: Share | None = None
+    ) -> Tensor:
         self.shapes[name] = shape
         return torch.empty(0)
 

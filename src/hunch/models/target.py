@@ -20,6 +20,7 @@ from hunch.models.load import load_decoder
 from hunch.models.native import DTYPES, load_native
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
+from hunch.parallel.group import SINGLE, Group
 
 log = logging.getLogger("hunch")
 
@@ -76,16 +77,25 @@ class Target(Protocol):
         """An empty cache of so many slots."""
 
 
-def load_target(model: ModelConfig, weights: Weights, device: torch.device) -> Target:
-    """The model of `weights`, as the config wants it held; by torch where there are no kernels."""
+def load_target(
+    model: ModelConfig, weights: Weights, device: torch.device, group: Group = SINGLE
+) -> Target:
+    """The model of `weights`, as the config wants it held; by torch where there are no kernels.
+
+    Each rank of a group loads its part.
+    """
     is_native = model.kernels == "auto" and model.dtype in DTYPES
     if device.type == "cpu" and is_native:
         target = load_native(
-            weights, dtype=model.dtype, num_threads=model.threads, bits=model.activation_bits
+            weights,
+            dtype=model.dtype,
+            num_threads=model.threads,
+            bits=model.activation_bits,
+            group=group,
         )
         if target is not None:
             return target
-    decoder = load_decoder(weights, dtype=model.dtype, device=device)
+    decoder = load_decoder(weights, dtype=model.dtype, device=device, group=group)
     if device.type == "cuda" and model.kernels == "auto":
         from hunch.models.cuda import CudaDecoder  # needs Triton
 

@@ -1,7 +1,11 @@
-"""Devices that hold one model together: who we are, and how parts of a result are joined."""
+"""Ranks that hold one model together: who we are, and how parts of a result are joined.
+
+Shape letters: S slices of a sum, T packed tokens, D width.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -9,6 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hunch.errors import ConfigError
+
+Share = tuple[int, int]  # [first, last) of something that is split
+
+UNITS = (256, 128, 64, 32)  # a split at such places cuts no block of quantised weights
 
 
 class Group(Protocol):
@@ -20,8 +28,17 @@ class Group(Protocol):
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum of every rank's part, added in rank order so that all ranks get the same bits."""
 
-    def all_gather(self, part: Tensor) -> Tensor:
-        """Every rank's part, joined along the last dimension in rank order."""
+    def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Every rank's part, joined along the last dimension in rank order: on rank 0 alone.
+
+        `sizes` are the parts' last dimensions. Other ranks get back their own part.
+        """
+
+    def all_slices(self, part_STD: Tensor) -> Tensor:
+        """Every rank's slices of a sum, rank after rank, for a kernel that adds them in order."""
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Rank 0's tensor on every rank; written into what the others give."""
 
 
 class SingleGroup:
@@ -33,8 +50,14 @@ class SingleGroup:
     def all_reduce(self, part: Tensor) -> Tensor:
         return part
 
-    def all_gather(self, part: Tensor) -> Tensor:
+    def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         return part
+
+    def all_slices(self, part_STD: Tensor) -> Tensor:
+        return part_STD
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        return tensor
 
 
 SINGLE: Group = SingleGroup()
@@ -43,39 +66,107 @@ SINGLE: Group = SingleGroup()
 class DistGroup:
     """Processes joined by torch.distributed (gloo on CPUs, nccl on GPUs)."""
 
-    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
-        self._group = process_group  # None: all processes
-        self.rank = dist.get_rank(process_group)
-        self.size = dist.get_world_size(process_group)
+    def __init__(self, process_group: dist.ProcessGroup, *, through_host: bool = False) -> None:
+        """`through_host`: tensors of a GPU travel by way of the CPU's memory."""
+        self._group = process_group
+        self._through_host = through_host
+        self.rank = process_group.rank()
+        self.size = process_group.size()
 
     def all_reduce(self, part: Tensor) -> Tensor:
-        parts = self._gather(part)
+        parts = self._all(part)
         total = parts[0]
         for other in parts[1:]:
             total = total + other
         return total
 
-    def all_gather(self, part: Tensor) -> Tensor:
-        return torch.cat(self._gather(part), dim=-1)
+    def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        room = part.new_zeros(*part.shape[:-1], max(sizes))
+        room[..., : part.shape[-1]] = part
+        parts = self._all(room)  # a gather to one rank alone is no faster on either backend
+        if self.rank:
+            return part
+        return torch.cat([p[..., :size] for p, size in zip(parts, sizes, strict=True)], dim=-1)
 
-    def _gather(self, part: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous(), group=self._group)
-        return parts
+    def all_slices(self, part_STD: Tensor) -> Tensor:
+        own_TD = part_STD[0]
+        for slice_TD in part_STD[1:]:
+            own_TD = own_TD + slice_TD
+        return self._all(own_TD)
 
-
-def shard_size(size: int, group: Group, what: str) -> int:
-    """How much of `size` one rank holds."""
-    if size % group.size:
-        raise ConfigError(
-            f"tensor_parallel_size={group.size} does not divide the model's {what} ({size})"
-        )
-    return size // group.size
-
-
-def shard(tensor: Tensor, dim: int, group: Group) -> Tensor:
-    """This rank's equal part of `tensor` along `dim`."""
-    if group.size == 1:
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        sent = tensor.cpu() if self._through_host else tensor.contiguous()
+        self._group.broadcast([sent], options).wait()
+        if sent is not tensor:
+            tensor.copy_(sent)
         return tensor
-    size = shard_size(tensor.shape[dim], group, f"dimension of {tuple(tensor.shape)}")
-    return tensor.narrow(dim, group.rank * size, size)
+
+    def _all(self, part: Tensor) -> Tensor:
+        """Every rank's part, [rank, ...]."""
+        sent = part.cpu() if self._through_host else part.contiguous()
+        parts = sent.new_empty(self.size, *sent.shape)
+        self._group._allgather_base(parts.view(-1), sent.view(-1)).wait()
+        return parts.to(part.device)
+
+
+def span(size: int, group: Group, what: str = "") -> Share:
+    """The part of `size` that one rank holds; where they cannot be equal, the first are larger.
+
+    It starts and ends at whole blocks of quantised weights where there are enough of them.
+    """
+    if size < group.size:
+        raise ConfigError(
+            f"tensor_parallel_size={group.size} is more than the model's {what or 'size'} ({size})"
+        )
+    smallest = UNITS[-1]
+    is_enough = size % smallest == 0 and size // smallest >= group.size
+    even = [unit for unit in UNITS if size % (unit * group.size) == 0]
+    unit = even[0] if even else smallest if is_enough else 1
+    return _share(size // unit, group, unit)
+
+
+def _share(count: int, group: Group, unit: int = 1) -> Share:
+    first = -(-count * group.rank // group.size)
+    last = -(-count * (group.rank + 1) // group.size)
+    return first * unit, last * unit
+
+
+def spans(size: int, num_ranks: int) -> tuple[int, ...]:
+    """How much of `size` each rank holds."""
+    parts = [span(size, _Place(rank, num_ranks)) for rank in range(num_ranks)]
+    return tuple(last - first for first, last in parts)
+
+
+class _Place(SingleGroup):
+    """Somebody's place in a group, without the group."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def head_spans(num_heads: int, num_kv_heads: int, group: Group) -> tuple[Share, Share]:
+    """The heads and the KV heads that one rank holds.
+
+    A KV head goes with the heads that read it. With fewer of them than ranks, several ranks hold
+    the same one and share the heads that read it.
+    """
+    if group.size > num_heads:
+        raise ConfigError(
+            f"tensor_parallel_size={group.size} is more than the model's attention heads "
+            f"({num_heads})"
+        )
+    readers = num_heads // num_kv_heads
+    if group.size <= num_kv_heads:
+        first, last = _share(num_kv_heads, group)
+        return (first * readers, last * readers), (first, last)
+    if group.size % num_kv_heads:
+        raise ConfigError(
+            f"tensor_parallel_size={group.size} must be a multiple of the model's KV heads "
+            f"({num_kv_heads}) where it is more than them, or at most as many"
+        )
+    sharing = group.size // num_kv_heads
+    kv_head, place = divmod(group.rank, sharing)
+    first, last = _share(readers, _Place(place, sharing))
+    return (kv_head * readers + first, kv_head * readers + last), (kv_head, kv_head + 1)

@@ -47,7 +47,8 @@ def assemble(
     working = 0
     if config.cache.kv_bytes is None and config.cache.num_blocks is None:
         working = working_bytes(target, schedule.num_tokens, schedule.num_rows)
-    num_blocks = count_blocks(config, shapes, context.max_len, max_nodes, device, working)
+    sharing = config.parallel.tensor_parallel_size if device.type == "cpu" else 1
+    num_blocks = count_blocks(config, shapes, context.max_len, max_nodes, device, working, sharing)
     drafter_kv = bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size
     capacity = Capacity(
         num_blocks=num_blocks,

@@ -32,8 +32,12 @@ def count_blocks(
     max_nodes: int,
     device: torch.device,
     working_bytes: int = 0,
+    num_sharing: int = 1,
 ) -> int:
-    """How many blocks the budget holds, and no more than all rows at full length could use."""
+    """How many blocks the budget holds, and no more than all rows at full length could use.
+
+    `num_sharing` processes take their KV from the same memory.
+    """
     cache, max_rows = config.cache, config.schedule.num_rows
     if cache.num_blocks is not None:
         return cache.num_blocks
@@ -41,6 +45,7 @@ def count_blocks(
     budget = cache.kv_bytes
     if budget is None:
         budget = max(_free_memory(device, cache.gpu_memory_utilization) - working_bytes, 0)
+        budget //= num_sharing
     useful = max_rows * (-(-(max_len + 2 * max_nodes + 2) // cache.block_size))
     num_blocks = min(budget // block_bytes, useful)
     if num_blocks < 1:
@@ -54,7 +59,8 @@ def count_blocks(
 def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
     size = (shape.num_layers, num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
     try:
-        return KVCache(*(_zeros(size, shape.dtype, device) for _ in "kv"))
+        k_LCMH, v_LCMH = (_zeros(size, shape.dtype, device) for _ in "kv")
+        return KVCache(k_LCMH, v_LCMH)
     except (RuntimeError, MemoryError, OSError) as error:
         raise CapacityError(
             f"no memory for {num_blocks} KV blocks on {device}: give a smaller kv_bytes, "
@@ -81,8 +87,7 @@ def compact(kv: KVCache, source: np.ndarray, target: np.ndarray) -> None:
     device = kv.k_LCMH.device
     source_P = torch.from_numpy(source[moved]).to(device)
     target_P = torch.from_numpy(target[moved]).to(device)
-    kv.k_LCMH[:, target_P] = kv.k_LCMH[:, source_P]
-    kv.v_LCMH[:, target_P] = kv.v_LCMH[:, source_P]
+    kv.move(source_P, target_P)
 
 
 def _free_memory(device: torch.device, utilization: float) -> int:

@@ -76,6 +76,7 @@ class Runner:
         if captures:
             self._capture(parts, is_exact=verify is exact)
         self._queue: deque[StepResult | PendingStep] = deque()
+        self.on_close: Callable[[], None] | None = None  # ends what was started for the target
 
     def _capture(self, parts: Parts, *, is_exact: bool) -> None:
         """Passes that the host packs are captured; whole steps too where it need not verify."""
@@ -198,5 +199,13 @@ class Runner:
         if isinstance(self.drafter, Clears):
             self.drafter.clear()
 
+    def check_alive(self) -> None:
+        """Raise where a process that the target needs is gone."""
+        check = getattr(self.target, "check_alive", None)
+        if check is not None:
+            check()
+
     def close(self) -> None:
         self._queue.clear()
+        if self.on_close is not None:
+            self.on_close()

@@ -110,6 +110,7 @@ void Decoder::reserve(int num_rows, int num_threads) {
     for (const LayerSpec& layer : layers_)
         has_branches |= layer.attn_out_norm.weight || (layer.experts && spec_.residual_scale != 1);
     if (has_branches) branch_.resize(x_.size());
+    if (spec_.reduce) part_.resize(x_.size());
     q_.resize((size_t)num_rows * spec_.num_heads * spec_.head_dim);
     for (int i = 0; i < NUM_INPUTS; i++) {
         Input& input = input_[i];
@@ -253,6 +254,10 @@ void Decoder::residual_phase(Worker& worker, const Matrix& w, const float* bias,
         for (int r = 0; r < count; r++) {
             const size_t at = (size_t)(row + r) * spec_.width + first;
             float* out = &mine.out[r * CHANNELS];
+            if (spec_.reduce) {
+                std::memcpy(&part_[at], out, (last - first) * sizeof(float));
+                continue;
+            }
             if (bias) add_bias(out, bias + first, last - first);
             if (is_branch) {
                 std::memcpy(&branch_[at], out, (last - first) * sizeof(float));
@@ -260,6 +265,22 @@ void Decoder::residual_phase(Worker& worker, const Matrix& w, const float* bias,
             }
             for (int i = 0; i < last - first; i++) x_[at + i] += out[i] * spec_.residual_scale;
         }
+    });
+    if (spec_.reduce) add_parts(worker, bias, num_rows, is_branch);
+}
+
+// What the products of all processes add up to goes to the stream; the bias is added once.
+void Decoder::add_parts(Worker& worker, const float* bias, int num_rows, bool is_branch) {
+    if (worker.id() == 0) spec_.reduce(part_.data(), (int64_t)num_rows * spec_.width);
+    worker.each(0, [](int) {});  // until it is there
+    worker.each(num_rows, [&](int row) {
+        const size_t at = (size_t)row * spec_.width;
+        float* sum = &part_[at];
+        add_bias(sum, bias, spec_.width);
+        if (is_branch)
+            std::memcpy(&branch_[at], sum, spec_.width * sizeof(float));
+        else
+            for (int i = 0; i < spec_.width; i++) x_[at + i] += sum[i] * spec_.residual_scale;
     });
 }
 

@@ -47,6 +47,8 @@ struct DecoderSpec {
     int32_t is_layer_norm, is_post_norm, activation;
     float embed_scale, residual_scale, logits_scale;
     float attn_cap, logits_cap;  // scores s become cap * tanh(s / cap); 0: as they are
+    // Other processes hold the rest of the model: makes parts of a sum the whole sum, in place.
+    void (*reduce)(float* parts, int64_t count);  // may be null
 };
 
 struct Pass {
@@ -88,6 +90,7 @@ private:
     void qkv_phase(Worker& worker, const LayerSpec& layer, const Input& input, const Step& step);
     void residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
                         int num_rows, bool is_branch = false);
+    void add_parts(Worker& worker, const float* bias, int num_rows, bool is_branch);
     void mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows);
     void finish_logits(float* logits, int count) const;
     void finish_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const;
@@ -99,6 +102,7 @@ private:
     std::vector<Thread> threads_;
     std::vector<float> x_, q_;
     std::vector<float> branch_;  // what is normed before it is added to x_
+    std::vector<float> part_;    // this process's share of a sum over processes
     static constexpr int NUM_INPUTS = 4;
     std::vector<uint8_t> tiles_[NUM_INPUTS];
     std::vector<float> rows_[NUM_INPUTS];

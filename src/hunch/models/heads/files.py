@@ -6,7 +6,7 @@ columns of a reduced vocabulary, N outputs, K inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from hunch.models.spec import ModelSpec, read_common
 from hunch.models.target import Target
 from hunch.models.weights import open_weights
 from hunch.models.weights.json_file import read_json
+from hunch.parallel.group import Share
 
 _ARCHITECTURES = {
     "MLPSpeculatorPreTrainedModel": "mlp",
@@ -227,13 +228,14 @@ class HeadSource(Source):
         *,
         has_bias: bool = False,
         is_split: bool = True,
+        parts: Sequence[Share | None] | None = None,
     ) -> Linear:
         return self._hold(
             super().linear(names, sizes, num_in, has_bias=has_bias, is_split=is_split)
         )
 
-    def row_linear(  # type: ignore[override]  # a drafter is never split over a group
-        self, name: str, num_out: int, num_in: int, *, has_bias: bool
+    def row_linear(  # type: ignore[override]  # a head is never split over a group
+        self, name: str, num_out: int, num_in: int, *, has_bias: bool, part: Share | None = None
     ) -> Linear:
         return self._hold(super().row_linear(name, num_out, num_in, has_bias=has_bias))
 

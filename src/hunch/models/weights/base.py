@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from hunch.models.weights.dequant import FORMATS
 
 Rows = slice | Tensor  # of a matrix: a range, or one by one
 
@@ -28,6 +30,15 @@ class Packed:
         """Some of its rows, or all in another order."""
         data = self.data[rows]
         return Packed(self.kind, (len(data), self.shape[1]), data, self.release)
+
+    def take_columns(self, first: int, last: int) -> Packed | None:
+        """Some of its columns; None where they do not start and end with a block."""
+        num_out, num_in = self.shape
+        size, num_bytes = FORMATS[self.kind][0], self.data.shape[1]
+        if first % size or last % size:
+            return None
+        data = self.data[:, first * num_bytes // num_in : last * num_bytes // num_in].contiguous()
+        return Packed(self.kind, (num_out, last - first), data, self.release)
 
 
 class Weights(Protocol):
@@ -47,6 +58,16 @@ class Weights(Protocol):
     def packed(self, name: str) -> Packed | None:
         """The matrix still quantised; None where the file holds plain numbers."""
         ...
+
+
+@runtime_checkable
+class ReadsParts(Protocol):
+    """Weights that can read a part of a tensor without the rest of it."""
+
+    def part(
+        self, name: str, dim: int, part: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """[first, last) of a dimension."""
 
 
 def iterate(names: Iterable[str], *, title: str = "loading", delay: float = 1.0) -> Iterator[str]:

@@ -63,6 +63,19 @@ class SafetensorsWeights:
             loaded = loaded.float() * scale_N.float()[:, None]
         return loaded.to(dtype)
 
+    def part(
+        self, name: str, dim: int, part: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        first, last = part
+        loaded: Tensor = self._home(name).get_slice(name)[
+            (*[slice(None)] * dim, slice(first, last))
+        ]
+        if name + SCALE in self._homes:
+            scale_N: Tensor = self._home(name + SCALE).get_tensor(name + SCALE)
+            scale_N = scale_N[first:last] if dim == 0 else scale_N
+            loaded = loaded.float() * scale_N.float()[:, None]
+        return loaded.to(dtype)
+
     def packed(self, name: str) -> Packed | None:
         self._home(name)
         return None

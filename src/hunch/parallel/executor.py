@@ -1,0 +1,225 @@
+"""Rank 0's side: starts the other ranks, loads models over them, and knows when one has died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from hunch.config import ModelConfig
+from hunch.errors import EngineError, HunchError, ModelError
+from hunch.kernels.build import num_cores
+from hunch.parallel.link import JOIN_SECONDS, Link, Numbers, rank_device, torchrun_rank
+from hunch.parallel.orders import Op, load_order, order
+from hunch.parallel.part import Part, dump_model
+
+BLAME_SECONDS = 2.0  # after a broken line, until the rank that broke it must be known
+LEAVE_SECONDS = 5.0  # that a rank has to leave when it is told to
+
+
+class Ranks:
+    """Processes that hold models together. Rank 0, this one, orders; the others follow."""
+
+    def __init__(
+        self,
+        link: Link,
+        processes: list[subprocess.Popen[bytes]],
+        folder: tempfile.TemporaryDirectory[str] | None = None,
+    ) -> None:
+        self.link = link
+        self._folder = folder  # where ranks find each other
+        self.size = link.size
+        self._processes = processes
+        self._numbers = count()
+        self._broken: str | None = None  # why no order can be obeyed any more
+        self._deaths: list[str] = []
+        self._died = threading.Event()
+        self._is_closing = False
+        self._watches = [
+            threading.Thread(target=self._watch, args=(rank, process), daemon=True)
+            for rank, process in enumerate(processes, start=1)
+        ]
+        for watch in self._watches:
+            watch.start()
+
+    def load(self, path: Path, config: ModelConfig, num_ranks: int) -> tuple[int, Part]:
+        """A model over the first `num_ranks` ranks: its number, and the part of this one."""
+        number = self.new_number()
+        fields = {"number": number, "path": str(path), "num_ranks": num_ranks}
+        failure: HunchError | None = None
+        with self.in_step():
+            self.send(load_order({**fields, "model": dump_model(config)}))
+            part: Part | None = None
+            try:
+                part = Part.load(self.link, path, config, num_ranks)
+            except HunchError as error:  # the others must be heard before it is told
+                failure = error
+            said = self.link.tell_rank_0("")
+        if failure is not None:
+            raise failure
+        told = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text]
+        if told:
+            raise ModelError(f"the model could not be loaded: {'; '.join(told)}")
+        assert part is not None
+        return number, part
+
+    def new_number(self) -> int:
+        """For a model or a KV cache."""
+        return next(self._numbers)
+
+    def send(self, numbers: Numbers) -> None:
+        """An order to all other ranks."""
+        self.link.send(numbers)
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """What all ranks do together; after an error in it they are out of step for good."""
+        self.check()
+        try:
+            yield
+        except BaseException as error:
+            self._broken = self._reason(error)
+            if isinstance(error, RuntimeError):
+                raise EngineError(self._broken) from error
+            raise
+
+    def check(self) -> None:
+        """Raise where a rank is gone."""
+        if self._broken is None and self._deaths:
+            self._broken = self._deaths[0]
+        if self._broken is not None:
+            raise EngineError(self._broken)
+
+    def _reason(self, error: BaseException) -> str:
+        if isinstance(error, RuntimeError):
+            self._died.wait(BLAME_SECONDS)
+        if self._deaths:
+            return self._deaths[0]
+        return f"rank 0 left a step of all ranks: {type(error).__name__}: {error}"
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """Until the process of a rank ends."""
+        stdout = process.stdout
+        assert stdout is not None
+        said = stdout.read().decode(errors="replace").strip()  # ends with the process
+        code = process.wait()
+        if self._is_closing:
+            return
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        why = f" ({said.splitlines()[-1]})" if said else ""
+        self._deaths.append(
+            f"tensor parallel rank {rank} (process {process.pid}) {how}{why}; "
+            "the model cannot go on without it"
+        )
+        # Others end because of the first: they break its line, and leave with code 1.
+        self._deaths.sort(key=lambda text: "exit code 1;" in text)
+        self._died.set()
+
+    def close(self) -> None:
+        """End the other ranks; more calls do nothing."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._broken is None and not self._deaths:
+            with contextlib.suppress(RuntimeError):
+                self.send(order(Op.CLOSE))
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()  # which ends it, should it hang
+        end = time.monotonic() + LEAVE_SECONDS
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for watch in self._watches:  # each reads what its process says, to the end
+            watch.join()
+        for process in self._processes:
+            assert process.stdout is not None
+            process.stdout.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closing", True):
+            self.close()
+
+
+def start_ranks(size: int, device: str, num_threads: int | None = None) -> Ranks:
+    """`size` ranks of which this process is the first; torchrun's where it started us."""
+    threads = num_threads or max(1, num_cores() // size)
+    if torchrun_rank(size) == 0:
+        return Ranks(Link.of_torchrun(rank_device(device, 0, size)), [])
+    own_device = rank_device(device, 0, size)  # raises where there are too few
+    folder = tempfile.TemporaryDirectory(prefix="hunch-ranks-")  # of this user alone
+    place = Path(folder.name)
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(1, size):
+            processes.append(_start(rank, size, device, place, threads))
+        for rank, process in enumerate(processes, start=1):
+            assert process.stdout is not None
+            _wait_here(rank, process, process.stdout)
+        return Ranks(Link.in_folder(place, 0, size, own_device), processes, folder)
+    except BaseException:
+        for process in processes:
+            process.kill()
+            process.wait()
+        folder.cleanup()
+        raise
+
+
+def _start(
+    rank: int, size: int, device: str, folder: Path, num_threads: int
+) -> subprocess.Popen[bytes]:
+    words = [str(rank), str(size), device, str(folder)]
+    env = {**os.environ, "HUNCH_RANK_THREADS": str(num_threads)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hunch.parallel.follower", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+        start_new_session=True,  # Ctrl-C is for rank 0, which ends the others
+    )
+
+
+def _wait_here(rank: int, process: subprocess.Popen[bytes], stdout: IO[bytes]) -> None:
+    """Until the process is about to join; one that dies before would be waited for in vain."""
+    ready, _, _ = select.select([stdout], [], [], JOIN_SECONDS)
+    line = stdout.readline() if ready else b""
+    if line != b"here\n":
+        said = line.decode(errors="replace").strip()
+        raise EngineError(f"tensor parallel rank {rank} did not start {said}".rstrip())
+
+
+def model_of_rank(config: ModelConfig, num_ranks: int) -> ModelConfig:
+    """The config as every rank takes it: cores are shared out."""
+    threads = config.threads or max(1, num_cores() // num_ranks)
+    return replace(config, threads=threads)
+
+
+def follow_torchrun(size: int, device: str, num_threads: int | None) -> int | None:
+    """The whole life of a rank that torchrun started, other than 0; None: this is not one."""
+    rank = torchrun_rank(size)
+    if not rank:
+        return None
+    from hunch.parallel.follower import follow
+
+    torch.set_num_threads(num_threads or max(1, num_cores() // size))
+    return follow(Link.of_torchrun(rank_device(device, rank, size)))

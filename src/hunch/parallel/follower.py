@@ -1,0 +1,110 @@
+"""A rank other than 0: holds its part of each model and computes what rank 0 orders.
+
+`python -m hunch.parallel.follower RANK SIZE DEVICE FOLDER`, started by executor.py. It leaves when
+rank 0 does: its standard input ends then, or the line to it breaks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hunch.config import ModelConfig
+from hunch.errors import HunchError
+from hunch.kernels.attention import KVCache
+from hunch.parallel.link import Link, Numbers, rank_device
+from hunch.parallel.orders import Op, Pass, read_load
+from hunch.parallel.part import Part
+
+
+class Follower:
+    """The loop of a rank."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.parts: dict[int, Part] = {}
+        self.kv: dict[int, KVCache] = {}
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Until rank 0 says that it is over."""
+        while True:
+            order = self.link.receive()
+            if order[0] == Op.CLOSE:
+                return
+            self.obey(order)
+
+    def obey(self, order: Numbers) -> None:
+        match Op(int(order[0])):
+            case Op.LOAD:
+                self._load(read_load(order))
+            case Op.FORWARD:
+                self._forward(Pass.unpack(order, self.link.device))
+            case Op.LOGITS:
+                if (part := self.parts.get(int(order[1]))) is not None:
+                    width = part.model.spec.width
+                    size = (int(order[2]), width)
+                    part.logits(torch.empty(size, dtype=part.model.dtype, device=self.link.device))
+            case Op.ROWS:
+                if (part := self.parts.get(int(order[1]))) is not None:
+                    part.output_rows(torch.from_numpy(order[2:]))
+            case Op.FREE:
+                self.kv.pop(int(order[1]), None)
+
+    def _load(self, asked: dict[str, Any]) -> None:
+        num_ranks, text = asked["num_ranks"], ""
+        if self.link.rank < num_ranks:
+            try:
+                model = ModelConfig(**asked["model"])
+                path = Path(asked["path"])
+                self.parts[asked["number"]] = Part.load(self.link, path, model, num_ranks)
+            except (HunchError, OSError, RuntimeError) as error:
+                text = f"{type(error).__name__}: {error}"
+        self.link.tell_rank_0(text)
+
+    def _forward(self, asked: Pass) -> None:
+        part = self.parts.get(asked.model)
+        if part is None:
+            return  # a drafter that fewer ranks hold
+        if asked.kv not in self.kv:
+            self.kv[asked.kv] = part.new_kv(asked.num_slots, self.link.device)
+        kv = self.kv[asked.kv]
+        if asked.moves_2M.shape[1]:
+            kv.move(*asked.moves_2M)
+        part.model.forward(asked.ids_T, asked.attn, kv, asked.feature_layers)
+
+
+def _leave_with_parent() -> None:
+    """Rank 0 holds the other end of this process's standard input."""
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+def main(rank: int, size: int, kind: str, folder: Path) -> int:
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    torch.set_num_threads(int(os.environ["HUNCH_RANK_THREADS"]))
+    print("here", flush=True)
+    link = Link.in_folder(folder, rank, size, rank_device(kind, rank, size))
+    return follow(link)
+
+
+def follow(link: Link) -> int:
+    """Obey rank 0 until it is done; the exit code of this process."""
+    try:
+        Follower(link).run()
+    except RuntimeError as error:
+        if "closed by peer" in str(error) or "reset by peer" in str(error):
+            return 1  # another rank is gone: rank 0 says which
+        print(f"{type(error).__name__}: {error}", flush=True)
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])))

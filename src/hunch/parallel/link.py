@@ -1,0 +1,154 @@
+"""The line between ranks: who they are, groups of them, and orders from rank 0 to the others.
+
+Orders are rows of whole numbers, never pickled objects: nothing that arrives can be more than data.
+Ranks that hunch starts itself find each other by a file in a folder of their user's alone, and talk
+over the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed
+
+from hunch.errors import ConfigError
+from hunch.parallel.group import SINGLE, DistGroup, Group
+
+Numbers = npt.NDArray[np.int64]
+
+dist: Any = torch.distributed  # whose stubs lack much of what it offers
+
+JOIN_SECONDS = 120  # that ranks have to find each other
+FOREVER = timedelta(days=365)  # a rank may wait for its next order as long as nobody asks anything
+HEAD = 512  # numbers of an order that travel with its length
+TEXT_BYTES = 1024  # of what a rank has to say about an order
+SHARE_GPUS = "HUNCH_RANKS_SHARE_GPUS"  # set to 1: several ranks on one GPU, for tests
+
+
+class Link:
+    """One rank's end. All ranks call `group` and `tell_rank_0` in the same order."""
+
+    def __init__(
+        self, store: Any, rank: int, size: int, device: torch.device, *, is_local: bool
+    ) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        self._store, self._is_local = store, is_local
+        self._orders = self._gloo("orders", size)
+        self._groups: dict[int, Group] = {1: SINGLE}
+        self._head = np.zeros(HEAD, dtype=np.int64)
+
+    @staticmethod
+    def in_folder(folder: Path, rank: int, size: int, device: torch.device) -> Link:
+        """Ranks on this machine that share a folder."""
+        store = dist.FileStore(str(folder / "ranks"), size)
+        store.set_timeout(timedelta(seconds=JOIN_SECONDS))
+        return Link(store, rank, size, device, is_local=True)
+
+    @staticmethod
+    def of_torchrun(device: torch.device) -> Link:
+        """Ranks that torchrun started, on one machine or several."""
+        store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
+        return Link(store, rank, size, device, is_local=False)
+
+    def group(self, size: int) -> Group:
+        """The first `size` ranks; only they may ask."""
+        if size not in self._groups:
+            is_gpu = self.device.type == "cuda" and not shares_gpus()
+            made = self._nccl(size) if is_gpu else self._gloo(f"group {size}", size)
+            through_host = self.device.type == "cuda" and not is_gpu
+            self._groups[size] = DistGroup(made, through_host=through_host)
+        return self._groups[size]
+
+    def _gloo(self, name: str, size: int) -> Any:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = FOREVER
+        if self._is_local:
+            interface = "lo0" if sys.platform == "darwin" else "lo"
+            options._devices = [dist.ProcessGroupGloo.create_device(interface=interface)]
+        else:
+            options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        return dist.ProcessGroupGloo(dist.PrefixStore(name, self._store), self.rank, size, options)
+
+    def _nccl(self, size: int) -> Any:
+        torch.cuda.set_device(self.device)
+        store = dist.PrefixStore(f"group {size}", self._store)
+        return dist.ProcessGroupNCCL(store, self.rank, size, dist.ProcessGroupNCCL.Options())
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def send(self, order: Numbers) -> None:
+        """From rank 0 to all others."""
+        head = self._head
+        head[0], num_first = len(order), min(len(order), HEAD - 1)
+        head[1 : 1 + num_first] = order[:num_first]
+        self._broadcast(head)
+        if len(order) > num_first:
+            self._broadcast(np.ascontiguousarray(order[num_first:]))
+
+    def receive(self) -> Numbers:
+        """The next order; waits for it."""
+        self._broadcast(self._head)
+        length = int(self._head[0])
+        order = np.empty(length, dtype=np.int64)
+        num_first = min(length, HEAD - 1)
+        order[:num_first] = self._head[1 : 1 + num_first]
+        if length > num_first:
+            rest = np.empty(length - num_first, dtype=np.int64)
+            self._broadcast(rest)
+            order[num_first:] = rest
+        return order
+
+    def _broadcast(self, numbers: Numbers) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._orders.broadcast([torch.from_numpy(numbers)], options).wait()
+
+    def tell_rank_0(self, text: str) -> list[str]:
+        """What every rank has to say, by rank; the answer is for rank 0."""
+        own = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
+        data = text.encode()[:TEXT_BYTES]
+        own[: len(data)] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[
+            : len(data)
+        ]
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        self._orders.allgather([every], [own]).wait()
+        return [bytes(t.tolist()).rstrip(b"\0").decode(errors="ignore") for t in every]
+
+
+def shares_gpus() -> bool:
+    return os.environ.get(SHARE_GPUS) == "1"
+
+
+def torchrun_rank(size: int, environ: Mapping[str, str] = os.environ) -> int | None:
+    """This process's rank, where torchrun started it with others; else None."""
+    if "TORCHELASTIC_RUN_ID" not in environ or size == 1:
+        return None
+    started = int(environ["WORLD_SIZE"])
+    if started != size:
+        raise ConfigError(
+            f"torchrun started {started} processes, tensor_parallel_size={size}: they must be equal"
+        )
+    return int(environ["RANK"])
+
+
+def rank_device(kind: str, rank: int, size: int) -> torch.device:
+    """Where a rank computes: each has a GPU of its own."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    place, count = int(os.environ.get("LOCAL_RANK", rank)), torch.cuda.device_count()
+    if shares_gpus():
+        return torch.device("cuda", place % count)
+    num_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    if num_here > count:
+        raise ConfigError(
+            f"tensor_parallel_size={size} needs {num_here} GPUs on this machine, which has {count}"
+        )
+    return torch.device("cuda", place)

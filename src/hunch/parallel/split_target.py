@@ -1,0 +1,206 @@
+"""A target that several ranks compute together, as rank 0 sees it: a target like any other.
+
+Rank 0 alone plans, drafts, samples and decides. What it decides reaches the other ranks as the
+inputs of the next pass, so ranks never have to agree on anything.
+
+Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocabulary, C tokens,
+P slots that move.
+"""
+
+from __future__ import annotations
+
+import weakref
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hunch.config import Config, ModelConfig
+from hunch.errors import ConfigError
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.models.backends import Backend
+from hunch.models.decoder import Hidden
+from hunch.models.spec import ModelSpec
+from hunch.models.target import Target
+from hunch.models.weights import Weights
+from hunch.parallel.executor import Ranks, follow_torchrun, model_of_rank, start_ranks
+from hunch.parallel.orders import Op, Pass, order
+
+
+class SplitTarget:
+    """The interface of a target, over ranks."""
+
+    def __init__(self, ranks: Ranks, path: Path, config: ModelConfig, num_ranks: int) -> None:
+        self.ranks = ranks
+        self.config = model_of_rank(config, ranks.size)
+        self._number, self._part = ranks.load(path, self.config, num_ranks)
+        model = self._part.model
+        self.spec: ModelSpec = model.spec
+        self.device, self.dtype, self.kv_dtype = model.device, model.dtype, model.kv_dtype
+        self.weight_bytes, self.is_quantised = model.weight_bytes, model.is_quantised
+        self.kv_shape, self.new_kv, self.embed = model.kv_shape, model.new_kv, model.embed
+        self.backend: Backend = SplitBackend(model.backend, num_ranks)
+        self._caches: dict[int, _Cache] = {}  # by the id of the keys' tensor
+        self._freed: list[int] = []
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor] | None:
+        own = self._part.model.tables
+        return None if own is None or not self.spec.is_tied else (own[0], own[0])
+
+    def forward(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """One pass of all ranks: each writes its heads' KV; the states are the same on all."""
+        cache = self._cache(kv)
+        with self.ranks.in_step():
+            self._free()
+            asked = Pass(
+                model=self._number,
+                kv=cache.number,
+                num_slots=kv.k_LCMH.shape[1],
+                ids_T=ids_T,
+                attn=attn,
+                feature_layers=feature_layers,
+                moves_2M=cache.take_moves(),
+            )
+            self.ranks.send(asked.pack())
+            return self._part.model.forward(ids_T, attn, kv, feature_layers)
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """float32 scores of every token; each rank computes a part of the vocabulary."""
+        hidden_MD = hidden_MD.to(self.dtype).contiguous()
+        with self.ranks.in_step():
+            self.ranks.send(order(Op.LOGITS, self._number, len(hidden_MD)))
+            return self._part.logits(hidden_MD)
+
+    def output_rows(self, ids_C: Tensor) -> Tensor:
+        """Rows of the output matrix, [C, D]."""
+        if self.spec.is_tied:
+            return self.embed(ids_C.to(self.device))
+        ids_C = ids_C.cpu()
+        with self.ranks.in_step():
+            numbers = np.concatenate([order(Op.ROWS, self._number), ids_C.numpy().reshape(-1)])
+            self.ranks.send(numbers)
+            return self._part.output_rows(ids_C)
+
+    @property
+    def embedding(self) -> Any:
+        """The native kernels' form of it, for networks that share it."""
+        return self._part.model.embedding  # type: ignore[attr-defined]
+
+    @property
+    def head(self) -> Any:
+        """The same of the whole output matrix."""
+        return self._part.model.whole_head  # type: ignore[attr-defined]
+
+    def load_draft(self, path: Path, config: ModelConfig, num_ranks: int) -> SplitTarget:
+        """Another model over the first of the same ranks."""
+        return SplitTarget(self.ranks, path, config, num_ranks)
+
+    def with_draft_size(self, size: int) -> SplitTarget:
+        """The same target, beside which draft models are split over so many ranks."""
+        other = copy(self)
+        other.backend = SplitBackend(self._part.model.backend, self._part.group.size, size)
+        return other
+
+    def close(self) -> None:
+        self.ranks.close()
+
+    def check_alive(self) -> None:
+        """Raise where a rank is gone."""
+        self.ranks.check()
+
+    def _cache(self, kv: KVCache) -> _Cache:
+        key = id(kv.k_LCMH)
+        if key not in self._caches:
+            cache = self._caches[key] = _Cache(self.ranks.new_number())
+            kv.on_move.append(cache.moves.append_pair)
+            weakref.finalize(kv.k_LCMH, self._forget, key)
+        return self._caches[key]
+
+    def _forget(self, key: int) -> None:
+        self._freed.append(self._caches.pop(key).number)
+
+    def _free(self) -> None:
+        while self._freed:
+            self.ranks.send(order(Op.FREE, self._freed.pop()))
+
+
+class _Moves:
+    """Slots whose KV moved on rank 0 since its last pass."""
+
+    def __init__(self) -> None:
+        self.pairs: list[Tensor] = []
+
+    def append_pair(self, source_P: Tensor, target_P: Tensor) -> None:
+        self.pairs.append(torch.stack([source_P.cpu(), target_P.cpu()]))
+
+
+class _Cache:
+    """A KV cache of rank 0, under the number by which the others know theirs."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.moves = _Moves()
+
+    def take_moves(self) -> Tensor:
+        """In the order in which they were made; none writes what a later one reads."""
+        pairs, self.moves.pairs = self.moves.pairs, []
+        return torch.cat(pairs, dim=1) if pairs else torch.empty(2, 0, dtype=torch.int64)
+
+
+class SplitBackend(Backend):
+    """The ranks' kernels; drafters are on rank 0 alone, unless draft models are split too."""
+
+    def __init__(self, inner: Backend, num_ranks: int, draft_ranks: int = 1) -> None:
+        self.inner, self.num_ranks, self.draft_ranks = inner, num_ranks, draft_ranks
+        self.name = f"{inner.name} on {num_ranks} ranks"
+        self.has_host_kernels = inner.has_host_kernels
+        self.hold, self.accelerate = inner.hold, inner.accelerate  # type: ignore[method-assign]
+        self.like_target = inner.like_target  # type: ignore[method-assign]
+
+    def load_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
+        if self.draft_ranks == 1:
+            return self.inner.load_draft(weights, target, dtype)
+        assert isinstance(target, SplitTarget)
+        if dtype == "auto" and not weights.metadata and target.is_quantised:
+            dtype = "int8"
+        config = ModelConfig(
+            model=str(weights.path),
+            dtype=dtype,
+            device=target.device.type,
+            threads=target.config.threads,
+            kernels=target.config.kernels,
+        )
+        return target.load_draft(Path(weights.path), config, self.draft_ranks)
+
+    def load_cut(
+        self, weights: Weights, spec: ModelSpec, target: Any, dtype: str, ids_C: Tensor | None
+    ) -> Target:
+        if self.draft_ranks > 1:
+            raise ConfigError(
+                f"{weights.path} shares tables with its target and drafts on one rank: give "
+                "speculative_draft_tensor_parallel_size=1"
+            )
+        return self.inner.load_cut(weights, spec, target, dtype, ids_C)
+
+
+def load_split(config: Config, path: Path, device: torch.device) -> SplitTarget:
+    """The target over several ranks, of which this process is the first.
+
+    A process that torchrun started as another rank stays here until the first is done, and leaves.
+    """
+    size, threads = config.parallel.tensor_parallel_size, config.model.threads
+    ended = follow_torchrun(size, device.type, threads)
+    if ended is not None:
+        raise SystemExit(ended)
+    ranks = start_ranks(size, device.type, threads)
+    try:
+        return SplitTarget(ranks, path, config.model, size)
+    except BaseException:
+        ranks.close()
+        raise

@@ -1,0 +1,175 @@
+"""A model over several processes: the laws of one, at every size, with every kind of drafter."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from builders import DictWeights, plain_logits, tiny_config, tiny_weights
+from hunch import LLM, SamplingParams
+from hunch.config import ModelConfig
+from hunch.errors import ConfigError, EngineError, HunchError
+from hunch.models.load import load_decoder
+from hunch.models.native import load_native
+from hunch.models.weights import open_weights
+from hunch.parallel.executor import Ranks
+from hunch.parallel.split_target import SplitTarget
+from hunch.registry import DRAFTERS
+from parallel.conftest import SMALL, save
+
+PROMPTS = [
+    "the model and the guess",
+    "fast token fast token fast token fast",
+    "a",
+    "to be or not to be, to be or",
+]
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=20, ignore_eos=True),
+    "seeded": SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12, seed=7),
+    "rules": SamplingParams(
+        temperature=0.7, repetition_penalty=1.2, min_tokens=4, max_tokens=8, seed=3
+    ),
+}
+IDS = [5, 9, 2, 40, 41, 7, 8]
+FAMILIES = {
+    "llama": tiny_config(),
+    "tied": tiny_config(tie_word_embeddings=True),
+    "odd vocabulary": tiny_config(vocab_size=95),
+    "three KV heads": tiny_config(
+        num_attention_heads=6, num_key_value_heads=3, hidden_size=96, head_dim=16
+    ),
+    "one KV head": tiny_config(num_key_value_heads=1),
+    "qwen2": tiny_config("Qwen2ForCausalLM"),
+    "qwen3": tiny_config("Qwen3ForCausalLM", head_dim=8),
+    "opt": tiny_config("OPTForCausalLM"),
+    "experts": tiny_config(
+        "Qwen3MoeForCausalLM",
+        head_dim=8,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        norm_topk_prob=True,
+    ),
+}
+
+
+def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ranks_give_the_scores_of_one(
+    name: str, split: Callable[..., SplitTarget], tmp_path: Path
+) -> None:
+    weights = tiny_weights(FAMILIES[name])
+    single = load_decoder(weights)
+    path = save(tmp_path / "model", weights)
+    model = split(path, 2, kernels="torch")
+    ours, whole = plain_logits(model, IDS), plain_logits(single, IDS)
+    torch.testing.assert_close(ours, whole, atol=1e-4, rtol=1e-4)
+    assert model.weight_bytes < 0.9 * single.weight_bytes
+    ids_C = torch.tensor([0, 94, 50, 3])
+    assert model.output_rows(ids_C).equal(single.output_rows(ids_C))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_native_kernels_split_too(
+    dtype: str, num_ranks: int, split: Callable[..., SplitTarget], tiny_model: Path
+) -> None:
+    single = load_native(open_weights(tiny_model), dtype=dtype, num_threads=1)
+    assert single is not None
+    model = split(tiny_model, num_ranks, dtype=dtype)
+    ours, whole = plain_logits(model, IDS), plain_logits(single, IDS)
+    # 8 bits: another part of a sum has other scales of its own.
+    tolerance = 1e-4 if dtype == "float32" else 0.2
+    torch.testing.assert_close(ours, whole, atol=tolerance, rtol=tolerance)
+    assert model.backend.name == f"native on {num_ranks} ranks"
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "kernels", "names"),
+    [
+        (2, "torch", ("ngram",)),
+        (2, "auto", ("draft", "eagle")),
+        (4, "auto", ("suffix",)),
+        pytest.param(4, "torch", ("auto", "draft", "eagle3", "medusa"), marks=pytest.mark.slow),
+        pytest.param(
+            4, "auto", sorted({*DRAFTERS} - {"prediction", "off"}), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_text_does_not_depend_on_the_drafter_or_the_batch(
+    num_ranks: int, kernels: str, names: Sequence[str], split_llm: Callable[..., LLM]
+) -> None:
+    plain = split_llm(num_ranks, "off", kernels)
+    expected = {kind: tokens(plain, params) for kind, params in PARAMS.items()}
+    alone = [plain.generate(prompt, PARAMS["greedy"])[0].outputs[0].token_ids for prompt in PROMPTS]
+    assert alone == expected["greedy"]
+    for name in names:
+        llm = split_llm(num_ranks, name, kernels)
+        for kind, params in PARAMS.items():
+            assert tokens(llm, params) == expected[kind], (name, kind)
+        assert llm.stats()["drafted"] > 0 or name == "auto", name
+
+
+def test_a_draft_model_has_a_size_of_its_own(split_llm: Callable[..., LLM]) -> None:
+    """On one rank or over several: the text is the target's, and guesses are as good."""
+    plain = tokens(split_llm(4, "off"), PARAMS["greedy"])
+    arguments = {"max_num_batched_tokens": 9, "num_blocks": 40}
+    accepted = []
+    for size in (1, 2, 4):
+        llm = split_llm(4, "draft", speculative_draft_tensor_parallel_size=size, **arguments)
+        assert tokens(llm, PARAMS["greedy"]) == plain
+        accepted.append(llm.stats()["accepted"])
+    assert min(accepted) > 10
+
+
+def test_trees_move_their_kv_on_every_rank(split_llm: Callable[..., LLM]) -> None:
+    plain = tokens(split_llm(2, "off"), PARAMS["greedy"])
+    llm = split_llm(2, "eagle:tree=dynamic")
+    assert tokens(llm, PARAMS["greedy"]) == plain
+    assert llm.stats()["accepted"] > 0
+
+
+def test_what_cannot_be_is_refused_in_words(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="must divide tensor_parallel_size=4"):
+        LLM(str(tiny_model), tensor_parallel_size=4, speculative_draft_tensor_parallel_size=3)
+    weights = DictWeights(open_weights(tiny_model).config, {})
+    with pytest.raises(ConfigError, match=r"weights in memory cannot be split"):
+        LLM(str(tiny_model), weights=weights, tensor_parallel_size=2, **SMALL)
+
+
+def test_a_dead_rank_is_named_within_seconds(tiny_model: Path) -> None:
+    """Killed in the middle of a stream: nothing hangs, and no later request is taken."""
+    llm = LLM(str(tiny_model), tensor_parallel_size=2, threads=1, speculate="ngram", **SMALL)
+    process = llm.engine.runner.target.ranks._processes[0]
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    stream = llm.stream(PROMPTS[0], params)
+    for _ in range(5):
+        next(stream)
+    os.kill(process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"rank 1 \(process \d+\) was killed by SIGKILL"):
+        list(stream)
+    with pytest.raises(EngineError, match="rank 1"):
+        llm.generate("a", params)
+    assert time.monotonic() - began < 5
+    llm.close()
+    assert process.wait(5) == -signal.SIGKILL
+
+
+def test_a_model_that_does_not_load_leaves_the_ranks_well(
+    ranks: Ranks, split: Callable[..., SplitTarget], tmp_path: Path
+) -> None:
+    weights = tiny_weights()
+    good = save(tmp_path / "good", weights)
+    weights.tensors.pop("lm_head.weight")
+    path = save(tmp_path / "bad", weights)
+    with pytest.raises(HunchError, match="lm_head"):
+        SplitTarget(ranks, path, ModelConfig(model=str(path), threads=1), 2)
+    assert plain_logits(split(good, 2), IDS).isfinite().all()
