@@ -61,9 +61,10 @@ class DeviceSource(Source):
     def __init__(self) -> None:
         super().__init__(BF16, "cuda")
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         noise = torch.randn(shape, device="cuda", dtype=BF16)
-        return 1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
+        noise = 1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
+        return noise.to(dtype or BF16)
 
 
 def build(geometry: str, num_layers: int | None = None, vocab: int | None = None) -> Decoder:

@@ -49,6 +49,7 @@ class CudaDecoder:
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         self.fused = FusedLayers(decoder.layers, decoder.rope.table_LH, decoder.spec.norm_eps)
         self.layers = self.fused.layers
+        self.timing = self.fused.timing  # for steps that are timed with nobody in them
         self.fused.is_wide = decoder.device.type == "cuda" and self._check_wide()
         self.first_norm_D = weight_of(decoder.layers[0].attn_norm)
         self.final_norm_D = weight_of(decoder.final_norm)
@@ -69,8 +70,9 @@ class CudaDecoder:
             return False  # there, launching takes longer than computing, and ours are fewer
         if has_bias(self.layers):
             return False
-        layer = self.layers[0]
-        plain, split = (layer.qkv, layer.gate_up), (layer.out, layer.down)
+        layer = next((each for each in self.layers if each.experts is None), self.layers[0])
+        plain = [linear for linear in (layer.qkv, layer.gate_up) if linear is not None]
+        split = [linear for linear in (layer.out, layer.down) if linear is not None]
         is_same = all(is_exact(linear.weight_NK, is_split=False) for linear in plain)
         is_same = is_same and all(is_exact(linear.weight_NK, is_split=True) for linear in split)
         if not is_same:

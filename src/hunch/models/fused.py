@@ -15,15 +15,18 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_attention import Tiling, attention
+from hunch.kernels.gpu_experts import Timing
 from hunch.kernels.gpu_fused import add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
 from hunch.kernels.gpu_wide import MIN_ROWS, gated, padded, product, product_parts
 from hunch.kernels.slices import split_of
 from hunch.layers.attention import Heads
 from hunch.layers.block import Block, PostNormBlock
+from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
 from hunch.layers.norm import RMSNorm
+from hunch.models.fused_experts import FusedExperts
 from hunch.models.spec import ModelSpec
 
 MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
@@ -40,9 +43,13 @@ class Layer:
     head_norms: tuple[Tensor, Tensor] | None
     out: Linear
     mlp_norm_D: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None  # None, as down: there are experts
+    down: Linear | None
     number: int  # of the cache's layer
+    experts: FusedExperts | None = None
+
+    def linears(self) -> list[Linear]:
+        return [x for x in (self.qkv, self.out, self.gate_up, self.down) if x is not None]
 
 
 class FusedLayers:
@@ -52,7 +59,8 @@ class FusedLayers:
     def __init__(
         self, blocks: Sequence[Block], table_LH: Tensor, eps: float, is_wide: bool = False
     ) -> None:
-        self.layers = [_layer(block) for block in blocks]
+        self.timing = Timing(table_LH.device)
+        self.layers = [_layer(block, self.timing) for block in blocks]
         assert all(layer.attn_norm_D is not None for layer in self.layers[1:])
         self.table_LH, self.eps, self.is_wide = table_LH, eps, is_wide
 
@@ -86,7 +94,10 @@ class FusedLayers:
             y_TD = torch.empty_like(x_TD) if index in kept else x_TD
             add_norm(x_TD, layer.mlp_norm_D, eps, h_TD, sum_TD=y_TD, parts_SVD=parts_SPD)
             x_TD = y_TD
-            parts_SPD = self._mlp(h_PD, layer, num_tokens)
+            if layer.experts is not None:
+                parts_SPD = layer.experts.parts(h_PD, num_tokens, attn.slot_T)
+            else:
+                parts_SPD = self._mlp(h_PD, layer, num_tokens)
             out_TD = None if next_norm_D is None else h_TD
             add_norm(x_TD, next_norm_D, eps, out_TD, sum_TD=x_TD, parts_SVD=parts_SPD)
             streams.append(x_TD)
@@ -121,7 +132,9 @@ class FusedLayers:
 
     def _mlp(self, h_PD: Tensor, layer: Layer, num_tokens: int) -> Tensor:
         """The MLP's share of the stream, as slice sums."""
-        up = layer.gate_up
+        up, down = layer.gate_up, layer.down
+        assert up is not None
+        assert down is not None
         y_PF = h_PD.new_empty(len(h_PD), len(up.weight_NK) // 2)
         if self._is_for_many(num_tokens):
             both_P2F = h_PD.new_empty(len(h_PD), len(up.weight_NK))
@@ -129,7 +142,7 @@ class FusedLayers:
             gated(both_P2F, y_PF, num_tokens)
         else:
             gemm_gated(h_PD, up.weight_NK, y_PF, up.bias_N)
-        return self._parts(y_PF, layer.down, num_tokens)
+        return self._parts(y_PF, down, num_tokens)
 
     def _parts(self, x_PK: Tensor, linear: Linear, num_tokens: int) -> Tensor:
         num_outputs, k = linear.weight_NK.shape
@@ -164,7 +177,6 @@ def unknown_to_kernels(
         "norms after the residual sums": any(isinstance(b, PostNormBlock) for b in blocks),
         "an MLP without a gate": not spec.is_gated,
         f"activation {spec.activation}": spec.activation != "silu",
-        "experts": spec.experts is not None,
         "learned positions": spec.rope is None,
         "norms of the branches": spec.has_branch_norms,
         "attention beside the MLP": spec.is_parallel,
@@ -177,16 +189,13 @@ def unknown_to_kernels(
 
 
 def has_bias(layers: Sequence[Layer]) -> bool:
-    return any(
-        linear.bias_N is not None
-        for layer in layers
-        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    )
+    return any(linear.bias_N is not None for layer in layers for linear in layer.linears())
 
 
-def _layer(block: Block) -> Layer:
+def _layer(block: Block, timing: Timing) -> Layer:
     attn, mlp = block.attn, block.mlp
-    assert isinstance(mlp, GatedMLP)
+    experts = mlp if isinstance(mlp, Experts) else None
+    assert experts is not None or isinstance(mlp, GatedMLP)
     head_norms = None
     if attn.q_norm is not None and attn.k_norm is not None:
         head_norms = (attn.q_norm.weight_D, attn.k_norm.weight_D)
@@ -197,9 +206,10 @@ def _layer(block: Block) -> Layer:
         head_norms=head_norms,
         out=attn.out,
         mlp_norm_D=weight_of(block.mlp_norm),
-        gate_up=mlp.gate_up,
-        down=mlp.down,
+        gate_up=mlp.gate_up if isinstance(mlp, GatedMLP) else None,
+        down=mlp.down if isinstance(mlp, GatedMLP) else None,
         number=attn.layer,
+        experts=None if experts is None else FusedExperts(experts, timing),
     )
 
 

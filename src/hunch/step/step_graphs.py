@@ -204,7 +204,8 @@ class StepGraphs:
                 return hidden
 
             graph = Graph(forward, self.device, self.pool)
-            self._forwards[size] = graph, seconds_of(graph, self.device)
+            with self.target.timing:
+                self._forwards[size] = graph, seconds_of(graph, self.device)
         return self._forwards[size]
 
     def _states(self, num_tokens: int) -> Hidden:

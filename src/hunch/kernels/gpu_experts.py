@@ -1,0 +1,405 @@
+"""Experts on a GPU: the choice, the rows of each expert side by side, one product for all experts.
+
+Nothing is read back: grids are as large as the worst choice needs, and programs without work end at
+once, so that a step can be captured. A row's products are those of gpu_gemm, whose order of
+additions does not depend on the rows beside it, and its experts are added in ascending order.
+
+Shape letters: T packed tokens, D width, E experts, K experts per token, F inner width, U = 2F rows
+of gate and up, P = T * K pairs of a token and an expert, B blocks of pairs of one expert, S slices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.experts import Routing
+from hunch.kernels.gpu_gemm import Tile, _gated, _walk
+from hunch.kernels.gpu_launch import (
+    cdiv,
+    let_next_start,
+    next_power_of_2,
+    options,
+    wait_for_inputs,
+)
+
+MAX_DIRECT = 4  # tokens up to which each pair reads its expert by itself: few experts meet twice
+CHUNK = 1024  # tokens whose answers wait, one by one, to be added
+_COUNTED = 8192  # comparisons a program of the sort makes at once
+
+
+@triton.jit
+def _route_kernel(
+    parts_ptr, bias_ptr, choice_ptr, slot_ptr, timed_ptr, chosen_ptr, weight_ptr, answer_ptr,
+    part_stride, answer_stride, scale, D,
+    NUM_SPLITS: tl.constexpr, NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr,
+    NUM_GROUPS: tl.constexpr, NUM_KEPT: tl.constexpr, NUM_BEST: tl.constexpr,
+    SCORES: tl.constexpr, IS_NORMED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_CHOICE: tl.constexpr, HAS_SLOTS: tl.constexpr, PAD_G: tl.constexpr, PAD_E: tl.constexpr,
+):  # fmt: skip
+    """One program per token: slices of its logits added in order, then as `experts.route`."""
+    token = tl.program_id(0).to(tl.int64)
+    SIZE: tl.constexpr = NUM_EXPERTS // NUM_GROUPS
+    group, member = tl.arange(0, PAD_G)[:, None], tl.arange(0, PAD_E)[None, :]
+    is_in = (group < NUM_GROUPS) & (member < SIZE)
+    expert = group * SIZE + member
+    wait_for_inputs()
+    let_next_start()
+    at = parts_ptr + token * NUM_EXPERTS + expert
+    logit = tl.load(at, mask=is_in, other=0.0)
+    for s in tl.static_range(1, NUM_SPLITS):
+        logit += tl.load(at + s * part_stride, mask=is_in, other=0.0)
+    if HAS_BIAS:
+        logit += tl.load(bias_ptr + expert, mask=is_in, other=0.0)
+    if HAS_SLOTS:
+        is_padding, is_timed = tl.load(slot_ptr + token) < 0, tl.load(timed_ptr) > 0
+        number = (token.to(tl.int32) * NUM_EXPERTS + expert) * -1640531527  # spreads the bits
+        noise = ((number ^ (number >> 15)) * 739982445 & 0xFFFFFF).to(tl.float32) * 1e-7
+        logit = tl.where(is_padding & is_timed, noise, logit)  # see `Timing`
+    logit = tl.where(is_in, logit, float("-inf"))
+    score = logit
+    if SCORES == "softmax":
+        score = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
+        score = score / tl.sum(tl.sum(score, 1), 0)
+    if SCORES == "sigmoid":
+        score = 1.0 / (1.0 + tl.exp(-logit))
+    choice = score
+    if HAS_CHOICE:
+        choice += tl.load(choice_ptr + expert, mask=is_in, other=0.0)
+    choice = tl.where(is_in, choice, float("-inf"))
+    if NUM_KEPT < NUM_GROUPS:
+        choice = _in_best_groups(choice, group, member, NUM_KEPT, NUM_BEST, PAD_G, PAD_E)
+    is_chosen = expert < 0
+    for _ in tl.static_range(NUM_CHOSEN):
+        best = tl.max(tl.max(choice, 1), 0)
+        first = tl.min(tl.min(tl.where(choice == best, expert, NUM_EXPERTS - 1), 1), 0)
+        is_chosen = is_chosen | (expert == first) & is_in
+        choice = tl.where(expert == first, float("-inf"), choice)
+    if SCORES == "chosen":
+        top = tl.max(tl.max(tl.where(is_chosen, logit, float("-inf")), 1), 0)
+        score = tl.exp(logit - top)
+    if IS_NORMED:
+        score = score / (tl.sum(tl.sum(tl.where(is_chosen, score, 0.0), 1), 0) + 1e-20)
+    flat_is = tl.reshape(is_chosen.to(tl.int32), (PAD_G * PAD_E,))
+    flat_expert = tl.reshape(expert, (PAD_G * PAD_E,))
+    flat_score = tl.reshape(score, (PAD_G * PAD_E,))
+    place = token * NUM_CHOSEN + tl.cumsum(flat_is, 0) - 1
+    if HAS_SLOTS:
+        is_dead = is_padding & (is_timed == 0)
+        flat_expert = tl.where(is_dead, NUM_EXPERTS, flat_expert)  # padding asks nobody
+        if is_dead:  # nor does anybody answer it
+            for k in range(NUM_CHOSEN):
+                for d in range(0, D, 1024):
+                    offs = d + tl.arange(0, 1024)
+                    to = answer_ptr + k * answer_stride + token * D + offs
+                    tl.store(to, tl.zeros((1024,), tl.float32), mask=offs < D)
+    tl.store(chosen_ptr + place, flat_expert, mask=flat_is > 0)
+    tl.store(weight_ptr + place, flat_score * scale, mask=flat_is > 0)
+
+
+@triton.jit
+def _in_best_groups(
+    choice, group, member, NUM_KEPT: tl.constexpr, NUM_BEST: tl.constexpr, PAD_G: tl.constexpr,
+    PAD_E: tl.constexpr,
+):  # fmt: skip
+    """Experts outside of the best groups cannot be chosen."""
+    left = choice
+    worth = tl.zeros((PAD_G, 1), tl.float32)
+    for _ in tl.static_range(NUM_BEST):
+        best = tl.max(left, 1, keep_dims=True)
+        worth += best
+        first = tl.min(tl.where(left == best, member, PAD_E), 1, keep_dims=True)
+        left = tl.where(member == first, float("-inf"), left)
+    is_kept = group < 0
+    for _ in tl.static_range(NUM_KEPT):
+        best = tl.max(tl.max(worth, 1), 0)
+        first = tl.min(tl.min(tl.where(worth == best, group, PAD_G), 1), 0)
+        is_kept = is_kept | (group == first)
+        worth = tl.where(group == first, float("-inf"), worth)
+    return tl.where(is_kept, choice, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["P"])
+def _sort_kernel(
+    chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, P,
+    NUM_EXPERTS: tl.constexpr, PAD_E: tl.constexpr, BLOCK_M: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """One program per expert: the numbers of its pairs, in blocks that hold no other's."""
+    mine = tl.program_id(0)
+    experts = tl.arange(0, PAD_E)
+    counts = tl.zeros((PAD_E,), tl.int32)
+    wait_for_inputs()
+    let_next_start()
+    for first in range(0, P, STEP):
+        pair = first + tl.arange(0, STEP)
+        chosen = tl.load(chosen_ptr + pair, mask=pair < P, other=NUM_EXPERTS)
+        is_same = chosen[:, None] == experts[None, :]
+        counts += tl.sum(is_same.to(tl.int32), 0)
+    counts = tl.where(experts < NUM_EXPERTS, counts, 0)
+    blocks = (counts + BLOCK_M - 1) // BLOCK_M
+    start = tl.sum(tl.where(experts < mine, blocks, 0), 0)
+    count = tl.sum(tl.where(experts == mine, counts, 0), 0)
+    num_blocks = (count + BLOCK_M - 1) // BLOCK_M
+    if mine == 0:
+        tl.store(total_ptr, tl.sum(blocks, 0))
+    for b in range(num_blocks):
+        tl.store(expert_ptr + start + b, mine)
+        tl.store(count_ptr + start + b, tl.minimum(count - b * BLOCK_M, BLOCK_M))
+    done = start * BLOCK_M
+    for first in range(0, P, STEP):
+        pair = first + tl.arange(0, STEP)
+        is_mine = tl.load(chosen_ptr + pair, mask=pair < P, other=NUM_EXPERTS) == mine
+        place = done + tl.cumsum(is_mine.to(tl.int32), 0) - 1
+        tl.store(sorted_ptr + place, pair, mask=is_mine)
+        done += tl.sum(is_mine.to(tl.int32), 0)
+
+
+@triton.jit
+def _experts_kernel(
+    x_ptr, w_ptr, bias_ptr, y_ptr, weight_ptr, chosen_ptr, sorted_ptr, expert_ptr, count_ptr,
+    total_ptr, N, K, num_tiles, answer_stride,
+    NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
+    IS_UP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
+):  # fmt: skip
+    """IS_UP: gated products of tokens, a row per pair. Else: weighted answers of those rows."""
+    block, pid_n = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_col = offs_n < N
+    offs_a = tl.minimum(offs_n, N - 1)
+    let_next_start()
+    wait_for_inputs()
+    rows = tl.arange(0, BLOCK_M)
+    if IS_DIRECT:
+        expert = tl.load(chosen_ptr + block)
+        is_row = (rows == 0) & (expert < NUM_EXPERTS)
+        pair = block + tl.zeros_like(rows)
+        is_needed = expert < NUM_EXPERTS
+    else:
+        is_needed = block < tl.load(total_ptr)
+        expert = tl.load(expert_ptr + block, mask=is_needed, other=0)
+        is_row = rows < tl.load(count_ptr + block, mask=is_needed, other=0)
+        pair = tl.load(sorted_ptr + block * BLOCK_M + rows, mask=is_row, other=0)
+    if is_needed:
+        long = pair.to(tl.int64)
+        source = long // NUM_CHOSEN if IS_UP else long
+        x_ptrs = x_ptr + source[:, None] * K + tl.arange(0, BLOCK_K)[None, :]
+        num_weights = 2 * N if IS_UP else N
+        first = expert.to(tl.int64) * num_weights
+        wa_ptrs = w_ptr + (first + offs_a[None, :]) * K + tl.arange(0, BLOCK_K)[:, None]
+        wb_ptrs = w_ptr + (first + N + offs_a[None, :]) * K + tl.arange(0, BLOCK_K)[:, None]
+        a, b = _walk(
+            x_ptrs, wa_ptrs, wb_ptrs, is_row, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, IS_UP, IS_EVEN
+        )
+        if HAS_BIAS:
+            a += tl.load(bias_ptr + first + offs_a).to(tl.float32)[None, :]
+        is_out = is_row[:, None] & is_col[None, :]
+        if IS_UP:
+            if HAS_BIAS:
+                b += tl.load(bias_ptr + first + N + offs_a).to(tl.float32)[None, :]
+            y = _gated(a, b, y_ptr.dtype.element_ty)
+            tl.store(y_ptr + long[:, None] * N + offs_n[None, :], y, mask=is_out)
+        else:
+            weight = tl.load(weight_ptr + pair, mask=is_row, other=0.0)
+            to = long % NUM_CHOSEN * answer_stride + long // NUM_CHOSEN * N
+            tl.store(y_ptr + to[:, None] + offs_n[None, :], a * weight[:, None], mask=is_out)
+
+
+@triton.jit
+def _combine_kernel(
+    shared_ptr, answer_ptr, out_ptr, shared_stride, answer_stride, D,
+    NUM_SHARED: tl.constexpr, NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum that `add_norm` would make of the same slices, in its order."""
+    token = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_in = offs < D
+    wait_for_inputs()
+    let_next_start()
+    at = token * D + offs
+    if NUM_SHARED > 0:
+        total = tl.load(shared_ptr + at, mask=is_in, other=0.0)
+        for s in tl.static_range(1, NUM_SHARED):
+            total += tl.load(shared_ptr + s * shared_stride + at, mask=is_in, other=0.0)
+        total += tl.load(answer_ptr + at, mask=is_in, other=0.0)
+    else:
+        total = tl.load(answer_ptr + at, mask=is_in, other=0.0)
+    for k in tl.static_range(1, NUM_CHOSEN):
+        total += tl.load(answer_ptr + k * answer_stride + at, mask=is_in, other=0.0)
+    tl.store(out_ptr + at, total, mask=is_in)
+
+
+@triton.jit
+def _share_kernel(y_ptr, logit_ptr, part_stride, F, NUM_SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows times the sigmoid of their logit, whose slices are added in order."""
+    row = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_in = offs < F
+    wait_for_inputs()
+    let_next_start()
+    logit = tl.load(logit_ptr + row)
+    for s in tl.static_range(1, NUM_SPLITS):
+        logit += tl.load(logit_ptr + s * part_stride + row)
+    y = tl.load(y_ptr + row * F + offs, mask=is_in, other=0.0)
+    y = (y.to(tl.float32) / (1.0 + tl.exp(-logit))).to(y.dtype)
+    tl.store(y_ptr + row * F + offs, y, mask=is_in)
+
+
+@dataclass(slots=True)
+class Choice:
+    """What the tokens of a step chose, and the pairs in blocks of one expert each."""
+
+    chosen_TK: Tensor  # int32; num_experts where a row is padding
+    weight_TK: Tensor
+    num_tokens: int
+    block_m: int
+    num_blocks: int  # that there is room for
+    sorted_P: Tensor | None = None  # None: every pair is a block
+    expert_B: Tensor | None = None
+    count_B: Tensor | None = None
+    total: Tensor | None = None
+
+
+class Timing:
+    """A switch on the device: while it is on, padding asks experts at random.
+
+    Steps are timed with nobody in them. Without experts that takes as long as ever; with them, a
+    step takes the longer the more experts its tokens ask.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_on_1 = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def __enter__(self) -> None:
+        self.is_on_1.fill_(1)
+
+    def __exit__(self, *_: object) -> None:
+        self.is_on_1.fill_(0)
+
+
+def route(
+    parts_STE: Tensor, routing: Routing, bias_E: Tensor | None, choice_bias_E: Tensor | None,
+    slot_T: Tensor | None, answer_KTD: Tensor, timing: Timing | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Experts and weights from slices of the router's logits.
+
+    A row whose slot is below zero is padding: it asks nobody, and its answers become zeros.
+    """
+    assert (slot_T is None) == (timing is None)
+    num_tokens, num_experts = parts_STE.shape[1:]
+    size = (num_tokens, routing.num_chosen)
+    chosen_TK = torch.empty(size, dtype=torch.int32, device=parts_STE.device)
+    weight_TK = torch.empty(size, dtype=torch.float32, device=parts_STE.device)
+    group_size = num_experts // routing.num_groups
+    _route_kernel[(num_tokens,)](
+        parts_STE, parts_STE if bias_E is None else bias_E,
+        parts_STE if choice_bias_E is None else choice_bias_E,
+        parts_STE if slot_T is None else slot_T,
+        parts_STE if timing is None else timing.is_on_1, chosen_TK, weight_TK, answer_KTD,
+        parts_STE.stride(0), answer_KTD.stride(0), routing.scale, answer_KTD.shape[2],
+        NUM_SPLITS=len(parts_STE), NUM_EXPERTS=num_experts, NUM_CHOSEN=routing.num_chosen,
+        NUM_GROUPS=routing.num_groups, NUM_KEPT=routing.num_groups_kept,
+        NUM_BEST=min(routing.num_best, group_size), SCORES=routing.scores,
+        IS_NORMED=routing.is_normed or routing.scores == "chosen", HAS_BIAS=bias_E is not None,
+        HAS_CHOICE=choice_bias_E is not None, HAS_SLOTS=slot_T is not None,
+        PAD_G=next_power_of_2(routing.num_groups), PAD_E=next_power_of_2(group_size),
+        **options(1 if num_experts <= 128 else 4),
+    )  # fmt: skip
+    return chosen_TK, weight_TK
+
+
+def arrange(chosen_TK: Tensor, weight_TK: Tensor, num_experts: int) -> Choice:
+    """The pairs in blocks; for few tokens every pair is one."""
+    num_tokens, num_chosen = chosen_TK.shape
+    num_pairs, device = num_tokens * num_chosen, chosen_TK.device
+    if num_tokens <= MAX_DIRECT:
+        return Choice(chosen_TK, weight_TK, num_tokens, 16, num_pairs)
+    per_expert = num_pairs / num_experts
+    block_m = 16 if per_expert <= 12 else 64 if per_expert <= 96 else 128
+    touched = min(num_pairs, num_experts)
+    num_blocks = touched + (num_pairs - touched) // block_m
+    ints = [num_blocks * block_m, num_blocks, num_blocks, 1]
+    room = torch.empty(sum(ints), dtype=torch.int32, device=device)
+    choice = Choice(chosen_TK, weight_TK, num_tokens, block_m, num_blocks, *room.split(ints))
+    pad = next_power_of_2(num_experts)
+    step = max(16, min(1024, _COUNTED // pad, next_power_of_2(num_pairs)))
+    _sort_kernel[(num_experts,)](
+        chosen_TK, choice.sorted_P, choice.expert_B, choice.count_B, choice.total, num_pairs,
+        NUM_EXPERTS=num_experts, PAD_E=pad, BLOCK_M=block_m, STEP=step, **options(4),
+    )  # fmt: skip
+    return choice
+
+
+def tile_for(choice: Choice, num_outputs: int, k: int, *, is_up: bool) -> Tile:
+    """A tile; any gives the same bits."""
+    block_m = choice.block_m
+    if block_m == 16:
+        if is_up:
+            return Tile(16, 16, 256, 4, 3) if k >= 1024 else Tile(16, 32, 128, 4, 4)
+        return Tile(16, 32, 256, 4, 3) if k >= 1024 else Tile(16, 32, 128, 4, 4)
+    if block_m == 64:
+        return Tile(64, 64, 64, 4, 4)
+    return Tile(128, 64 if is_up else 128, 64, 8, 3)
+
+
+def _launch(
+    choice: Choice, x: Tensor, w_ENK: Tensor, bias_EN: Tensor | None, y: Tensor, num_outputs: int,
+    answer_stride: int, tile: Tile | None, *, is_up: bool,
+) -> None:  # fmt: skip
+    num_experts, _, k = w_ENK.shape
+    tile = tile or tile_for(choice, num_outputs, k, is_up=is_up)
+    assert tile.block_m == choice.block_m
+    num_tiles = cdiv(num_outputs, tile.block_n)
+    is_direct = choice.sorted_P is None
+    chosen = choice.chosen_TK
+    _experts_kernel[(choice.num_blocks * num_tiles,)](
+        x, w_ENK, w_ENK if bias_EN is None else bias_EN, y, choice.weight_TK, chosen,
+        *((chosen,) * 4 if is_direct else
+          (choice.sorted_P, choice.expert_B, choice.count_B, choice.total)),
+        num_outputs, k, num_tiles, answer_stride,
+        NUM_EXPERTS=num_experts, NUM_CHOSEN=chosen.shape[1], IS_DIRECT=is_direct, IS_UP=is_up,
+        HAS_BIAS=bias_EN is not None, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k, IS_EVEN=k % tile.block_k == 0,
+        **options(tile.num_warps, tile.num_stages),
+    )  # fmt: skip
+
+
+def experts_up(
+    choice: Choice, x_TD: Tensor, w_EUD: Tensor, y_PF: Tensor, bias_EU: Tensor | None = None,
+    tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """silu(gate) * up of every pair."""
+    _launch(choice, x_TD, w_EUD, bias_EU, y_PF, w_EUD.shape[1] // 2, 0, tile, is_up=True)
+
+
+def experts_down(
+    choice: Choice, y_PF: Tensor, w_EDF: Tensor, answer_KTD: Tensor,
+    bias_ED: Tensor | None = None, tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """Each expert's answer times its weight, in float32, for `add_norm` to add in order."""
+    _launch(choice, y_PF, w_EDF, bias_ED, answer_KTD, w_EDF.shape[1], answer_KTD.stride(0), tile,
+            is_up=False)  # fmt: skip
+
+
+def combine(shared_STD: Tensor | None, answer_KTD: Tensor, out_TD: Tensor) -> None:
+    """Shared slices and answers, added in order: for more tokens than slices can be kept of."""
+    num_tokens, width = out_TD.shape
+    _combine_kernel[(num_tokens, cdiv(width, 1024))](
+        answer_KTD if shared_STD is None else shared_STD, answer_KTD, out_TD,
+        0 if shared_STD is None else shared_STD.stride(0), answer_KTD.stride(0), width,
+        NUM_SHARED=0 if shared_STD is None else len(shared_STD), NUM_CHOSEN=len(answer_KTD),
+        BLOCK=1024, **options(4),
+    )  # fmt: skip
+
+
+def share(y_TF: Tensor, parts_ST: Tensor) -> None:
+    """y times the sigmoid of each row's logit, in place."""
+    num_tokens, width = y_TF.shape
+    _share_kernel[(num_tokens, cdiv(width, 1024))](
+        y_TF, parts_ST, parts_ST.stride(0), width, NUM_SPLITS=len(parts_ST), BLOCK=1024,
+        **options(4),
+    )  # fmt: skip
