@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.experts import Routing
-from hunch.kernels.gpu_gemm import Tile, _gated, _walk
+from hunch.kernels.gpu_endings import Tile, _gated
+from hunch.kernels.gpu_gemm import _walk
 from hunch.kernels.gpu_launch import (
     cdiv,
     let_next_start,

@@ -19,7 +19,8 @@ from hunch.kernels.gpu_experts import (
     route,
     share,
 )
-from hunch.kernels.gpu_gemm import gemm_gated, gemm_parts, num_parts, split_of
+from hunch.kernels.gpu_gemm import gemm_gated, gemm_parts, num_parts
+from hunch.kernels.slices import split_of
 from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
 
