@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from hunch.kernels import experts, gpu_experts
+from hunch.kernels import experts, gpu_experts, gpu_route
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import Experts, Router, StackedLinear
 from hunch.layers.linear import Linear
@@ -46,8 +46,8 @@ def test_choices_and_weights(name: str) -> None:
     choice = rand(num_experts, scale=0.1) if routing.scores == "sigmoid" else None
     slot = torch.tensor([0, 1, 2, -1, 4, 5, 6], device=DEVICE)
     answer = torch.full((routing.num_chosen, 7, 40), float("nan"), device=DEVICE)
-    timing = gpu_experts.Timing(torch.device(DEVICE))
-    got, weight = gpu_experts.route(parts, routing, bias, choice, slot, answer, timing)
+    timing = gpu_route.Timing(torch.device(DEVICE))
+    got, weight = gpu_route.route(parts, routing, bias, choice, slot, answer, timing)
     logits = parts.sum(0) if bias is None else parts.sum(0) + bias
     want, want_weight = experts.route(logits, routing, choice)
     live = slot >= 0
@@ -63,14 +63,14 @@ def test_choices_and_weights(name: str) -> None:
 def test_steps_are_timed_with_experts_at_random() -> None:
     routing = Routing(num_experts=16, num_chosen=2)
     slot, answer = torch.full((12,), -1, device=DEVICE), torch.zeros(2, 12, 8, device=DEVICE)
-    timing = gpu_experts.Timing(torch.device(DEVICE))
+    timing = gpu_route.Timing(torch.device(DEVICE))
     inputs = (torch.zeros(1, 12, 16, device=DEVICE), routing, None, None, slot, answer, timing)
     with timing:
-        chosen, _ = gpu_experts.route(*inputs)
+        chosen, _ = gpu_route.route(*inputs)
     assert (chosen[:, 0] < chosen[:, 1]).all()
     assert (chosen < 16).all()
     assert 8 <= len(chosen.unique()) <= 16
-    assert (gpu_experts.route(*inputs)[0] == 16).all()
+    assert (gpu_route.route(*inputs)[0] == 16).all()
 
 
 @pytest.mark.parametrize(("num_tokens", "has_bias"), [(2, True), (5, False), (40, True)])
@@ -114,7 +114,7 @@ def test_a_row_is_the_same_bits_in_any_batch(
     """One by one, sorted into blocks, and in chunks whose answers are added at once."""
     monkeypatch.setattr("hunch.models.fused_experts.CHUNK", 8)
     whole = layer(ROUTINGS["normed"], is_shared=is_shared, is_gated=is_gated)
-    fused = FusedExperts(whole, gpu_experts.Timing(torch.device(DEVICE)))
+    fused = FusedExperts(whole, gpu_route.Timing(torch.device(DEVICE)))
     x = rand(17, 48)
     slot = torch.arange(17, device=DEVICE)
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_attention import Tiling, attention
-from hunch.kernels.gpu_experts import Timing
 from hunch.kernels.gpu_fused import add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
+from hunch.kernels.gpu_route import Timing
 from hunch.kernels.gpu_wide import MIN_ROWS, gated, padded, product, product_parts
 from hunch.kernels.slices import split_of
 from hunch.layers.attention import Heads

@@ -9,17 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hunch.kernels.gpu_experts import (
-    CHUNK,
-    Timing,
-    arrange,
-    combine,
-    experts_down,
-    experts_up,
-    route,
-    share,
-)
+from hunch.kernels.gpu_experts import CHUNK, arrange, combine, experts_down, experts_up, share
 from hunch.kernels.gpu_gemm import gemm_gated, gemm_parts, num_parts
+from hunch.kernels.gpu_route import Timing, route
 from hunch.kernels.slices import split_of
 from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear

@@ -1,0 +1,153 @@
+"""The choice of experts on a GPU, one program per token: nothing depends on the tokens beside it.
+
+Shape letters: T packed tokens, D width, E experts, K experts per token, S slices.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hunch.kernels.experts import Routing
+from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+
+
+@triton.jit
+def _route_kernel(
+    parts_ptr, bias_ptr, choice_ptr, slot_ptr, timed_ptr, chosen_ptr, weight_ptr, answer_ptr,
+    part_stride, answer_stride, scale, D,
+    NUM_SPLITS: tl.constexpr, NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr,
+    NUM_GROUPS: tl.constexpr, NUM_KEPT: tl.constexpr, NUM_BEST: tl.constexpr,
+    SCORES: tl.constexpr, IS_NORMED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_CHOICE: tl.constexpr, HAS_SLOTS: tl.constexpr, PAD_G: tl.constexpr, PAD_E: tl.constexpr,
+):  # fmt: skip
+    """One program per token: slices of its logits added in order, then as `experts.route`."""
+    token = tl.program_id(0).to(tl.int64)
+    SIZE: tl.constexpr = NUM_EXPERTS // NUM_GROUPS
+    group, member = tl.arange(0, PAD_G)[:, None], tl.arange(0, PAD_E)[None, :]
+    is_in = (group < NUM_GROUPS) & (member < SIZE)
+    expert = group * SIZE + member
+    wait_for_inputs()
+    let_next_start()
+    at = parts_ptr + token * NUM_EXPERTS + expert
+    logit = tl.load(at, mask=is_in, other=0.0)
+    for s in tl.static_range(1, NUM_SPLITS):
+        logit += tl.load(at + s * part_stride, mask=is_in, other=0.0)
+    if HAS_BIAS:
+        logit += tl.load(bias_ptr + expert, mask=is_in, other=0.0)
+    if HAS_SLOTS:
+        is_padding, is_timed = tl.load(slot_ptr + token) < 0, tl.load(timed_ptr) > 0
+        number = (token.to(tl.int32) * NUM_EXPERTS + expert) * -1640531527  # spreads the bits
+        noise = ((number ^ (number >> 15)) * 739982445 & 0xFFFFFF).to(tl.float32) * 1e-7
+        logit = tl.where(is_padding & is_timed, noise, logit)  # see `Timing`
+    logit = tl.where(is_in, logit, float("-inf"))
+    score = logit
+    if SCORES == "softmax":
+        score = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
+        score = score / tl.sum(tl.sum(score, 1), 0)
+    if SCORES == "sigmoid":
+        score = 1.0 / (1.0 + tl.exp(-logit))
+    choice = score
+    if HAS_CHOICE:
+        choice += tl.load(choice_ptr + expert, mask=is_in, other=0.0)
+    choice = tl.where(is_in, choice, float("-inf"))
+    if NUM_KEPT < NUM_GROUPS:
+        choice = _in_best_groups(choice, group, member, NUM_KEPT, NUM_BEST, PAD_G, PAD_E)
+    is_chosen = expert < 0
+    for _ in tl.static_range(NUM_CHOSEN):
+        best = tl.max(tl.max(choice, 1), 0)
+        first = tl.min(tl.min(tl.where(choice == best, expert, NUM_EXPERTS - 1), 1), 0)
+        is_chosen = is_chosen | (expert == first) & is_in
+        choice = tl.where(expert == first, float("-inf"), choice)
+    if SCORES == "chosen":
+        top = tl.max(tl.max(tl.where(is_chosen, logit, float("-inf")), 1), 0)
+        score = tl.exp(logit - top)
+    if IS_NORMED:
+        score = score / (tl.sum(tl.sum(tl.where(is_chosen, score, 0.0), 1), 0) + 1e-20)
+    flat_is = tl.reshape(is_chosen.to(tl.int32), (PAD_G * PAD_E,))
+    flat_expert = tl.reshape(expert, (PAD_G * PAD_E,))
+    flat_score = tl.reshape(score, (PAD_G * PAD_E,))
+    place = token * NUM_CHOSEN + tl.cumsum(flat_is, 0) - 1
+    if HAS_SLOTS:
+        is_dead = is_padding & (is_timed == 0)
+        flat_expert = tl.where(is_dead, NUM_EXPERTS, flat_expert)  # padding asks nobody
+        if is_dead:  # nor does anybody answer it
+            for k in range(NUM_CHOSEN):
+                for d in range(0, D, 1024):
+                    offs = d + tl.arange(0, 1024)
+                    to = answer_ptr + k * answer_stride + token * D + offs
+                    tl.store(to, tl.zeros((1024,), tl.float32), mask=offs < D)
+    tl.store(chosen_ptr + place, flat_expert, mask=flat_is > 0)
+    tl.store(weight_ptr + place, flat_score * scale, mask=flat_is > 0)
+
+
+@triton.jit
+def _in_best_groups(
+    choice, group, member, NUM_KEPT: tl.constexpr, NUM_BEST: tl.constexpr, PAD_G: tl.constexpr,
+    PAD_E: tl.constexpr,
+):  # fmt: skip
+    """Experts outside of the best groups cannot be chosen."""
+    left = choice
+    worth = tl.zeros((PAD_G, 1), tl.float32)
+    for _ in tl.static_range(NUM_BEST):
+        best = tl.max(left, 1, keep_dims=True)
+        worth += best
+        first = tl.min(tl.where(left == best, member, PAD_E), 1, keep_dims=True)
+        left = tl.where(member == first, float("-inf"), left)
+    is_kept = group < 0
+    for _ in tl.static_range(NUM_KEPT):
+        best = tl.max(tl.max(worth, 1), 0)
+        first = tl.min(tl.min(tl.where(worth == best, group, PAD_G), 1), 0)
+        is_kept = is_kept | (group == first)
+        worth = tl.where(group == first, float("-inf"), worth)
+    return tl.where(is_kept, choice, float("-inf"))
+
+
+class Timing:
+    """A switch on the device: while it is on, padding asks experts at random.
+
+    Steps are timed with nobody in them. Without experts that takes as long as ever; with them, a
+    step takes the longer the more experts its tokens ask.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_on_1 = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def __enter__(self) -> None:
+        self.is_on_1.fill_(1)
+
+    def __exit__(self, *_: object) -> None:
+        self.is_on_1.fill_(0)
+
+
+def route(
+    parts_STE: Tensor, routing: Routing, bias_E: Tensor | None, choice_bias_E: Tensor | None,
+    slot_T: Tensor | None, answer_KTD: Tensor, timing: Timing | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Experts and weights from slices of the router's logits.
+
+    A row whose slot is below zero is padding: it asks nobody, and its answers become zeros.
+    """
+    assert (slot_T is None) == (timing is None)
+    num_tokens, num_experts = parts_STE.shape[1:]
+    size = (num_tokens, routing.num_chosen)
+    chosen_TK = torch.empty(size, dtype=torch.int32, device=parts_STE.device)
+    weight_TK = torch.empty(size, dtype=torch.float32, device=parts_STE.device)
+    group_size = num_experts // routing.num_groups
+    _route_kernel[(num_tokens,)](
+        parts_STE, parts_STE if bias_E is None else bias_E,
+        parts_STE if choice_bias_E is None else choice_bias_E,
+        parts_STE if slot_T is None else slot_T,
+        parts_STE if timing is None else timing.is_on_1, chosen_TK, weight_TK, answer_KTD,
+        parts_STE.stride(0), answer_KTD.stride(0), routing.scale, answer_KTD.shape[2],
+        NUM_SPLITS=len(parts_STE), NUM_EXPERTS=num_experts, NUM_CHOSEN=routing.num_chosen,
+        NUM_GROUPS=routing.num_groups, NUM_KEPT=routing.num_groups_kept,
+        NUM_BEST=min(routing.num_best, group_size), SCORES=routing.scores,
+        IS_NORMED=routing.is_normed or routing.scores == "chosen", HAS_BIAS=bias_E is not None,
+        HAS_CHOICE=choice_bias_E is not None, HAS_SLOTS=slot_T is not None,
+        PAD_G=next_power_of_2(routing.num_groups), PAD_E=next_power_of_2(group_size),
+        **options(1 if num_experts <= 128 else 4),
+    )  # fmt: skip
+    return chosen_TK, weight_TK
