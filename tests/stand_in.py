@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -63,6 +64,7 @@ class PlainTarget:
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         nothing = torch.empty(0)
         self.workspace = Workspace(nothing, nothing, nothing, 64, 1)
+        self.timing = nullcontext()
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """Row by row, as torch's products depend on the number of rows."""
