@@ -16,7 +16,9 @@ def random_rows(kind: str, num_rows: int, num_blocks: int) -> np.ndarray:
     rng = np.random.default_rng(7)
     block_bytes = FORMATS[kind][1]
     blocks = rng.integers(0, 256, (num_rows * num_blocks, block_bytes), dtype=np.uint8)
-    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind, (0,))
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)}.get(
+        kind, (0,)
+    )
     if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
         halves = (0, 2)
     for first in halves:
@@ -28,9 +30,10 @@ def random_rows(kind: str, num_rows: int, num_blocks: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", sorted(FORMATS))
 def test_numbers_are_those_of_the_reference(kind: str) -> None:
     rows = random_rows(kind, 7, 3)
-    expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+    with np.errstate(invalid="ignore"):  # scales in pieces may be no numbers here
+        expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
     got = dequantise(kind, torch.from_numpy(rows), 3 * FORMATS[kind][0])
-    assert np.array_equal(got.numpy(), expected)
+    assert np.array_equal(got.numpy(), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])

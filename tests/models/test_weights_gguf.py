@@ -9,6 +9,7 @@ import torch
 
 from hunch import hub
 from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.models.weights.dequant import dequantise
 from tiny_gguf import HEADS, VOCAB, WIDTH, interleave, random_tensors, write_gguf
@@ -23,6 +24,16 @@ def test_tensors_come_back_under_their_names(tmp_path, architecture, has_bias):
     for name, expected in tensors.items():
         assert weights.shape(name) == expected.shape
         assert np.array_equal(weights.tensor(name).numpy(), expected), name
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_metadata_is_a_config_its_family_reads(tmp_path, architecture, has_bias):
+    tensors = random_tensors(has_bias=has_bias)
+    weights = open_weights(write_gguf(tmp_path / "m.gguf", tensors, architecture=architecture))
+    spec = ModelSpec.from_config(weights.config)
+    assert spec.has_qkv_bias is has_bias
+    assert spec.width == WIDTH
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])

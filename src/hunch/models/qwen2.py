@@ -19,4 +19,6 @@ class Qwen2(Decoder):
             is_on=bool(config.get("use_sliding_window", False)),
             first=int(config.get("max_window_layers", 0)),
         )
-        return ModelSpec(**common, has_qkv_bias=True)
+        # GGUF files say it; Hugging Face's config.json has no word for it.
+        has_bias = bool(config.get("attention_bias", True))
+        return ModelSpec(**common, has_qkv_bias=has_bias)

@@ -1,4 +1,5 @@
-"""Quantised blocks to numbers: one function per ggml block format, vectorised over blocks.
+"""Quantised blocks to numbers: one function per common ggml format, vectorised over blocks; the
+others by the gguf package.
 
 Shape letters: B blocks, S sub-blocks of a block, W weights of a (sub-)block.
 Each format's comment is its layout in bytes; products are taken in the order ggml takes them, so
@@ -38,10 +39,21 @@ def dequantise(kind: str, rows: Tensor, width: int, dtype: torch.dtype = torch.f
         if dtype == torch.float32:
             numbers_BW = target.numpy().reshape(-1, block)
         with np.errstate(invalid="ignore", over="ignore"):  # a damaged file may hold infinities
-            _FUNCTIONS[kind](blocks_B, numbers_BW)
+            if kind in _FUNCTIONS:
+                _FUNCTIONS[kind](blocks_B, numbers_BW)
+            else:
+                numbers_BW[...] = _by_gguf(kind, blocks_B)
         if dtype != torch.float32:
             target.copy_(torch.from_numpy(numbers_BW).view(-1, width))
     return out
+
+
+def _by_gguf(kind: str, blocks: Bytes) -> Floats:
+    """Formats whose levels are looked up in tables: the gguf package has those."""
+    import gguf  # not at the top: most files need it not, and it takes a while
+
+    numbers: Floats = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    return numbers
 
 
 def _half(blocks: Bytes, first: int) -> Floats:
