@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
+from hunch.adapt import adapter_for
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import config_from_vllm, spec_from_vllm, unused_arguments
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig, SpecConfig, load_drafter, say_once
@@ -256,7 +257,11 @@ def build_engine(
     with _no_room_on_gpu("the model and its captured steps do not fit"):
         load_target = load_target or _load_target
         runner = _build_runner(config, files, tokenizer, device, load_target)
-    return Engine(config, runner, tokenizer, compile_grammar=_grammar_compiler(tokenizer))
+    compile_grammar, adapter = (
+        _grammar_compiler(tokenizer),
+        adapter_for(config.spec.options, runner),
+    )
+    return Engine(config, runner, tokenizer, compile_grammar=compile_grammar, adapter=adapter)
 
 
 def _grammar_compiler(tokenizer: Tokenizer) -> Callable[[StructuredOutput], Any]:

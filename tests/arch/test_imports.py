@@ -41,6 +41,7 @@ TABLE: dict[str, set[str]] = {
         "layers", "grammar", "sampling", "models", "verify", "drafting",
     },
     "advice": set(),
+    "adapt": {"config", "errors", "kernels"},
     "engine": {"types", "config", "errors", "advice"},
     "server": {"types", "config", "errors", "chat"},
     "train": {

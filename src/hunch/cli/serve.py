@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -106,7 +106,10 @@ def run(words: Sequence[str]) -> int:
     keys = given.pop("api_key", None) or _keys_from_environment()
     names = given.pop("served_model_name", None) or [first]
     has_page = not given.pop("no_page", False)
+    is_adapting = given.pop("adapt", False)
     config = _engine_config(model, given)
+    if is_adapting:
+        config = _adapting(config)
     for name in ("cors_origins", "allowed_hosts"):
         if name in settings:
             settings[name] = tuple(settings[name])
@@ -159,6 +162,16 @@ def _engine_config(model: str, given: dict[str, Any]) -> Config:
     return config_from_vllm(model=model, **given)
 
 
+def _adapting(config: Config) -> Config:
+    spec = config.spec
+    if spec.method not in ("auto", "suffix") or spec.path is not None:
+        raise ConfigError(
+            f"--adapt counts phrases for lookups, and speculate={spec.method!r} has none; use auto "
+            "or suffix"
+        )
+    return replace(config, spec=replace(spec, options={**spec.options, "adapt": "true"}))
+
+
 def _keys_from_environment() -> list[str]:
     """Keys in the environment are not shown by `ps`."""
     text = os.environ.get("HUNCH_API_KEY", "")
@@ -190,6 +203,12 @@ def _parser() -> argparse.ArgumentParser:
     server = parser.add_argument_group("server")
     server.add_argument("--api-key", action="append", help="required of clients; may be repeated")
     server.add_argument("--served-model-name", nargs="+", help="names clients may use")
+    server.add_argument(
+        "--adapt",
+        action="store_true",
+        help="count phrases of served answers while serving, for better guesses; they stay in "
+        "memory (lookups on a CPU)",
+    )
     server.add_argument("--no-page", action="store_true", help="serve no page at /")
     server.add_argument(
         "--disable-log-stats", action="store_true", help="print no status lines, as in vLLM"

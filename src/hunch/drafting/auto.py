@@ -22,13 +22,21 @@ from torch import Tensor
 
 from hunch.config import SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.base import Clears, DeviceDrafter, Drafter, DrafterContext, WorksOnDevice
+from hunch.drafting.base import (
+    Clears,
+    DeviceDrafter,
+    Drafter,
+    DrafterContext,
+    TakesPhrases,
+    WorksOnDevice,
+)
 from hunch.drafting.device_auto import DeviceAuto
 from hunch.drafting.draft_model import DeviceDraft
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.policy import HostPolicy, share_nodes
 from hunch.drafting.trees import Node, side_by_side, to_draft
 from hunch.drafting.watch import comes_with_hunch
+from hunch.kernels.phrases import PhraseTable
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share
 from hunch.models.weights import open_weights
 from hunch.registry import DRAFTERS, resolve
@@ -308,6 +316,10 @@ class MergedDrafter:
         assert isinstance(matches, DeviceLookup)
         assert isinstance(network, DeviceDraft)
         return DeviceAuto(matches, network)
+
+    def take_phrases(self, table: PhraseTable) -> None:
+        if isinstance(self.lookup, TakesPhrases):
+            self.lookup.take_phrases(table)
 
     def clear(self) -> None:
         network = None if self.network is None else self.network.method

@@ -12,6 +12,7 @@ from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.costs import CostCurve, StepShape, chains_of
 from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels.attention import KVCache
+from hunch.kernels.phrases import PhraseTable
 from hunch.models.decoder import Hidden
 from hunch.models.target import Target
 from hunch.sampling.state import SamplingState
@@ -41,6 +42,13 @@ class Clears(Protocol):
 
     def clear(self) -> None:
         """Drop it."""
+
+
+@runtime_checkable
+class TakesPhrases(Protocol):
+    """A drafter that guesses from a phrase table, which may be replaced between two steps."""
+
+    def take_phrases(self, table: PhraseTable) -> None: ...
 
 
 class Network(Protocol):

@@ -36,10 +36,17 @@ class Guide:
         self._drafts: dict[tuple[int, int], tuple[np.ndarray, Draft]] = {}  # by row and length
         self.native: NativeLookup | None = None
         self.plain: GuidedLookup | None = None
-        if context.target.backend.has_host_kernels:
-            self.native = NativeLookup(own_odds, table, context.max_rows, num_nodes)
+        self._own_odds, self._max_rows = own_odds, context.max_rows
+        self._is_native = context.target.backend.has_host_kernels
+        self.take(table)
+
+    def take(self, table: PhraseTable | None) -> None:
+        """Guess with this table from now on; rows are followed anew from their first token."""
+        self._have.clear()
+        if self._is_native:
+            self.native = NativeLookup(self._own_odds, table, self._max_rows, self.num_nodes)
         else:
-            self.plain = GuidedLookup(own_odds, table)
+            self.plain = GuidedLookup(self._own_odds, table)
 
     def ids(self, rows: Rows) -> list[int]:
         """The rows of the step; mostly those of the step before."""

@@ -46,11 +46,14 @@ class SuffixConfig:
     adaptive: bool = True  # fewer nodes where their chance does not pay for checking them
     margin: float = 0.0  # share by which drafting must promise to beat plain decoding
     phrases: str = "auto"  # directory of a phrase table; auto: the one of this target, if any; off
+    adapt: bool = False  # count phrases of the answers too, while they are served
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "shared_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"suffix: {name}={getattr(self, name)} must be 1 or more")
+        if self.adapt and (self.tree or self.shared):
+            raise ConfigError("suffix: adapt=true goes with neither tree=true nor shared=true")
 
 
 class Store:
@@ -142,6 +145,11 @@ class SuffixDrafter(LookupDrafter):
         if folder in ("auto", "off"):
             return None
         return read_phrases(Path(folder), context.vocab_size)
+
+    def take_phrases(self, table: PhraseTable) -> None:
+        """Guess with phrases that were counted meanwhile, beside those of the start."""
+        assert self.guide is not None, "texts of other requests and trees ask no table"
+        self.guide.take(table if self.table is None else self.table.with_more(table))
 
     def on_device(self) -> DeviceDrafter | None:
         """There the longest match and the table are asked; trees and other texts need the host."""

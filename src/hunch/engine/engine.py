@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from hunch.config import Config
 from hunch.engine import scheduler as scheduling
@@ -39,6 +39,17 @@ class Job:
     is_begun: bool = False  # one of them has a token
 
 
+class Adapter(Protocol):
+    """Learns from finished answers, and changes how is drafted, never what is said."""
+
+    def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None: ...
+
+    def apply(self) -> None:
+        """Between two steps: take what was learned meanwhile."""
+
+    def close(self) -> None: ...
+
+
 class Engine:
     """Not thread-safe, except `check` and `stats`."""
 
@@ -50,8 +61,10 @@ class Engine:
         *,
         compile_grammar: Callable[[StructuredOutput], Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        adapter: Adapter | None = None,
     ) -> None:
         self.config = config
+        self.adapter = adapter
         self.runner = runner
         self._codec = codec
         self._clock = clock
@@ -163,6 +176,8 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Plan and submit one step, collect what is due; returns the requests that changed."""
         started = self._clock()
+        if self.adapter is not None:
+            self.adapter.apply()
         plan, members = self._scheduler.plan()
         for member in members[len(members) - len(plan.starts) :]:
             member.sequence.output.tally.start(started)
@@ -242,6 +257,9 @@ class Engine:
         assert output.finish_reason is not None
         self._scheduler.finish(sequence)
         self._stats.end(output.tally, output.finish_reason)
+        if self.adapter is not None:
+            prompt_ids = job.asked.prompt_ids
+            self.adapter.add(prompt_ids, sequence.tokens[len(prompt_ids) :])
         job.num_open -= 1
         if not job.num_open:
             del self._jobs[job.asked.id]
@@ -309,4 +327,6 @@ class Engine:
         self.runner.reset()
 
     def close(self) -> None:
+        if self.adapter is not None:
+            self.adapter.close()
         self.runner.close()

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 from hunch.errors import ConfigError
 from hunch.kernels.lookup import NUM_KINDS
@@ -65,6 +65,14 @@ class PhraseTable:
                 found = at
         return None if found < 0 else (self._tokens[found], self._levels[found])
 
+    def with_more(self, other: PhraseTable) -> PhraseTable:
+        """Its entries too, and what they say of contexts that both know; how far to trust guesses
+        stays as it is here."""
+        hash_E, at_E = np.unique(np.concatenate((other.hash_E, self.hash_E)), return_index=True)
+        token_E = np.concatenate((other.token_E, self.token_E))[at_E]
+        level_E = np.concatenate((other.level_E, self.level_E))[at_E]
+        return replace(self, hash_E=hash_E, token_E=token_E, level_E=level_E)
+
     @cached_property
     def start_S(self) -> Array:
         """The first entry whose hash begins with these bits or later ones."""
@@ -101,7 +109,16 @@ def context_hash(before_KN: Sequence[Array]) -> Array:
 def read_phrases(folder: Path, vocab_size: int) -> PhraseTable:
     """The table a directory holds, made for a vocabulary of this size."""
     try:
-        stored = load_file(folder / FILE)
+        data = (folder / FILE).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"phrases={folder}: no phrase table there ({error})") from None
+    return load_phrases(data, vocab_size, folder)
+
+
+def load_phrases(data: bytes, vocab_size: int, folder: Path | str = "memory") -> PhraseTable:
+    """The table that a file's bytes hold."""
+    try:
+        stored = load(data)
         table = PhraseTable(
             max_order=int(stored["max_order"][0]),
             hash_E=stored["hashes"].astype(np.uint32),
@@ -111,7 +128,7 @@ def read_phrases(folder: Path, vocab_size: int) -> PhraseTable:
             guess_trust_V=stored["guess_trust"] * TRUST_UNIT,
             last_trust_V=stored["last_trust"] * TRUST_UNIT,
         )
-    except (OSError, SafetensorError, KeyError) as error:
+    except (SafetensorError, KeyError) as error:
         raise ConfigError(f"phrases={folder}: no phrase table there ({error})") from None
     sizes = [len(getattr(table, name)) for name in _ODDS]
     num_entries = {len(table.hash_E), len(table.token_E), len(table.level_E)}

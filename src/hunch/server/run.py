@@ -57,7 +57,8 @@ def serve(
 
 def hiding(config: Config, settings: ServeConfig) -> ServeConfig:
     """With several keys, what was drafted from the text of one is never shown to another."""
-    is_shared = config.spec.options.get("shared", "").lower() in ("true", "1", "yes", "on")
+    asked = [config.spec.options.get(name, "").lower() for name in ("shared", "adapt")]
+    is_shared = any(word in ("true", "1", "yes", "on") for word in asked)
     is_hiding = is_shared and len(settings.api_keys) > 1
     return replace(settings, hides_guesses=settings.hides_guesses or is_hiding)
 

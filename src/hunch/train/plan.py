@@ -20,7 +20,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.clock import Clock
 from hunch.train.costs import Costs, layer_parameters, measure_costs
-from hunch.train.expect import Expected, Size, rank, sizes_for
+from hunch.train.expect import Expected, Size, beside_lookups, rank, sizes_for
 from hunch.train.files import read_json, write_json
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back
@@ -66,8 +66,15 @@ class Plan:
         return self.expected[0]
 
     @property
+    def together(self) -> float:
+        """The speed expected of `auto` with it: a draft goes beside lookups, a head alone."""
+        speedup = self.best.speedup
+        is_draft = self.best.size.method == "draft"
+        return beside_lookups(speedup, self.lookups) if is_draft else speedup
+
+    @property
     def is_worth_it(self) -> bool:
-        return self.best.speedup > PAYS * max(self.lookups, 1.0)
+        return self.together > PAYS * max(self.lookups, 1.0)
 
 
 def device_of(asked: Asked) -> str:
@@ -156,7 +163,8 @@ def _plan_lines(asked: Asked, plan: Plan, device: str, num_prompts: int) -> list
     methods = {one.size.method for one in reversed(plan.expected)}
     firsts = [next(one for one in plan.expected if one.size.method == name) for name in methods]
     shown = [one for one in plan.expected if one in plan.expected[:_NUM_SHOWN] or one in firsts]
-    return [*lines, *(f"  {one.size.text()}: {expectation(one)}" for one in shown)]
+    lines += [f"  {one.size.text()}: {expectation(one)}" for one in shown]
+    return [*lines, f"auto with the first of them: {plan.together:.2f}x of plain decoding expected"]
 
 
 def expectation(one: Expected) -> str:

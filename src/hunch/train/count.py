@@ -1,0 +1,36 @@
+"""Count a phrase table in a process of its own: texts come in by stdin, the table goes to stdout.
+
+It takes the lowest priority and one thread, so that a server beside it is not slowed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import numpy as np
+import torch
+from safetensors.numpy import save
+
+from hunch.train.batches import Texts
+from hunch.train.phrases import Counting, make_table
+
+
+def count_bytes(data: bytes) -> bytes:
+    """The table of texts, both as the files they could be."""
+    with np.load(io.BytesIO(data)) as stored:
+        tokens, offset = stored["tokens"].astype(np.int64), stored["offset"]
+        texts = Texts(tokens, offset, stored["prompt_len"])
+        vocab_size = int(stored["vocab_size"])
+    return bytes(save(make_table(texts, vocab_size, Counting()).files()))
+
+
+def main() -> None:
+    os.nice(19)
+    torch.set_num_threads(1)
+    sys.stdout.buffer.write(count_bytes(sys.stdin.buffer.read()))
+
+
+if __name__ == "__main__":
+    main()
