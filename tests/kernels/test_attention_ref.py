@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from builders import BLOCK_SIZE, Seq, pack, tables
-from hunch.kernels.attention import attention, attention_ref
+from hunch.kernels.attention import attention, attention_by_token, attention_ref
+from hunch.kernels.native_rows import attend, can_attend
 
 STEPS = {
     "one token": [Seq([1], start=13)],
@@ -42,6 +43,19 @@ def test_torch_path_is_the_reference(step, heads, window):
     torch.testing.assert_close(
         attention(q_TNH, k_CMH, v_CMH, attn, 0.3, window), expected, atol=1e-5, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_caps_and_sinks_are_those_of_the_reference(window):
+    q_TNH, k_CMH, v_CMH, attn = make(STEPS["several"], 4, 2, num_padding=1)
+    more = (0.7, window, 1.5, torch.tensor([-2.0, 0.5, 9.0, -90.0]))
+    expected = attention_ref(q_TNH, k_CMH, v_CMH, attn, *more)
+    plain = attention_ref(q_TNH, k_CMH, v_CMH, attn, 0.7, window)
+    assert (plain - expected).abs().max() > 0.1
+    paths = [attention, attention_by_token, *([attend] if can_attend(8) else [])]
+    for path in paths:
+        got = path(q_TNH, k_CMH, v_CMH, attn, *more)
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -71,8 +71,48 @@ def test_fused_pass_is_the_plain_pass(architecture: str, changes: dict[str, obje
         close(getattr(kv, name), getattr(kv_ref, name))
 
 
+LEARNED = {"rope": None, "norm": "layer", "is_gated": False, "has_mlp_bias": True}
+LEARNED |= {"has_qkv_bias": True, "has_out_bias": True, "position_offset": 2}
+GEMMA = {"has_branch_norms": True, "has_qk_norm": True, "is_norm_shifted": True}
+GEMMA |= {"activation": "gelu_pytorch_tanh", "embed_scale": 7.0, "attn_scale": 0.3}
+GEMMA |= {"more_ropes": (RopeSpec(theta=100.0),), "rope_of": (0, 1)}
+GEMMA |= {"attn_cap": 2.0, "logits_cap": 3.0}
+MIXED = {"has_sinks": True, "is_parallel": True, "activation": "clipped", "embed_scale": 3.0}
+MIXED |= {"residual_scale": 0.3, "logits_scale": 0.5, "rope": RopeSpec(dim=8)}
+AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        pytest.param("Gemma3ForCausalLM", GEMMA, id="gemma"),
+        pytest.param("GPT2LMHeadModel", LEARNED | {"activation": "gelu_new"}, id="gpt-2"),
+        pytest.param("OPTForCausalLM", LEARNED | AFTER, id="norms after the sums"),
+        pytest.param("GraniteForCausalLM", MIXED, id="sinks, scales, one norm"),
+    ],
+)
+def test_parts_of_families_are_those_of_the_plain_pass(
+    architecture: str, changes: dict[str, object]
+) -> None:
+    sizes = {"num_layers": 2, "width": 32, "num_heads": 2, "num_kv_heads": 1, "ffn_width": 32}
+    changes = {**sizes, "windows": (None, 4), **changes}
+    half, whole = (build(architecture, d, **changes) for d in (torch.float16, torch.float32))
+    fast = CudaDecoder(half)
+    ids = torch.tensor([5, 17, 3, 40, 9, 33, 21], device=DEVICE)
+    kv, kv_ref = fast.new_kv(64), whole.new_kv(64)
+    want = whole.forward(ids, step(0, 7), kv_ref, (0, 1))
+    parts = [fast.forward(ids[:6], step(0, 6), kv, (0, 1))]
+    parts += [fast.forward(ids[6:], step(6, 7), kv, (0, 1))]
+    hidden = torch.cat([part.last_TD for part in parts])
+    close(hidden, want.last_TD)
+    for index in range(2):
+        close(torch.cat([part.features[index] for part in parts]), want.features[index])
+    close(fast.logits(hidden), whole.logits(want.last_TD))
+
+
 def test_models_it_does_not_know_are_named() -> None:
     with pytest.raises(UnsupportedModelError, match="float32"):
         CudaDecoder(build("LlamaForCausalLM", torch.float32))
-    with pytest.raises(UnsupportedModelError, match="gelu"):
-        CudaDecoder(build("LlamaForCausalLM", torch.float16, activation="gelu"))
+    spec = {"norm": "layer", "is_post_norm": True}
+    with pytest.raises(UnsupportedModelError, match="norms after the sums"):
+        CudaDecoder(build("OPTForCausalLM", torch.float16, **spec))

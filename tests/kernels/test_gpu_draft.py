@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from hunch.kernels import draft, gpu_draft, gpu_wide
+from hunch.kernels import draft, gpu_activation, gpu_draft, gpu_wide
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
 
@@ -89,7 +89,7 @@ def test_inputs_of_committed_tokens(width: int, state: RowState) -> None:
 def test_gated_rows() -> None:
     x = torch.randn(5, 60, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     y = torch.full((5, 30), float("nan"), device=DEVICE)
-    gpu_wide.gated(x, y, 3)
+    gpu_activation.activated(x, y, 3)
     gate, up = x.double().chunk(2, dim=1)
     want = torch.nn.functional.silu(gate) * up
     assert torch.allclose(y[:3].double(), want[:3], atol=1e-5)

@@ -7,7 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm
+from hunch.kernels import gpu_activation, gpu_attention, gpu_fused, gpu_gemm
+from hunch.kernels.activation import ACTIVATIONS, gated_ref
 from hunch.kernels.attention import AttnInputs, Span, attention_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -125,6 +126,34 @@ def test_join(is_state_first: bool, has_norms: bool, is_masked: bool) -> None:
     close(normed, want[:, :100] if is_state_first else want[:, 100:])
 
 
+@pytest.mark.parametrize("is_centred", [False, True])
+def test_add_norm_with_branches_scales_and_places(is_centred: bool) -> None:
+    x, parts, table = rand(9, 100), rand(3, 9, 100, seed=1), rand(7, 100, seed=2)
+    norms = [
+        gpu_fused.RowNorm(
+            rand(100, seed=s), rand(100, seed=s + 1) if is_centred else None, is_centred
+        )
+        for s in (3, 5)
+    ]
+    places = gpu_fused.Places(table, torch.tensor([6, 0, 3, 3, 1, 2, 5, 4, 0], device=DEVICE))
+    how = {"branch": norms[1], "part_scale": 0.3, "row_scale": 2.5, "places": places}
+    y, total = (torch.full((9, 100), float("nan"), device=DEVICE) for _ in range(2))
+    gpu_fused.add_norm(x, norms[0], 1e-5, y, sum_TD=total, parts_SVD=parts, **how)
+    want_total, want = gpu_fused.add_norm_ref(x, norms[0], 1e-5, parts, **how)
+    close(total, want_total)
+    close(y, want)
+
+
+@pytest.mark.parametrize("name", ["silu", "relu", "gelu", "gelu_tanh", "clipped"])
+def test_activations(name: str) -> None:
+    x, y = 4 * rand(3, 1100), torch.empty(3, 550, device=DEVICE)
+    gpu_activation.activated(x, y, 3, name)
+    close(y, gated_ref(x, name))
+    if name != "clipped":
+        gpu_activation.activated(y, y, 3, name, is_gated=False)
+        close(y, ACTIVATIONS[name](gated_ref(x, name)))
+
+
 def packed(lengths: list[int], news: list[int], tree: list[int] | None = None) -> AttnInputs:
     """Sequences of `lengths` positions, the last `news` packed; tree: parents of extra nodes."""
     block = 16
@@ -181,6 +210,19 @@ def test_attention(
     gpu_attention.attention(q, k, v, attn, 0.2, out, window=window, tiling=tiling)
     close(out, attention_ref(q, k, v, attn, 0.2, window))
     assert not space.count.any()
+
+
+@pytest.mark.parametrize("programs", [1, 2])
+def test_attention_with_caps_and_sinks(programs: int) -> None:
+    attn = packed([140, 3], [2, 1], [-1, 0] if programs == 1 else None)
+    num_tokens, num_slots = len(attn.pos_T), int(attn.table_SB.max() + 1) * 16
+    q, k, v = (rand(n, h, 16) for n, h in ((num_tokens, 2), (num_slots, 1), (num_slots, 1)))
+    sinks = torch.tensor([0.7, -3.0], device=DEVICE)
+    out = torch.full_like(q, float("nan"))
+    space = gpu_attention.Workspace.create(num_tokens, 2, 16, 512, DEVICE)
+    tiling = gpu_attention.Tiling(None, 1, programs, space)
+    gpu_attention.attention(q, k, v, attn, 0.9, out, cap=1.5, sinks_N=sinks, tiling=tiling)
+    close(out, attention_ref(q, k, v, attn, 0.9, None, 1.5, sinks))
 
 
 @pytest.mark.gpu

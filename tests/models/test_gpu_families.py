@@ -22,6 +22,9 @@ COMMON = {
     "max_position_embeddings": 512,
 }
 GATED = COMMON | {"intermediate_size": 448, "num_key_value_heads": 2}
+GPT2 = {"vocab_size": 384, "n_embd": 256, "n_layer": 4, "n_head": 8, "n_positions": 512}
+GEMMA = GATED | {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 50}
+GEMMA |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
 CASES = {
     "llama": ("Llama", GATED),
     "llama, biases": ("Llama", GATED | {"attention_bias": True}),
@@ -29,7 +32,32 @@ CASES = {
     "qwen2": ("Qwen2", GATED | {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", GATED | {"head_dim": 64}),
     "opt": ("OPT", COMMON | {"ffn_dim": 448, "word_embed_proj_dim": 256}),
+    "opt, norms after": (
+        "OPT",
+        COMMON | {"ffn_dim": 448, "word_embed_proj_dim": 128, "do_layer_norm_before": False},
+    ),
+    "granite": (
+        "Granite",
+        GATED | {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "logits_scaling": 3.0},
+    ),
+    "phi-3": (
+        "Phi3",
+        GATED
+        | {
+            "pad_token_id": 0,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "gpt-2": ("GPT2", GPT2),
+    "gpt-bigcode": ("GPTBigCode", GPT2),
+    "gemma 2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 4.0}),
+    "gemma 3": ("Gemma3", GEMMA),
 }
+KINDS = {"GPT2": "GPT2LMHeadModel"}
 IDS = torch.randint(3, 384, (301,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
@@ -38,17 +66,18 @@ IDS = torch.randint(3, 384, (301,), generator=torch.Generator().manual_seed(5)).
 def test_logits_are_as_exact_as_those_of_transformers(name):
     family, settings = CASES[name]
     torch.manual_seed(11)
-    config = getattr(transformers, f"{family}Config")(**settings)
-    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    names = family + ("TextConfig" if family == "Gemma3" else "Config")
+    config = getattr(transformers, names)(**settings)
+    config._attn_implementation = "eager"  # others leave caps out
+    kind = KINDS.get(family, f"{family}ForCausalLM")
+    theirs = getattr(transformers, kind)(config).eval()
     for parameter in theirs.parameters():  # fresh norms are ones and biases zeros
         parameter.add_(torch.randn_like(parameter) * 0.05)
     theirs = theirs.to("cuda", torch.bfloat16)
     saved = json.loads(theirs.config.to_json_string())
-    saved["architectures"] = [f"{family}ForCausalLM"]
+    saved["architectures"] = [kind]
     tensors = {name: tensor.detach().cpu() for name, tensor in theirs.state_dict().items()}
-    ours = load_decoder(DictWeights(saved, tensors), dtype="bfloat16", device="cuda")
-    if family != "OPT":
-        ours = CudaDecoder(ours)
+    ours = CudaDecoder(load_decoder(DictWeights(saved, tensors), dtype="bfloat16", device="cuda"))
     ids = torch.tensor([IDS], device="cuda")
     their_logits = theirs(ids).logits[0].double()
     exact = theirs.double()(ids).logits[0]

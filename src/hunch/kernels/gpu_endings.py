@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from hunch.kernels.gpu_activation import gate
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -83,18 +85,18 @@ def finish(
             a += tl.load(residual_ptr + at, mask=is_out, other=0.0).to(tl.float32)
         part = pid_s.to(tl.int64) * M * y_stride
         tl.store(y_ptrs + part, a.to(y_ptr.dtype.element_ty), mask=is_out)
-    elif ENDING == "gated":
-        tl.store(y_ptrs, _gated(a, b, y_ptr.dtype.element_ty), mask=is_out)
+    elif ENDING != "rope":  # the name of an activation
+        tl.store(y_ptrs, gated(a, b, y_ptr.dtype.element_ty, ENDING), mask=is_out)
     else:
         _store_rotated(a, b, y_ptrs, is_out, offs_h, head, cos, sin, slot, k_cache_ptr, v_cache_ptr,
                        HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
 
 
 @triton.jit
-def _gated(a, b, dtype: tl.constexpr):
-    """silu(a) * b, both rounded first, as products of their own would be."""
+def gated(a, b, dtype: tl.constexpr, ACT: tl.constexpr):
+    """act(a) * b, both rounded first, as products of their own would be."""
     a, b = a.to(dtype).to(tl.float32), b.to(dtype).to(tl.float32)
-    return (a / (1.0 + tl.exp(-a)) * b).to(dtype)
+    return gate(a, b, ACT).to(dtype)
 
 
 @triton.jit

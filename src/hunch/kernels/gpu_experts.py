@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_endings import Tile, _gated
+from hunch.kernels.gpu_endings import Tile, gated
 from hunch.kernels.gpu_gemm import _walk
 from hunch.kernels.gpu_launch import (
     cdiv,
@@ -110,7 +110,7 @@ def _experts_kernel(
         if IS_UP:
             if HAS_BIAS:
                 b += tl.load(bias_ptr + first + N + offs_a).to(tl.float32)[None, :]
-            y = _gated(a, b, y_ptr.dtype.element_ty)
+            y = gated(a, b, y_ptr.dtype.element_ty, "silu")
             tl.store(y_ptr + long[:, None] * N + offs_n[None, :], y, mask=is_out)
         else:
             weight = tl.load(weight_ptr + pair, mask=is_row, other=0.0)

@@ -10,6 +10,8 @@ C cache slots, L positions.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -19,16 +21,45 @@ from hunch.kernels.gpu_gemm import rope_ref
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 
 
+@dataclass(frozen=True, slots=True)
+class RowNorm:
+    """A norm over a row: by root mean square, or by mean and deviation where it is centred."""
+
+    weight_D: Tensor
+    bias_D: Tensor | None = None
+    is_centred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Learned positions, which are added to embeddings."""
+
+    table_LD: Tensor  # of position 0 on
+    pos_T: Tensor
+
+
 def add_norm_ref(
-    x_VD: Tensor, weight_D: Tensor, eps: float, parts_SVD: Tensor | None = None,
-    index_T: Tensor | None = None,
+    x_VD: Tensor, norm: RowNorm | Tensor, eps: float, parts_SVD: Tensor | None = None,
+    index_T: Tensor | None = None, *, branch: RowNorm | None = None, part_scale: float = 1.0,
+    row_scale: float = 1.0, places: Places | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(x + parts, its norm), in float64, for the rows named by index_T."""
-    x = x_VD.double() if parts_SVD is None else x_VD.double() + parts_SVD.double().sum(0)
+    """(x + parts, its norm), in float64, for the rows named by index_T; see `add_norm`."""
+    x = x_VD.double() * row_scale
+    if parts_SVD is not None:
+        part = parts_SVD.double().sum(0)
+        x = x + part_scale * (part if branch is None else _row_norm_ref(part, branch, eps))
     x = x if index_T is None else x[index_T]
+    if places is not None:
+        x = x + places.table_LD[places.pos_T].double()
     x = x.to(x_VD.dtype).double()  # the sum is stored, then normed
-    rstd = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return x, x * rstd * weight_D.double()
+    return x, _row_norm_ref(x, norm if isinstance(norm, RowNorm) else RowNorm(norm), eps)
+
+
+def _row_norm_ref(x: Tensor, norm: RowNorm, eps: float) -> Tensor:
+    if norm.is_centred:
+        x = x - x.mean(-1, keepdim=True)
+    y = _norm_ref(x, norm.weight_D, eps)
+    return y if norm.bias_D is None else y + norm.bias_D.double()
 
 
 def join_ref(
@@ -45,19 +76,21 @@ def join_ref(
 
 
 def rope_kv_ref(
-    qkv_TK: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor, table_LH: Tensor,
-    norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
+    qkv_TK: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
+    table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
-    """Returns q, normed and rotated; writes k and v to the cache."""
+    """Returns q, normed and (with a table) rotated; writes k and v to the cache."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     x = qkv_TK.double().unflatten(-1, (-1, head))
     q, k, v = x.split([x.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
     if norms is not None:
         q, k = (_norm_ref(y, w, eps) for y, w in zip((q, k), norms, strict=True))
+    if table_LH is not None:
+        q, k = (rope_ref(y, pos_T, table_LH) for y in (q, k))
     live_T = slot_T >= 0
-    k_CMH[slot_T[live_T]] = rope_ref(k, pos_T, table_LH)[live_T].to(k_CMH.dtype)
+    k_CMH[slot_T[live_T]] = k[live_T].to(k_CMH.dtype)
     v_CMH[slot_T[live_T]] = v[live_T].to(v_CMH.dtype)
-    return rope_ref(q, pos_T, table_LH)
+    return q
 
 
 def _norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -65,10 +98,26 @@ def _norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
+def _row_norm(
+    x, weight, bias_ptr, offs, is_in, D, eps, IS_CENTRED: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """The norm of one row, all of which one program holds."""
+    if IS_CENTRED:
+        x = tl.where(is_in, x - tl.sum(x, axis=0) / D, 0.0)
+    y = x * tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit
 def _add_norm_kernel(
-    x_ptr, parts_ptr, index_ptr, weight_ptr, sum_ptr, y_ptr, part_stride, D, eps,
+    x_ptr, parts_ptr, index_ptr, weight_ptr, bias_ptr, branch_ptr, branch_bias_ptr, place_ptr,
+    pos_ptr, sum_ptr, y_ptr, part_stride, D, eps, part_scale, row_scale,
     NUM_SPLITS: tl.constexpr, IS_INDEXED: tl.constexpr, HAS_SUM: tl.constexpr,
-    HAS_NORM: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_CENTRED: tl.constexpr,
+    HAS_BRANCH: tl.constexpr, HAS_BRANCH_BIAS: tl.constexpr, HAS_PART_SCALE: tl.constexpr,
+    HAS_ROW_SCALE: tl.constexpr, HAS_PLACES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_D)
@@ -80,17 +129,28 @@ def _add_norm_kernel(
     source = tl.load(index_ptr + row).to(tl.int64) if IS_INDEXED else row
     x = tl.load(x_ptr + source * D + offs, mask=is_in, other=0.0)
     dtype = x.dtype
+    if HAS_ROW_SCALE:
+        x = (x.to(tl.float32) * row_scale).to(dtype)
+    if HAS_PLACES:
+        at = tl.load(pos_ptr + row).to(tl.int64) * D + offs
+        place = tl.load(place_ptr + at, mask=is_in, other=0.0).to(tl.float32)
+        x = (x.to(tl.float32) + place).to(dtype)
     if NUM_SPLITS > 0:
         total = tl.load(parts_ptr + source * D + offs, mask=is_in, other=0.0)
         for s in tl.static_range(1, NUM_SPLITS):
             total += tl.load(parts_ptr + s * part_stride + source * D + offs, mask=is_in, other=0.0)
+        if HAS_BRANCH:
+            share = tl.load(branch_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
+            total = _row_norm(total, share, branch_bias_ptr, offs, is_in, D, eps, IS_CENTRED,
+                              HAS_BRANCH_BIAS)  # fmt: skip
+        if HAS_PART_SCALE:
+            total = total * part_scale
         x = (x.to(tl.float32) + total).to(dtype)
     if HAS_SUM:
         tl.store(sum_ptr + row * D + offs, x, mask=is_in)
     if HAS_NORM:
-        x = x.to(tl.float32)
-        rstd = tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps)
-        tl.store(y_ptr + row * D + offs, (x * rstd * weight).to(dtype), mask=is_in)
+        y = _row_norm(x.to(tl.float32), weight, bias_ptr, offs, is_in, D, eps, IS_CENTRED, HAS_BIAS)
+        tl.store(y_ptr + row * D + offs, y.to(dtype), mask=is_in)
 
 
 @triton.jit
@@ -128,6 +188,7 @@ def _rope_kv_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr,
     q_norm_ptr, k_norm_ptr, eps,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
+    HAS_ROPE: tl.constexpr,
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -144,10 +205,11 @@ def _rope_kv_kernel(
         rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
         lo = lo * rstd * tl.load(norm_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
         hi = hi * rstd * tl.load(norm_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
-        at = rope_ptr + tl.load(pos_ptr + token) * HEAD + offs
-        cos = tl.load(at, mask=is_in, other=0.0)
-        sin = tl.load(at + HALF, mask=is_in, other=0.0)
-        lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
+        if HAS_ROPE:
+            at = rope_ptr + tl.load(pos_ptr + token) * HEAD + offs
+            cos = tl.load(at, mask=is_in, other=0.0)
+            sin = tl.load(at + HALF, mask=is_in, other=0.0)
+            lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
     if head < NUM_HEADS:
         out_ptr = q_ptr + (token * NUM_HEADS + head) * HEAD + offs
         tl.store(out_ptr, lo.to(q_ptr.dtype.element_ty), mask=is_in)
@@ -165,7 +227,7 @@ def _rope_kv_kernel(
 def _rope_rows_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr, num_tokens,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    BLOCK_T: tl.constexpr, HAS_ROPE: tl.constexpr,
 ):  # fmt: skip
     """The same without norms, one head of many tokens: nothing is summed, so any tile will do."""
     head = tl.program_id(1)
@@ -179,11 +241,12 @@ def _rope_rows_kernel(
     row_ptrs = qkv_ptr + (token[:, None] * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD + offs
     lo = tl.load(row_ptrs, mask=is_in, other=0.0).to(tl.float32)
     hi = tl.load(row_ptrs + HALF, mask=is_in, other=0.0).to(tl.float32)
-    if head < NUM_HEADS + NUM_KV:
-        pos = tl.load(pos_ptr + token, mask=is_token, other=0)
-        cos = tl.load(rope_ptr + pos[:, None] * HEAD + offs, mask=is_in, other=0.0)
-        sin = tl.load(rope_ptr + pos[:, None] * HEAD + HALF + offs, mask=is_in, other=0.0)
-        lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
+    if HAS_ROPE:  # noqa: SIM102 - known when the kernel is compiled
+        if head < NUM_HEADS + NUM_KV:
+            pos = tl.load(pos_ptr + token, mask=is_token, other=0)
+            cos = tl.load(rope_ptr + pos[:, None] * HEAD + offs, mask=is_in, other=0.0)
+            sin = tl.load(rope_ptr + pos[:, None] * HEAD + HALF + offs, mask=is_in, other=0.0)
+            lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
     if head < NUM_HEADS:
         out_ptrs = q_ptr + (token[:, None] * NUM_HEADS + head) * HEAD + offs
         tl.store(out_ptrs, lo.to(q_ptr.dtype.element_ty), mask=is_in)
@@ -198,26 +261,41 @@ def _rope_rows_kernel(
 
 
 def add_norm(
-    x_VD: Tensor, weight_D: Tensor | None, eps: float, y_TD: Tensor | None,
+    x_VD: Tensor, norm: RowNorm | Tensor | None, eps: float, y_TD: Tensor | None,
     sum_TD: Tensor | None = None, parts_SVD: Tensor | None = None, index_T: Tensor | None = None,
+    *, branch: RowNorm | None = None, part_scale: float = 1.0, row_scale: float = 1.0,
+    places: Places | None = None,
 ) -> None:  # fmt: skip
     """x + parts (slices in order) to sum_TD, its norm to y_TD; rows by index_T where given.
 
-    With an embedding table for x and token ids for index_T this is the embedding; without
-    weight_D only the sum is stored. sum_TD may be x itself where no index is given.
+    With an embedding table for x and token ids for index_T this is the embedding; without a norm
+    only the sum is stored. sum_TD, and y_TD without it, may be x itself where no index is given.
+    The parts' sum is normed by `branch` and scaled before it is added; rows of x are scaled and
+    have learned positions added. A norm's weight may stand for the norm.
     """
     out = y_TD if sum_TD is None else sum_TD
     assert out is not None
-    assert (weight_D is None) == (y_TD is None)
+    assert (norm is None) == (y_TD is None)
+    norm = RowNorm(norm) if isinstance(norm, Tensor) else norm
+    assert norm is None or branch is None or norm.is_centred == branch.is_centred
     width = x_VD.shape[1]
     block = next_power_of_2(width)
+    bias_D = None if norm is None else norm.bias_D
+    branch_bias_D = None if branch is None else branch.bias_D
     _add_norm_kernel[(out.shape[0],)](
         x_VD, x_VD if parts_SVD is None else parts_SVD, x_VD if index_T is None else index_T,
-        x_VD if weight_D is None else weight_D, out, out if y_TD is None else y_TD,
-        0 if parts_SVD is None else parts_SVD.stride(0), width, eps,
-        NUM_SPLITS=0 if parts_SVD is None else parts_SVD.shape[0],
+        x_VD if norm is None else norm.weight_D, x_VD if bias_D is None else bias_D,
+        x_VD if branch is None else branch.weight_D,
+        x_VD if branch_bias_D is None else branch_bias_D,
+        x_VD if places is None else places.table_LD, x_VD if places is None else places.pos_T,
+        out, out if y_TD is None else y_TD, 0 if parts_SVD is None else parts_SVD.stride(0), width,
+        eps, part_scale, row_scale, NUM_SPLITS=0 if parts_SVD is None else parts_SVD.shape[0],
         IS_INDEXED=index_T is not None, HAS_SUM=sum_TD is not None, HAS_NORM=y_TD is not None,
-        BLOCK_D=block, **options(max(1, min(8, block // 512))),
+        HAS_BIAS=bias_D is not None,
+        IS_CENTRED=any(some is not None and some.is_centred for some in (norm, branch)),
+        HAS_BRANCH=branch is not None, HAS_BRANCH_BIAS=branch_bias_D is not None,
+        HAS_PART_SCALE=part_scale != 1.0, HAS_ROW_SCALE=row_scale != 1.0,
+        HAS_PLACES=places is not None, BLOCK_D=block, **options(max(1, min(8, block // 512))),
     )  # fmt: skip
 
 
@@ -251,22 +329,23 @@ def join(
 
 def rope_kv(
     qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
-    table_LH: Tensor, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
+    table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
 ) -> None:  # fmt: skip
-    """Head norms (where given), rotation, KV write, for products that did not do it themselves."""
+    """Head norms and rotation (where given), KV write, for products that did not do it."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_heads, num_tokens = qkv_TK.shape[1] // head - 2 * num_kv, len(qkv_TK)
-    assert table_LH.dtype == torch.float32
+    assert table_LH is None or table_LH.dtype == torch.float32
+    has_rope, table_LH = table_LH is not None, q_TN if table_LH is None else table_LH
     if norms is None:
         _rope_rows_kernel[(cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
             qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, num_tokens, HEAD=head,
             HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16,
-            **options(4),
+            HAS_ROPE=has_rope, **options(4),
         )  # fmt: skip
         return
     q_norm, k_norm = norms
     _rope_kv_kernel[(qkv_TK.shape[0], num_heads + 2 * num_kv)](
         qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, q_norm, k_norm, eps,
         HEAD=head, HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv,
-        **options(1),
+        HAS_ROPE=has_rope, **options(1),
     )  # fmt: skip

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels import gpu_quant
+from hunch.kernels.activation import gated
 from hunch.kernels.gpu_endings import Tile, finish, outputs, place, turns
 from hunch.kernels.gpu_launch import (
     cdiv,
@@ -35,10 +36,9 @@ def gemm_ref(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor
     return y_MN if bias_N is None else y_MN + bias_N.double()
 
 
-def gated_ref(x_MK: Tensor, w_2FK: Tensor) -> Tensor:
-    """silu(gate) * up; gate rows stand before up rows."""
-    gate_MF, up_MF = gemm_ref(x_MK, w_2FK).chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate_MF) * up_MF
+def gated_ref(x_MK: Tensor, w_2FK: Tensor, activation: str = "silu") -> Tensor:
+    """act(gate) * up; gate rows stand before up rows."""
+    return gated(gemm_ref(x_MK, w_2FK), activation)
 
 
 def rope_ref(x_TNH: Tensor, pos_T: Tensor, table_LH: Tensor) -> Tensor:
@@ -112,7 +112,8 @@ def _gemm_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """ENDING: "store" (+ bias, residual), "gated" (silu(a) * b), "rope" (q out, k, v to cache)."""
+    """ENDING: "store" (+ bias, residual), an activation's name (act(a) * b), or "rope" (q out, k, v
+    to the cache)."""
     pid_m, pid_n = place(tl.cdiv(M, BLOCK_M), GROUP)
     pid_s = tl.program_id(1)
     let_next_start()
@@ -259,10 +260,10 @@ def gemm_parts(
 
 def gemm_gated(
     x_MK: Tensor, w_2FK: Weight, y_MF: Tensor, bias_2F: Tensor | None = None,
-    tile: Tile | None = None,
+    tile: Tile | None = None, activation: str = "silu",
 ) -> None:  # fmt: skip
-    """silu(x Wg^T) * (x Wu^T); w_2FK holds the gate's rows, then the up projection's."""
-    _launch(x_MK, w_2FK, y_MF, "gated", w_2FK.shape[0] // 2, 1, bias=bias_2F, tile=tile)
+    """act(x Wg^T) * (x Wu^T); w_2FK holds the gate's rows, then the up projection's."""
+    _launch(x_MK, w_2FK, y_MF, activation, w_2FK.shape[0] // 2, 1, bias=bias_2F, tile=tile)
 
 
 def gemm_rope(

@@ -4,18 +4,15 @@ A library may pick another order of additions per size. So sizes are few (powers
 a batch is cut into them and its last part padded), and every size of every weight is compared with
 `gpu_gemm` once, when a model is loaded. What differs anywhere is not used.
 
-Shape letters: P rows padded to a multiple of 256, N outputs, K inputs, S slices, F gated width.
+Shape letters: P rows padded to a multiple of 256, N outputs, K inputs, S slices.
 """
 
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_gemm import gemm, gemm_parts, slice_of, split_of
-from hunch.kernels.gpu_launch import cdiv, let_next_start, options, wait_for_inputs
 
 SMALLEST, LARGEST = 256, 8192
 MIN_ROWS = 129  # below, our own kernels are as fast
@@ -75,22 +72,3 @@ def is_exact(w_NK: Tensor, *, is_split: bool) -> bool:
             return False
         size *= 2
     return True
-
-
-@triton.jit
-def _gated_kernel(x_ptr, y_ptr, F, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_in = offs < F
-    wait_for_inputs()
-    let_next_start()
-    a = tl.load(x_ptr + row * 2 * F + offs, mask=is_in, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + row * 2 * F + F + offs, mask=is_in, other=0.0).to(tl.float32)
-    gated = a / (1.0 + tl.exp(-a)) * b
-    tl.store(y_ptr + row * F + offs, gated.to(y_ptr.dtype.element_ty), mask=is_in)
-
-
-def gated(x_P2F: Tensor, y_PF: Tensor, num_rows: int) -> None:
-    """silu(gate) * up for the first rows, as the ending of `gemm_gated` computes it."""
-    width = y_PF.shape[1]
-    _gated_kernel[(num_rows, cdiv(width, 1024))](x_P2F, y_PF, width, BLOCK=1024, **options(4))

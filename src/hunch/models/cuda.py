@@ -13,18 +13,18 @@ from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_fused import add_norm
+from hunch.kernels.gpu_fused import Places, add_norm
 from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import is_exact
 from hunch.models.backends import TRITON
-from hunch.models.decoder import Decoder, Hidden
+from hunch.models.decoder import Decoder, Hidden, finish_logits
 from hunch.models.fused import (
     MIN_WIDTH,
     FusedLayers,
     float_logits,
     has_bias,
+    row_norm,
     unknown_to_kernels,
-    weight_of,
 )
 
 SHARED_BYTES = 320 * 2**20  # for partial results of rows whose positions programs share
@@ -40,19 +40,21 @@ class CudaDecoder:
 
     def __init__(self, decoder: Decoder) -> None:
         check_supported(decoder)
-        assert decoder.rope is not None
         self.decoder = decoder
         self.spec = decoder.spec
         self.device, self.dtype, self.kv_dtype = decoder.device, decoder.dtype, decoder.kv_dtype
         self.kv_shape, self.new_kv = decoder.kv_shape, decoder.new_kv
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
-        self.fused = FusedLayers(decoder.layers, decoder.rope.table_LH, decoder.spec.norm_eps)
+        tables = [rope.table_LH for rope in decoder.ropes]
+        self.fused = FusedLayers(decoder.layers, tables, decoder.spec.norm_eps)
         self.layers = self.fused.layers
         self.timing = self.fused.timing  # for steps that are timed with nobody in them
         self.fused.is_wide = decoder.device.type == "cuda" and self._check_wide()
-        self.first_norm_D = weight_of(decoder.layers[0].attn_norm)
-        self.final_norm_D = weight_of(decoder.final_norm)
+        self.final_norm = row_norm(decoder.final_norm)
+        self.positions_LD = decoder.positions_LD
+        if self.positions_LD is not None:
+            self.positions_LD = self.positions_LD[decoder.spec.position_offset :]
         heads = decoder.heads
         self.tiler = Tiler.create(
             heads.num_heads,
@@ -90,31 +92,42 @@ class CudaDecoder:
         num_tokens, width = len(ids_T), self.spec.width
         x_TD = torch.empty(num_tokens, width, dtype=self.dtype, device=self.device)
         h_PD = x_TD.new_empty(self.fused.num_rows(num_tokens), width)
-        table_VD, eps = self.decoder.embedding_VD, self.spec.norm_eps
-        add_norm(table_VD, self.first_norm_D, eps, h_PD[:num_tokens], sum_TD=x_TD, index_T=ids_T)
+        h_TD, first_norm = h_PD[:num_tokens], self.layers[0].attn_norm
+        if self.spec.is_post_norm:
+            x_TD, first_norm = h_TD, None
+        places = None
+        if self.positions_LD is not None:
+            places = Places(self.positions_LD, attn.pos_T)
+        add_norm(
+            self.decoder.embedding_VD, first_norm, self.spec.norm_eps,
+            None if first_norm is None else h_TD, sum_TD=x_TD, index_T=ids_T,
+            row_scale=self.decoder.embed_scale, places=places,
+        )  # fmt: skip
         streams, last_TD = self.fused.run(
             x_TD,
             h_PD,
             attn,
             kv,
             self.tiler.of(attn),
-            norm_D=self.final_norm_D,
+            norm=self.final_norm,
             kept=feature_layers,
         )
-        assert last_TD is not None
-        return Hidden(last_TD, tuple(streams[index] for index in feature_layers))
+        return Hidden(
+            streams[-1] if last_TD is None else last_TD,
+            tuple(streams[index] for index in feature_layers),
+        )
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state, never rounded to 16 bits."""
-        return float_logits(hidden_MD, self.decoder.head.weight_NK)
+        return finish_logits(float_logits(hidden_MD, self.decoder.head.weight_NK), self.spec)
 
 
 def check_supported(decoder: Decoder) -> None:
     """Raise for what the fused kernels do not compute."""
     spec = decoder.spec
     problems = {
-        **unknown_to_kernels(spec, decoder.layers, decoder.dtype),
-        "no norm at the end": not spec.has_final_norm,
+        **unknown_to_kernels(spec, decoder.dtype),
+        "a norm after the norms after the sums": spec.is_post_norm and spec.has_final_norm,
         "tensor parallelism": decoder.group.size > 1,
     }
     found = [name for name, is_there in problems.items() if is_there]

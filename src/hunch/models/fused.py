@@ -13,19 +13,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.gpu_activation import activated
 from hunch.kernels.gpu_attention import Tiling, attention
-from hunch.kernels.gpu_fused import add_norm, rope_kv
+from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
 from hunch.kernels.gpu_route import Timing
-from hunch.kernels.gpu_wide import MIN_ROWS, gated, padded, product, product_parts
+from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
 from hunch.kernels.slices import split_of
 from hunch.layers.attention import Heads
 from hunch.layers.block import Block, PostNormBlock
 from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
-from hunch.layers.mlp import GatedMLP
-from hunch.layers.norm import RMSNorm
+from hunch.layers.mlp import GatedMLP, PlainMLP
+from hunch.layers.norm import Norm, RMSNorm
 from hunch.models.fused_experts import FusedExperts
 from hunch.models.spec import ModelSpec
 
@@ -37,14 +39,21 @@ MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate it
 class Layer:
     """One layer's weights, as the kernels take them."""
 
-    attn_norm_D: Tensor | None  # None: the first layer's input comes as it is
+    attn_norm: RowNorm | None  # None: the input comes as it is
     qkv: Linear
     heads: Heads
     head_norms: tuple[Tensor, Tensor] | None
+    sinks_N: Tensor | None
     out: Linear
-    mlp_norm_D: Tensor
-    gate_up: Linear | None  # None, as down: there are experts
+    attn_out_norm: RowNorm | None  # of what is added to the stream
+    mlp_norm: RowNorm | None  # None: the MLP reads what attention read
+    gate_up: Linear | None  # up alone where there is no gate; None, as down: there are experts
+    activation: str  # one of KERNEL_NAMES' values
+    is_gated: bool
     down: Linear | None
+    mlp_out_norm: RowNorm | None
+    residual_scale: float  # of what is added to the stream
+    is_post_norm: bool  # norms stand after the sums
     number: int  # of the cache's layer
     experts: FusedExperts | None = None
 
@@ -57,12 +66,13 @@ class FusedLayers:
     rows."""
 
     def __init__(
-        self, blocks: Sequence[Block], table_LH: Tensor, eps: float, is_wide: bool = False
+        self, blocks: Sequence[Block], tables: Sequence[Tensor], eps: float, is_wide: bool = False
     ) -> None:
-        self.timing = Timing(table_LH.device)
+        self.timing = Timing(blocks[0].attn.qkv.weight_NK.device)
         self.layers = [_layer(block, self.timing) for block in blocks]
-        assert all(layer.attn_norm_D is not None for layer in self.layers[1:])
-        self.table_LH, self.eps, self.is_wide = table_LH, eps, is_wide
+        assert all(layer.attn_norm is not None for layer in self.layers[1:])
+        self.tables = tables  # rotary, LH each; none: positions are not in the heads
+        self.eps, self.is_wide = eps, is_wide
 
     def num_rows(self, num_tokens: int) -> int:
         """Rows that inputs of `run` should have; those past the tokens are never read."""
@@ -76,32 +86,62 @@ class FusedLayers:
         kv: KVCache,
         tiling: Tiling,
         *,
-        norm_D: Tensor | None,
+        norm: RowNorm | Tensor | None,
         kept: Collection[int] = (),
     ) -> tuple[list[Tensor], Tensor | None]:
         """All layers over the stream `x_TD`, the first of which attends with `input_PE`.
 
-        Returns the stream after 0, 1, ... layers and, where norm_D is given, the last one's norm.
+        Returns the stream after 0, 1, ... layers and, where a norm is given, the last one's norm.
         Only the last stream and the `kept` ones are sure to be whole: others are written over.
         """
+        if self.layers[0].is_post_norm:
+            return self._run_post(input_PE, attn, kv, tiling, kept)
         eps, (num_tokens, width) = self.eps, x_TD.shape
         h_PD = x_TD.new_empty(len(input_PE), width)
         h_TD, streams = h_PD[:num_tokens], [x_TD]
-        norms = [layer.attn_norm_D for layer in self.layers[1:]] + [norm_D]
-        for index, (layer, next_norm_D) in enumerate(zip(self.layers, norms, strict=True)):
+        norms = [layer.attn_norm for layer in self.layers[1:]] + [norm]
+        for index, (layer, next_norm) in enumerate(zip(self.layers, norms, strict=True)):
             input_PE = input_PE if index == 0 else h_PD
             parts_SPD = self._attend(input_PE, layer, attn, kv, tiling)
             y_TD = torch.empty_like(x_TD) if index in kept else x_TD
-            add_norm(x_TD, layer.mlp_norm_D, eps, h_TD, sum_TD=y_TD, parts_SVD=parts_SPD)
+            mlp_PD = input_PE if layer.mlp_norm is None else h_PD
+            add_norm(
+                x_TD, layer.mlp_norm, eps, None if layer.mlp_norm is None else h_TD, sum_TD=y_TD,
+                parts_SVD=parts_SPD, branch=layer.attn_out_norm, part_scale=layer.residual_scale,
+            )  # fmt: skip
             x_TD = y_TD
             if layer.experts is not None:
-                parts_SPD = layer.experts.parts(h_PD, num_tokens, attn.slot_T)
+                parts_SPD = layer.experts.parts(mlp_PD, num_tokens, attn.slot_T)
             else:
-                parts_SPD = self._mlp(h_PD, layer, num_tokens)
-            out_TD = None if next_norm_D is None else h_TD
-            add_norm(x_TD, next_norm_D, eps, out_TD, sum_TD=x_TD, parts_SVD=parts_SPD)
+                parts_SPD = self._mlp(mlp_PD, layer, num_tokens)
+            add_norm(
+                x_TD, next_norm, eps, None if next_norm is None else h_TD, sum_TD=x_TD,
+                parts_SVD=parts_SPD, branch=layer.mlp_out_norm, part_scale=layer.residual_scale,
+            )  # fmt: skip
             streams.append(x_TD)
-        return streams, None if norm_D is None else h_TD
+        return streams, None if norm is None else h_TD
+
+    def _run_post(
+        self,
+        x_PD: Tensor,
+        attn: AttnInputs,
+        kv: KVCache,
+        tiling: Tiling,
+        kept: Collection[int],
+    ) -> tuple[list[Tensor], None]:
+        """`run` where a sum is normed before it is the stream: the input is the stream itself."""
+        num_tokens = len(attn.pos_T)
+        streams = [x_PD[:num_tokens]]
+        for index, layer in enumerate(self.layers):
+            parts_SPD = self._attend(x_PD, layer, attn, kv, tiling)
+            y_PD = torch.empty_like(x_PD) if index in kept else x_PD
+            x_TD, y_TD = x_PD[:num_tokens], y_PD[:num_tokens]
+            add_norm(x_TD, layer.attn_norm, self.eps, y_TD, parts_SVD=parts_SPD)
+            parts_SPD = self._mlp(y_PD, layer, num_tokens)
+            add_norm(y_TD, layer.mlp_norm, self.eps, y_TD, parts_SVD=parts_SPD)
+            streams.append(y_TD)
+            x_PD = y_PD
+        return streams, None
 
     def _attend(
         self, h_PE: Tensor, layer: Layer, attn: AttnInputs, kv: KVCache, tiling: Tiling
@@ -111,37 +151,43 @@ class FusedLayers:
         k_CMH, v_CMH = kv.k_LCMH[layer.number], kv.v_LCMH[layer.number]
         width = heads.num_heads * heads.head_dim
         q_TN = h_PE.new_empty(num_tokens, width)
-        where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T, self.table_LH)
+        table_LH = self.tables[heads.rope] if self.tables else None
+        where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T)
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
-        if layer.head_norms is None and is_small:
-            gemm_rope(h_PE, qkv.weight_NK, *where, qkv.bias_N)
+        if table_LH is not None and layer.head_norms is None and is_small:
+            gemm_rope(h_PE, qkv.weight_NK, *where, table_LH, qkv.bias_N)
         else:
             qkv_PK = h_PE.new_empty(len(h_PE), len(qkv.weight_NK))
             if self._is_for_many(num_tokens):
                 product(h_PE, qkv.weight_NK, qkv_PK)
             else:
                 gemm(h_PE, qkv.weight_NK, qkv_PK, qkv.bias_N)
-            rope_kv(qkv_PK[:num_tokens], *where, layer.head_norms, self.eps)
+            rope_kv(qkv_PK[:num_tokens], *where, table_LH, layer.head_norms, self.eps)
         out_PN = h_PE.new_empty(len(h_PE), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
         out_TNH = out_PN[:num_tokens].view_as(q_TNH)
         attention(
-            q_TNH, k_CMH, v_CMH, attn, heads.scale, out_TNH, window=heads.window, tiling=tiling
-        )
+            q_TNH, k_CMH, v_CMH, attn, heads.scale, out_TNH, window=heads.window, cap=heads.cap,
+            sinks_N=layer.sinks_N, tiling=tiling,
+        )  # fmt: skip
         return self._parts(out_PN, layer.out, num_tokens)
 
     def _mlp(self, h_PD: Tensor, layer: Layer, num_tokens: int) -> Tensor:
         """The MLP's share of the stream, as slice sums."""
-        up, down = layer.gate_up, layer.down
+        up, down, act = layer.gate_up, layer.down, layer.activation
         assert up is not None
         assert down is not None
-        y_PF = h_PD.new_empty(len(h_PD), len(up.weight_NK) // 2)
+        num_outputs = len(up.weight_NK)
+        y_PF = h_PD.new_empty(len(h_PD), num_outputs // 2 if layer.is_gated else num_outputs)
+        if layer.is_gated and not self._is_for_many(num_tokens):
+            gemm_gated(h_PD, up.weight_NK, y_PF, up.bias_N, activation=act)
+            return self._parts(y_PF, down, num_tokens)
+        up_PN = h_PD.new_empty(len(h_PD), num_outputs) if layer.is_gated else y_PF
         if self._is_for_many(num_tokens):
-            both_P2F = h_PD.new_empty(len(h_PD), len(up.weight_NK))
-            product(h_PD, up.weight_NK, both_P2F)
-            gated(both_P2F, y_PF, num_tokens)
+            product(h_PD, up.weight_NK, up_PN)
         else:
-            gemm_gated(h_PD, up.weight_NK, y_PF, up.bias_N)
+            gemm(h_PD, up.weight_NK, up_PN, up.bias_N)
+        activated(up_PN, y_PF, num_tokens, act, is_gated=layer.is_gated)
         return self._parts(y_PF, down, num_tokens)
 
     def _parts(self, x_PK: Tensor, linear: Linear, num_tokens: int) -> Tensor:
@@ -168,22 +214,10 @@ def float_logits(hidden_MD: Tensor, weight_VD: Tensor) -> Tensor:
     return logits_MV
 
 
-def unknown_to_kernels(
-    spec: ModelSpec, blocks: Sequence[Block], dtype: torch.dtype
-) -> dict[str, bool]:
+def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
     """What the fused layers do not compute, by name, and whether it is there."""
     return {
-        f"norm={spec.norm}": spec.norm != "rms",
-        "norms after the residual sums": any(isinstance(b, PostNormBlock) for b in blocks),
-        "an MLP without a gate": not spec.is_gated,
-        f"activation {spec.activation}": spec.activation != "silu",
-        "learned positions": spec.rope is None,
-        "norms of the branches": spec.has_branch_norms,
-        "attention beside the MLP": spec.is_parallel,
-        "attention sinks": spec.has_sinks,
-        "two rotary tables": bool(spec.more_ropes),
-        "scales": (spec.embed_scale, spec.residual_scale, spec.logits_scale) != (1.0, 1.0, 1.0),
-        "capped scores": spec.attn_cap != 0 or spec.logits_cap != 0,
+        f"experts with {spec.activation}": spec.experts is not None and spec.activation != "silu",
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }
 
@@ -195,24 +229,33 @@ def has_bias(layers: Sequence[Layer]) -> bool:
 def _layer(block: Block, timing: Timing) -> Layer:
     attn, mlp = block.attn, block.mlp
     experts = mlp if isinstance(mlp, Experts) else None
-    assert experts is not None or isinstance(mlp, GatedMLP)
+    up = mlp.gate_up if isinstance(mlp, GatedMLP) else mlp.up if isinstance(mlp, PlainMLP) else None
     head_norms = None
     if attn.q_norm is not None and attn.k_norm is not None:
         head_norms = (attn.q_norm.weight_D, attn.k_norm.weight_D)
     return Layer(
-        attn_norm_D=None if block.attn_norm is None else weight_of(block.attn_norm),
+        attn_norm=row_norm(block.attn_norm),
         qkv=attn.qkv,
         heads=attn.heads,
         head_norms=head_norms,
+        sinks_N=attn.sinks_N,
         out=attn.out,
-        mlp_norm_D=weight_of(block.mlp_norm),
-        gate_up=mlp.gate_up if isinstance(mlp, GatedMLP) else None,
-        down=mlp.down if isinstance(mlp, GatedMLP) else None,
+        attn_out_norm=row_norm(block.attn_out_norm),
+        mlp_norm=row_norm(block.mlp_norm),
+        gate_up=up,
+        activation=KERNEL_NAMES[mlp.activation],
+        is_gated=not isinstance(mlp, PlainMLP),
+        down=None if isinstance(mlp, Experts) else mlp.down,
+        mlp_out_norm=row_norm(block.mlp_out_norm),
+        residual_scale=block.residual_scale,
+        is_post_norm=isinstance(block, PostNormBlock),
         number=attn.layer,
         experts=None if experts is None else FusedExperts(experts, timing),
     )
 
 
-def weight_of(norm: object) -> Tensor:
-    assert isinstance(norm, RMSNorm)
-    return norm.weight_D
+def row_norm(norm: Norm | None) -> RowNorm | None:
+    """A norm as the kernels take it."""
+    if norm is None or isinstance(norm, RMSNorm):
+        return None if norm is None else RowNorm(norm.weight_D)
+    return RowNorm(norm.weight_D, norm.bias_D, is_centred=True)

@@ -21,6 +21,7 @@ from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Hidden
+from hunch.models.heads import fused as fused_heads
 from hunch.models.heads.eagle import load_eagle3
 from hunch.models.heads.step import StepNet
 from hunch.models.load import load_decoder
@@ -153,12 +154,14 @@ def test_seven_launches_per_layer(
 
 
 def test_what_the_kernels_do_not_know_is_left_to_torch(
-    model: Path, study: head_files.Study, tmp_path: Path, caplog: Any
+    model: Path, study: head_files.Study, tmp_path: Path, caplog: Any, monkeypatch: Any
 ) -> None:
-    head_files.make_eagle(study, tmp_path, num_steps=0, hidden_act="gelu")
+    head_files.make_eagle(study, tmp_path, num_steps=0)
+    problems = {"shapes of tomorrow": True, "of today": False}
+    monkeypatch.setattr(fused_heads, "unknown_to_kernels", lambda *_: problems)
     net = FORMS["eagle"][1](tmp_path, fast_target(model))
     assert net.fused is None
-    assert "do not know activation gelu" in caplog.text
+    assert "do not know shapes of tomorrow\n" in caplog.text
     attn, kv = inputs(STEPS[0]), new_kv(net, torch.float16)
     token_T = torch.arange(len(attn.pos_T), device=DEVICE)
     state_TD = torch.ones(len(token_T), study.width, dtype=torch.float16, device=DEVICE)

@@ -69,13 +69,13 @@ class FusedHead:
             x_PD = state_TD.new_empty(len(pair_PE), width)
             gemm(pair_PE, self.project.weight_NK, x_PD, self.project.bias_N)
             x_TD, input_PE = x_PD[:num_tokens], x_PD
-            first_norm_D = layers.layers[0].attn_norm_D
-            if first_norm_D is not None:
+            first_norm = layers.layers[0].attn_norm
+            if first_norm is not None:
                 input_PE = state_TD.new_empty(len(pair_PE), width)
-                add_norm(x_TD, first_norm_D, eps, input_PE[:num_tokens])
+                add_norm(x_TD, first_norm, eps, input_PE[:num_tokens])
         # The stream that enters is kept: it may be the caller's state, or the first input itself.
         streams, last_TD = layers.run(
-            x_TD, input_PE, attn, kv, tiling, norm_D=self.final_norm_D, kept=(0,)
+            x_TD, input_PE, attn, kv, tiling, norm=self.final_norm_D, kept=(0,)
         )
         return streams[-1] if last_TD is None else last_TD
 
@@ -104,7 +104,7 @@ def build_fused(
 ) -> FusedHead | None:
     """The network `net` describes, or None where the kernels cannot compute it."""
     spec = net.spec
-    problems = unknown_to_kernels(spec, blocks, target.dtype)
+    problems = unknown_to_kernels(spec, target.dtype)
     found = [name for name, is_there in problems.items() if is_there]
     if found:
         log.warning("the head drafts by torch: fused kernels do not know %s", ", ".join(found))
@@ -114,7 +114,7 @@ def build_fused(
     if token_norm is not None and state_norm is not None:
         norms = token_norm.weight_D, state_norm.weight_D
     output_CD = target.tables[1] if lm_head is None else lm_head.weight_NK
-    layers = FusedLayers(blocks, net.rope.table_LH, spec.norm_eps)
+    layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
     # In whichever order a library adds: what is drafted is checked.
     layers.is_wide = target.device.type == "cuda" and spec.width >= MIN_WIDTH
     layers.is_wide = layers.is_wide and not has_bias(layers.layers)
