@@ -43,6 +43,8 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "MistralForCausalLM": "hunch.models.mistral:Mistral",
     "Qwen2ForCausalLM": "hunch.models.qwen2:Qwen2",
     "Qwen3ForCausalLM": "hunch.models.qwen3:Qwen3",
+    "GptOssForCausalLM": "hunch.models.gpt_oss:GptOss",
+    "GraniteMoeForCausalLM": "hunch.models.granite_moe:GraniteMoe",
     "MixtralForCausalLM": "hunch.models.mixtral:Mixtral",
     "Qwen2MoeForCausalLM": "hunch.models.qwen_moe:Qwen2Moe",
     "Qwen3MoeForCausalLM": "hunch.models.qwen_moe:Qwen3Moe",

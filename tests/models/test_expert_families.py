@@ -35,6 +35,17 @@ CASES = {
         QWEN | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
     ),
 }
+OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}
+CASES |= {
+    "granite-moe": (
+        "GraniteMoe",
+        {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "residual_multiplier": 0.3}
+        | {"embedding_multiplier": 2.0, "attention_multiplier": 0.2, "logits_scaling": 3.0}
+        | {"hidden_size": 64},
+    ),
+    "gpt-oss": ("GptOss", COMMON | OSS | {"initial_context_length": 4096}),
+}
+CASES["granite-moe"][1].pop("head_dim")
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 
 

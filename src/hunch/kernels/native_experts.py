@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.experts import SCORES, Routing
 from hunch.kernels.native import NativeMatrix
+from hunch.kernels.native_structs import _ACTIVATIONS as ACTIVATIONS
 from hunch.kernels.native_structs import _Experts
 
 _MATRICES = ("router", "up", "down", "shared_up", "shared_down", "shared_gate")
@@ -25,6 +27,7 @@ class NativeExperts:
 
     routing: Routing
     width: int
+    activation: str
     router: NativeMatrix
     up: NativeMatrix
     down: NativeMatrix
@@ -42,6 +45,7 @@ class NativeExperts:
         self._struct = _Experts(
             width=self.width,
             shared_width=self.shared_width,
+            activation=ACTIVATIONS.index(KERNEL_NAMES[self.activation]),
             scores=SCORES.index(self.routing.scores),
             **{name: getattr(self.routing, name) for name in _NUMBERS},
         )

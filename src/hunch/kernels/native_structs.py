@@ -49,7 +49,7 @@ class _Experts(ctypes.Structure):
             (name, _I32)
             for name in (
                 "num_experts", "num_chosen", "width", "shared_width", "scores", "is_normed",
-                "num_groups", "num_groups_kept", "num_best",
+                "num_groups", "num_groups_kept", "num_best", "activation",
             )
         ),
         ("scale", _F32),

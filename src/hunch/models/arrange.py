@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
+from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import head_order
 from hunch.models.build import Names
+from hunch.models.experts import ExpertNames
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed, ReadsParts, Rows, Weights
 
@@ -29,6 +31,7 @@ class Place:
     name: str
     rows: Rows | None = None  # None: all
     is_transposed: bool = False
+    expert: int | None = None  # of a tensor that holds all experts; rows are then of this one
     shift: float = 0.0  # added to every number
     project: str | None = None  # a matrix it is multiplied with, an embedding's
     is_project_in: bool = False
@@ -47,6 +50,8 @@ class Arranged:
         self._last: tuple[str, torch.dtype, Tensor] | None = None
         for layer in range(spec.num_layers):
             self._arrange_layer(spec, names, names.layer.format(layer))
+            if spec.experts is not None and spec.experts.layers[layer]:
+                self._arrange_experts(spec.experts, names.experts, names.layer.format(layer))
         if spec.is_norm_shifted:
             for name, place in self._places.items():
                 if name.endswith("norm.weight"):
@@ -73,6 +78,28 @@ class Arranged:
             self._order(qkv[1], order, spec.num_kv_heads)
             for name in (names.q_norm, names.k_norm):
                 self._order(prefix + name, order, 1)
+
+    def _arrange_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
+        """Name every expert's part of tensors that hold all experts.
+
+        Those without ".weight" are [expert, in, out], as gpt-oss has them.
+        """
+        inner, all_up, all_down = experts.width, prefix + names.all_up, prefix + names.all_down
+        halves: tuple[Rows, Rows] = (slice(0, inner), slice(inner, 2 * inner))
+        if names.is_interleaved:
+            halves = (slice(0, 2 * inner, 2), slice(1, 2 * inner, 2))
+        for stem, kind in ((".weight", "weight"), ("", "weight"), ("_bias", "bias")):
+            up, down = (self._places.pop(name + stem, None) for name in (all_up, all_down))
+            for expert in range(experts.routing.num_experts):
+                paths = [
+                    f"{prefix}{name.format(expert)}.{kind}"
+                    for name in (names.gate, names.up, names.down)
+                ]
+                if up is not None:
+                    for path, rows in zip(paths, halves, strict=False):
+                        self._places[path] = Place(up.name, rows, stem == "", expert)
+                if down is not None:
+                    self._places[paths[2]] = Place(down.name, None, stem == "", expert)
 
     def _split(
         self, fused: str, parts: tuple[str, ...], sizes: tuple[int, ...], head_dim: int = 0
@@ -127,6 +154,7 @@ class Arranged:
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._place(name)
         shape = tuple(self.weights.shape(place.name))
+        shape = shape if place.expert is None else shape[1:]
         if place.is_transposed:
             shape = shape[::-1]
         if place.project is not None:
@@ -146,6 +174,7 @@ class Arranged:
         if place.shift:
             return (self.weights.tensor(place.name, torch.float32) + place.shift).to(dtype)
         whole = self._whole(place, dtype)
+        whole = whole if place.expert is None else whole[place.expert]
         whole = whole.t() if place.is_transposed else whole
         return whole if place.rows is None else whole[place.rows]
 
@@ -155,13 +184,14 @@ class Arranged:
         """[first, last) of a dimension; read alone where the file has the tensor as it is."""
         place = self._place(name)
         is_plain = place.rows is None and not place.is_transposed and not place.shift
+        is_plain = is_plain and place.expert is None
         if is_plain and place.project is None and isinstance(self.weights, ReadsParts):
             return self.weights.part(place.name, dim, part, dtype)
         return self.tensor(name, dtype).narrow(dim, part[0], part[1] - part[0])
 
     def _whole(self, place: Place, dtype: torch.dtype) -> Tensor:
         """The parts of a fused tensor are asked for one after the other: it is read once."""
-        if place.rows is None:
+        if place.rows is None and place.expert is None:
             return self.weights.tensor(place.name, dtype)
         if self._last is None or self._last[:2] != (place.name, dtype):
             self._last = place.name, dtype, self.weights.tensor(place.name, dtype)
@@ -172,6 +202,9 @@ class Arranged:
         if place.is_transposed or place.shift or place.project is not None:
             return None
         packed = self.weights.packed(place.name)
+        if packed is not None and place.expert is not None:
+            size = self.weights.shape(place.name)[1]
+            packed = packed.take(slice(place.expert * size, (place.expert + 1) * size))
         return packed if packed is None or place.rows is None else packed.take(place.rows)
 
     def _place(self, name: str) -> Place:

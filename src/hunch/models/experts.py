@@ -24,26 +24,19 @@ from hunch.parallel.group import span
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertNames:
-    """Where a layer's experts stand in a file. `{}` is the number of the expert; names without it
-    hold all experts, [E, out, in]."""
+    """A layer's tensors; `{}` is the number of the expert. How files hold all experts in one
+    tensor is told by the rest; see arrange.py."""
 
     router: str = "mlp.gate"
     choice_bias: str = "mlp.gate.e_score_correction_bias"
-    up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    gate: str = "mlp.experts.{}.gate_proj"
+    up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
     shared: str = "mlp.shared_expert."  # before gate_proj, up_proj, down_proj
     shared_gate: str = "mlp.shared_expert_gate"
-
-    def all_up(self, num_experts: int) -> list[tuple[str, ...]]:
-        """Of each expert: gate and up, or one name for both. One entry: of all experts."""
-        if "{}" not in self.up[0]:
-            return [self.up]
-        return [tuple(name.format(e) for name in self.up) for e in range(num_experts)]
-
-    def all_down(self, num_experts: int) -> list[str]:
-        if "{}" not in self.down:
-            return [self.down]
-        return [self.down.format(expert) for expert in range(num_experts)]
+    all_up: str = "mlp.experts.gate_up_proj"  # [expert, gate and up, in]
+    all_down: str = "mlp.experts.down_proj"
+    is_interleaved: bool = False  # of all_up: rows of gate and up by turns, not one after the other
 
 
 EXPERT_NAMES = ExpertNames()
@@ -93,43 +86,33 @@ def build_router(
 def _stacked_up(
     spec: ModelSpec, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
 ) -> StackedLinear:
-    count, inner = experts.routing.num_experts, experts.width
+    inner = experts.width
     span(inner, source.group, "inner width of an expert")  # raises where it is less than the ranks
-    parts = []
-    for group in names.all_up(count):
-        rows = 2 * inner // len(group)
-        shape = (rows, spec.width) if "{}" in names.up[0] else (count, rows, spec.width)
-        pieces = [
-            _half(source, f"{prefix}{name}.weight", shape, is_both=len(group) == 1)
-            for name in group
-        ]
-        parts.append(torch.cat(pieces, dim=-2))
-    return StackedLinear(_stacked(parts))
-
-
-def _half(source: Source, name: str, shape: tuple[int, ...], *, is_both: bool) -> Tensor:
-    """This rank's rows of gate, of up, or of both."""
-    if not is_both or source.group.size == 1:
-        return source.take(name, *shape, split=len(shape) - 2)
-    gate, up = source.take(name, *shape).chunk(2, dim=-2)
-    first, last = span(gate.shape[-2], source.group)
-    return torch.cat([part[..., first:last, :] for part in (gate, up)], dim=-2)
+    weights, biases = [], []
+    for expert in range(experts.routing.num_experts):
+        pair = [prefix + name.format(expert) for name in (names.gate, names.up)]
+        weights.append([source.take(f"{n}.weight", inner, spec.width, split=0) for n in pair])
+        if experts.has_bias:
+            biases.append([source.take(f"{n}.bias", inner, split=0) for n in pair])
+    return StackedLinear(_stacked(weights), _stacked(biases) if biases else None)
 
 
 def _stacked_down(
     spec: ModelSpec, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
 ) -> StackedLinear:
-    count, size = experts.routing.num_experts, (spec.width, experts.width)
-    shape = size if "{}" in names.down else (count, *size)
-    parts = [
-        source.take(f"{prefix}{name}.weight", *shape, split=len(shape) - 1)
-        for name in names.all_down(count)
-    ]
-    return StackedLinear(_stacked(parts))
+    paths = [prefix + names.down.format(e) for e in range(experts.routing.num_experts)]
+    size = (spec.width, experts.width)
+    weight_EDF = _stacked([[source.take(f"{path}.weight", *size, split=1)] for path in paths])
+    if not experts.has_bias:
+        return StackedLinear(weight_EDF)
+    bias_ED = _stacked([[source.take(f"{path}.bias", spec.width)] for path in paths])
+    # Each rank has a part of every sum: the bias is added once.
+    return StackedLinear(weight_EDF, bias_ED if source.group.rank == 0 else None)
 
 
-def _stacked(parts: list[Tensor]) -> Tensor:
-    return parts[0].contiguous() if len(parts) == 1 else torch.stack(parts)
+def _stacked(parts: list[list[Tensor]]) -> Tensor:
+    """Of each expert: its parts, one beneath the other."""
+    return torch.stack([torch.cat(pieces) for pieces in parts])
 
 
 def _shared(

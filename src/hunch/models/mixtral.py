@@ -21,7 +21,10 @@ class Mixtral(Mistral):
 
     names: ClassVar[Names] = Names(
         experts=ExpertNames(
-            router="block_sparse_moe.gate", up=(f"{_EXPERT}w1", f"{_EXPERT}w3"), down=f"{_EXPERT}w2"
+            router="block_sparse_moe.gate",
+            gate=f"{_EXPERT}w1",
+            up=f"{_EXPERT}w3",
+            down=f"{_EXPERT}w2",
         )
     )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -200,7 +199,7 @@ def load_native(
 def is_supported(spec: ModelSpec) -> bool:
     """Whether the native pass computes what this model does."""
     return (
-        (spec.experts is None or (spec.activation == "silu" and _fits(spec.experts)))
+        (spec.experts is None or _fits(spec.experts))
         and spec.width % _LANES == 0
         and spec.head_dim % (2 * _LANES) == 0
         and spec.head_dim <= 512
@@ -210,7 +209,7 @@ def is_supported(spec: ModelSpec) -> bool:
 def _fits(experts: ExpertSpec) -> bool:
     """Whether an expert's rows begin where the kernels read whole vectors."""
     widths = (experts.width, experts.shared_width)
-    return all(width % _LANES == 0 for width in widths) and not experts.has_bias
+    return all(width % _LANES == 0 for width in widths)
 
 
 class _Reader:
@@ -331,7 +330,7 @@ def _experts(spec: ModelSpec, reader: _Reader, prefix: str, names: ExpertNames) 
     assert experts is not None
     count, shared = experts.routing.num_experts, prefix + names.shared
 
-    def stack(paths: Iterable[str]) -> NativeMatrix:
+    def stack(*paths: str) -> NativeMatrix:
         return reader.stack([f"{path}.weight" for path in paths])
 
     found: dict[str, Any] = {}
@@ -340,16 +339,22 @@ def _experts(spec: ModelSpec, reader: _Reader, prefix: str, names: ExpertNames) 
     if experts.has_choice_bias:
         found["choice_bias"] = reader.tensor(prefix + names.choice_bias)
     if experts.shared_width:
-        found["shared_up"] = stack((f"{shared}gate_proj", f"{shared}up_proj"))
+        found["shared_up"] = stack(f"{shared}gate_proj", f"{shared}up_proj")
         found["shared_down"] = reader.matrix(f"{shared}down_proj.weight")
     if experts.is_shared_gated:
         found["shared_gate"] = reader.floats(f"{prefix}{names.shared_gate}.weight")
+    up = [prefix + n.format(e) for e in range(count) for n in (names.gate, names.up)]
+    down = [prefix + names.down.format(e) for e in range(count)]
+    if experts.has_bias:
+        found["up_bias"] = torch.cat([reader.tensor(f"{path}.bias") for path in up])
+        found["down_bias"] = torch.cat([reader.tensor(f"{path}.bias") for path in down])
     return NativeExperts(
         routing=experts.routing,
         width=experts.width,
+        activation=spec.activation,
         router=reader.floats(f"{prefix}{names.router}.weight"),
-        up=stack(prefix + name for group in names.all_up(count) for name in group),
-        down=stack(prefix + name for name in names.all_down(count)),
+        up=stack(*up),
+        down=stack(*down),
         shared_width=experts.shared_width,
         **found,
     )

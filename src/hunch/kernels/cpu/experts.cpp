@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 
-#include "vecmath.h"
 
 namespace hunch {
 
@@ -139,8 +138,9 @@ void Experts::plan(int num_rows, int num_experts) {
     }
 }
 
-void Experts::gated(Thread& mine, const Matrix& w, const float* bias, int gate_row, int up_row,
-                    int first, int last, const Input& from, int row, int count, const Input& to) {
+void Experts::gated(Thread& mine, Activation act, const Matrix& w, const float* bias, int gate_row,
+                    int up_row, int first, int last, const Input& from, int row, int count,
+                    const Input& to) {
     Scratch scratch{mine.panel.data()};
     float *gate = mine.out.data(), *up = mine.other.data();
     multiply(w, gate_row + first, gate_row + last, from, row, count, gate, CHANNELS, scratch);
@@ -150,8 +150,7 @@ void Experts::gated(Thread& mine, const Matrix& w, const float* bias, int gate_r
             gate[i] += bias[gate_row + first + i];
             up[i] += bias[up_row + first + i];
         }
-        HUNCH_UNROLL for (int i = 0; i < CHANNELS; i += P)
-            hunch::store(gate + i, mul(silu(load(gate + i)), load(up + i)));
+        activate(act, gate, up, CHANNELS);
         to.put(row + r, first / CHANNELS, first / CHANNELS + 1, gate);
     }
 }
@@ -162,8 +161,8 @@ void Experts::up_phase(Worker& worker, const ExpertsSpec& spec) {
         const Piece& piece = pieces_[item / parts];
         const int first = item % parts * CHANNELS, last = std::min(first + CHANNELS, spec.width);
         const int gate = piece.expert * 2 * spec.width;
-        gated(threads_[worker.id()], *spec.up, spec.up_bias, gate, gate + spec.width, first, last,
-              gathered_, piece.first, piece.count, gated_);
+        gated(threads_[worker.id()], (Activation)spec.activation, *spec.up, spec.up_bias, gate,
+              gate + spec.width, first, last, gathered_, piece.first, piece.count, gated_);
     });
 }
 
@@ -195,8 +194,8 @@ void Experts::shared_phase(Worker& worker, const ExpertsSpec& spec, const Input&
     worker.each(num_chunks(num_rows) * up_parts, [&](int item) {
         const int row = item / up_parts * ROW_CHUNK, first = item % up_parts * CHANNELS;
         const int last = std::min(first + CHANNELS, spec.shared_width);
-        gated(threads_[worker.id()], *spec.shared_up, nullptr, 0, spec.shared_width, first, last,
-              input, row, std::min(ROW_CHUNK, num_rows - row), shared_);
+        gated(threads_[worker.id()], (Activation)spec.activation, *spec.shared_up, nullptr, 0,
+              spec.shared_width, first, last, input, row, std::min(ROW_CHUNK, num_rows - row), shared_);
     });
     worker.each(num_chunks(num_rows) * down_parts, [&](int item) {
         const int row = item / down_parts * ROW_CHUNK, first = item % down_parts * CHANNELS;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "activation.h"
 #include "gemm.h"
 #include "pool.h"
 
@@ -20,7 +21,7 @@ struct ExpertsSpec {
     const float *up_bias, *down_bias;        // as up and down have their channels; may be null
     const Matrix *shared_up, *shared_down, *shared_gate;  // null: none; shared_up: gate, then up
     int32_t num_experts, num_chosen, width, shared_width;
-    int32_t scores, is_normed, num_groups, num_groups_kept, num_best;
+    int32_t scores, is_normed, num_groups, num_groups_kept, num_best, activation;
     float scale;
 };
 
@@ -46,9 +47,9 @@ private:
     void down_phase(Worker& worker, const ExpertsSpec& spec, float* x);
     void shared_phase(Worker& worker, const ExpertsSpec& spec, const Input& input, float* x,
                       int num_rows);
-    // The gated product of channels [first, last) of rows [row, row + count), to `out`.
-    void gated(Thread& mine, const Matrix& w, const float* bias, int gate, int up, int first,
-               int last, const Input& from, int row, int count, const Input& to);
+    // The gated product of channels [first, last) of rows [row, row + count), put into `to`.
+    void gated(Thread& mine, Activation act, const Matrix& w, const float* bias, int gate, int up,
+               int first, int last, const Input& from, int row, int count, const Input& to);
     void store(Input& input, int index, int num_rows);
 
     const int width_;

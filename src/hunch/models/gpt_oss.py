@@ -1,0 +1,54 @@
+"""gpt-oss: windows and sinks in attention, biases everywhere, experts that clip."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hunch.errors import UnsupportedModelError
+from hunch.kernels.activation import CLIP_LIMIT, CLIP_SLOPE
+from hunch.kernels.experts import Routing
+from hunch.layers.experts import ExpertSpec
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.experts import ExpertNames, read_count
+from hunch.models.reading import Config, read_float, read_int, read_windows, refuse
+from hunch.models.spec import ModelSpec, read_common
+
+
+class GptOss(Decoder):
+    """Softmax over the chosen experts alone; gate and up lie by turns in the file."""
+
+    names: ClassVar[Names] = Names(
+        experts=ExpertNames(router="mlp.router", is_interleaved=True),
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        common = read_common(config, architecture)
+        refuse(config, "hidden_act", "silu", None)  # its experts have one of their own
+        for key, known in (("swiglu_limit", CLIP_LIMIT), ("swiglu_alpha", CLIP_SLOPE)):
+            if read_float(config, key, known) != known:
+                raise UnsupportedModelError(f"{key}={config[key]} is not supported; only {known}")
+        config.get("initial_context_length")  # as rope_scaling has it
+        config.get("experts_per_token")  # as num_experts_per_tok
+        has_bias = bool(config.get("attention_bias", True))
+        common |= {
+            "activation": "clipped",
+            "windows": read_windows(config, common["num_layers"]),
+            "has_qkv_bias": has_bias,
+            "has_out_bias": has_bias,
+            "has_sinks": True,
+        }
+        routing = Routing(
+            num_experts=read_count(config, "num_local_experts", "num_experts"),
+            num_chosen=read_int(config, "num_experts_per_tok", 4),
+            scores="chosen",
+        )
+        experts = ExpertSpec(
+            routing=routing,
+            width=common["ffn_width"],
+            layers=(True,) * common["num_layers"],
+            has_router_bias=True,
+            has_bias=True,
+        )
+        return ModelSpec(**common, experts=experts)
