@@ -132,7 +132,7 @@ class Arranged:
             elif place.rows is not None:
                 rows = place.rows[rows]
             self._places[f"{name}.{kind}"] = Place(
-                place.name, rows, place.is_transposed, place.shift
+                place.name, rows, place.is_transposed, shift=place.shift
             )
 
     def _project(self, names: Names) -> None:
