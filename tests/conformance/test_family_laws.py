@@ -1,0 +1,62 @@
+"""The law over families: text is decided by target and seed alone, on the kernels of its device."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hunch import LLM, SamplingParams
+from tiny_families import FAMILIES, write_family
+
+IS_GPU = torch.cuda.is_available()
+PROMPTS = [
+    "the model and the guess",
+    "fast token fast token fast token fast",
+    "in the model of the guess in the model of the " * 2,
+    "a",
+]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=32, ignore_eos=True),
+    SamplingParams(temperature=0.9, top_p=0.95, max_tokens=16, seed=7, repetition_penalty=1.1),
+]
+COMMON: dict[str, Any] = {
+    "max_model_len": 200,
+    "kv_bytes": 8_000_000,
+    "dtype": "bfloat16" if IS_GPU else "int8",
+    "threads": 1,
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "suffix": {"max_num_batched_tokens": 7, "max_num_seqs": 4},
+    "recycling": {"num_blocks": 18, "block_size": 8, "max_num_seqs": 4},
+    "draft": {"max_num_seqs": 3},
+}
+
+
+def texts(llm: LLM) -> list[list[int]]:
+    return [
+        output.outputs[0].token_ids
+        for params in PARAMS
+        for output in llm.generate(PROMPTS, params, use_tqdm=False)
+    ]
+
+
+# The other tests of this folder have Llama; what else is slow here differs little from a daily one.
+SLOW = ("llama", "mistral", "qwen2", "qwen3", "gemma", "opt, norms after", "gpt-bigcode")
+CASES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_text_depends_on_the_target_and_the_seed_alone(family: str, tmp_path: Path) -> None:
+    model = write_family(tmp_path / "target", family)
+    draft = write_family(tmp_path / "draft", family, seed=1)
+    with LLM(str(model), speculate="off", max_num_seqs=1, **COMMON) as llm:
+        assert llm.engine.capacity.kernels == ("triton" if IS_GPU else "native")
+        expected = texts(llm)
+    assert len({tuple(ids) for ids in expected}) > len(PROMPTS)
+    for method, arguments in ENGINES.items():
+        speculate = f"draft:{draft}" if method == "draft" else method
+        options = {**COMMON, **arguments, "always_draft": True}
+        with LLM(str(model), speculate=speculate, **options) as llm:
+            assert texts(llm) == expected, method
+            assert llm.stats()["drafted"] > 0

@@ -1,0 +1,54 @@
+"""A small random checkpoint of every dense family, as files on disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from builders import tiny_config, tiny_weights
+from tiny_models import write_tokenizer
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "num_hidden_layers": 2,
+}
+GPT2 = {"n_embd": 128, "n_head": 4, "n_layer": 2, "n_inner": 96, "n_positions": 256}
+OPT = {**SIZES, "intermediate_size": None, "num_key_value_heads": None, "hidden_size": 128}
+OPT |= {"head_dim": None, "ffn_dim": 96, "word_embed_proj_dim": 128}
+SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
+CAPS = {"attn_logit_softcapping": 8.0, "final_logit_softcapping": 30.0}
+GEMMA = {**SIZES, "query_pre_attn_scalar": 24, "sliding_window": 24, "sliding_window_pattern": 2}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", SIZES),
+    "mistral": ("MistralForCausalLM", {**SIZES, "sliding_window": 24}),
+    "qwen2": ("Qwen2ForCausalLM", SIZES),
+    "qwen3": ("Qwen3ForCausalLM", SIZES),
+    "granite": ("GraniteForCausalLM", {**SIZES, **SCALES, "logits_scaling": 0.5}),
+    "phi-3": ("Phi3ForCausalLM", {**SIZES, "partial_rotary_factor": 0.5}),
+    "gpt-2": ("GPT2LMHeadModel", GPT2),
+    "gpt-bigcode": ("GPTBigCodeForCausalLM", GPT2),
+    "gemma": ("GemmaForCausalLM", SIZES),
+    "gemma 2": ("Gemma2ForCausalLM", {**GEMMA, **CAPS}),
+    "gemma 3": ("Gemma3ForCausalLM", {**GEMMA, "rope_local_base_freq": 300.0}),
+    "opt": ("OPTForCausalLM", OPT),
+    "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
+}
+
+
+def write_family(path: Path, name: str, seed: int = 0) -> Path:
+    """Scores are far enough apart for text that wanders and repeats, as drafters like it."""
+    path.mkdir(parents=True, exist_ok=True)
+    architecture, changes = FAMILIES[name]
+    vocab_size = write_tokenizer(path)
+    config = tiny_config(architecture, **changes, vocab_size=vocab_size)
+    config |= {"eos_token_id": vocab_size - 1, "torch_dtype": "float32"}
+    weights = tiny_weights(config, seed=seed, scale=2.0)
+    save_file(weights.tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    return path
