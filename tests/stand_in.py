@@ -14,7 +14,7 @@ from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
 from hunch.kernels.gpu_attention import Tiling, Workspace
 from hunch.kernels.kv_store import kv_store_ref
 from hunch.kernels.process import count_committed_ref, draft_paths_ref, process_ref
-from hunch.kernels.rope import rotation
+from hunch.kernels.rope import rope, rotation
 from hunch.layers.attention import Heads, split_heads
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden
@@ -41,8 +41,15 @@ class Chooser:
 class PlainTiled:
     """`layers.tiled.Tiled` by torch, as its specification has it."""
 
-    def __init__(self, attn: AttnInputs, kv: KVCache, table_LH: Tensor, tiling: Tiling) -> None:
-        self.attn, self.kv, self.table_LH = attn, kv, table_LH
+    def __init__(
+        self,
+        attn: AttnInputs,
+        kv: KVCache,
+        table_LH: Tensor,
+        tiling: Tiling,
+        reads: AttnInputs | None = None,
+    ) -> None:
+        self.attn, self.kv, self.table_LH, self.reads = attn, kv, table_LH, reads or attn
 
     def __call__(
         self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
@@ -51,7 +58,13 @@ class PlainTiled:
         attn, k_CMH, v_CMH = self.attn, self.kv.k_LCMH[layer], self.kv.v_LCMH[layer]
         q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, rotation(self.table_LH, attn.pos_T))
         kv_store_ref(k_TMH, v_TMH, k_CMH, v_CMH, attn.slot_T)
-        return attention_ref(q_TNH, k_CMH, v_CMH, attn, heads.scale, heads.window)
+        return attention_ref(q_TNH, k_CMH, v_CMH, self.reads, heads.scale, heads.window)
+
+    def keep(self, k_TMH: Tensor, v_TMH: Tensor, layer: int) -> None:
+        turned = rotation(self.table_LH, self.attn.pos_T)
+        k_TMH = rope(k_TMH, turned.cos_T1H, turned.sin_T1H)
+        k_CMH, v_CMH = self.kv.k_LCMH[layer], self.kv.v_LCMH[layer]
+        kv_store_ref(k_TMH, v_TMH, k_CMH, v_CMH, self.attn.slot_T)
 
 
 class PlainTarget:

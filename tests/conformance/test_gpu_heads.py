@@ -30,7 +30,7 @@ def study(model: Path) -> head_files.Study:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "medusa", "mlp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "medusa", "mlp", "dspark", "dflash2"])
 def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_files.Study) -> None:
     path = model.parent / name
     if not path.exists():

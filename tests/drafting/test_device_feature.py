@@ -72,6 +72,7 @@ def drafter(net: Any, kind: int) -> DeviceFeature:
     return DeviceFeature(
         name="eagle",
         net=net,
+        layers=Net.feature_layers,
         kv=kv,
         group=1,
         sampling=asking(kind),

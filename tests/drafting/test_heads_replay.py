@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import head_files
+import plain_blocks
 import plain_heads
 from head_files import Study
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
@@ -40,6 +41,18 @@ def step_chain(head: plain_heads.StepHead, layers: tuple[int, ...] = ()) -> Chai
     ) -> list[int]:
         h = head.fuse(hidden[None], [features[layer][None] for layer in layers])[0]
         return plain_heads.replay(head, h, tokens, known, depth)
+
+    return chain
+
+
+def block_chain(head: plain_blocks.PlainBlocks, layers: Iterable[int]) -> Chain:
+    layers = list(layers)
+
+    def chain(
+        tokens: list[int], hidden: Tensor, features: list[Tensor], known: int, depth: int
+    ) -> list[int]:
+        taps = torch.cat([features[layer] for layer in layers], dim=-1)
+        return head.chain(taps, tokens[:known], depth)
 
     return chain
 

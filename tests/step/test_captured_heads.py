@@ -18,12 +18,12 @@ pytest.importorskip("triton")
 from captured_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from deepseek_files import make_deepseek
 from hunch import LLM, Speculation
-from hunch.drafting.feature import DeviceFeature
+from hunch.drafting.following import DeviceFollower
 from hunch.types import GroupInfo
 from mtp_files import make_stages
 from stand_in import stand_in
 
-NAMES = ("eagle", "eagle3", "mtp")
+NAMES = ("eagle", "eagle3", "mtp", "dspark")
 FEW_BLOCKS = {"kv_bytes": None, "num_blocks": 28, "max_num_seqs": 4}
 ENGINES: dict[str, dict[str, Any]] = {
     "one": {"max_num_seqs": 1},
@@ -32,7 +32,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "few blocks": FEW_BLOCKS,
     "no prefix cache": {"enable_prefix_caching": False},
 }
-DAILY = {("eagle3", "few blocks"), ("mtp", "chunks")}
+DAILY = {("eagle3", "few blocks"), ("mtp", "chunks"), ("dspark", "few blocks")}
 CASES = [
     pytest.param(*case, marks=[] if case in DAILY else [pytest.mark.slow])
     for case in ((name, engine) for name in NAMES for engine in ENGINES)
@@ -100,7 +100,9 @@ def test_texts_that_go_on_from_earlier_ones(
             params = replace(GREEDY, max_tokens=length)
             answers = tokens(llm, prompts, params)
             prompts = [[*p, *answer, 3] for p, answer in zip(prompts, answers, strict=True)]
-        drafts.check(world.heads[name], world.study, 30)
+        # A block that would reach past a text's end has fewer places, and says other things.
+        share = 0.8 if name == "dspark" else 0.99
+        drafts.check(world.heads[name], world.study, 30, share)
         assert sum(map(len, drafts.by_host)) == 3 * len(world.prompts)
         assert llm.stats()["prefix_hits"] > 100
 
@@ -117,7 +119,7 @@ def test_steps_of_every_size_and_steps_without_drafts(
         sizes = [shape.num_nodes for shape in runner.captured.policy.shapes.all]
         assert sizes == sorted({0, 1, 3, runner.captured.drafter.num_levels})
         walk = Random(0).choices(runner.captured.policy.shapes.all, k=200)
-        monkeypatch.setattr(runner.captured.policy, "choose", lambda row_R: walk.pop())
+        monkeypatch.setattr(runner.captured.policy, "choose", lambda row_R, **_: walk.pop())
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert {len(guesses) for _, guesses in seen.found} >= set(sizes)
         seen.check(world.heads[name], world.study, 30)
@@ -131,9 +133,9 @@ def test_rows_that_land_and_fly_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those in every other row, or all but one."""
-    turns, is_ready = iter([1, 1, 1, 2, 2, 1, 1, 1, 99] * 100), DeviceFeature.is_ready
+    turns, is_ready = iter([1, 1, 1, 2, 2, 1, 1, 1, 99] * 100), DeviceFollower.is_ready
     monkeypatch.setattr(
-        DeviceFeature,
+        DeviceFollower,
         "is_ready",
         lambda self, rows: is_ready(self, rows) & (rows.ids_R.numpy() % next(turns) == 0),
     )

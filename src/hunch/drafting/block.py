@@ -13,7 +13,8 @@ packed nodes, C columns of logits, B children of a node.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,16 +22,24 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, Feed, Level, TokenChooser
-from hunch.drafting.following import StateFollower
+from hunch.drafting.costs import levels_after
+from hunch.drafting.following import DeviceFollower, StateFollower
 from hunch.drafting.grow import grow
+from hunch.drafting.last_state import can_capture
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.policy import share_nodes
 from hunch.drafting.trees import Node, side_by_side, to_draft
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.models.decoder import Hidden
 from hunch.models.heads.block_files import load_block
-from hunch.models.heads.block_net import BlockGuess
+from hunch.models.heads.block_net import BlockGuess, BlockNet, TiledBlocks
 from hunch.types import GroupInfo
+
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
+    from hunch.kernels.step import RowState, StepRows
 
 REMEDY = (
     "check that the drafter was trained for this target and chat template (hunch doctor finds the "
@@ -68,6 +77,27 @@ class BlockDrafter(StateFollower):
             # A position's KV is made of the target's state there, whatever token comes next.
             group=GroupInfo(name=self.method, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
+        )
+
+    def on_device(self) -> DeviceDrafter | None:
+        """Chains; trees are grown by the host."""
+        context, net = self.context, self.net
+        if context.kv is None:
+            return None
+        if not can_capture(context, self.shape, self.options.draft_temperature):
+            return None
+        self.is_on_device = True
+        return DeviceBlock(
+            name=self.name,
+            net=net,
+            layers=net.feature_layers,
+            kv=context.kv,
+            group=context.group,
+            sampling=context.sampling,
+            num_levels=self.shape.depth,
+            max_len=self.window.limit,
+            watch=self.watch,
+            is_adaptive=self.is_adaptive,
         )
 
     def cover(
@@ -224,6 +254,83 @@ def _best(tree: list[Node], limit: int) -> list[Node]:
     number = {old: new for new, old in enumerate(order)}
     number[-1] = -1
     return [tree[old]._replace(parent=number[tree[old].parent]) for old in order]
+
+
+@dataclass(kw_only=True)
+class DeviceBlock(DeviceFollower):
+    """Chains drafted within the step: cover what it committed, one pass, then a token per place."""
+
+    net: BlockNet
+    _ids_C: Tensor | None = None  # the target's id of each column of logits
+    _tilings: dict[int, Tiling] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ids_C, device = self.net.ids_C, self.kv.k_LCMH.device
+        self._ids_C = None if ids_C is None else ids_C.to(device)
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
+        from hunch.kernels.gpu_draft import committed_inputs, new_inputs
+        from hunch.kernels.gpu_grow import grow_level
+
+        net, num_rows = self.net, len(step.ids_R)
+        width = len(hidden.features[0]) // num_rows
+        ids_T, attn = new_inputs(state, num_rows * width)
+        last_R = ids_T.new_empty(num_rows)
+        committed_inputs(state, step, ids_T, attn, last_R)
+        net.cover_tiled(hidden.features, attn, self.kv)
+        if not source:
+            return
+        row_R, token_R = attn.seq_T[::width], ids_T.index_select(0, last_R)
+        guess = net.told(token_R, self._blocks(state, step, row_R))
+        everyone_R = torch.arange(num_rows, device=row_R.device)
+        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=row_R.device)
+        num_levels = levels_after(width, self.num_levels)
+        for level in range(num_levels):
+            logits_RC = guess.scores(everyone_R, level, token_R).contiguous()
+            following = None if level + 1 == num_levels else new_inputs(state, num_rows)
+            grow_level(
+                state, step, logits_RC, chances_R1, self.sampling, depth=level,
+                num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self._ids_C,
+                following=following,
+            )  # fmt: skip
+            if following is not None:
+                token_R = following[0]
+
+    def _blocks(self, state: RowState, step: StepRows, row_R: Tensor) -> TiledBlocks:
+        """Places of each row's block: from its last known token as far as it has room."""
+        num_places, block_size = self.net.shape.num_places, state.block_size
+        place_P = torch.arange(num_places, device=row_R.device)
+        known_R1 = state.known_X[row_R][:, None]
+        left_R1 = state.end_X[row_R][:, None] - known_R1 - 1  # no slots are kept for more
+        room_R1 = torch.minimum(step.room_R[:, None], left_R1).clamp(min=0)
+        is_live_RP = (step.count_R[:, None] >= 0) & (place_P <= room_R1)
+        pos_RP = torch.where(is_live_RP, known_R1 - 1 + place_P, 0)
+        table_RB = state.table_XB[row_R]
+        slot_RP = table_RB.gather(1, pos_RP // block_size) * block_size + pos_RP % block_size
+        end_RP = pos_RP.amax(1, keepdim=True).expand_as(pos_RP)
+        pos_T = pos_RP.flatten()
+        attn = AttnInputs(
+            pos_T=pos_T,
+            slot_T=torch.where(is_live_RP, slot_RP, -1).flatten(),
+            seq_T=row_R.repeat_interleave(num_places),
+            table_SB=state.table_XB,
+            base_T=pos_T + 1,
+            tree_TP=None,
+            block_size=block_size,
+        )
+        tiling = self._tiling(attn, len(row_R))
+        return TiledBlocks(attn, end_RP.flatten().contiguous(), self.kv, self.net, tiling)
+
+    def _tiling(self, attn: AttnInputs, num_rows: int) -> Tiling:
+        """Made before a capture, as it comes from the host."""
+        size = self.net.shape.num_places
+        if num_rows not in self._tilings:
+            spans = tuple(Span(r * size, (r + 1) * size, r, 0, size) for r in range(num_rows))
+            self._tilings[num_rows] = self.net.tiler(attn).tiling(spans, num_rows * size)
+        return self._tilings[num_rows]
 
 
 class DflashDrafter(BlockDrafter):

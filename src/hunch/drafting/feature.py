@@ -21,17 +21,15 @@ from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, Level, TokenChooser
 from hunch.drafting.costs import levels_after
-from hunch.drafting.following import StateFollower, joined
+from hunch.drafting.following import DeviceFollower, StateFollower, joined
 from hunch.drafting.grow import grow
 from hunch.drafting.last_state import can_capture
 from hunch.drafting.native_chain import ChainDrafts, RowArrays
 from hunch.drafting.options import GrowOptions
-from hunch.drafting.window import covered
 from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, Span
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import MARGIN, StepNet
-from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
@@ -94,6 +92,7 @@ class FeatureDrafter(StateFollower):
         return DeviceFeature(
             name=self.name,
             net=net,
+            layers=net.feature_layers,
             kv=context.kv,
             group=context.group,
             sampling=context.sampling,
@@ -178,22 +177,15 @@ class FeatureDrafter(StateFollower):
 
 
 @dataclass(kw_only=True)
-class DeviceFeature(DeviceDrafter):
+class DeviceFeature(DeviceFollower):
     """Chains of `num_levels` tokens, drafted within the step.
 
     Every draft begins with the tokens that the step committed, beside the target's states of the
     same pass: so all that is known has the head's KV, and the state behind the last of them is
     drafted from. Then one pass of the head per level, each with its own state before it.
-
-    Tokens alone tell the head nothing: prompts are covered by the host's drafter, which has the
-    target's states, and a row with a hole in its KV stays with the host.
     """
 
     net: StepNet
-    kv: KVCache
-    group: int  # of its KV, in computed_GX
-    sampling: SamplingState
-    max_len: int  # the longest text it can follow
     _ids_C: Tensor | None = None  # the target's id of each column of logits
     _tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)
 
@@ -201,25 +193,6 @@ class DeviceFeature(DeviceDrafter):
         super().__post_init__()
         ids_C, device = self.net.ids_C, self.kv.k_LCMH.device
         self._ids_C = None if ids_C is None else ids_C.to(device)
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return self.net.feature_layers
-
-    def works(self, source: int) -> bool:
-        return True
-
-    def writes_kv(self, source: int) -> bool:
-        return True
-
-    def can_follow(self, rows: Rows) -> bool:
-        return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
-
-    def needs_host(self, rows: Rows) -> bool:
-        return True
-
-    def is_ready(self, rows: Rows) -> np.ndarray:
-        return covered(rows, self.group, self.max_len)
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0

@@ -5,16 +5,20 @@ Shape letters: R rows of this step, X rows of the engine, T packed tokens.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.draft import Rows, TargetStep
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, TreeShape
 from hunch.drafting.native_chain import RowArrays
 from hunch.drafting.watch import AcceptanceWatch
-from hunch.drafting.window import MAX_PASS, KvWindow, host
+from hunch.drafting.window import MAX_PASS, KvWindow, covered, host
+from hunch.kernels.attention import KVCache
+from hunch.sampling.state import SamplingState
 
 FUSED_PASS = 4096  # tokens covered at once where launches are what takes time
 
@@ -107,6 +111,40 @@ class StateFollower:
 
     def put(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.context.device)
+
+
+@dataclass(kw_only=True)
+class DeviceFollower(DeviceDrafter):
+    """The same on the device: every step's states are covered within it.
+
+    Tokens alone tell such a network nothing: prompts are covered by the host's drafter, which has
+    the target's states, and a row with a hole in its KV stays with the host.
+    """
+
+    layers: tuple[int, ...]  # of the target, whose states it reads
+    kv: KVCache
+    group: int  # of its KV, in computed_GX
+    sampling: SamplingState
+    max_len: int  # the longest text it can follow
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.layers
+
+    def works(self, source: int) -> bool:
+        return True
+
+    def writes_kv(self, source: int) -> bool:
+        return True
+
+    def can_follow(self, rows: Rows) -> bool:
+        return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
+
+    def needs_host(self, rows: Rows) -> bool:
+        return True
+
+    def is_ready(self, rows: Rows) -> np.ndarray:
+        return covered(rows, self.group, self.max_len)
 
 
 def joined(arrays: list[Array]) -> Array:

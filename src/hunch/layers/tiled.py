@@ -18,8 +18,16 @@ from hunch.layers.attention import Heads
 class Tiled:
     """Attend over the paged cache like `Paged`; padding is told by its slot, on the device."""
 
-    def __init__(self, attn: AttnInputs, kv: KVCache, table_LH: Tensor, tiling: Tiling) -> None:
+    def __init__(
+        self,
+        attn: AttnInputs,
+        kv: KVCache,
+        table_LH: Tensor,
+        tiling: Tiling,
+        reads: AttnInputs | None = None,  # what tokens read, where that is not up to themselves
+    ) -> None:
         self.attn, self.kv, self.table_LH, self.tiling = attn, kv, table_LH, tiling
+        self.reads = reads or attn
 
     def __call__(
         self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
@@ -31,7 +39,15 @@ class Tiled:
         rope_kv(qkv_TAH.flatten(1), q_TNH.flatten(1), *where)
         out_TNH = torch.empty_like(q_TNH)
         attention(
-            q_TNH, k_CMH, v_CMH, attn, heads.scale, out_TNH,
+            q_TNH, k_CMH, v_CMH, self.reads, heads.scale, out_TNH,
             window=heads.window, cap=heads.cap, sinks_N=sinks_N, tiling=self.tiling,
         )  # fmt: skip
         return out_TNH
+
+    def keep(self, k_TMH: Tensor, v_TMH: Tensor, layer: int) -> None:
+        """Turn keys and write them, and their values, for tokens that read nothing."""
+        k_CMH, v_CMH = self.kv.k_LCMH[layer], self.kv.v_LCMH[layer]
+        kv_TK = torch.cat((k_TMH, v_TMH), dim=1).flatten(1)
+        no_queries = kv_TK.new_empty(len(kv_TK), 0)
+        where = (k_CMH, v_CMH, self.attn.pos_T, self.attn.slot_T, self.table_LH)
+        rope_kv(kv_TK, no_queries, *where)

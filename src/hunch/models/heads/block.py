@@ -299,6 +299,12 @@ def _selector(shape: BlockShape, source: Source) -> Selector:
 
 def context_heads(attn: Attention, context_TD: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
     """Keys and values of one layer that are made of the context."""
+    k_TMH, v_TMH = context_parts(attn, context_TD)
+    return rope(k_TMH, rotation.cos_T1H, rotation.sin_T1H), v_TMH
+
+
+def context_parts(attn: Attention, context_TD: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with keys that are not turned yet."""
     heads, qkv = attn.heads, attn.qkv
     first = heads.num_heads * heads.head_dim
     if isinstance(qkv, NativeLinear):  # its matrix is not cut
@@ -309,4 +315,4 @@ def context_heads(attn: Attention, context_TD: Tensor, rotation: Rotation) -> tu
     k_TMH, v_TMH = kv_TK.reshape(len(context_TD), -1, heads.head_dim).chunk(2, dim=1)
     if attn.k_norm is not None:
         k_TMH = attn.k_norm(k_TMH)
-    return rope(k_TMH, rotation.cos_T1H, rotation.sin_T1H), v_TMH
+    return k_TMH, v_TMH

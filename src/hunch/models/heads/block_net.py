@@ -8,24 +8,26 @@ side by side, L positions of a text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hunch.kernels.attention import KVCache
+from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.kv_store import kv_store
 from hunch.kernels.rope import Rotation
-from hunch.layers.attention import Heads, split_heads
+from hunch.layers.attention import Attend, Heads, split_heads
 from hunch.layers.linear import Linear
-from hunch.layers.part import Part
 from hunch.layers.rope import Rope
-from hunch.models.heads.block import BlockBody, BlockShape
+from hunch.models.heads.block import BlockBody, BlockShape, context_parts
 from hunch.models.heads.files import Table
+from hunch.models.heads.step import MARGIN, TiledNet
 from hunch.models.target import Target
 
-MARGIN = 64  # positions past the trained context that a block may reach
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_attention import Tiling  # needs Triton, which a CPU may not have
 
 
 def seen_from(pos_P: Tensor, pos_K: Tensor, window: int | None, is_causal: bool) -> Tensor | None:
@@ -79,6 +81,30 @@ class PagedBlocks:
             is_causal = self.shape.is_causal
             self._masks[key] = seen_from(pos_P, pos_K, window, is_causal)
         return self._masks[key]
+
+
+class TiledBlocks:
+    """Blocks by a GPU's kernels; their keys lie in the slots after the context's, for this pass.
+
+    In layers where places see one another, each reads up to the block's last place. A window that
+    slides there begins by the last place too.
+    """
+
+    def __init__(
+        self, attn: AttnInputs, end_T: Tensor, kv: KVCache, net: BlockNet, tiling: Tiling
+    ) -> None:
+        from hunch.layers.tiled import Tiled
+
+        whole = replace(attn, pos_T=end_T, base_T=end_T + 1, memo={})
+        self.is_causal = net.shape.is_causal
+        self.by_place = Tiled(attn, kv, net.rope.table_LH, tiling)
+        self.by_block = Tiled(attn, kv, net.rope.table_LH, tiling, whole)
+
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
+        is_causal = heads.window is not None and self.is_causal
+        return (self.by_place if is_causal else self.by_block)(qkv_TAH, heads, layer)
 
 
 class TaughtBlocks:
@@ -137,7 +163,7 @@ def attend_dense(
 # --- beside a target ------------------------------------------------------------------------------
 
 
-class BlockNet(Part):
+class BlockNet(TiledNet):
     """A block drafter's body with the embedding and output matrix it uses beside its target."""
 
     matrix_bytes = 0  # of weights held outside of tensors
@@ -175,13 +201,27 @@ class BlockNet(Part):
             k_CMH, v_CMH = kv.k_LCMH[layer], kv.v_LCMH[layer]
             kv_store(k_TMH.to(k_CMH.dtype), v_TMH.to(v_CMH.dtype), k_CMH, v_CMH, slot_T)
 
+    def cover_tiled(self, features: Sequence[Tensor], attn: AttnInputs, kv: KVCache) -> None:
+        """`cover` by a GPU's kernels, which tell padding by its slot."""
+        from hunch.kernels.gpu_attention import Tiling
+        from hunch.layers.tiled import Tiled
+
+        context_TD = self.body.context(features)
+        tiled = Tiled(attn, kv, self.rope.table_LH, Tiling(None))
+        for layer, block in enumerate(self.body.blocks):
+            tiled.keep(*context_parts(block.attn, context_TD), layer)
+
     def guess(
         self, token_R: Tensor, pos_R: Tensor, slots: Sequence[Tensor], kv: KVCache
     ) -> BlockGuess:
         """One pass: what the places of each row's block tell. `token_R` stand at `pos_R`."""
-        body, size = self.body, self.shape.num_places
+        size = self.shape.num_places
         pos_T = (pos_R[:, None] + torch.arange(size, device=pos_R.device)).flatten()
-        attend = PagedBlocks(kv, slots, self.rope(pos_T), self.shape)
+        return self.told(token_R, PagedBlocks(kv, slots, self.rope(pos_T), self.shape))
+
+    def told(self, token_R: Tensor, attend: Attend) -> BlockGuess:
+        """The pass over blocks that begin with these tokens."""
+        body = self.body
         x_TD = body.inputs(self.embed(token_R), self.mask_D)
         state_RSD = body.telling(body.states(x_TD, attend))
         logits_MC = (self.lm_head or self.target_logits)(state_RSD.flatten(0, 1))

@@ -29,7 +29,27 @@ MARGIN = 64  # positions past the trained context that a draft may reach
 SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions a GPU's programs share
 
 
-class StepNet(Part):
+class TiledNet(Part):
+    """A network that attends by a GPU's kernels where its target does."""
+
+    spec: ModelSpec
+    rope: Rope
+    _tiler: Tiler | None = None
+
+    def tiler(self, attn: AttnInputs) -> Tiler:
+        """How a GPU shares out attention, for texts as long as the block tables can hold."""
+        from hunch.kernels.gpu_tiling import Tiler
+
+        max_len = min(len(self.rope.table_LH), attn.table_SB.shape[1] * attn.block_size)
+        if self._tiler is None or self._tiler.max_len < max_len:
+            spec, device = self.spec, self.rope.table_LH.device
+            self._tiler = Tiler.create(
+                spec.num_heads, spec.num_kv_heads, spec.head_dim, max_len, device, SHARED_BYTES
+            )
+        return self._tiler
+
+
+class StepNet(TiledNet):
     """At position t it sees the hidden state of t and token t + 1, and predicts token t + 2."""
 
     feature_layers: tuple[int, ...] = ()  # of the target; () with needs_hidden: its last state
@@ -65,7 +85,6 @@ class StepNet(Part):
         self.kv_dtype: torch.dtype = target.dtype
         # Beside a target on a GPU's kernels the head attends by the same.
         self.is_tiled = target.backend.captures_steps
-        self._tiler: Tiler | None = None
 
     @property
     def needs_hidden(self) -> bool:
@@ -101,18 +120,6 @@ class StepNet(Part):
         from hunch.layers.tiled import Tiled
 
         return Tiled(attn, kv, self.rope.table_LH, self.tiler(attn).of(attn))
-
-    def tiler(self, attn: AttnInputs) -> Tiler:
-        """How a GPU shares out attention, for texts as long as the block tables can hold."""
-        from hunch.kernels.gpu_tiling import Tiler
-
-        max_len = min(len(self.rope.table_LH), attn.table_SB.shape[1] * attn.block_size)
-        if self._tiler is None or self._tiler.max_len < max_len:
-            spec, device = self.spec, self.rope.table_LH.device
-            self._tiler = Tiler.create(
-                spec.num_heads, spec.num_kv_heads, spec.head_dim, max_len, device, SHARED_BYTES
-            )
-        return self._tiler
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores of what follows the token just fed."""
