@@ -33,6 +33,7 @@ _HELP = {
     "port": "Port to listen on; 0 takes a free one.",
     "cors_origins": "A web origin that may call the API; may be repeated.",
     "max_queue": "Sequences that may wait; more get 429.",
+    "replicas": "Engines, each with a copy of the model; requests that begin alike share one.",
     "request_timeout": "Seconds from a request's arrival to its last byte.",
     "drain_timeout": "Seconds that running requests get after SIGTERM.",
     "stats_interval": "Seconds between two status lines; 0: none.",

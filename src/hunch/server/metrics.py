@@ -72,8 +72,10 @@ Family = tuple[
 class EngineView(Protocol):
     """What metrics read of the engine."""
 
-    info: EngineInfo
     counts: dict[int, Any]  # what each process that shares the engine has counted
+
+    @property
+    def info(self) -> EngineInfo: ...
 
     @property
     def pid(self) -> int: ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,8 +77,10 @@ class RemoteEngine:
         num_others: int = 0,
         log_format: str = "text",
         log_level: str = "info",
+        environ: Mapping[str, str] | None = None,  # for its process, beside this one's
     ) -> None:
         self._config = config
+        self._environ = {**os.environ, **(environ or {})}
         self._factory = factory
         self._logs = (log_format, log_level)
         self._max_queue = max_queue
@@ -95,6 +98,8 @@ class RemoteEngine:
         self._last_word = 0.0  # when the process was last heard of
         self._step_seconds = 0.0  # that its step had taken then
         self.watcher: Watcher | None = None
+        # Is told of each stream that was open when the process died; True: it goes on elsewhere.
+        self.on_lost: Callable[[RemoteEngine, RemoteStream], bool] | None = None
         self.num_open = 0  # sequences: a request with n = 3 is three
         self.info: EngineInfo
         self.died = asyncio.Event()
@@ -116,7 +121,12 @@ class RemoteEngine:
         command = [sys.executable, "-m", "hunch.server.engine_process", *map(str, fds)]
         # Its own session: Ctrl-C on the terminal is for the HTTP side, which drains first.
         self._process = subprocess.Popen(
-            command, pass_fds=fds, start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
+            command,
+            pass_fds=fds,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env=self._environ,
         )
         for _, theirs in pairs:
             theirs.close()
@@ -193,21 +203,31 @@ class RemoteEngine:
         opened = RemoteStream(
             output, params, self.abort, is_scoring=is_scoring, detokenizer=detokenizer
         )
-        if detokenizer is not None:
-            self._last_handle += 1
-            options["handle"] = opened.handle = self._last_handle
-            self._by_handle[opened.handle] = opened
-        self._streams[request_id] = opened
-        self.num_open += opened.num_sequences
-        message = {"op": "submit", "id": request_id, "prompt_ids": prompt_ids}
-        options["stream"] = stream
-        self._send({**message, "params": wire.dump_params(params), "options": options})
+        opened.options = {**options, "stream": stream}
+        self._hand_over(opened)
         try:
             await opened.wait_accepted()
         except asyncio.CancelledError:
             self.abort(request_id)
             raise
         return opened
+
+    def adopt(self, stream: RemoteStream) -> None:
+        """Take over a stream whose engine died: it is generated again, and goes on."""
+        stream.begin_again(self.abort)
+        self._hand_over(stream)
+
+    def _hand_over(self, stream: RemoteStream) -> None:
+        options = dict(stream.options)
+        if stream.has_detokenizer:
+            self._last_handle += 1
+            options["handle"] = stream.handle = self._last_handle
+            self._by_handle[stream.handle] = stream
+        self._streams[stream.id] = stream
+        self.num_open += stream.num_sequences
+        prompt_ids, params = stream.output.prompt_token_ids, wire.dump_params(stream.asked)
+        message = {"op": "submit", "id": stream.id, "prompt_ids": prompt_ids, "params": params}
+        self._send({**message, "options": options})
 
     def abort(self, request_id: str, error: HunchError | None = None) -> None:
         """Stop a request; its reader, if there is one, is told `error`."""
@@ -327,10 +347,13 @@ class RemoteEngine:
         if stream.output.finished:
             self._leave(stream, stream.output.outputs[0].finish_reason or "stop")
 
-    def _leave(self, stream: RemoteStream, reason: str) -> None:
+    def _forget(self, stream: RemoteStream) -> None:
         del self._streams[stream.id]
         self._by_handle.pop(stream.handle, None)
         self.num_open -= stream.num_sequences
+
+    def _leave(self, stream: RemoteStream, reason: str) -> None:
+        self._forget(stream)
         if self.watcher is not None:
             self.watcher.finished(stream, reason)
 
@@ -350,7 +373,11 @@ class RemoteEngine:
             return
         self.death = self._fatal or ending
         for stream in list(self._streams.values()):
-            self._leave(stream, "error")
+            self._forget(stream)
+            if self.on_lost is not None and self.on_lost(self, stream):
+                continue
+            if self.watcher is not None:
+                self.watcher.finished(stream, "error")
             stream.fail(EngineError(self.death))
         if not self._ready.done():
             self._ready.set_exception(EngineError(self.death))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
 
 from hunch.errors import HunchError
 from hunch.server import wire
@@ -46,6 +48,11 @@ class RemoteStream(AsyncIterator[RequestOutput]):
         self._accepted: asyncio.Future[None] = self._loop.create_future()
         self._error: HunchError | None = None
         self._is_read = False
+        self.options: dict[str, Any] = {}  # the engine's own, as they were given with the request
+        self.asked = params  # what the engine is asked for: `params`, and what helps it
+        self.num_moves = 0  # engines that died under it
+        self._again: RequestOutput | None = None  # what an engine says that began again
+        self._num_skipped = 0  # tokens it will say that are known
 
     async def __anext__(self) -> RequestOutput:
         if self._is_read:
@@ -68,6 +75,28 @@ class RemoteStream(AsyncIterator[RequestOutput]):
                 self._num_read = len(choice.token_ids)
         return self.output
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(choice.token_ids) for choice in self.output.outputs)
+
+    @property
+    def salt(self) -> str:
+        return str(self.options.get("cache_salt", ""))
+
+    @property
+    def has_detokenizer(self) -> bool:
+        return self._detokenizer is not None
+
+    def begin_again(self, abort: Callable[[str], None]) -> None:
+        """Another engine generates it from the start; what is known already is not told twice."""
+        self.num_moves += 1
+        self._abort = abort
+        tokens = self.output.outputs[0].token_ids
+        self._num_skipped = len(tokens)
+        self._again = wire.empty_output(self.id, self.output.prompt_token_ids, self.num_sequences)
+        if self.num_sequences == 1 and tokens and self.params.prediction is None:
+            self.asked = replace(self.params, prediction=tuple(tokens))  # which is soon checked
+
     def abort(self) -> None:
         """Stop generating; no more news come. Safe to call at any time."""
         self._abort(self.id)
@@ -85,10 +114,27 @@ class RemoteStream(AsyncIterator[RequestOutput]):
             self.first_token = time.monotonic()
         if self._is_scoring:
             wire.drop_answer(item)
-        wire.apply_delta(self.output, item, is_whole=self._detokenizer is not None)
+        if self._again is None or self._detokenizer is not None:
+            wire.apply_delta(self.output, item, is_whole=self._detokenizer is not None)
+        else:
+            wire.apply_delta(self._again, item)
+            self._catch_up(self._again)
+
+    def _catch_up(self, again: RequestOutput) -> None:
+        """Take over what the second telling has beyond the first."""
+        self.output.prompt_logprobs = again.prompt_logprobs or self.output.prompt_logprobs
+        for place, choice in enumerate(again.outputs):
+            is_ahead = len(choice.token_ids) > len(self.output.outputs[place].token_ids)
+            if is_ahead or choice.finish_reason is not None:
+                self.output.outputs[place] = choice
+        self.output.stats, self.output.finished = again.stats, again.finished
+        self.output.num_cached_tokens = again.num_cached_tokens
 
     def push(self, token: int) -> None:
         """Take in a token; the reader learns of it by `tell`."""
+        if self._num_skipped:
+            self._num_skipped -= 1
+            return
         tokens = self.output.outputs[0].token_ids
         if not tokens:
             self.first_token = time.monotonic()

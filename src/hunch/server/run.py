@@ -23,7 +23,8 @@ from hunch.server.engine_process import resolve
 from hunch.server.guard import App
 from hunch.server.models import Model, Switch
 from hunch.server.remote import RemoteEngine
-from hunch.server.service import Service
+from hunch.server.replicas import Replicas
+from hunch.server.service import AnyEngine, Service
 from hunch.server.settings import ServeConfig
 from hunch.server.status import StatusLines
 from hunch.server.text import Text
@@ -81,14 +82,7 @@ async def _serve(
     workers.start(sock)
     if settings.workers > 1:  # nobody else knows how many wait in all
         config = replace(config, schedule=replace(config.schedule, max_queue=settings.max_queue))
-    engine = RemoteEngine(
-        config,
-        engine_factory,
-        max_queue=settings.max_queue,
-        num_others=settings.workers - 1,
-        log_format=settings.log_format,
-        log_level=settings.log_level,
-    )
+    engine = _engine(config, settings, engine_factory)
     engine.give_lines = workers.give
     loading = asyncio.create_task(_load(config, engine, text_factory))
     _on_signals(loading.cancel)
@@ -123,6 +117,17 @@ async def _serve(
     await switch.close()
     await engine.close()
     return keeper.exit_code
+
+
+def _engine(config: Config, settings: ServeConfig, factory: str) -> AnyEngine:
+    options: dict[str, Any] = {
+        "max_queue": settings.max_queue,
+        "log_format": settings.log_format,
+        "log_level": settings.log_level,
+    }
+    if settings.replicas > 1:
+        return Replicas(config, factory, settings.replicas, **options)
+    return RemoteEngine(config, factory, num_others=settings.workers - 1, **options)
 
 
 def run_worker(
@@ -161,7 +166,7 @@ async def _run(keeper: Keeper, sock: socket.socket, *beside: Coroutine[Any, Any,
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _service(config: Config, settings: ServeConfig, engine: RemoteEngine, text: Text) -> Service:
+def _service(config: Config, settings: ServeConfig, engine: AnyEngine, text: Text) -> Service:
     return Service(
         settings,
         engine,
@@ -221,7 +226,7 @@ def _server(service: Service, switch: Switch | None = None) -> uvicorn.Server:
     )
 
 
-async def _load(config: Config, engine: RemoteEngine, text_factory: str) -> Text:
+async def _load(config: Config, engine: AnyEngine, text_factory: str) -> Text:
     text: Text = await asyncio.to_thread(lambda: resolve(text_factory)(config))
     await engine.start()
     return text
@@ -272,10 +277,20 @@ class Keeper:
         self.server.should_exit = True
 
     async def watch(self) -> None:
-        """A dead or hung engine is started again, so many times; then its death is the server's."""
-        engine, settings = self.service.engine, self.service.settings
-        for _ in range(settings.engine_restarts):
-            await self._wait_dead()
+        """A dead or hung engine is started again, so many times; the last one's death for good is
+        the server's."""
+        engine = self.service.engine
+        engines = engine.engines if isinstance(engine, Replicas) else [engine]
+        await asyncio.gather(*(self._keep(one) for one in engines))
+        self.exit_code = 1
+        logs.event(logging.ERROR, f"the engine died: {engine.death}; the server leaves")
+        await asyncio.sleep(self.service.settings.death_grace)
+        self.server.should_exit = True
+
+    async def _keep(self, engine: RemoteEngine) -> None:
+        """Until the engine has died for good."""
+        for _ in range(self.service.settings.engine_restarts):
+            await self._wait_dead(engine)
             if self.service.is_draining:
                 break
             logs.event(logging.ERROR, f"the engine died: {engine.death}; it is started again")
@@ -285,15 +300,12 @@ class Keeper:
                 logs.event(logging.ERROR, f"the engine did not start again: {error}")
                 break
             logs.event(logging.WARNING, "the engine was started again", engine_pid=engine.pid)
-        await self._wait_dead()
-        self.exit_code = 1
-        logs.event(logging.ERROR, f"the engine died: {engine.death}; the server leaves")
-        await asyncio.sleep(settings.death_grace)
-        self.server.should_exit = True
+        await self._wait_dead(engine)
 
     async def follow(self) -> None:
         """Where another process owns the engine: it sends a line to each new one, or is gone."""
         engine = self.service.engine
+        assert isinstance(engine, RemoteEngine)
         try:
             while True:
                 await engine.died.wait()
@@ -318,9 +330,9 @@ class Keeper:
             await asyncio.sleep(WATCH_SECONDS)
             self.service.engine.send_counts(self.service.metrics.families())
 
-    async def _wait_dead(self) -> None:
+    async def _wait_dead(self, engine: RemoteEngine) -> None:
         """Until the engine has died; one that shows no life is helped."""
-        engine, limit = self.service.engine, self.service.settings.engine_timeout
+        limit = self.service.settings.engine_timeout
         last = time.monotonic()
         while not engine.died.is_set():
             with contextlib.suppress(TimeoutError):

@@ -29,6 +29,7 @@ from hunch.server.problems import ProblemError, at_most
 from hunch.server.prompt_log import PromptLog
 from hunch.server.remote import RemoteEngine
 from hunch.server.remote_stream import RemoteStream
+from hunch.server.replicas import Replicas
 from hunch.server.schemas import (
     ChatBody,
     CompletionBody,
@@ -46,6 +47,7 @@ from hunch.types import SamplingParams
 INLINE_CHARS = 2048  # longer prompts are tokenized beside the event loop
 MAX_RETRY_SECONDS = 60.0
 
+AnyEngine = RemoteEngine | Replicas
 Work = Callable[[float], Awaitable[Response]]  # from a deadline to an answer
 MakeShape = Callable[[Turn], Shape]
 
@@ -56,7 +58,7 @@ class Service:
     def __init__(
         self,
         settings: ServeConfig,
-        engine: RemoteEngine,
+        engine: AnyEngine,
         text: Text,
         *,
         chat_template: str | None = None,

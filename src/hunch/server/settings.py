@@ -48,6 +48,7 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = ()  # names clients may call it by, where that is checked
     max_connections: int = 4096  # of each HTTP process
     workers: int = 1  # HTTP processes over the one engine
+    replicas: int = 1  # engines, each with a copy of the model, that share the requests
     models: tuple[tuple[str, str], ...] = ()  # further models: name, and what is loaded for it
     idle_unload: float = 0.0  # seconds without a request that unload a model; 0: never
     max_loaded_models: int = 0  # models loaded at once; 0: all that are asked for
@@ -104,11 +105,13 @@ class ServeConfig:
             raise ConfigError(f"log_level={self.log_level!r} must be debug, info, warning or error")
         if self.request_timeout <= 0:
             raise ConfigError(f"request_timeout={self.request_timeout} must be above 0")
-        for name in ("max_connections", "workers"):
+        for name in ("max_connections", "workers", "replicas"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.engine_timeout < 5:
             raise ConfigError(f"engine_timeout={self.engine_timeout} must be 5 or more")
+        if self.replicas > 1 and (self.workers > 1 or self.models):
+            raise ConfigError("replicas above 1 go with one HTTP process and one model")
         if self.models and self.workers > 1:
             raise ConfigError("workers above 1 serve one model; give one, or --workers 1")
         names = [*self.served_model_names, *(name for name, _ in self.models)]
