@@ -344,7 +344,7 @@ def _detect(
     """
     if spec.path is None:
         if spec.method in ("auto", "suffix"):
-            spec = _with_phrases(spec, target)
+            spec = _with_phrases(spec, target, device)
         if spec.method == "auto":
             return _with_draft(spec, target, device, download_dir)
         path = shipped(spec.method, target.name, target.path)
@@ -358,12 +358,13 @@ def _detect(
     return replace(spec, method=detect(Path(str(spec.path))))
 
 
-def _with_phrases(spec: SpecConfig, target: ModelFiles) -> SpecConfig:
-    """Suffix lookup with the phrase table that comes with hunch, unless told otherwise."""
-    found = shipped("phrases", target.name, target.path)
-    if found is None or spec.options.get("phrases", "auto") != "auto":
+def _with_phrases(spec: SpecConfig, target: ModelFiles, device: str) -> SpecConfig:
+    """Suffix lookup with a phrase table counted here, or that comes with hunch."""
+    if spec.options.get("phrases", "auto") != "auto":
         return spec
-    return replace(spec, options={**spec.options, "phrases": str(found)})
+    trained = find_trained(target.name, target.path, device, is_table=True)
+    found = shipped("phrases", target.name, target.path) if trained is None else trained.path
+    return spec if found is None else replace(spec, options={**spec.options, "phrases": str(found)})
 
 
 def _with_draft(

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_train_command import run
-from train_setup import OPTIONS
+from train_setup import ENGINE, OPTIONS
 
 import hunch.train.auto
 import hunch.train.plan
@@ -19,12 +20,16 @@ from hunch import LLM
 from hunch.config import ModelConfig, SpecConfig
 from hunch.hub.drafters import digest_of, find_trained, trained_drafters
 from hunch.hub.names import resolve
+from hunch.kernels.phrases import read_phrases
 from hunch.llm import _detect
 from hunch.models.spec import ModelSpec
 from hunch.models.target import load_target
+from hunch.train.batches import Texts
 from hunch.train.costs import Costs, measure_costs
+from hunch.train.count import count_bytes
 from hunch.train.expect import Size, best_chain, chain_tokens, expect, rank, usual_coverage
 from hunch.train.loop import Curve
+from hunch.train.phrase_job import PhraseCount, stored_texts, write_table
 from hunch.train.speeds import Speeds
 
 LONG = 1e6  # seconds of training in which every size gets as good as it can
@@ -100,21 +105,36 @@ def test_a_flat_curve_is_seen() -> None:
     assert curve.is_flat
 
 
+class CountHere:
+    """Counts in this process, however busy the machine is."""
+
+    def __init__(self, texts: Texts, vocab_size: int) -> None:
+        self.data, self.vocab_size = stored_texts(texts, vocab_size), vocab_size
+
+    def finish(self, folder: Path, seconds: float) -> bool:
+        write_table(folder, count_bytes(self.data), self.vocab_size)
+        return True
+
+    def stop(self) -> None:
+        pass
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HUNCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hunch.train.auto, "PhraseCount", CountHere)
     return tmp_path / "cache"
 
 
 WORDS = [
     f"{key}={OPTIONS[key]}" for key in ("batch", "context", "max_tokens", "shard", "held_out", "lr")
 ]
-SMALL = [*WORDS, "steps=6", "--device", "cpu", "--max-model-len", "96", "--minutes", "0.2"]
+SMALL = [*WORDS, "steps=6", "--device", "cpu", "--max-model-len", "96", "--minutes", "1"]
 
 
-def speeds_of(lookups: float, drafter: float) -> Any:
+def speeds_of(lookups: float, drafter: float, phrases: float = 1.0) -> Any:
     def compare(llm: LLM, ways: dict[str, str], prompts: list[Any], **_: Any) -> Speeds:
-        figures = {"lookups": lookups, "drafter": drafter}
+        figures = {"lookups": lookups, "drafter": drafter, "phrases": phrases}
         own = {name: figures[name] for name in ways}
         return Speeds(
             num_prompts=len(prompts), num_tokens=10, plain=100.0, speedup=own,
@@ -131,6 +151,7 @@ def test_it_says_beforehand_that_no_drafter_will_pay(
 ) -> None:  # fmt: skip
     slow = replace(COSTS, passes=((1, 1.0), (12, 12.0)))
     monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: slow)
+    monkeypatch.setattr(hunch.train.auto, "_has_table", lambda _: True)
     out = tmp_path / "out"
     given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL]
     code, text, _ = run(capsys, "train", *given)
@@ -151,18 +172,40 @@ def test_a_drafter_that_pays_is_found_by_auto(
     given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force"]
     code, text, _ = run(capsys, "train", *given)
     assert code == 0, text
-    assert "1.75 tokens per pass, 1.90x of plain decoding; lookups alone 1.10x" in text
+    assert "the drafter 1.90x (1.75 tokens per pass)" in text
+    assert "lookups alone 1.10x" in text
     assert "of plain" in text.splitlines()[-2]  # what is expected, before it starts
-    assert {one.path for one in trained_drafters()} == {str(out)}
+    assert {one.path for one in trained_drafters()} == {str(out), str(out / "phrases")}
     files = resolve(str(target))
     spec = _detect(SpecConfig.parse("auto"), files, "cpu")
-    assert spec.options["draft"] == str(out)
+    assert spec.options == {"draft": str(out), "phrases": str(out / "phrases")}
     assert "draft" not in _detect(SpecConfig.parse("auto"), files, "cuda").options
     _, listed, _ = run(capsys, "drafters", "--json")
-    assert json.loads(listed)[0]["speedup"] == 1.9
+    assert [one["speedup"] for one in json.loads(listed)] == [1.0, 1.9]
     assert run(capsys, "drafters", "rm", out)[0] == 0
     assert run(capsys, "drafters", "rm", out)[0] == 2
     assert find_trained(str(target), files.path, "cpu") is None
+
+
+def test_phrases_are_counted_where_no_network_pays(
+    target: Path, prompts: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    slow = replace(COSTS, passes=((1, 1.0), (12, 12.0)))
+    monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: slow)
+    monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
+    monkeypatch.setattr(hunch.train.auto, "compare_speeds", speeds_of(1.1, 0.0, 1.3))
+    out = tmp_path / "out"
+    code, text, _ = run(
+        capsys, "train", "--target", target, "--prompts", prompts, "--out", out, *SMALL
+    )
+    assert code == 0, text
+    assert "counts phrases alone" in text
+    assert "a phrase table of its answers 1.30x" in text
+    spec = _detect(SpecConfig.parse("auto"), resolve(str(target)), "cpu")
+    assert spec.options == {"phrases": str(out / "phrases")}
+    with LLM(str(target), **ENGINE) as llm:  # and the engine reads it
+        assert llm.generate("the model", use_tqdm=False)
 
 
 def test_a_drafter_that_does_not_pay_is_said_so(
@@ -173,11 +216,24 @@ def test_a_drafter_that_does_not_pay_is_said_so(
     given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force", "--json"]
     code, text, _ = run(capsys, "train", *given)
     found = json.loads(text)
-    own, lookups = (found["speeds"]["speedup"][name] for name in ("drafter", "lookups"))
-    assert f"{own:.2f}x of plain decoding; lookups alone {lookups:.2f}x" in found["text"]
+    speeds = found["speeds"]["speedup"]
+    for name, words in (("drafter", "the drafter"), ("lookups", "lookups alone")):
+        assert f"{words} {speeds[name]:.2f}x" in found["text"]
     assert (code == 0) is found["pays"] is bool(trained_drafters())
-    assert (own > 1.02 * max(lookups, 1.0)) is found["pays"]
+    best = max(speeds["drafter"], speeds["phrases"])
+    assert (best >= 1.02 * max(speeds["lookups"], 1.0)) is found["pays"]
     assert (out / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_phrases_are_counted_by_another_process(target: Path, tmp_path: Path) -> None:
+    texts = Texts(np.arange(400) % 7, np.arange(11) * 40, np.full(10, 5))
+    count = PhraseCount(texts, 300)
+    assert count.finish(tmp_path, 120.0)
+    count.stop()
+    assert len(read_phrases(tmp_path, 300).hash_E) > 0
+    late = PhraseCount(texts, 300)
+    assert not late.finish(tmp_path / "late", 0.0)
 
 
 def test_another_model_has_another_digest(target: Path, tmp_path: Path) -> None:

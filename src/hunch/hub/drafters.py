@@ -16,6 +16,7 @@ from typing import Any
 from hunch.hub.wheel import cache_directory
 
 LIST = "drafters.json"
+PHRASES = "phrases"  # the method of a table, which goes beside every network
 _PARTS, _PART_BYTES = 16, 1 << 16  # of each file that enter a digest, besides its size
 
 
@@ -64,9 +65,16 @@ def trained_drafters() -> list[TrainedDrafter]:
     return [one for one in found if one is not None and (Path(one.path) / "config.json").is_file()]
 
 
-def find_trained(name: str, files: Path, device: str) -> TrainedDrafter | None:
-    """The newest drafter for a target asked for as `name`, measured on this kind of device."""
-    known = [one for one in trained_drafters() if one.device == device]
+def find_trained(
+    name: str, files: Path, device: str, *, is_table: bool = False
+) -> TrainedDrafter | None:
+    """The newest drafter for a target asked for as `name`, measured on this kind of device: a
+    network, or a phrase table."""
+    known = [
+        one
+        for one in trained_drafters()
+        if one.device == device and (one.method == PHRASES) is is_table
+    ]
     if not known:
         return None
     digest = digest_of(files)

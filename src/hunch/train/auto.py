@@ -13,7 +13,7 @@ from typing import Any
 
 from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
-from hunch.hub.drafters import TrainedDrafter, add_trained, digest_of, find_trained
+from hunch.hub.drafters import PHRASES, TrainedDrafter, add_trained, digest_of, find_trained
 from hunch.hub.wheel import KNOWN
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
@@ -37,8 +37,10 @@ from hunch.train.job import (
     write_student,
 )
 from hunch.train.loop import CANDIDATE, Loop
+from hunch.train.phrase_job import PhraseCount
 from hunch.train.plan import (
     ANSWERED,
+    COUNTED,
     LOOKUPS,
     NUM_TRIED,
     PAYS,
@@ -62,6 +64,7 @@ from hunch.train.vocab import coverage_of
 
 DRAFTER, BEFORE = "drafter", "before"
 MIN_ANSWERS = 8
+LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
 
 
 @dataclass(slots=True)
@@ -92,24 +95,44 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     clock = Clock(work / "clock.json", asked.minutes)
     with clock.stage("measure"):
         plan = make_plan(asked, spec, work, clock, say)
-    if not plan.is_worth_it and not asked.is_forced:
+    is_training, has_table = plan.is_worth_it or asked.is_forced, _has_table(asked)
+    if not is_training and has_table:
         return Outcome(pays=False, plan=plan, text=_not_worth_it(asked, plan))
     job = _job(asked, plan.best.size)
     settings = read_settings(job.method, job.options)
     keep_job(work, job)
+    share = ANSWERED if is_training else COUNTED
     with clock.stage("regenerate"):
-        num_prompts, test_ids, texts = _answers(job, settings, work, show, clock)
-    job, settings, chosen = _with_columns(asked, plan, spec, texts, clock)
-    say(f"trains {chosen.size.text()}: {expectation(chosen)}")
-    with clock.stage("train"):
-        student = _train(job, settings, plan.costs, work, texts, show, clock)
-    give_back()
-    folder = work / "select" / "last"
-    write_student(job, settings, student, folder)
-    with clock.stage("compare"):
-        speeds = _compare(asked, job, folder, test_ids, clock)
-    measured = _measured(speeds, speeds.num_tokens)
-    publish(job, settings, student, work / "train" / CANDIDATE.format(0), measured, num_prompts)
+        num_prompts, test_ids, texts = _answers(job, settings, work, show, clock, share)
+    count = None if has_table else PhraseCount(texts, spec.vocab_size)
+    ways = {LOOKUPS: WITHOUT}
+    try:
+        if is_training:
+            job, settings, chosen = _with_columns(asked, plan, spec, texts, clock)
+            say(f"trains {chosen.size.text()}: {expectation(chosen)}")
+            with clock.stage("train"):
+                student = _train(job, settings, plan.costs, work, texts, show, clock)
+            give_back()
+            write_student(job, settings, student, work / "select" / "last")
+            ways[DRAFTER] = _way(job.method, work / "select" / "last")
+        else:
+            say(f"no network is expected to pay ({expectation(plan.best)}): counts phrases alone")
+        with clock.stage("compare"):
+            seconds = max(clock.until(0.95 if is_training else 0.9), 5.0)
+            table = asked.out / PHRASES
+            if count is not None and count.finish(table, seconds):
+                ways[PHRASES] = f"{WITHOUT}:phrases={table}"
+                if DRAFTER in ways and job.method == "draft":
+                    ways[DRAFTER] += f":phrases={table}"
+            speeds = _compare(asked, ways, test_ids, clock)
+    finally:
+        if count is not None:
+            count.stop()
+    measured = None
+    if is_training:
+        measured = _measured(speeds)
+        checkpoint = work / "train" / CANDIDATE.format(0)
+        publish(job, settings, student, checkpoint, measured, num_prompts)
     return _outcome(asked, job, plan, speeds, measured)
 
 
@@ -146,9 +169,11 @@ def _job(asked: Asked, size: Size) -> Job:
 
 
 def _answers(
-    job: Job, settings: Settings, work: Path, show: Progress, clock: Clock
+    job: Job, settings: Settings, work: Path, show: Progress, clock: Clock, share: float
 ) -> tuple[int, list[list[int]], Texts]:
-    train_ids, test_ids = answer_prompts(job, settings, work, show, clock.until(ANSWERED) / 1.25)
+    # However long measuring took, there must be something to learn from.
+    seconds = max(clock.until(share), LEAST * clock.seconds) / 1.25
+    train_ids, test_ids = answer_prompts(job, settings, work, show, seconds)
     give_back()
     texts = read_answers(work / "answers")
     if len(texts) < MIN_ANSWERS:
@@ -171,8 +196,9 @@ def _with_columns(
     job = _job(asked, best)
     job.options |= {"draft_vocab": str(ranked[0].size.columns)}
     job.options |= {"stops_flat": "true", "precision": asked.options.get("precision", "float16")}
-    minutes = (TRAINED * clock.seconds - _before_training(clock)) / 60
-    job.options |= {"minutes": f"{max(minutes, 0.01):.4f}"}
+    seconds = TRAINED * clock.seconds - _before_training(clock)
+    minutes = max(seconds, LEAST * clock.seconds) / 60
+    job.options |= {"minutes": f"{minutes:.4f}"}
     every = max(3.6 * minutes, 2.0)  # a look at held-out answers costs little beside that
     job.options |= {"test_every": f"{every:.1f}", **asked.options}
     return job, read_settings(job.method, job.options), ranked[0]
@@ -224,12 +250,9 @@ def _way(method: str, folder: Path) -> str:
     return f"auto:draft={folder}" if method == "draft" else f"{drafts_as(method)}:{folder}"
 
 
-def _compare(
-    asked: Asked, job: Job, folder: Path, test_ids: list[list[int]], clock: Clock
-) -> Speeds:
+def _compare(asked: Asked, ways: dict[str, str], test_ids: list[list[int]], clock: Clock) -> Speeds:
     from hunch import LLM
 
-    ways = {LOOKUPS: WITHOUT, DRAFTER: _way(job.method, folder)}
     if _has_other(asked):
         ways[BEFORE] = "auto"
     engine = engine_for_one(asked.target, asked.engine, context_of(asked))
@@ -238,58 +261,98 @@ def _compare(
         return compare_speeds(llm, ways, test_ids[:NUM_TRIED], seconds=seconds)
 
 
+def _has_table(asked: Asked) -> bool:
+    """Whether a phrase table comes with hunch: more answers were counted for it than here."""
+    name = Path(find_files(asked.target).path).name
+    return any(name == Path(wheel.member).name for wheel in KNOWN.values())
+
+
 def _has_other(asked: Asked) -> bool:
     """Whether `auto` drafts with another network for this target as it is."""
     files = find_files(asked.target)
     trained = find_trained(asked.target, Path(files.path), device_of(asked))
     if trained is not None:
         return trained.path != str(asked.out.resolve())
-    return any(Path(files.path).name == Path(wheel.member).name for wheel in KNOWN.values())
+    return _has_table(asked)
 
 
-def _measured(speeds: Speeds, num_tokens: int) -> Measured:
+def _measured(speeds: Speeds) -> Measured:
     return Measured(
         tokens_per_pass=speeds.tokens_per_pass[DRAFTER],
         acceptance_rate=speeds.acceptance_rate[DRAFTER],
         per_position=speeds.per_position[DRAFTER],
         cost_per_node=speeds.node_cost[DRAFTER],
-        num_tokens=num_tokens,
+        num_tokens=speeds.num_tokens,
     )
 
 
-def _outcome(asked: Asked, job: Job, plan: Plan, speeds: Speeds, measured: Measured) -> Outcome:
-    own, lookups = speeds.speedup[DRAFTER], speeds.speedup[LOOKUPS]
-    before = speeds.speedup.get(BEFORE, lookups)
-    pays = own > PAYS * max(lookups, 1.0) and own >= before
-    other = "" if BEFORE not in speeds.speedup else f", auto with the drafter it has {before:.2f}x"
+_NAMES = {
+    DRAFTER: "the drafter",
+    PHRASES: "a phrase table of its answers",
+    LOOKUPS: "lookups alone",
+    BEFORE: "auto as it was",
+}
+
+
+def _outcome(
+    asked: Asked, job: Job, plan: Plan, speeds: Speeds, measured: Measured | None
+) -> Outcome:
+    """What is best by the clock, and on the list if it is new."""
+    found = speeds.speedup
+    facts = ", ".join(
+        f"{words} {found[name]:.2f}x ({speeds.tokens_per_pass[name]:.2f} tokens per pass)"
+        for name, words in _NAMES.items()
+        if name in found
+    )
     facts = (
-        f"{asked.out}: {measured.tokens_per_pass:.2f} tokens per pass, {own:.2f}x of plain "
-        f"decoding; lookups alone {lookups:.2f}x{other} "
-        f"({speeds.num_prompts} held-out prompts, one request at a time)."
+        f"{asked.out}, speed of plain decoding: {facts}; {speeds.num_prompts} held-out prompts, "
+        "one request at a time."
     )
-    if not pays:
+    new = [name for name in (DRAFTER, PHRASES) if name in found]
+    best = max(new, key=lambda name: found[name], default=LOOKUPS)
+    if found[best] < PAYS * max(found[LOOKUPS], 1.0) or found[best] < found.get(BEFORE, 0.0):
         return Outcome(False, plan, f"{facts} {_remedy(asked, job)}", speeds, measured)
-    use = f"--speculate {_way(job.method, asked.out)}"
+    names = [PHRASES] if best == PHRASES else [name for name in new if name != PHRASES]
+    if best == DRAFTER and PHRASES in new and job.method == "draft":
+        names.append(PHRASES)
+    if DRAFTER in new and best == PHRASES:
+        facts += " The network does not pay here, the phrases do."
+    text = f"{facts} It pays: use --speculate {_use(asked, job, names)}."
     if asked.is_listed:
-        files = find_files(asked.target)
-        add_trained(
-            TrainedDrafter(
-                target=asked.target,
-                digest=digest_of(Path(files.path)),
-                method=drafts_as(job.method),
-                path=str(asked.out.resolve()),
-                device=device_of(asked),
-                speedup=own,
-                tokens_per_pass=measured.tokens_per_pass,
-            )
+        for name in names:
+            _list(asked, job, name, speeds)
+        text = f"{facts} It pays: auto takes it from now on for {asked.target} (hunch drafters)."
+    return Outcome(True, plan, text, speeds, measured)
+
+
+def _use(asked: Asked, job: Job, names: list[str]) -> str:
+    if DRAFTER not in names:
+        return f"auto:phrases={asked.out / PHRASES}"
+    table = f":phrases={asked.out / PHRASES}" if PHRASES in names else ""
+    return _way(job.method, asked.out) + table
+
+
+def _list(asked: Asked, job: Job, name: str, speeds: Speeds) -> None:
+    path = asked.out if name == DRAFTER else asked.out / PHRASES
+    add_trained(
+        TrainedDrafter(
+            target=asked.target,
+            digest=digest_of(Path(find_files(asked.target).path)),
+            method=drafts_as(job.method) if name == DRAFTER else PHRASES,
+            path=str(path.resolve()),
+            device=device_of(asked),
+            speedup=speeds.speedup[name],
+            tokens_per_pass=speeds.tokens_per_pass[name],
         )
-        use = f"auto takes it from now on for {asked.target} (hunch drafters lists it)"
-    return Outcome(True, plan, f"{facts} It pays: {use}.", speeds, measured)
+    )
 
 
 def _remedy(asked: Asked, job: Job) -> str:
-    return (
-        f"It does not pay here, and auto goes on without it. Train longer (--minutes "
-        f"{3 * asked.minutes:g}), on prompts like those you serve (--prompts), or keep to lookups; "
-        f"it is kept: --speculate {drafts_as(job.method)}:{asked.out} drafts with it all the same."
+    words = (
+        "It does not pay here, and auto goes on without it. Train longer (--minutes "
+        f"{3 * asked.minutes:g}), on prompts like those you serve (--prompts), or keep to lookups."
     )
+    if (asked.out / "model.safetensors").is_file():
+        how = f"--speculate {drafts_as(job.method)}:{asked.out}"
+        words += f" It is kept: {how} drafts with it all the same."
+    return words

@@ -32,6 +32,7 @@ WITHOUT = "auto:draft=off"  # what serves a target that has no drafter
 PAYS = 1.02  # over the best without it: less drowns in noise
 # Shares of all minutes at which stages end; what is left after the last one is for measuring.
 ANSWERED, TRAINED = 0.35, 0.88
+COUNTED = 0.7  # where answers are counted, and no network is trained
 NUM_TRIED = 24  # prompts of a comparison, at most
 _MEASURING, _MEASURING_SHARE = 20.0, 0.08  # seconds, or share, for lookups in the engine
 _NUM_SHOWN = 4

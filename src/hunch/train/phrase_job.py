@@ -1,0 +1,80 @@
+"""A phrase table counted beside other work: in a process of its own, while a network is trained."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from hunch.errors import TrainingError
+from hunch.kernels.phrases import FILE, load_phrases
+from hunch.train.batches import Texts
+from hunch.train.files import write_json, write_whole
+
+MAX_TOKENS = 1_500_000  # of texts that are counted; more take minutes
+_COUNTER = "hunch.train.count"
+
+
+def stored_texts(texts: Texts, vocab_size: int) -> bytes:
+    """Texts as the counting process reads them, not more than it can count in time."""
+    num_texts = int(np.searchsorted(texts.offset, MAX_TOKENS, side="right"))
+    some = texts.take(np.arange(max(min(num_texts, len(texts)), 1)))
+    data = io.BytesIO()
+    np.savez(
+        data,
+        tokens=some.tokens.astype(np.uint32),
+        offset=some.offset,
+        prompt_len=some.prompt_len,
+        vocab_size=np.array(vocab_size),
+    )
+    return data.getvalue()
+
+
+def write_table(folder: Path, data: bytes, vocab_size: int) -> None:
+    """A counted table as the directory that `phrases=` takes."""
+    table = load_phrases(data, vocab_size)
+    config = {"model_type": "phrase_table", "vocab_size": vocab_size}
+    write_json(folder / "config.json", {**config, "max_order": table.max_order})
+    write_whole(folder / FILE, lambda part: part.write_bytes(data))
+
+
+class PhraseCount:
+    """Begins at once; `finish` waits for what is missing."""
+
+    def __init__(self, texts: Texts, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._texts = tempfile.TemporaryFile()  # noqa: SIM115  it must outlive this function
+        self._texts.write(stored_texts(texts, vocab_size))
+        self._texts.seek(0)
+        self._found, self._words = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        command = [sys.executable, "-m", _COUNTER]
+        self._process = subprocess.Popen(
+            command, stdin=self._texts, stdout=self._found, stderr=self._words
+        )
+
+    def finish(self, folder: Path, seconds: float) -> bool:
+        """Write the table to the folder; False: it took longer than `seconds` more."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return False
+        self._words.seek(0)
+        self._found.seek(0)
+        if code:
+            lines = self._words.read().decode(errors="replace").strip().splitlines()
+            raise TrainingError(f"phrases could not be counted: {lines[-1] if lines else code}")
+        write_table(folder, self._found.read(), self.vocab_size)
+        return True
+
+    def stop(self) -> None:
+        """End the process; what it has counted so far is lost."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for file in (self._texts, self._found, self._words):
+            file.close()
