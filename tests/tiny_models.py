@@ -39,9 +39,18 @@ def write_tokenizer(path: Path) -> int:
 
 
 def write_llama(
-    path: Path, *, seed: int = 0, layers: int = 2, width: int = 64, max_len: int = 512
+    path: Path,
+    *,
+    seed: int = 0,
+    layers: int = 2,
+    width: int = 64,
+    max_len: int = 512,
+    num_experts: int = 0,
 ) -> Path:
-    """A random Llama whose greedy text wanders and repeats, as drafters like it."""
+    """A random Llama whose greedy text wanders and repeats, as drafters like it.
+
+    With experts it is a Mixtral: two of them for every token.
+    """
     path.mkdir(parents=True, exist_ok=True)
     vocab_size = write_tokenizer(path)
     heads, kv_heads, head_dim, ffn = 4, 2, 32, 2 * width
@@ -64,10 +73,19 @@ def write_llama(
             f"{prefix}.self_attn.k_proj.weight": normal(kv_heads * head_dim, width),
             f"{prefix}.self_attn.v_proj.weight": normal(kv_heads * head_dim, width),
             f"{prefix}.self_attn.o_proj.weight": normal(width, heads * head_dim),
-            f"{prefix}.mlp.gate_proj.weight": normal(ffn, width),
-            f"{prefix}.mlp.up_proj.weight": normal(ffn, width),
-            f"{prefix}.mlp.down_proj.weight": normal(width, ffn),
         }
+        if num_experts:
+            moe = f"{prefix}.block_sparse_moe"
+            tensors[f"{moe}.gate.weight"] = normal(num_experts, width)
+            names = {f"{moe}.experts.{e}": ("w1", "w3", "w2") for e in range(num_experts)}
+        else:
+            names = {f"{prefix}.mlp": ("gate_proj", "up_proj", "down_proj")}
+        for stem, (gate, up, down) in names.items():
+            tensors |= {
+                f"{stem}.{gate}.weight": normal(ffn, width),
+                f"{stem}.{up}.weight": normal(ffn, width),
+                f"{stem}.{down}.weight": normal(width, ffn),
+            }
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -86,6 +104,9 @@ def write_llama(
         "eos_token_id": vocab_size - 1,
         "torch_dtype": "float32",
     }
+    if num_experts:
+        config |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        config |= {"num_local_experts": num_experts, "num_experts_per_tok": 2}
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     (path / "config.json").write_text(json.dumps(config))
     return path

@@ -237,3 +237,17 @@ def test_steps_that_do_more_have_costs_of_their_own() -> None:
     assert costs.seconds(8, StepShape(7)) == pytest.approx(3 * expected, rel=0.2)
     assert costs.seconds(8, StepShape(0)) < 1.3 * (CAPTURED[StepShape(0)] + 8 * 0.01)
     assert free.seconds(8, StepShape(7)) == CAPTURED[StepShape(7)]
+
+
+def test_the_first_nodes_may_ask_most_of_the_experts():
+    """Costs that rise at once and then hardly are not taken for disturbed ones."""
+    measured = {0: 0.010, 1: 0.016, 3: 0.021, 7: 0.024}
+    costs = StepCosts(has_experts=True)
+    for num_nodes, seconds in measured.items():
+        costs.capture(4, StepShape(num_nodes), seconds)
+    for num_nodes, seconds in measured.items():
+        assert costs.seconds(4, StepShape(num_nodes)) == pytest.approx(seconds)
+    costs.capture(8, StepShape(0), 0.010)
+    costs.capture(8, StepShape(1), 0.9)  # disturbed
+    costs.capture(8, StepShape(3), 0.02)
+    assert costs.seconds(8, StepShape(1)) == pytest.approx(0.02)

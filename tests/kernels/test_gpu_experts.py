@@ -83,9 +83,10 @@ def test_answers_are_the_experts(num_tokens: int, has_bias: bool) -> None:
     choice = gpu_experts.arrange(chosen.int(), weight, 8)
     y = torch.full((num_tokens * 3, inner), float("nan"), device=DEVICE)
     answer = torch.full((3, num_tokens, width), float("nan"), device=DEVICE)
-    gpu_experts.experts_up(choice, x, up, y, biases[0])
+    act = "clipped" if has_bias else "silu"
+    gpu_experts.experts_up(choice, x, up, y, biases[0], activation=act)
     gpu_experts.experts_down(choice, y, down, answer, biases[1])
-    want = experts.experts_ref(x, chosen, weight, up, down, "silu", *biases)
+    want = experts.experts_ref(x, chosen, weight, up, down, act, *biases)
     torch.testing.assert_close(answer.sum(0).double(), want, atol=1e-4, rtol=1e-4)
 
 

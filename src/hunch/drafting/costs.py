@@ -199,14 +199,22 @@ class StepCosts:
     compared. What a shape takes apart from that is learned while it is in use, and so is how long
     the host keeps the device waiting after it. A shape whose capture was disturbed would never be
     used, and so never be corrected: none is thought dearer than the line between the next smaller
-    and the next larger one. Shapes that were not captured are read off a curve by packed tokens.
+    and the next larger one, or where a target has experts than the larger one. Shapes that were not
+    captured are read off a curve by packed tokens.
 
     Steps whose rows ask for more than tokens (rules, masks, scores) have costs of their own beside
     the `free` ones. They are captured as they come: until then a shape is thought to take what a
     free one does, and as much more per packed token as those that are known.
     """
 
-    def __init__(self, *, is_measured: bool = True, free: StepCosts | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        is_measured: bool = True,
+        free: StepCosts | None = None,
+        has_experts: bool = False,
+    ) -> None:
+        self.has_experts = has_experts
         self.free = free
         self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
         self.is_measured = is_measured
@@ -237,7 +245,8 @@ class StepCosts:
         for low, shape, high in zip(shapes, shapes[1:], shapes[2:], strict=False):
             least, most = captured[num_rows, low], captured[num_rows, high]
             share = (shape.num_nodes - low.num_nodes) / (high.num_nodes - low.num_nodes)
-            line = least + share * (most - least)
+            # The first nodes ask more new experts than the last: such costs lie above the line.
+            line = most if self.has_experts else least + share * (most - least)
             captured[num_rows, shape] = min(captured[num_rows, shape], line)
 
     def record(

@@ -103,12 +103,18 @@ class Policy:
     """
 
     def __init__(
-        self, drafter: DeviceDrafter | None, rows: RowLengths, *, is_measured: bool = True
+        self,
+        drafter: DeviceDrafter | None,
+        rows: RowLengths,
+        *,
+        is_measured: bool = True,
+        has_experts: bool = False,  # of the target
     ) -> None:
         num_rows = len(rows.known)
         self.drafter, self.rows = drafter, rows
         self.shapes = StepShapes((StepShape(0),) if drafter is None else drafter.shapes)
-        self.costs = StepCosts(is_measured=is_measured)  # of steps whose rows ask for tokens alone
+        # Of steps whose rows ask for tokens alone.
+        self.costs = StepCosts(is_measured=is_measured, has_experts=has_experts)
         self._other_costs: dict[int, StepCosts] = {}  # by what else they ask for
         self.margin = 0.0 if drafter is None else drafter.margin
         is_guided = drafter is not None and drafter.is_guided
@@ -170,8 +176,10 @@ class Policy:
         if not asks:
             return self.costs
         if asks not in self._other_costs:
-            is_measured = self.costs.is_measured
-            self._other_costs[asks] = StepCosts(is_measured=is_measured, free=self.costs)
+            costs = self.costs
+            self._other_costs[asks] = StepCosts(
+                is_measured=costs.is_measured, free=costs, has_experts=costs.has_experts
+            )
         return self._other_costs[asks]
 
     def choose(self, row_R: np.ndarray, *, asks: int = 0, is_host: bool = False) -> StepShape:

@@ -72,7 +72,7 @@ def _experts_kernel(
     x_ptr, w_ptr, bias_ptr, y_ptr, weight_ptr, chosen_ptr, sorted_ptr, expert_ptr, count_ptr,
     total_ptr, N, K, num_tiles, answer_stride,
     NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
-    IS_UP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
     """IS_UP: gated products of tokens, a row per pair. Else: weighted answers of those rows."""
@@ -110,7 +110,7 @@ def _experts_kernel(
         if IS_UP:
             if HAS_BIAS:
                 b += tl.load(bias_ptr + first + N + offs_a).to(tl.float32)[None, :]
-            y = gated(a, b, y_ptr.dtype.element_ty, "silu")
+            y = gated(a, b, y_ptr.dtype.element_ty, ACT)
             tl.store(y_ptr + long[:, None] * N + offs_n[None, :], y, mask=is_out)
         else:
             weight = tl.load(weight_ptr + pair, mask=is_row, other=0.0)
@@ -209,7 +209,7 @@ def tile_for(choice: Choice, num_outputs: int, k: int, *, is_up: bool) -> Tile:
 
 def _launch(
     choice: Choice, x: Tensor, w_ENK: Tensor, bias_EN: Tensor | None, y: Tensor, num_outputs: int,
-    answer_stride: int, tile: Tile | None, *, is_up: bool,
+    answer_stride: int, tile: Tile | None, *, is_up: bool, activation: str = "silu",
 ) -> None:  # fmt: skip
     num_experts, _, k = w_ENK.shape
     tile = tile or tile_for(choice, num_outputs, k, is_up=is_up)
@@ -223,6 +223,7 @@ def _launch(
           (choice.sorted_P, choice.expert_B, choice.count_B, choice.total)),
         num_outputs, k, num_tiles, answer_stride,
         NUM_EXPERTS=num_experts, NUM_CHOSEN=chosen.shape[1], IS_DIRECT=is_direct, IS_UP=is_up,
+        ACT=activation,
         HAS_BIAS=bias_EN is not None, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k, IS_EVEN=k % tile.block_k == 0,
         **options(tile.num_warps, tile.num_stages),
@@ -231,10 +232,11 @@ def _launch(
 
 def experts_up(
     choice: Choice, x_TD: Tensor, w_EUD: Tensor, y_PF: Tensor, bias_EU: Tensor | None = None,
-    tile: Tile | None = None,
+    tile: Tile | None = None, activation: str = "silu",
 ) -> None:  # fmt: skip
-    """silu(gate) * up of every pair."""
-    _launch(choice, x_TD, w_EUD, bias_EU, y_PF, w_EUD.shape[1] // 2, 0, tile, is_up=True)
+    """act(gate) * up of every pair; `activation` is one of `activation.KERNEL_NAMES`' values."""
+    _launch(choice, x_TD, w_EUD, bias_EU, y_PF, w_EUD.shape[1] // 2, 0, tile, is_up=True,
+            activation=activation)  # fmt: skip
 
 
 def experts_down(

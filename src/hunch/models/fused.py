@@ -217,7 +217,6 @@ def float_logits(hidden_MD: Tensor, weight_VD: Tensor) -> Tensor:
 def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
     """What the fused layers do not compute, by name, and whether it is there."""
     return {
-        f"experts with {spec.activation}": spec.experts is not None and spec.activation != "silu",
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.gpu_experts import CHUNK, arrange, combine, experts_down, experts_up, share
 from hunch.kernels.gpu_gemm import gemm_gated, gemm_parts, num_parts
 from hunch.kernels.gpu_route import Timing, route
@@ -23,6 +24,7 @@ class FusedExperts:
     def __init__(self, experts: Experts, timing: Timing) -> None:
         self.experts, self.router, self.timing = experts, experts.router, timing
         dtype = experts.gate_up.weight_NK.dtype
+        self.activation = KERNEL_NAMES[experts.activation]
         self.router_ED = self.router.logits.weight_NK.to(dtype)
         gate = experts.shared_gate
         self.share_1D = None if gate is None else gate.weight_NK.to(dtype)
@@ -66,7 +68,7 @@ class FusedExperts:
         choice = arrange(chosen_TK, weight_TK, num_experts)
         up, down = experts.gate_up, experts.down
         y_PF = h_TD.new_empty(chosen_TK.numel(), down.weight_NK.shape[2])
-        experts_up(choice, h_TD, up.weight_NK, y_PF, up.bias_N)
+        experts_up(choice, h_TD, up.weight_NK, y_PF, up.bias_N, activation=self.activation)
         experts_down(choice, y_PF, down.weight_NK, answer_KTD, down.bias_N)
 
     def _num_shared(self, num_tokens: int) -> int:
@@ -77,7 +79,7 @@ class FusedExperts:
         shared = self.experts.shared
         assert shared is not None
         y_TF = h_TD.new_empty(len(h_TD), shared.down.weight_NK.shape[1])
-        gemm_gated(h_TD, shared.gate_up.weight_NK, y_TF)
+        gemm_gated(h_TD, shared.gate_up.weight_NK, y_TF, activation=self.activation)
         if self.share_1D is not None:
             num_slices = split_of(*self.share_1D.shape)
             logit_ST1 = parts_STD.new_empty(num_slices, len(h_TD), 1)

@@ -11,6 +11,7 @@ from hunch.step.runner import Runner
 from hunch.types import Request, RowStart, RowWork, SamplingParams
 
 SIZES = (1, 2, 4, 8, 16, 32)
+SPREAD = 7919  # from one token id to the next
 MAX_SECONDS = 0.5  # a slow model learns the rest of its curve while it serves
 
 
@@ -22,7 +23,9 @@ def calibrate(runner: Runner) -> None:
         num_blocks = -(-size // capacity.block_size)
         if num_blocks > capacity.num_blocks or size > capacity.max_len or spent > MAX_SECONDS:
             break
-        request = Request(id="", prompt_ids=[0] * size, params=SamplingParams(), seed=0)
+        # All different: tokens that are alike would ask the same few experts.
+        ids = [(SPREAD * i + 1) % runner.target.spec.vocab_size for i in range(size)]
+        request = Request(id="", prompt_ids=ids, params=SamplingParams(), seed=0)
         start = RowStart(
             row=0,
             request=request,

@@ -92,7 +92,12 @@ class CapturedSteps:
         self.device_rows = DeviceRows(capacity, self.rows, width, device)
         found = host_drafter.on_device() if isinstance(host_drafter, WorksOnDevice) else None
         self.drafter: DeviceDrafter | None = found
-        self.policy = Policy(found, self.rows, is_measured=parts.cost.is_measured)
+        self.policy = Policy(
+            found,
+            self.rows,
+            is_measured=parts.cost.is_measured,
+            has_experts=parts.target.spec.experts is not None,
+        )
         self.steps = StepGraphs(
             parts.target,
             parts.kv[0],

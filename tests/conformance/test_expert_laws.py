@@ -1,0 +1,74 @@
+"""The law for a target with experts: what a draft asks of them changes no token of the text."""
+
+from pathlib import Path
+
+import pytest
+
+from drafters import speculate_for
+from hunch import LLM, SamplingParams
+from tiny_models import write_llama
+
+PROMPTS = ["the model and the guess", "fast token fast token fast token fast", "to be or not to be"]
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=32, ignore_eos=True),
+    "seeded": SamplingParams(temperature=0.9, top_p=0.95, max_tokens=24, seed=11),
+}
+SMALL = {"max_model_len": 256, "kv_bytes": 8_000_000, "threads": 1}
+ENGINES: dict[str, dict[str, object]] = {
+    "batch": {"always_draft": True},
+    "small chunks": {"always_draft": True, "max_num_batched_tokens": 5, "max_num_seqs": 2},
+    "torch": {"always_draft": True, "kernels": "torch"},
+}
+PAIRS = [
+    pytest.param(speculate, engine, marks=[] if engine == "batch" else pytest.mark.slow)
+    for speculate in ("suffix", "recycling", "draft", "auto")
+    for engine in ENGINES
+] + [("ngram", "small chunks"), ("recycling", "torch")]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("experts"), num_experts=6)
+
+
+def texts(llm: LLM) -> list[list[int]]:
+    return [
+        output.outputs[0].token_ids
+        for params in PARAMS.values()
+        for output in llm.generate(PROMPTS, params)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> dict[str, list[list[int]]]:
+    found = {}
+    for kernels in ("auto", "torch"):
+        options = {"kernels": kernels, "max_num_seqs": 1, "dtype": "float32"}
+        with LLM(str(target), speculate="off", **SMALL, **options) as llm:
+            found[kernels] = texts(llm)
+    return found
+
+
+@pytest.mark.parametrize(("speculate", "engine"), PAIRS)
+def test_text_does_not_depend_on_the_drafter(
+    speculate: str,
+    engine: str,
+    target: Path,
+    plain: dict[str, list[list[int]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    options = ENGINES[engine]
+    spec = speculate_for(speculate, target, tmp_path_factory.mktemp("draft"))
+    with LLM(str(target), speculate=spec, dtype="float32", **SMALL, **options) as llm:
+        assert texts(llm) == plain[str(options.get("kernels", "auto"))]
+        assert llm.stats()["drafted"] > 0
+
+
+def test_quantised_experts_too(target: Path) -> None:
+    """In 8 bits, where activations are rounded by groups as well."""
+    with LLM(str(target), speculate="off", dtype="int8", max_num_seqs=1, **SMALL) as llm:
+        expected = texts(llm)
+    with LLM(
+        str(target), speculate="suffix:adaptive=false", dtype="int8", always_draft=True, **SMALL
+    ) as llm:
+        assert texts(llm) == expected
