@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from hunch.kernels import gpu_gemm
+from hunch.kernels import gpu_gemm, gpu_quant
 from hunch.kernels.quant import Codes, Quantised, join, pack, quantise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,6 +85,12 @@ def test_a_product_is_that_of_the_numbers(kind: str, form: str, group: int) -> N
     gpu_gemm.gemm(x, held, got)
     gpu_gemm.gemm(x, numbers, want)
     same(got, want)
+
+
+@pytest.mark.parametrize(("kind", "form", "group"), FORMS)
+def test_a_weight_is_expanded_for_many_rows(kind: str, form: str, group: int) -> None:
+    held, numbers = weight(kind, form, group)
+    assert torch.equal(gpu_quant.expand(held), numbers)
 
 
 def test_slices_bias_and_odd_sizes() -> None:

@@ -39,7 +39,7 @@ def test_layers_run_over_any_attention_and_let_gradients_through():
     )
     functional.cross_entropy(logits[:-1], ids_T[1:]).backward()
     tensors = dict(model.named_tensors())
-    assert "layers.2.attn.qkv.weight_NK" in tensors
+    assert "layers.2.attn.qkv.weight" in tensors
     without = [n for n, t in tensors.items() if t.grad is None or not t.grad.abs().sum() > 0]
     assert without == []
 

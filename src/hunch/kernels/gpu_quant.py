@@ -306,3 +306,44 @@ def launch(
         HAS_UNIT=unit is not None, ROUTE=_route(w), BLOCK_M=tile.block_m, BLOCK_N=block_n,
         IS_EVEN=k % span == 0, GROUP=tile.group, **options(tile.num_warps, tile.num_stages),
     )  # fmt: skip
+
+
+@triton.jit
+def _expand_kernel(
+    data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, y_ptr, num_rows, K,
+    KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
+    GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, ROUTE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One span of a few outputs."""
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, WORDS)
+    is_row = offs_n < num_rows
+    offs_w = tl.minimum(offs_n, num_rows - 1)
+    line_W = (offs_w + tl.program_id(1) * num_rows).to(tl.int64)
+    word = tl.load(data_ptr + line_W[:, None] * WORDS + offs_k[None, :])
+    for part in tl.static_range(SPAN // WORDS):
+        first = tl.program_id(1) * SPAN + part * WORDS
+        scale, offset, minimum = _scales(
+            scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, tl.minimum(first, K - 1),
+            offs_w, num_rows, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT
+        )  # fmt: skip
+        w = _numbers(word, scale, offset, minimum, y_ptr.dtype.element_ty, part, KIND, ROUTE,
+                     HAS_ZERO)  # fmt: skip
+        is_in = is_row[:, None] & (offs_k < K - first)[None, :]
+        tl.store(y_ptr + offs_n[:, None].to(tl.int64) * K + first + offs_k[None, :], w, mask=is_in)
+
+
+def expand(w: Quantised) -> Tensor:
+    """The numbers a weight stands for, [N, K]; columns in the order of its codes."""
+    y_NK = torch.empty(w.shape, dtype=w.dtype, device=w.device)
+    scale, block_n = w.scale_GN, 64
+    _expand_kernel[(cdiv(w.shape[0], block_n), len(w.data_SNW))](
+        w.data_SNW, scale, scale if w.zero_GN is None else w.zero_GN,
+        scale if w.minimum_GN is None else w.minimum_GN, scale if w.unit_UN is None else w.unit_UN,
+        scale if w.min_unit_UN is None else w.min_unit_UN, y_NK, *w.shape,
+        KIND=w.kind, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
+        UNIT_K=UNIT_GROUP, HAS_ZERO=w.zero_GN is not None, HAS_MINIMUM=w.minimum_GN is not None,
+        HAS_UNIT=w.unit_UN is not None, ROUTE=_route(w), BLOCK_N=block_n, num_warps=4,
+    )  # fmt: skip
+    return y_NK

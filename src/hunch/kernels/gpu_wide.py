@@ -12,7 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hunch.kernels.gpu_gemm import gemm, gemm_parts, slice_of, split_of
+from hunch.kernels.gpu_gemm import gemm, gemm_parts
+from hunch.kernels.gpu_quant import expand
+from hunch.kernels.quant import Quantised, Weight
+from hunch.kernels.slices import slice_of, split_of
 
 SMALLEST, LARGEST = 256, 8192
 MIN_ROWS = 129  # below, our own kernels are as fast
@@ -34,14 +37,23 @@ def cuts(num_rows: int) -> list[tuple[int, int]]:
     return parts
 
 
-def product(x_PK: Tensor, w_NK: Tensor, y_PN: Tensor) -> None:
+def _numbers(x_PK: Tensor, w: Weight) -> tuple[Tensor, Tensor]:
+    """Inputs and weights for the library, which knows numbers of 16 bits alone."""
+    if not isinstance(w, Quantised):
+        return x_PK, w
+    return x_PK if w.order_K is None else x_PK.index_select(1, w.order_K), expand(w)
+
+
+def product(x_PK: Tensor, w_NK: Weight, y_PN: Tensor) -> None:
     """y = x W^T, rounded once."""
+    x_PK, w_NK = _numbers(x_PK, w_NK)
     for first, last in cuts(len(x_PK)):
         torch.mm(x_PK[first:last], w_NK.T, out=y_PN[first:last])
 
 
-def product_parts(x_PK: Tensor, w_NK: Tensor, parts_SPN: Tensor) -> None:
+def product_parts(x_PK: Tensor, w_NK: Weight, parts_SPN: Tensor) -> None:
     """The slices' sums in float32, as `gemm_parts` leaves them."""
+    x_PK, w_NK = _numbers(x_PK, w_NK)
     k = x_PK.shape[1]
     size = slice_of(k, len(parts_SPN))
     for index, part_PN in enumerate(parts_SPN):

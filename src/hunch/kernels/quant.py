@@ -51,15 +51,21 @@ class Codes:
 
     def rows(self, first: int, last: int) -> Codes:
         """Outputs [first, last)."""
-        return replace(self, **{n: t[first:last] for n, t in self._by_row().items()})
+        return self.take(slice(first, last))
 
-    def columns(self, first: int, last: int) -> Codes:
-        """Inputs [first, last): whole groups, or a part of the only one."""
-        assert self.order_K is None
+    def take(self, rows: slice | Tensor) -> Codes:
+        """Some outputs, or all in another order."""
+        return replace(self, **{n: t[rows] for n, t in self._by_row().items()})
+
+    def columns(self, first: int, last: int) -> Codes | None:
+        """Inputs [first, last); None where they are no whole groups, nor a part of the only one."""
+        if self.order_K is not None:
+            return None
         if self.scale_NG.shape[1] == 1:
             return replace(self, code_NK=self.code_NK[:, first:last], group=last - first)
         flat = self.flat() if first % UNIT_GROUP or last % UNIT_GROUP else self
-        assert first % flat.group == 0
+        if first % flat.group or (last % flat.group and last < self.shape[1]):
+            return None
         size = {"code_NK": 1, "unit_NU": UNIT_GROUP, "min_unit_NU": UNIT_GROUP}
         cut = {}
         for name, tensor in flat._by_row().items():

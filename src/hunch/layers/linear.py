@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hunch.kernels.linear import linear, linear_in_tiles
+from hunch.kernels.quant import Quantised, Weight
 from hunch.layers.part import Part
 from hunch.parallel.group import SINGLE, Group
 
@@ -17,9 +18,26 @@ class Linear(Part):
 
     num_tile_rows = 0  # rows of every product; 0: as many as there are
 
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
-        self.weight_NK = weight_NK
+    def __init__(self, weight: Weight, bias_N: Tensor | None = None) -> None:
+        """The weight is [N, K], as numbers or in few bits."""
+        self.weight = weight
         self.bias_N = bias_N
+
+    @property
+    def weight_NK(self) -> Tensor:
+        """The numbers themselves: made anew, at some cost, where the layer holds few bits."""
+        return self.weight.dense() if isinstance(self.weight, Quantised) else self.weight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def rows(self, ids_C: Tensor) -> Weight:
+        """The weight of some outputs alone."""
+        if isinstance(self.weight, Quantised):
+            return self.weight.rows(ids_C)
+        return self.weight[ids_C.to(self.weight.device)]
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         return self._multiply(x_TK, self.bias_N)
@@ -33,10 +51,8 @@ class Linear(Part):
 class RowLinear(Linear):
     """Split by inputs: each rank has a part of every output's sum. The bias is added once."""
 
-    def __init__(
-        self, weight_NK: Tensor, bias_N: Tensor | None = None, group: Group = SINGLE
-    ) -> None:
-        super().__init__(weight_NK, bias_N)
+    def __init__(self, weight: Weight, bias_N: Tensor | None = None, group: Group = SINGLE) -> None:
+        super().__init__(weight, bias_N)
         self.group = group
 
     def __call__(self, x_TK: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hunch.kernels.quant import Quantised
+
 
 class Part:
     """Base of every layer and network."""
@@ -43,6 +45,11 @@ class Part:
                 setattr(self, name, done[id(value)][1])
             elif isinstance(value, Part):
                 value._replace(change, done)
+            elif isinstance(value, Quantised):
+                for key, tensor in value.tensors().items():
+                    if id(tensor) not in done:
+                        done[id(tensor)] = (tensor, change(tensor))
+                    setattr(value, key, done[id(tensor)][1])
             elif isinstance(value, list):
                 for part in value:
                     part._replace(change, done)
@@ -59,6 +66,9 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield name, value
     elif isinstance(value, Part):
         yield from value.named_tensors(f"{name}.")
+    elif isinstance(value, Quantised):
+        for key, tensor in value.tensors().items():
+            yield f"{name}.{key}", tensor
     elif isinstance(value, list):  # lists hold parts, nothing else
         for index, part in enumerate(value):
             yield from _walk(f"{name}.{index}", part)

@@ -119,7 +119,7 @@ class CudaDecoder:
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state, never rounded to 16 bits."""
-        return finish_logits(float_logits(hidden_MD, self.decoder.head.weight_NK), self.spec)
+        return finish_logits(float_logits(hidden_MD, self.decoder.head.weight), self.spec)
 
 
 def check_supported(decoder: Decoder) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.quant import Weight
 from hunch.layers.attention import Attend, ExactPaged, Paged
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
@@ -105,9 +106,9 @@ class Decoder(Part):
         vocab_size = self.spec.vocab_size
         self.head_sizes = spans(vocab_size, self.group.size)
         if not self.spec.is_tied:
-            return Linear(source.take(self.names.head, vocab_size, self.spec.width, split=0))
+            return source.head(self.names.head, vocab_size, self.spec.width)
         if self.group.size == 1:
-            return Linear(self.embedding_VD)
+            return source.tied_head(self.names.embed, self.embedding_VD)
         first, last = span(vocab_size, self.group)
         return Linear(self.embedding_VD[first:last])
 
@@ -163,11 +164,11 @@ class Decoder(Part):
         return finish_logits(logits_MV.float(), self.spec)
 
     @property
-    def tables(self) -> tuple[Tensor, Tensor]:
-        return self.embedding_VD, self.head.weight_NK
+    def tables(self) -> tuple[Tensor, Weight]:
+        return self.embedding_VD, self.head.weight
 
     def output_rows(self, ids_C: Tensor) -> Tensor:
-        return self.head.weight_NK[ids_C.to(self.device)]
+        return Linear(self.head.rows(ids_C)).weight_NK
 
     def kv_shape(self) -> tuple[int, int, int]:
         """Layers, KV heads and head width of the cache on this device."""

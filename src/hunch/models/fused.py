@@ -21,6 +21,7 @@ from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
 from hunch.kernels.gpu_route import Timing
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
+from hunch.kernels.quant import Quantised, Weight
 from hunch.kernels.slices import split_of
 from hunch.layers.attention import Heads
 from hunch.layers.block import Block, PostNormBlock
@@ -32,6 +33,7 @@ from hunch.models.fused_experts import FusedExperts
 from hunch.models.spec import ModelSpec
 
 MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
+MIN_QUANTISED_ROWS = 769  # below, expanding weights for the library takes longer than it saves
 MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
 
 
@@ -68,11 +70,13 @@ class FusedLayers:
     def __init__(
         self, blocks: Sequence[Block], tables: Sequence[Tensor], eps: float, is_wide: bool = False
     ) -> None:
-        self.timing = Timing(blocks[0].attn.qkv.weight_NK.device)
+        self.timing = Timing(blocks[0].attn.qkv.weight.device)
         self.layers = [_layer(block, self.timing) for block in blocks]
         assert all(layer.attn_norm is not None for layer in self.layers[1:])
         self.tables = tables  # rotary, LH each; none: positions are not in the heads
         self.eps, self.is_wide = eps, is_wide
+        is_small = any(isinstance(layer.qkv.weight, Quantised) for layer in self.layers)
+        self.min_rows = MIN_QUANTISED_ROWS if is_small else MIN_ROWS
 
     def num_rows(self, num_tokens: int) -> int:
         """Rows that inputs of `run` should have; those past the tokens are never read."""
@@ -155,13 +159,13 @@ class FusedLayers:
         where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T)
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
         if table_LH is not None and layer.head_norms is None and is_small:
-            gemm_rope(h_PE, qkv.weight_NK, *where, table_LH, qkv.bias_N)
+            gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
         else:
-            qkv_PK = h_PE.new_empty(len(h_PE), len(qkv.weight_NK))
+            qkv_PK = h_PE.new_empty(len(h_PE), qkv.shape[0])
             if self._is_for_many(num_tokens):
-                product(h_PE, qkv.weight_NK, qkv_PK)
+                product(h_PE, qkv.weight, qkv_PK)
             else:
-                gemm(h_PE, qkv.weight_NK, qkv_PK, qkv.bias_N)
+                gemm(h_PE, qkv.weight, qkv_PK, qkv.bias_N)
             rope_kv(qkv_PK[:num_tokens], *where, table_LH, layer.head_norms, self.eps)
         out_PN = h_PE.new_empty(len(h_PE), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
@@ -177,36 +181,36 @@ class FusedLayers:
         up, down, act = layer.gate_up, layer.down, layer.activation
         assert up is not None
         assert down is not None
-        num_outputs = len(up.weight_NK)
+        num_outputs = up.shape[0]
         y_PF = h_PD.new_empty(len(h_PD), num_outputs // 2 if layer.is_gated else num_outputs)
         if layer.is_gated and not self._is_for_many(num_tokens):
-            gemm_gated(h_PD, up.weight_NK, y_PF, up.bias_N, activation=act)
+            gemm_gated(h_PD, up.weight, y_PF, up.bias_N, activation=act)
             return self._parts(y_PF, down, num_tokens)
         up_PN = h_PD.new_empty(len(h_PD), num_outputs) if layer.is_gated else y_PF
         if self._is_for_many(num_tokens):
-            product(h_PD, up.weight_NK, up_PN)
+            product(h_PD, up.weight, up_PN)
         else:
-            gemm(h_PD, up.weight_NK, up_PN, up.bias_N)
+            gemm(h_PD, up.weight, up_PN, up.bias_N)
         activated(up_PN, y_PF, num_tokens, act, is_gated=layer.is_gated)
         return self._parts(y_PF, down, num_tokens)
 
     def _parts(self, x_PK: Tensor, linear: Linear, num_tokens: int) -> Tensor:
-        num_outputs, k = linear.weight_NK.shape
+        num_outputs, k = linear.shape
         is_wide = self._is_for_many(num_tokens)
         count = split_of(num_outputs, k) if is_wide else num_parts(len(x_PK), num_outputs, k)
         size = (count, len(x_PK), num_outputs)
         parts_SPD = torch.empty(size, dtype=torch.float32, device=x_PK.device)
         if is_wide:
-            product_parts(x_PK, linear.weight_NK, parts_SPD)
+            product_parts(x_PK, linear.weight, parts_SPD)
         else:
-            gemm_parts(x_PK, linear.weight_NK, parts_SPD, linear.bias_N)
+            gemm_parts(x_PK, linear.weight, parts_SPD, linear.bias_N)
         return parts_SPD
 
     def _is_for_many(self, num_tokens: int) -> bool:
-        return self.is_wide and num_tokens >= MIN_ROWS
+        return self.is_wide and num_tokens >= self.min_rows
 
 
-def float_logits(hidden_MD: Tensor, weight_VD: Tensor) -> Tensor:
+def float_logits(hidden_MD: Tensor, weight_VD: Weight) -> Tensor:
     """Scores in float32, never rounded to 16 bits."""
     size = (len(hidden_MD), len(weight_VD))
     logits_MV = torch.empty(size, dtype=torch.float32, device=hidden_MD.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection
 
@@ -10,11 +11,13 @@ import torch
 from hunch.errors import ConfigError, ModelFormatError
 from hunch.models.arrange import Arranged
 from hunch.models.decoder import Decoder, Progress
-from hunch.models.source import FileSource, ShapeSource
+from hunch.models.source import EXPAND, HOLDS, KEEP, FileSource, ShapeSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Weights, iterate
 from hunch.parallel.group import SINGLE, Group
 from hunch.registry import MODELS, resolve
+
+log = logging.getLogger("hunch")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MAX_NAMED = 6  # tensors an error names before it counts the rest
@@ -30,19 +33,36 @@ def load_decoder(
     device: str | torch.device = "cpu",
     group: Group = SINGLE,
     progress: Progress = iterate,
+    hold: str | None = None,
 ) -> Decoder:
-    """The model of `weights`, on `device`. `auto` is float32 on a CPU, else the file's own."""
+    """The model of `weights`, on `device`. `auto` is float32 on a CPU, else the file's own.
+
+    `hold` says how matrices are held (source.HOLDS); None: in few bits where dtype says so or, on
+    a GPU, the file has them so.
+    """
     spec = ModelSpec.from_config(weights.config)
     device = torch.device(device)
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     weights = Arranged(weights, spec, family.names)
-    source = FileSource(weights, choose_dtype(dtype, spec, device), device, group)
+    hold = hold or choose_hold(dtype, device)
+    source = FileSource(weights, choose_dtype(dtype, spec, device), device, group, hold)
     check_tensors(spec, source)
-    return family(spec, source, progress)
+    decoder = family(spec, source, progress)
+    if source.expanded:
+        kinds, name = ", ".join(sorted(source.expanded)), str(source.dtype).removeprefix("torch.")
+        log.warning("no GPU kernel for %s: these matrices are expanded to %s", kinds, name)
+    return decoder
+
+
+def choose_hold(dtype: str, device: torch.device) -> str:
+    """How matrices are held: as dtype says, or on a GPU as the file has them."""
+    if dtype in HOLDS:
+        return dtype
+    return KEEP if device.type == "cuda" and dtype == "auto" else EXPAND
 
 
 def choose_dtype(dtype: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
-    if dtype == "auto":
+    if dtype == "auto" or dtype in HOLDS:
         if device.type == "cpu":
             return torch.float32  # 16-bit products are many times slower there
         return _DTYPES["float16" if spec.dtype == "float16" else "bfloat16"]

@@ -15,12 +15,18 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
+from hunch.kernels.quant import Codes, Weight, can_pack, join, pack, quantise
 from hunch.layers.linear import Linear, RowLinear
 from hunch.layers.norm import LayerNorm, RMSNorm
 from hunch.models.weights.base import ReadsParts, Weights
 from hunch.parallel.group import SINGLE, Group, Share, span
 
 Shape = tuple[int, ...]
+
+EXPAND, KEEP = "expand", "keep"  # how matrices are held: as numbers, as the file has them
+HOLDS = (EXPAND, KEEP, "int4", "int8", "fp8")  # or rounded when they are loaded
+Asked = tuple[str, tuple[int, int], Share | None]  # a matrix: its name, shape, this rank's part
+_TABLE_HOLD = {"int4": "int8"}  # 4 bits would hurt the output matrix most
 
 
 class Source:
@@ -32,6 +38,11 @@ class Source:
         self.dtype = dtype
         self.device = torch.device(device)
         self.group = group
+        self.hold = EXPAND
+
+    def codes(self, name: str, shape: Shape) -> Codes | None:
+        """The whole matrix in few bits, where the file has it so."""
+        return None
 
     def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         """The whole tensor in any place; `dtype` is what a file's numbers are converted to."""
@@ -81,19 +92,65 @@ class Source:
         """
         split = 0 if is_split else None
         matrices = list(zip(names, sizes, parts or [None] * len(names), strict=True))
-        weights = [self.take(f"{n}.weight", s, num_in, split=split, part=p) for n, s, p in matrices]
         biases = [
             self.take(f"{n}.bias", s, split=split, part=p) for n, s, p in matrices if has_bias
         ]
-        return Linear(_join(weights), _join(biases) if biases else None)
+        weight = self.matrix([(f"{n}.weight", (s, num_in), p) for n, s, p in matrices], split)
+        return Linear(weight, _join(biases) if biases else None)
 
     def row_linear(
         self, name: str, num_out: int, num_in: int, *, has_bias: bool, part: Share | None = None
     ) -> RowLinear:
         """A layer whose inputs are split over the group."""
-        weight_NK = self.take(f"{name}.weight", num_out, num_in, split=1, part=part).contiguous()
+        weight = self.matrix([(f"{name}.weight", (num_out, num_in), part)], 1)
         bias_N = self.take(f"{name}.bias", num_out) if has_bias else None
-        return RowLinear(weight_NK, bias_N, self.group)
+        return RowLinear(weight, bias_N, self.group)
+
+    def head(self, name: str, vocab_size: int, width: int) -> Linear:
+        """The output matrix, each rank with a part of the vocabulary."""
+        return Linear(self.matrix([(name, (vocab_size, width), None)], 0, is_table=True))
+
+    def tied_head(self, name: str, table_VD: Tensor) -> Linear:
+        """The embedding as the output matrix, too. In few bits it is a second, smaller copy."""
+        if self.hold == EXPAND:
+            return Linear(table_VD)
+        shape = (table_VD.shape[0], table_VD.shape[1])
+        held = self._held([(name, shape, None)], None, is_table=True)
+        return Linear(table_VD if held is None else held)
+
+    def matrix(self, some: list[Asked], split: int | None, is_table: bool = False) -> Weight:
+        """This rank's rows (or columns) of several matrices, one after the other, as they are
+        held."""
+        held = self._held(some, split, is_table)
+        return self._numbers(some, split) if held is None else held
+
+    def _numbers(self, some: list[Asked], split: int | None) -> Tensor:
+        return _join([self.take(name, *shape, split=split, part=part) for name, shape, part in some])
+
+    def _held(self, some: list[Asked], split: int | None, is_table: bool) -> Weight | None:
+        """The matrix in few bits; None where it is to be numbers."""
+        hold = _TABLE_HOLD.get(self.hold, self.hold) if is_table else self.hold
+        if hold == EXPAND:
+            return None
+        codes = self._joined_codes(some, split)
+        if codes is not None and hold in (KEEP, codes.kind):
+            return pack(codes, self.dtype, self.device)
+        if hold == KEEP:
+            return None
+        return pack(quantise(self._numbers(some, split), hold), self.dtype, self.device)
+
+    def _joined_codes(self, some: list[Asked], split: int | None) -> Codes | None:
+        found = []
+        for name, shape, part in some:
+            codes = self.codes(name, shape)
+            if codes is not None and split is not None and self.group.size > 1:
+                first, last = part or span(shape[split], self.group)
+                codes = codes.columns(first, last) if split else codes.rows(first, last)
+            if codes is None:
+                return None  # all of a layer's matrices, or none of them
+            found.append(codes)
+        joined = join(found)
+        return joined if joined is not None and can_pack(joined) else None
 
 
 def _join(parts: list[Tensor]) -> Tensor:
@@ -109,10 +166,13 @@ class FileSource(Source):
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         group: Group = SINGLE,
+        hold: str = EXPAND,
     ) -> None:
         super().__init__(dtype, device, group)
-        self.weights = weights
+        assert hold in HOLDS
+        self.weights, self.hold = weights, hold
         self._names = set(weights.names())
+        self.expanded: set[str] = set()  # types of matrices that no kernel multiplies with
 
     def find(self, name: str) -> str | None:
         """The name the file has for a tensor; None where it has none."""
@@ -128,6 +188,15 @@ class FileSource(Source):
         if isinstance(self.weights, ReadsParts):
             return self.weights.part(self._checked(name, shape), dim, part, self.dtype)
         return super().read_part(name, shape, dim, part)
+
+    def codes(self, name: str, shape: Shape) -> Codes | None:
+        packed = self.weights.packed(self._checked(name, shape))
+        if packed is None:
+            return None
+        codes = packed.codes(self.device)
+        if codes is None:
+            self.expanded.add(packed.kind)
+        return codes
 
     def _checked(self, name: str, shape: Shape) -> str:
         found = self.find(name)

@@ -14,6 +14,7 @@ from torch import Tensor
 from hunch.config import ModelConfig
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
 from hunch.models.decoder import Hidden
 from hunch.models.load import load_decoder
@@ -53,7 +54,7 @@ class Target(Protocol):
         """Whether its weights are held in fewer than 16 bits; a drafter beside it is, too."""
 
     @property
-    def tables(self) -> tuple[Tensor, Tensor] | None:
+    def tables(self) -> tuple[Tensor, Weight] | None:
         """Embedding and output matrix; None where the kernels hold them in a layout of theirs."""
 
     def forward(

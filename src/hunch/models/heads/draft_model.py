@@ -101,7 +101,7 @@ def cut_decoder(
     check_tensors(spec, source, (family.names.embed, family.names.head, ID_MAP))
     model = family(spec, source)
     if ids_C is not None:
-        model.head = Linear(model.head.weight_NK[ids_C.to(device)].contiguous())
+        model.head = Linear(model.head.rows(ids_C))
     return model
 
 
@@ -124,10 +124,20 @@ class _CutSource(FileSource):
         names = self.family.names
         if name not in (names.embed, names.head):
             return super().read(name, shape, dtype)
+        if self.tables is not None and name == names.embed:
+            return self.tables[0]
+        return self._origin().read(name, shape, dtype)
+
+    def head(self, name: str, vocab_size: int, width: int) -> Linear:
         if self.tables is not None:
-            return self.tables[name != names.embed]
-        origin = FileSource(_origin(self.weights), self.dtype, self.device)
-        return origin.read(name, shape, dtype)
+            return Linear(self.tables[1])
+        return self._origin().head(name, vocab_size, width)
+
+    def tied_head(self, name: str, table_VD: Tensor) -> Linear:
+        return Linear(table_VD if self.tables is None else self.tables[1])
+
+    def _origin(self) -> FileSource:
+        return FileSource(_origin(self.weights), self.dtype, self.device, hold=self.hold)
 
 
 def _native_tables(

@@ -19,6 +19,7 @@ from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_attention import Tiling
 from hunch.kernels.gpu_fused import add_norm, join
 from hunch.kernels.gpu_gemm import gemm
+from hunch.kernels.quant import Weight
 from hunch.layers.block import Block
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
@@ -38,7 +39,7 @@ class FusedHead:
         table_VD: Tensor,
         *,
         project: Linear | None,  # None: the first layer attends with token and state as they are
-        output_CD: Tensor,
+        output_CD: Weight,
         norms: tuple[Tensor, Tensor] | None,  # of the token and of the state
         final_norm_D: Tensor | None,  # of the state a pass leaves
         logits_norm_D: Tensor | None,  # of the state before the output matrix
@@ -67,7 +68,7 @@ class FusedHead:
         input_PE = pair_PE
         if self.project is not None:
             x_PD = state_TD.new_empty(len(pair_PE), width)
-            gemm(pair_PE, self.project.weight_NK, x_PD, self.project.bias_N)
+            gemm(pair_PE, self.project.weight, x_PD, self.project.bias_N)
             x_TD, input_PE = x_PD[:num_tokens], x_PD
             first_norm = layers.layers[0].attn_norm
             if first_norm is not None:
@@ -113,7 +114,7 @@ def build_fused(
     norms = None
     if token_norm is not None and state_norm is not None:
         norms = token_norm.weight_D, state_norm.weight_D
-    output_CD = target.tables[1] if lm_head is None else lm_head.weight_NK
+    output_CD = target.tables[1] if lm_head is None else lm_head.weight
     layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
     # In whichever order a library adds: what is drafted is checked.
     layers.is_wide = target.device.type == "cuda" and spec.width >= MIN_WIDTH

@@ -8,6 +8,7 @@ from pathlib import Path
 from hunch.errors import ModelFormatError
 from hunch.models.weights.base import Packed, Weights, iterate
 from hunch.models.weights.gguf import GgufWeights
+from hunch.models.weights.published import PublishedWeights
 from hunch.models.weights.safetensors import SafetensorsWeights
 from hunch.models.weights.torch_file import TorchWeights, load_torch_file
 
@@ -21,6 +22,8 @@ def open_weights(files: str | os.PathLike[str]) -> Weights:
         return GgufWeights(path)
     if not path.is_dir():
         raise ModelFormatError(f"{path}: no such file or directory")
-    if any(path.glob("*.safetensors")) or not any([*path.glob("*.bin"), *path.glob("*.pt")]):
-        return SafetensorsWeights(path)
-    return TorchWeights(path)
+    is_torch = not any(path.glob("*.safetensors")) and any(
+        [*path.glob("*.bin"), *path.glob("*.pt")]
+    )
+    weights = TorchWeights(path) if is_torch else SafetensorsWeights(path)
+    return PublishedWeights(weights) if weights.config.get("quantization_config") else weights

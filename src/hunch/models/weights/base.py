@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from hunch.kernels.quant import Codes
+from hunch.models.weights.blocks import codes_of
 from hunch.models.weights.dequant import FORMATS
 
 Rows = slice | Tensor  # of a matrix: a range, or one by one
@@ -39,6 +41,10 @@ class Packed:
             return None
         data = self.data[:, first * num_bytes // num_in : last * num_bytes // num_in].contiguous()
         return Packed(self.kind, (num_out, last - first), data, self.release)
+
+    def codes(self, device: torch.device | str = "cpu") -> Codes | None:
+        """Codes and scales, of the same numbers; None for a type that has no such form."""
+        return codes_of(self.kind, self.data.to(device))
 
 
 class Weights(Protocol):

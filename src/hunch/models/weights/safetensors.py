@@ -80,6 +80,17 @@ class SafetensorsWeights:
         self._home(name)
         return None
 
+    def raw_names(self) -> list[str]:
+        return list(self._homes)
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor as it is stored."""
+        loaded: Tensor = self._home(name).get_tensor(name)
+        return loaded
+
+    def raw_shape(self, name: str) -> tuple[int, ...]:
+        return self.shape(name)
+
     def _home(self, name: str) -> Any:
         if name not in self._homes:
             raise ModelFormatError(f"{self.path} has no tensor {name}")

@@ -74,6 +74,16 @@ class TorchWeights:
         self._tensor(name)
         return None
 
+    def raw_names(self) -> list[str]:
+        return list(self._tensors)
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor as it is stored."""
+        return self._tensor(name)
+
+    def raw_shape(self, name: str) -> tuple[int, ...]:
+        return self.shape(name)
+
     def _tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
             raise ModelFormatError(f"{self.path} has no tensor {name}")

@@ -1,0 +1,106 @@
+"""Quantised checkpoints: each form against numbers made without our readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from builders import tiny_config, tiny_weights
+from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.hub.gguf_file import TYPES
+from hunch.kernels.quant import Quantised
+from hunch.models.load import load_decoder
+from hunch.models.weights import open_weights
+from hunch.models.weights.blocks import codes_of
+from published_files import FORMATS, quantised_copy, write
+
+CONFIG = {"architectures": ["LlamaForCausalLM"]}
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+@pytest.mark.parametrize("size", [(48, 128), (136, 160)])
+def test_numbers_are_those_of_the_format(form: str, size: tuple[int, int], tmp_path: Path) -> None:
+    settings, make = FORMATS[form]
+    tensors, numbers = make(*size)
+    stored = {f"layer.q_proj.{name}": tensor for name, tensor in tensors.items()}
+    stored["norm.weight"] = torch.ones(3)
+    weights = open_weights(write(tmp_path, {**CONFIG, "quantization_config": settings}, stored))
+    assert sorted(weights.names()) == ["layer.q_proj.weight", "norm.weight"]
+    assert weights.shape("layer.q_proj.weight") == size
+    assert torch.equal(weights.tensor("layer.q_proj.weight"), numbers)
+    assert torch.equal(weights.tensor("norm.weight"), torch.ones(3))
+    assert "quantization_config" not in weights.config
+    packed = weights.packed("layer.q_proj.weight")
+    assert packed is not None
+    codes = packed.take(torch.tensor([3, 1])).codes()
+    assert codes is not None
+    assert torch.equal(codes.numbers(), numbers[[3, 1]])
+
+
+def test_experts_of_gpt_oss(tmp_path: Path) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator = torch.Generator().manual_seed(1)
+    blocks = torch.randint(0, 256, (2, 6, 3, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(110, 130, (2, 6, 3), generator=generator, dtype=torch.uint8)
+    name = "model.layers.0.mlp.experts.down_proj"
+    stored = {f"{name}_blocks": blocks, f"{name}_scales": scales, f"{name}_bias": torch.ones(2, 6)}
+    settings = {"quant_method": "mxfp4"}
+    weights = open_weights(write(tmp_path, {**CONFIG, "quantization_config": settings}, stored))
+    assert sorted(weights.names()) == [f"{name}.weight", f"{name}_bias"]
+    assert weights.shape(f"{name}.weight") == (2, 6, 96)
+    theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [E, in, out]
+    assert torch.equal(weights.tensor(f"{name}.weight"), theirs.transpose(1, 2))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_blocks_of_a_gguf_file(kind: str) -> None:
+    size, num_bytes = next((size, count) for name, size, count in TYPES.values() if name == kind)
+    rng = np.random.default_rng(1)
+    rows = rng.integers(0, 256, (5, 2, num_bytes), dtype=np.uint8)
+    for first in {"Q6_K": (208,)}.get(kind, (0, 2) if kind[3] != "0" else (0,)):
+        rows[:, :, first : first + 2] = rng.normal(size=(5, 2, 1)).astype(np.float16).view(np.uint8)
+    rows = rows.reshape(5, -1)
+    codes = codes_of(kind, torch.from_numpy(rows))
+    assert codes is not None
+    assert codes.shape == (5, 2 * size)
+    want = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(codes.numbers().numpy(), want)
+    assert codes_of("Q3_K", torch.from_numpy(rows)) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "word"),
+    [
+        ({"quant_method": "bitsandbytes"}, UnsupportedModelError, "gptq"),
+        ({"quant_method": "awq", "bits": 3}, UnsupportedModelError, "3 bits"),
+        ({"quant_method": "awq", "version": "gemv"}, UnsupportedModelError, "gemv"),
+        ("awq", ModelFormatError, "object"),
+    ],
+)
+def test_what_is_not_read_is_named(settings, error, word, tmp_path) -> None:
+    stored = {f"a.{name}": tensor for name, tensor in FORMATS["awq"][1](16, 64)[0].items()}
+    folder = write(tmp_path, {**CONFIG, "quantization_config": settings}, stored)
+    with pytest.raises(error, match=word):
+        open_weights(folder).tensor("a.weight")
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq order", "compressed int8", "fp8"])
+def test_a_model_keeps_what_its_file_holds(form: str, tmp_path: Path) -> None:
+    config = tiny_config(hidden_size=64, intermediate_size=128, num_hidden_layers=1)
+    folder, numbers = quantised_copy(tmp_path, form, config, tiny_weights(config).tensors)
+    kept = load_decoder(open_weights(folder), hold="keep")
+    expanded = load_decoder(open_weights(folder))
+    attn, mlp = kept.layers[0].attn, kept.layers[0].mlp
+    for linear in (attn.qkv, attn.out, mlp.gate_up, mlp.down):  # type: ignore[union-attr]
+        assert isinstance(linear.weight, Quantised)
+    prefix = "model.layers.0.self_attn."
+    joined = torch.cat([numbers[f"{prefix}{part}_proj.weight"] for part in "qkv"])
+    assert torch.equal(attn.qkv.weight_NK, joined)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(attn.qkv(x), expanded.layers[0].attn.qkv(x))
+    assert kept.weight_bytes < expanded.weight_bytes
