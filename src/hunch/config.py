@@ -21,7 +21,20 @@ from hunch.registry import (
     unknown,
 )
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4", "fp8")
+QUANTIZATIONS = {  # vLLM's names -> what a checkpoint calls it, or the dtype weights are rounded to
+    "awq": "awq",
+    "awq_marlin": "awq",
+    "gptq": "gptq",
+    "gptq_marlin": "gptq",
+    "compressed-tensors": "compressed-tensors",
+    "fbgemm_fp8": "fbgemm_fp8",
+    "fp8": "fp8",
+    "mxfp4": "mxfp4",
+    "gguf": "gguf",
+    "int8": "int8",
+    "int4": "int4",
+}
 DEFAULT_MODEL = "smollm2-135m"
 
 T = TypeVar("T")
@@ -44,6 +57,7 @@ class ModelConfig:
     revision: str | None = None
     download_dir: str | None = None  # where files are fetched to; None: the user's caches
     dtype: str = "auto"
+    quantization: str | None = None  # as the files have it, or fp8, int8, int4 for plain ones
     device: str = "auto"  # auto, cpu, cuda
     max_model_len: int | None = None  # None: the model's own context
     seed: int = 0  # seeds requests that bring none
@@ -58,6 +72,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         _one_of("dtype", self.dtype, DTYPES)
+        if self.quantization is not None:
+            _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _one_of("logprobs_mode", self.logprobs_mode, ("raw_logprobs", "processed_logprobs"))
         _one_of("kernels", self.kernels, ("auto", "torch"))

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def build(architecture: str, dtype: torch.dtype, **changes: object) -> Decoder:
+def build(
+    architecture: str, dtype: torch.dtype, hold: str = "expand", **changes: object
+) -> Decoder:
     options = {
         "architecture": architecture, "vocab_size": 50, "width": 48, "num_layers": 3,
         "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_width": 64, "max_len": 256,
@@ -28,6 +30,7 @@ def build(architecture: str, dtype: torch.dtype, **changes: object) -> Decoder:
         **changes,
     }  # fmt: skip
     source = RandomSource(0, dtype)
+    source.hold = hold
     decoder: Decoder = resolve(MODELS, architecture)(ModelSpec(**options), source)
     decoder.replace_tensors(lambda tensor: tensor.to(DEVICE))
     decoder.device = torch.device(DEVICE)
@@ -116,3 +119,20 @@ def test_models_it_does_not_know_are_named() -> None:
     spec = {"norm": "layer", "is_post_norm": True}
     with pytest.raises(UnsupportedModelError, match="norms after the sums"):
         CudaDecoder(build("OPTForCausalLM", torch.float16, **spec))
+
+
+@pytest.mark.parametrize("hold", ["int4", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_weights_in_few_bits_are_the_numbers_they_stand_for(hold: str) -> None:
+    small = {"width": 64, "num_layers": 1, "windows": (None,), "is_tied": False, "vocab_size": 20}
+    held, numbers = (build("LlamaForCausalLM", torch.float16, hold=hold, **small) for _ in "ab")
+    numbers.expand()
+    assert held.weight_bytes < numbers.weight_bytes
+    ids = torch.arange(2, device=DEVICE)
+    results = []
+    for decoder in (held, numbers):
+        fast = CudaDecoder(decoder)
+        hidden = fast.forward(ids, step(0, 2), fast.new_kv(64)).last_TD
+        results.append(fast.logits(hidden))
+    if DEVICE == "cuda":
+        assert torch.equal(*results)
+    close(*results)

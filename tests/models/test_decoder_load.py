@@ -59,8 +59,8 @@ def test_dtypes():
     logits = plain_logits(small, IDS)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, plain_logits(tiny_model(), IDS), atol=0.15, rtol=0.1)
-    with pytest.raises(ConfigError, match="int4"):
-        load_decoder(weights, dtype="int4")
+    with pytest.raises(ConfigError, match="int3"):
+        load_decoder(weights, dtype="int3")
 
 
 def test_a_tied_embedding_is_held_once():

@@ -42,7 +42,9 @@ MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the l
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text.", min=0)]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: the cores.", min=1)]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, int8 or int4.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Prompts = Annotated[

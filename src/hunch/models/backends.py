@@ -124,6 +124,7 @@ class TritonBackend(Backend):
             return cuda.CudaDecoder(model)
         except UnsupportedModelError as error:
             log.warning("%s: the draft model runs on torch's own kernels", error)
+            model.expand()
             return model
 
 

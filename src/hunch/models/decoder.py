@@ -157,6 +157,12 @@ class Decoder(Part):
             if isinstance(part, Linear):
                 part.num_tile_rows = TILE_ROWS
 
+    def expand(self) -> None:
+        """Hold every matrix as numbers: torch would make them anew for each product."""
+        for part in self.parts():
+            if isinstance(part, Linear):
+                part.weight = part.weight_NK
+
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state; on rank 0 of a group."""
         logits_MV = self.head(hidden_MD)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import torch
 
+from hunch.config import QUANTIZATIONS, ModelConfig
 from hunch.errors import ConfigError, ModelFormatError
 from hunch.models.arrange import Arranged
 from hunch.models.decoder import Decoder, Progress
@@ -52,6 +53,24 @@ def load_decoder(
         kinds, name = ", ".join(sorted(source.expanded)), str(source.dtype).removeprefix("torch.")
         log.warning("no GPU kernel for %s: these matrices are expanded to %s", kinds, name)
     return decoder
+
+
+def dtype_of(model: ModelConfig, weights: Weights) -> str:
+    """The dtype a user asked for, by itself or as `quantization`; raises where files differ."""
+    if model.quantization is None:
+        return model.dtype
+    asked = QUANTIZATIONS[model.quantization]
+    there = getattr(weights, "method", "gguf" if weights.metadata else None)
+    if asked == there:
+        return model.dtype
+    if there is None and asked in HOLDS and model.dtype in ("auto", asked):
+        return asked
+    if there is None and asked in HOLDS:
+        raise ConfigError(f"quantization={asked!r} and dtype={model.dtype!r}: give one of them")
+    raise ConfigError(
+        f"quantization={model.quantization!r}: the model's files are "
+        f"{'not quantised' if there is None else repr(there)}. Leave it out: the files say it"
+    )
 
 
 def choose_hold(dtype: str, device: torch.device) -> str:

@@ -17,7 +17,7 @@ from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
 from hunch.models.decoder import Hidden
-from hunch.models.load import load_decoder
+from hunch.models.load import dtype_of, load_decoder
 from hunch.models.native import DTYPES, load_native
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
@@ -85,18 +85,19 @@ def load_target(
 
     Each rank of a group loads its part.
     """
-    is_native = model.kernels == "auto" and model.dtype in DTYPES
+    dtype = dtype_of(model, weights)
+    is_native = model.kernels == "auto" and dtype in DTYPES
     if device.type == "cpu" and is_native:
         target = load_native(
             weights,
-            dtype=model.dtype,
+            dtype=dtype,
             num_threads=model.threads,
             bits=model.activation_bits,
             group=group,
         )
         if target is not None:
             return target
-    decoder = load_decoder(weights, dtype=model.dtype, device=device, group=group)
+    decoder = load_decoder(weights, dtype=dtype, device=device, group=group)
     if device.type == "cuda" and model.kernels == "auto":
         from hunch.models.cuda import CudaDecoder  # needs Triton
 
@@ -104,6 +105,7 @@ def load_target(
             return CudaDecoder(decoder)
         except UnsupportedModelError as error:
             log.warning("%s: using torch's own kernels, slowly, so that text stays exact", error)
+            decoder.expand()
     if device.type == "cuda":
         decoder.make_exact()
     return decoder

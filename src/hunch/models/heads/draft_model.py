@@ -26,7 +26,7 @@ from hunch.kernels.native import INT8, ROUNDED, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
 from hunch.models.heads.files import check_map
-from hunch.models.load import check_tensors, choose_dtype
+from hunch.models.load import check_tensors, choose_dtype, choose_hold
 from hunch.models.native import ID_MAP, NativeDecoder
 from hunch.models.source import FileSource, Shape
 from hunch.models.spec import ModelSpec
@@ -97,6 +97,7 @@ def cut_decoder(
 ) -> Decoder:
     device = target.device
     source = _CutSource(weights, choose_dtype(dtype, spec, device), device, spec, target)
+    source.hold = choose_hold(dtype, device)
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     check_tensors(spec, source, (family.names.embed, family.names.head, ID_MAP))
     model = family(spec, source)
