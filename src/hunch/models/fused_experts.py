@@ -73,19 +73,19 @@ class FusedExperts:
 
     def _num_shared(self, num_tokens: int) -> int:
         shared = self.experts.shared
-        return 0 if shared is None else num_parts(num_tokens, *shared.down.weight_NK.shape)
+        return 0 if shared is None else num_parts(num_tokens, *shared.down.shape)
 
     def _ask_shared(self, h_TD: Tensor, parts_STD: Tensor) -> None:
         shared = self.experts.shared
         assert shared is not None
-        y_TF = h_TD.new_empty(len(h_TD), shared.down.weight_NK.shape[1])
-        gemm_gated(h_TD, shared.gate_up.weight_NK, y_TF, activation=self.activation)
+        y_TF = h_TD.new_empty(len(h_TD), shared.down.shape[1])
+        gemm_gated(h_TD, shared.gate_up.weight, y_TF, activation=self.activation)
         if self.share_1D is not None:
             num_slices = split_of(*self.share_1D.shape)
             logit_ST1 = parts_STD.new_empty(num_slices, len(h_TD), 1)
             gemm_parts(h_TD, self.share_1D, logit_ST1)
             share(y_TF, logit_ST1[:, :, 0])
-        gemm_parts(y_TF, shared.down.weight_NK, parts_STD)
+        gemm_parts(y_TF, shared.down.weight, parts_STD)
 
     def linears(self) -> list[Linear]:
         """The products besides those per expert."""

@@ -38,7 +38,6 @@ from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed, Weights, iterate
-from hunch.models.weights.dequant import dequantise
 from hunch.parallel.group import SINGLE, Group, spans
 from hunch.registry import MODELS, resolve
 
@@ -276,8 +275,7 @@ class _Reader:
         num_out, num_in = packed.shape
         step = max(16, _EXPANDED // num_in // 16 * 16)
         for row in range(0, num_out, step):
-            numbers = dequantise(packed.kind, packed.data[row : row + step], num_in)
-            matrix.put_floats(first + row, numbers)
+            matrix.put_floats(first + row, packed.numbers(row, min(row + step, num_out)))
         packed.release()
 
 

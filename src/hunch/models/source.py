@@ -125,7 +125,9 @@ class Source:
         return self._numbers(some, split) if held is None else held
 
     def _numbers(self, some: list[Asked], split: int | None) -> Tensor:
-        return _join([self.take(name, *shape, split=split, part=part) for name, shape, part in some])
+        return _join(
+            [self.take(name, *shape, split=split, part=part) for name, shape, part in some]
+        )
 
     def _held(self, some: list[Asked], split: int | None, is_table: bool) -> Weight | None:
         """The matrix in few bits; None where it is to be numbers."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hunch.kernels.quant import Codes
 from hunch.models.weights.blocks import codes_of
-from hunch.models.weights.dequant import FORMATS
+from hunch.models.weights.dequant import FORMATS, dequantise
 
 Rows = slice | Tensor  # of a matrix: a range, or one by one
 
@@ -41,6 +41,10 @@ class Packed:
             return None
         data = self.data[:, first * num_bytes // num_in : last * num_bytes // num_in].contiguous()
         return Packed(self.kind, (num_out, last - first), data, self.release)
+
+    def numbers(self, first: int, last: int) -> Tensor:
+        """Rows [first, last) in float32."""
+        return dequantise(self.kind, self.data[first:last], self.shape[1])
 
     def codes(self, device: torch.device | str = "cpu") -> Codes | None:
         """Codes and scales, of the same numbers; None for a type that has no such form."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,6 +55,10 @@ class Coded(Packed):
         return replace(
             self, shape=(count, self.shape[1]), read=lambda device: whole(device).take(rows)
         )
+
+    def numbers(self, first: int, last: int) -> Tensor:
+        assert self.read is not None
+        return self.read("cpu").rows(first, last).numbers()
 
     def take_columns(self, first: int, last: int) -> Packed | None:
         return None  # their numbers are read
@@ -134,6 +139,7 @@ class PublishedWeights:
         if last != "weight" or len(shape) != 2 or not self._is_quantised(module):
             return None
 
+        @lru_cache(maxsize=1)  # a matrix is asked for a few rows at a time
         def read(device: torch.device | str) -> Codes:
             beside = [part for part in (*_BESIDE, "weight") if f"{module}.{part}" in self._raw]
             tensors = {part: self._stored.raw(f"{module}.{part}").to(device) for part in beside}
