@@ -29,11 +29,7 @@ def answer(speculate: str) -> tuple[list[int], float]:
     return list(output.outputs[0].token_ids), output.outputs[0].stats["tokens_per_pass"]
 
 
-def test_by_name_alone(
-    plain: list[int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hunch.drafting.watch.ENOUGH", 10)
-    monkeypatch.setattr("hunch.drafting.watch.MIN_SHARE", 1.0)
+def test_by_name_alone(plain: list[int], caplog: pytest.LogCaptureFixture) -> None:
     tokens, per_pass = answer("draft")
     assert tokens == plain
     assert per_pass > 1.8

@@ -31,7 +31,10 @@ def advice_for(method: str, share: float, prompt_len: float = 0) -> str | None:
             f"{words}, or a drafter made for this target: lookups pay where answers repeat their "
             "prompt (code, summaries, rewriting)"
         )
-    words += ", or another drafter: this one may be made for another target or chat template"
+    words += (
+        ", or another drafter: this one may be made for another target or chat template "
+        "(`hunch doctor MODEL --speculate ...` finds the usual faults, `hunch train` makes one)"
+    )
     if prompt_len >= LONG_PROMPT:
         words += "; with prompts this long, lookup (ngram, suffix) often guesses better"
     return words

@@ -15,8 +15,9 @@ from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams, Speculation
 from hunch.config import SpecConfig
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.auto import AutoDrafter, NetworkDrafts, Sent
+from hunch.drafting.auto import AutoDrafter
 from hunch.drafting.costs import CostCurve
+from hunch.drafting.host_network import NetworkDrafts, Sent
 from hunch.hub import ModelFiles
 from hunch.llm import _detect
 from hunch.models.heads.draft_model import byte_share

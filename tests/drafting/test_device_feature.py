@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 from drafting.test_device_draft import Launches, asking
 from hunch.drafting.costs import DraftSource
 from hunch.drafting.feature import DeviceFeature
-from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels import draft, gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
@@ -78,7 +77,6 @@ def drafter(net: Any, kind: int) -> DeviceFeature:
         sampling=asking(kind),
         num_levels=LEVELS,
         max_len=60,
-        watch=AcceptanceWatch("eagle", ""),
     )
 
 

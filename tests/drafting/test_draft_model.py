@@ -174,8 +174,8 @@ def test_low_acceptance_is_warned_of_once(
         for seed in range(3):
             llm.generate(PROMPTS, params_at(1.0, seed=seed))
     warned = [record.getMessage() for record in caplog.records]
-    assert len([text for text in warned if "guessed tokens are accepted" in text]) == 1
-    assert any("hunch train draft" in text for text in warned)
+    assert len([text for text in warned if "of the guesses are accepted" in text]) == 1
+    assert any("`hunch train` makes one" in text for text in warned)
 
 
 def test_drafter_memory_is_reported(target: Path) -> None:

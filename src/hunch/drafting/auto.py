@@ -15,8 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -29,118 +28,34 @@ from hunch.drafting.base import (
     DrafterContext,
     TakesPhrases,
     WorksOnDevice,
+    comes_with_hunch,
 )
-from hunch.drafting.device_auto import DeviceAuto
+from hunch.drafting.costs import DraftSource, StepShape, levels_after
 from hunch.drafting.draft_model import DeviceDraft
+from hunch.drafting.host_network import NetworkDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
-from hunch.drafting.policy import HostPolicy, share_nodes
+from hunch.drafting.policy import share_nodes
 from hunch.drafting.trees import Node, side_by_side, to_draft
-from hunch.drafting.watch import comes_with_hunch
 from hunch.kernels.phrases import PhraseTable
+from hunch.models.decoder import Hidden
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share
 from hunch.models.weights import open_weights
 from hunch.registry import DRAFTERS, resolve
+
+if TYPE_CHECKING:
+    from hunch.kernels.step import RowState, StepRows
 
 log = logging.getLogger("hunch")
 
 ON_TRACK = 0.7  # chance of a prediction's first guess above which nobody else is asked
 HINTED = "prediction"  # drafts from what a request expects; stands beside every other method
-READS = 4  # tokens worth reading to a network for one that a row may still get
-FEW = 16  # tokens a row may lack in a pass whose time says what a level costs
 # Gains below this drown in the noise of the measured costs; a GPU's steps are timed by its clock.
 MARGIN, FUSED_MARGIN = 0.03, 0.01
 DRAFT = "draft"  # the option that names a draft model's files, and the method it is loaded as
-
-
-class Sent(NamedTuple):
-    """A network's draft that waits to be compared."""
-
-    base: int  # position of its first tokens
-    tokens: list[int]
-    parents: list[int]
-
-    def compare(self, new_tokens: list[int]) -> tuple[int, int]:
-        """Levels that were right, and levels that could be compared."""
-        at, run = -1, 0
-        pairs = zip(self.parents, self.tokens, strict=True)
-        children = {pair: node for node, pair in enumerate(pairs)}
-        while run < len(new_tokens) and (at, new_tokens[run]) in children:
-            at, run = children[at, new_tokens[run]], run + 1
-        return run, run + (run < len(new_tokens) and at in self.parents)
-
-
-class NetworkDrafts:
-    """A method with a network on the host, asked where the policy says that it pays."""
-
-    def __init__(
-        self, method: Drafter, context: DrafterContext, *, share: float, is_adaptive: bool
-    ) -> None:
-        self.method = method
-        needs, shape = method.needs, getattr(method, "shape", None)
-        self.policy = HostPolicy(
-            context.cost,
-            num_rows=context.max_rows,
-            max_nodes=needs.max_nodes,
-            num_levels=needs.max_nodes if shape is None else min(shape.depth, needs.max_nodes),
-            share=share,
-            is_adaptive=is_adaptive and context.cost.is_measured,
-        )
-        self._sent: dict[int, Sent] = {}
-        self._met: set[int] = set()
-
-    def observe(self, step: TargetStep) -> None:
-        self.method.observe(step)
-        rows, estimate = step.rows, self.policy.estimate
-        ids: list[int] = rows.ids_R.tolist()
-        for row in ids:
-            if row not in self._met:
-                self._met.add(row)
-                estimate.start([row])
-            sent = self._sent.pop(row, None)
-            if sent is None:
-                estimate.fade([row])
-                continue
-            new_tokens = rows.tokens_XL[row, sent.base : int(rows.known_X[row])].tolist()
-            estimate.learn(row, *sent.compare(new_tokens), weight=1.0 / len(ids))
-
-    def forget(self, rows: list[int]) -> None:
-        self.method.forget(rows)
-        self._met.difference_update(rows)
-        for row in rows:
-            self._sent.pop(row, None)
-
-    def plan(
-        self, rows: Rows, ids: list[int], limits: list[int], others: Sequence[tuple[int, float]]
-    ) -> tuple[list[int], int]:
-        """The rows to ask it for, as places in `ids`, and for how many levels.
-
-        Not those too long for what they may still get.
-        """
-        if self.policy.is_adaptive:
-            known_X, end_X = rows.known_X.tolist(), rows.end_X.tolist()
-            have_X, limits = rows.computed_GX[-1].tolist(), limits.copy()
-            for place, row in enumerate(ids):
-                lacking = known_X[row] - have_X[row]
-                if lacking > FEW and lacking > READS * (end_X[row] - known_X[row]):
-                    limits[place] = 0
-        return self.policy.plan(ids, limits, others)
-
-    def propose(self, rows: Rows, places: list[int], num_levels: int) -> Draft:
-        """Drafts of these rows alone, in order."""
-        ids_R, policy = rows.ids_R[places], self.policy
-        lacking = int((rows.known_X[ids_R] - rows.computed_GX[-1, ids_R]).max())
-        max_nodes = next(size for size, levels in policy.sizes if levels >= num_levels)
-        some = replace(rows, ids_R=ids_R, max_draft_X=rows.max_draft_X.clamp(max=max_nodes))
-        began = perf_counter()
-        draft = self.method.propose(some)
-        if lacking <= FEW:
-            policy.timed(len(places), num_levels, perf_counter() - began)
-        known, counts = rows.known_X[ids_R].tolist(), draft.num_nodes_R.tolist()
-        tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
-        for place, row in enumerate(ids_R.tolist()):
-            count = counts[place]
-            self._sent[row] = Sent(known[place], tokens[place][:count], parents[place][:count])
-        return draft
+# On a device:
+SURE = 4  # tokens a match must have to be asked before the draft model
+CHAIN_NODES = (1, 3, 7)  # checked in steps of the one
+TREE_WIDTH = 3  # of the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +70,7 @@ class Route:
 PLAIN = Route()
 
 
-class MergedDrafter:
+class RoutedDrafter:
     """A default method (a lookup, a network, or the better of both) and lookups beside it."""
 
     def __init__(
@@ -328,7 +243,7 @@ class MergedDrafter:
                 method.clear()
 
 
-class AutoDrafter(MergedDrafter):
+class AutoDrafter(RoutedDrafter):
     """Lookups, and a draft model where it pays. Its options are those of `suffix`, and `draft`."""
 
     def __init__(
@@ -357,12 +272,12 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
         return method
     lookups = {HINTED: _load(HINTED, {}, context)}
     if isinstance(method, LookupDrafter):
-        return MergedDrafter(spec.method, method, None, lookups, context)
+        return RoutedDrafter(spec.method, method, None, lookups, context)
     share = method.needs.weight_bytes / max(getattr(context.target, "weight_bytes", 0), 1)
     # Who names a network on a CPU gets all its levels, unless `adaptive=true` says otherwise.
     is_adaptive = "adaptive" in spec.options and getattr(method, "is_adaptive", False)
     network = NetworkDrafts(method, context, share=min(share, 1.0), is_adaptive=is_adaptive)
-    return MergedDrafter(spec.method, None, network, lookups, context)
+    return RoutedDrafter(spec.method, None, network, lookups, context)
 
 
 def _load_draft(path: str, is_adaptive: bool, context: DrafterContext) -> NetworkDrafts | None:
@@ -390,3 +305,76 @@ def _load(name: str, options: Mapping[str, str], context: DrafterContext) -> Loo
 def _expected(tree: Sequence[Node]) -> float:
     """Tokens a draft would bring."""
     return sum(node.chance for node in tree)
+
+
+# --- on a device ----------------------------------------------------------------------------------
+
+
+class DeviceAuto(DeviceDrafter):
+    """Lookup and a draft model on a device, in one step: a long match outbids the model.
+
+    The cheaper source of its steps is the lookup alone. In the others the draft model guesses for
+    every row, a chain or a small tree, and rows whose end stood in their text before, for `SURE`
+    tokens or more, take what followed. Tokens that were accepted from a lookup have no KV of the
+    model's, so each step processes anew as many tokens as it could have committed.
+    """
+
+    def __init__(self, matches: DeviceLookup, model: DeviceDraft) -> None:
+        super().__init__(
+            name="auto",
+            num_levels=model.num_levels,
+            num_nodes=max(matches.num_nodes, model.num_nodes),
+            margin=matches.margin,
+        )
+        self.matches, self.model = matches, model
+        self.tree = replace(model, width=TREE_WIDTH)
+
+    @property
+    def network(self) -> DeviceDraft:
+        return self.model
+
+    @property
+    def is_guided(self) -> bool:
+        return self.matches.is_guided
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        chains = [StepShape(n, DraftSource.CHAIN) for n in CHAIN_NODES if n <= self.num_nodes]
+        trees = [
+            StepShape(n, DraftSource.TREE) for n in (self.tree.num_nodes,) if n <= self.num_nodes
+        ]
+        return (*self.matches.shapes, *chains, *trees)
+
+    def depth(self, source: int) -> int:
+        """A lookup's chain may be checked as a tree, as deep as it has nodes."""
+        return self.tree.num_nodes if source == DraftSource.TREE else 0
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
+        from hunch.kernels.gpu_lookup import lookup
+
+        at = self.matches
+        if not source:
+            at.look(state, step, self.num_nodes)
+            return
+        num_tokens = step.path_RK.shape[1]  # that this step could have committed
+        if source == DraftSource.TREE:
+            self.tree.grow(state, step, kind, self.tree.num_levels, num_tokens)
+        else:
+            num_levels = levels_after(num_tokens, self.num_levels)
+            self.model.grow(state, step, kind, num_levels, num_tokens)
+        lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
+
+    def works(self, source: int) -> bool:
+        return True
+
+    def writes_kv(self, source: int) -> bool:
+        return source > 0
+
+    def can_follow(self, rows: Rows) -> bool:
+        return self.model.can_follow(rows)
+
+    def drafted_by(self, source: int, matched: int) -> str:
+        is_looked_up = not source or matched >= SURE
+        return self.matches.name if is_looked_up else self.model.name

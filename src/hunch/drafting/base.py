@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.costs import CostCurve, StepShape, chains_of
-from hunch.drafting.watch import AcceptanceWatch
 from hunch.kernels.attention import KVCache
 from hunch.kernels.phrases import PhraseTable
 from hunch.models.decoder import Hidden
@@ -19,6 +19,11 @@ from hunch.sampling.state import SamplingState
 
 if TYPE_CHECKING:
     from hunch.kernels.step import RowState, StepRows
+
+
+def comes_with_hunch(path: str) -> bool:
+    """Its card says what it does: a user who asks for it by name need not be told again."""
+    return Path(path).is_relative_to(Path(__file__).parents[1])
 
 
 class Drafter(Protocol):
@@ -74,7 +79,6 @@ class DeviceDrafter:
     num_nodes: int = 0  # every draft has room for so many; 0: one per level
     is_adaptive: bool = True  # fewer nodes, or none, where they do not pay
     margin: float = 0.0  # share by which checking nodes must promise to beat plain decoding
-    watch: AcceptanceWatch | None = None  # is told what became of its drafts
 
     def __post_init__(self) -> None:
         self.num_nodes = self.num_nodes or self.num_levels

@@ -41,11 +41,6 @@ if TYPE_CHECKING:
     from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
     from hunch.kernels.step import RowState, StepRows
 
-REMEDY = (
-    "check that the drafter was trained for this target and chat template (hunch doctor finds the "
-    "usual faults), or train one (hunch train)"
-)
-
 
 class BlockDrafter(StateFollower):
     """NAME:PATH[:KEY=VALUE]..."""
@@ -60,7 +55,7 @@ class BlockDrafter(StateFollower):
         most = net.shape.num_tokens
         shape = given.shape(context, default=most, max_depth=most)
         limit = min(given.window or net.spec.max_len, net.spec.max_len)
-        super().__init__(self.method, shape, context, limit, REMEDY)
+        super().__init__(self.method, shape, context, limit)
         self.options = given
         # As with every network, who names it on a CPU gets all nodes unless told otherwise.
         self.is_adaptive = given.adaptive
@@ -96,7 +91,6 @@ class BlockDrafter(StateFollower):
             sampling=context.sampling,
             num_levels=self.shape.depth,
             max_len=self.window.limit,
-            watch=self.watch,
             is_adaptive=self.is_adaptive,
         )
 
@@ -120,12 +114,6 @@ class BlockDrafter(StateFollower):
         ids_Q = ids_R[place_Q]
         some = rows if len(ids_Q) == len(ids_R) else replace(rows, ids_R=rows.ids_R[place_Q])
         draft = self._draft(some, ids_Q, self._guess(rows, ids_Q), limit_R[place_Q])
-        counts = draft.num_nodes_R.tolist()
-        for row, known, count in zip(
-            ids_Q.tolist(), known_R[place_Q].tolist(), counts, strict=True
-        ):
-            if count:
-                self.guessed[row] = (known, count)
         if some is rows:
             return draft
         return side_by_side(len(ids_R), [(place_Q.tolist(), draft)])

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from enum import IntEnum
 from itertools import accumulate
 from math import exp, log
-from statistics import median
 from typing import NamedTuple
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
@@ -223,6 +222,7 @@ class StepCosts:
         self._common: float | None = None  # log of a step's seconds over its capture's
         self._own: dict[tuple[int, StepShape], float] = {}
         self._num_timed: dict[tuple[int, StepShape], int] = {}
+        self._more: float | None = None  # seconds per packed token beyond a free step's
 
     def capture(
         self, num_rows: int, shape: StepShape, seconds: float, draft_seconds: float = 0.0
@@ -234,8 +234,18 @@ class StepCosts:
         self._drafting[key] = draft_seconds
         if seconds > 0.0:
             self._captured[key] = target_seconds(seconds, draft_seconds)
+            self._compare(key, self._captured[key])
             self.curve.record(num_rows * (1 + shape.num_nodes), self._captured[key])
             self._straighten(num_rows, shape.source)
+
+    def _compare(self, key: tuple[int, StepShape], target: float) -> None:
+        """What such a step takes beyond a free one, per packed token."""
+        if self.free is None:
+            return
+        num_rows, shape = key
+        more = target - self.free.seconds(num_rows, shape, is_target=True)
+        more = max(more, 0.0) / (num_rows * (1 + shape.num_nodes))
+        self._more = more if self._more is None else self._more + OWN * (more - self._more)
 
     def _straighten(self, num_rows: int, source: int) -> None:
         captured = self._captured
@@ -259,6 +269,7 @@ class StepCosts:
         self.curve.record(num_rows * (1 + shape.num_nodes), target)
         if key not in self._captured:
             return
+        self._compare(key, target)
         ratio = log(target / self._captured[key])
         if self._common is None:
             self._common = ratio
@@ -279,22 +290,12 @@ class StepCosts:
         key = num_rows, shape
         if key in self._captured:
             target = self._captured[key] * exp((self._common or 0.0) + self._own.get(key, 0.0))
-        elif self.free is not None and self._captured:
+        elif self.free is not None and self._more is not None:
             target = self.free.seconds(num_rows, shape, is_target=True)
-            target += num_rows * (1 + shape.num_nodes) * self._more_per_token()
+            target += num_rows * (1 + shape.num_nodes) * self._more
         else:
             target = self.curve.seconds(num_rows * (1 + shape.num_nodes))
         return target if is_target else target + self._draft_seconds(num_rows, shape)
-
-    def _more_per_token(self) -> float:
-        """What the steps that are known take beyond free ones; the median of them."""
-        assert self.free is not None
-        more = [
-            (self.seconds(*key, is_target=True) - self.free.seconds(*key, is_target=True))
-            / (key[0] * (1 + key[1].num_nodes))
-            for key in self._captured
-        ]
-        return max(median(more), 0.0)
 
     def _draft_seconds(self, num_rows: int, shape: StepShape) -> float:
         if not self.is_measured:

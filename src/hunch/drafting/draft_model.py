@@ -18,13 +18,12 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
-from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.base import DeviceDrafter, DrafterContext, comes_with_hunch
 from hunch.drafting.choosing import Array, Level, TokenChooser
 from hunch.drafting.costs import DraftSource, StepShape, levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts, RowArrays
 from hunch.drafting.options import GrowOptions, need_path
-from hunch.drafting.watch import AcceptanceWatch, comes_with_hunch
 from hunch.drafting.window import MAX_PASS, KvWindow, host
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.models.decoder import Hidden
@@ -80,11 +79,6 @@ class DraftModelDrafter:
             _warn_of_cost(byte_share(weights, context.target))
         limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)
         self.window = KvWindow(context, max(limit - self.shape.depth, 1))
-        self.watch = AcceptanceWatch(
-            f"draft:{path}",
-            "choose a draft of the same family, or train one for this target (hunch train draft)",
-        )
-        self.watch.spare(path)
         self.pending: dict[int, Pending] = {}
         self.host = RowArrays()
         self.chains = self._native_chains()
@@ -135,7 +129,6 @@ class DraftModelDrafter:
             num_levels=shape.depth,
             width=max(shape.num_nodes // shape.depth, 1),
             max_len=self.window.limit,
-            watch=self.watch,
             is_adaptive=self.options.adaptive,
         )
 
@@ -153,16 +146,14 @@ class DraftModelDrafter:
 
     def _keep_accepted(self, rows: Rows, row: int, pending: Pending, decided: list[int]) -> None:
         path: list[int] = []
-        node, num_accepted = -1, 0
+        node = -1
         for token in decided[:-1]:  # the last one is the target's own: it is always processed anew
             node = _child(pending, node, token)
             if node < 0:
                 break
-            num_accepted += 1
             if pending.numbers[node] < 0:
                 break
             path.append(pending.numbers[node])
-        self.watch.count(min(self.shape.depth, len(pending.tokens)), num_accepted)
         if path != list(range(len(path))):
             row_P = np.full(len(path), row)
             self.window.move(

@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
     from hunch.kernels.step import RowState, StepRows
 
-REMEDY = (
-    "check that the head was trained for this target and chat template, or train one "
-    "(hunch train eagle3)"
-)
 PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for
 
 
@@ -53,7 +49,7 @@ class FeatureDrafter(StateFollower):
         if shape.depth > MARGIN:
             raise ConfigError(f"{name}: drafts of depth {shape.depth}; at most {MARGIN}")
         limit = min(options.window or net.spec.max_len, net.spec.max_len)
-        super().__init__(name, shape, context, limit, REMEDY)
+        super().__init__(name, shape, context, limit)
         self.net = net
         self.draft_temperature, self.is_adaptive = options.draft_temperature, options.adaptive
         # The network's state at each row's last covered position, ready to be drafted from.
@@ -98,7 +94,6 @@ class FeatureDrafter(StateFollower):
             sampling=context.sampling,
             num_levels=shape.depth,
             max_len=self.window.limit,
-            watch=self.watch,
             is_adaptive=self.is_adaptive,
         )
 
@@ -134,12 +129,7 @@ class FeatureDrafter(StateFollower):
         is_ready_R = self.covered_X[ids_R] == known_R
         limit_R = np.where(is_ready_R, arrays.max_draft_X[ids_R], 0)
         state_MD = self.state_XD[torch.from_numpy(ids_R)]
-        draft = self._grow(rows, ids_R, state_MD, known_R, limit_R)
-        counts = draft.num_nodes_R.tolist()
-        for row, known, count in zip(ids_R.tolist(), known_R.tolist(), counts, strict=True):
-            if count:
-                self.guessed[row] = (known, count)
-        return draft
+        return self._grow(rows, ids_R, state_MD, known_R, limit_R)
 
     def _propose_one(self, chains: ChainDrafts, rows: Rows, arrays: RowArrays) -> Draft:
         row = arrays.ids[0]
@@ -147,10 +137,7 @@ class FeatureDrafter(StateFollower):
         if self.covered_X[row] == known:
             limit = min(int(arrays.max_draft_X[row]), self.shape.depth)
         state_1D = self.state_XD[row : row + 1]
-        draft, tokens = chains.draft(rows, arrays, known - 1, known, limit, state_1D)
-        if tokens:
-            self.guessed[row] = (known, len(tokens))
-        return draft
+        return chains.draft(rows, arrays, known - 1, known, limit, state_1D)[0]
 
     def _grow(
         self,

@@ -15,7 +15,6 @@ from hunch.draft import Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, TreeShape
 from hunch.drafting.native_chain import RowArrays
-from hunch.drafting.watch import AcceptanceWatch
 from hunch.drafting.window import MAX_PASS, KvWindow, covered, host
 from hunch.kernels.attention import KVCache
 from hunch.sampling.state import SamplingState
@@ -26,16 +25,12 @@ FUSED_PASS = 4096  # tokens covered at once where launches are what takes time
 class StateFollower:
     """Covers the positions that the target has processed; a subclass says how."""
 
-    def __init__(
-        self, name: str, shape: TreeShape, context: DrafterContext, limit: int, remedy: str
-    ) -> None:
+    def __init__(self, name: str, shape: TreeShape, context: DrafterContext, limit: int) -> None:
         self.name, self.shape, self.context = name, shape, context
         self.window = KvWindow(context, limit)
         self.host = RowArrays()
         self.is_on_device = False  # drafts are made there, but for rows whose KV has a hole
         self.covered_X = np.full(context.max_rows, -1)  # known length that its KV belongs to
-        self.guessed: dict[int, tuple[int, int]] = {}  # row -> (known length, nodes) of its draft
-        self.watch = AcceptanceWatch(name, remedy)
 
     def cover(
         self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
@@ -81,7 +76,6 @@ class StateFollower:
         source: list[Array] = []  # the packed state behind each position
         for place, (row, start, stop, offset) in enumerate(columns):
             known = int(known_X[row])
-            self._count(row, known)
             stop = min(stop, known - 1)
             is_caught_up = is_caught_up_R is None or bool(is_caught_up_R[place])
             is_idle = (is_caught_up and max_draft_X[row] == 0) or _is_off(rows, row)
@@ -97,17 +91,9 @@ class StateFollower:
         for first in _cuts(parts, FUSED_PASS if self.context.is_fused else MAX_PASS):
             self.cover(step, parts[first], source[first])
 
-    def _count(self, row: int, known: int) -> None:
-        before = self.guessed.pop(row, None)
-        if before is not None:
-            length, num_nodes = before
-            self.watch.count(min(self.shape.depth, num_nodes), min(known - length - 1, num_nodes))
-
     def forget(self, rows: list[int]) -> None:
         self.window.drop(rows)
         self.covered_X[rows] = -1
-        for row in rows:
-            self.guessed.pop(row, None)
 
     def put(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.context.device)

@@ -24,7 +24,6 @@ from hunch.drafting.choosing import Array, Feed, TokenChooser, TreeShape
 from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.options import GrowOptions
-from hunch.drafting.watch import AcceptanceWatch
 from hunch.drafting.window import host
 from hunch.models.decoder import Hidden
 
@@ -39,7 +38,6 @@ class LastStateDrafter:
     """A method says how its network's levels follow from a state; the rest is here."""
 
     name: str
-    remedy: str  # what to do where few of its guesses are accepted
 
     def __init__(
         self,
@@ -54,11 +52,9 @@ class LastStateDrafter:
     ) -> None:
         self.options, self.context, self.shape, self.depth = options, context, shape, depth
         self.ids_C = ids_C
-        self.watch = AcceptanceWatch(self.name, self.remedy)
         self.needs = Needs(max_nodes=max_nodes, hidden=True, weight_bytes=weight_bytes)
         self.state_XD: Tensor | None = None  # made at the first step, which says how wide
         self.known_X = np.full(context.max_rows, -1)  # known length the state belongs to
-        self.guessed: dict[int, tuple[int, int]] = {}  # row -> (known length, nodes) of its draft
 
     def start(self, state_RD: Tensor, token_R: Tensor) -> tuple[Tensor, Feed]:
         """Logits of the first level, and what gives those of each further one."""
@@ -76,13 +72,12 @@ class LastStateDrafter:
             name=self.name,
             num_levels=self.depth,
             is_adaptive=self.options.adaptive,
-            watch=self.watch,
             method=self,
             ids_C=None if self.ids_C is None else self.ids_C.to(self.context.device),
         )
 
     def observe(self, step: TargetStep) -> None:
-        """Keep the last states; count how the last drafts fared."""
+        """Keep the last states."""
         assert step.hidden_TD is not None
         ids_R = host(step.rows.ids_R)
         last_R = host(step.offset_R) + host(step.known_R) - host(step.start_R) - 1
@@ -92,13 +87,6 @@ class LastStateDrafter:
             self.state_XD = state_RD.new_zeros(self.context.max_rows, state_RD.shape[1])
         self.state_XD[torch.from_numpy(ids_R).to(device)] = state_RD
         self.known_X[ids_R] = host(step.known_R) + 1
-        known_X = host(step.rows.known_X)
-        for row in ids_R.tolist():
-            before = self.guessed.pop(row, None)
-            if before is not None:
-                length, num_nodes = before
-                most = min(self.depth, num_nodes)
-                self.watch.count(most, min(int(known_X[row]) - length - 1, most))
 
     def propose(self, rows: Rows) -> Draft:
         assert self.state_XD is not None, "observe comes before propose"
@@ -109,12 +97,7 @@ class LastStateDrafter:
         state_RD = self.state_XD[torch.from_numpy(ids_R).to(device)]
         token_R = torch.from_numpy(host(rows.tokens_XL)[ids_R, known_R - 1]).to(device)
         chooser = TokenChooser(self.context, rows, self.ids_C, self.options.draft_temperature)
-        draft = self.draft(state_RD, token_R, chooser, limit_R)
-        counts = draft.num_nodes_R.tolist()
-        for row, known, count in zip(ids_R.tolist(), known_R.tolist(), counts, strict=True):
-            if count:
-                self.guessed[row] = (known, count)
-        return draft
+        return self.draft(state_RD, token_R, chooser, limit_R)
 
     def draft(
         self, state_RD: Tensor, token_R: Tensor, chooser: TokenChooser, limit_R: Array
@@ -126,8 +109,6 @@ class LastStateDrafter:
 
     def forget(self, rows: list[int]) -> None:
         self.known_X[rows] = -1
-        for row in rows:
-            self.guessed.pop(row, None)
 
 
 @dataclass(kw_only=True)

@@ -42,7 +42,6 @@ class MedusaDrafter(LastStateDrafter):
     """As many tokens ahead as there are heads."""
 
     name = "medusa"
-    remedy = "check that the heads were made for this target, or train some (hunch train medusa)"
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext

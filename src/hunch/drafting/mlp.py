@@ -24,7 +24,6 @@ class MlpDrafter(LastStateDrafter):
     """mlp:PATH[:KEY=VALUE]...; as many tokens as the file has stages."""
 
     name = "mlp"
-    remedy = "check that it was made for this target, or train one (hunch train mlp)"
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext

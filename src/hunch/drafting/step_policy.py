@@ -329,15 +329,13 @@ class Policy:
     def _learn_network(self, ids: list[int], lines: list[list[int]], graph: CapturedStep) -> None:
         """Of a network's guesses those teach that were checked."""
         assert self.drafter is not None
-        watch, weight = self.drafter.watch, 1.0 / len(ids)
+        weight = 1.0 / len(ids)
         for row, line in zip(ids, lines, strict=True):
             source, run = self.drafted[row][0], line[TOKENS] - 1
             if line[CHECKED] > 0 and source > 0:
                 # Of a row that ended nobody knows what would have come.
                 is_missed = not line[REASON] and run < graph.num_nodes
                 self.network.learn(row, run, run + is_missed, source, weight=weight)
-            if line[CHECKED] > 0 and watch is not None:
-                watch.count(min(line[CHECKED], self.drafter.num_levels), run)
             self.drafted[row] = (graph.source, line[MATCHED])
         if graph.source <= 0:
             self.network.fade(ids)

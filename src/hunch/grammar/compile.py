@@ -37,6 +37,9 @@ class Codec(Protocol):
 
     def token_bytes(self, token: int) -> bytes: ...
 
+    def definition(self) -> str:
+        """All of it, as a tokenizer.json has it."""
+
 
 class GrammarCompiler:
     """From what a request asks for to a grammar. Any thread may call it."""
@@ -99,12 +102,29 @@ class GrammarCompiler:
     def _load(self) -> LLTokenizer:
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = LLTokenizer(
-                    TokenizerWrapper(_Spelling(self._codec)),
-                    n_vocab=self._codec.vocab_size,
-                    eos_token=list(self._codec.eos_ids),
-                )
+                self._tokenizer = _tokenizer_of(self._codec)
             return self._tokenizer
+
+
+def _tokenizer_of(codec: Codec) -> LLTokenizer:
+    """One of the engine's own, if it spells every token as the model's does, else the model's.
+
+    Masks need texts encoded. The engine's own tokenizer does that without the interpreter's lock,
+    so that the masks of many rows are made at the same time.
+    """
+    size: dict[str, Any] = {"n_vocab": codec.vocab_size, "eos_token": list(codec.eos_ids)}
+    spelling = _Spelling(codec)
+    try:
+        own = LLTokenizer(codec.definition(), **size)
+    except ValueError:  # a kind that it does not know
+        return LLTokenizer(TokenizerWrapper(spelling), **size)
+    special = set(spelling.special_token_ids)
+    is_same = all(
+        own.is_special_token(token) == (token in special)
+        and (token in special or own.decode_bytes([token]) == text)
+        for token, text in enumerate(spelling.tokens)
+    )
+    return own if is_same else LLTokenizer(TokenizerWrapper(spelling), **size)
 
 
 class _Spelling:

@@ -66,6 +66,11 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return {added[index].content: index for index in sorted(self.special_ids)}
 
+    def definition(self) -> str:
+        """All of it, as a tokenizer.json has it."""
+        text: str = self.backend.to_str()
+        return text
+
     def vocab(self) -> dict[str, int]:
         """Every token as the vocabulary spells it."""
         vocab: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)

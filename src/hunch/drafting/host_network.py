@@ -1,0 +1,106 @@
+"""A network that the host asks for drafts, where the policy says that it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import NamedTuple
+
+from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.base import Drafter, DrafterContext
+from hunch.drafting.policy import HostPolicy
+
+READS = 4  # tokens worth reading to a network for one that a row may still get
+FEW = 16  # tokens a row may lack in a pass whose time says what a level costs
+
+
+class Sent(NamedTuple):
+    """A network's draft that waits to be compared."""
+
+    base: int  # position of its first tokens
+    tokens: list[int]
+    parents: list[int]
+
+    def compare(self, new_tokens: list[int]) -> tuple[int, int]:
+        """Levels that were right, and levels that could be compared."""
+        at, run = -1, 0
+        pairs = zip(self.parents, self.tokens, strict=True)
+        children = {pair: node for node, pair in enumerate(pairs)}
+        while run < len(new_tokens) and (at, new_tokens[run]) in children:
+            at, run = children[at, new_tokens[run]], run + 1
+        return run, run + (run < len(new_tokens) and at in self.parents)
+
+
+class NetworkDrafts:
+    """A method with a network on the host, asked where the policy says that it pays."""
+
+    def __init__(
+        self, method: Drafter, context: DrafterContext, *, share: float, is_adaptive: bool
+    ) -> None:
+        self.method = method
+        needs, shape = method.needs, getattr(method, "shape", None)
+        self.policy = HostPolicy(
+            context.cost,
+            num_rows=context.max_rows,
+            max_nodes=needs.max_nodes,
+            num_levels=needs.max_nodes if shape is None else min(shape.depth, needs.max_nodes),
+            share=share,
+            is_adaptive=is_adaptive and context.cost.is_measured,
+        )
+        self._sent: dict[int, Sent] = {}
+        self._met: set[int] = set()
+
+    def observe(self, step: TargetStep) -> None:
+        self.method.observe(step)
+        rows, estimate = step.rows, self.policy.estimate
+        ids: list[int] = rows.ids_R.tolist()
+        for row in ids:
+            if row not in self._met:
+                self._met.add(row)
+                estimate.start([row])
+            sent = self._sent.pop(row, None)
+            if sent is None:
+                estimate.fade([row])
+                continue
+            new_tokens = rows.tokens_XL[row, sent.base : int(rows.known_X[row])].tolist()
+            estimate.learn(row, *sent.compare(new_tokens), weight=1.0 / len(ids))
+
+    def forget(self, rows: list[int]) -> None:
+        self.method.forget(rows)
+        self._met.difference_update(rows)
+        for row in rows:
+            self._sent.pop(row, None)
+
+    def plan(
+        self, rows: Rows, ids: list[int], limits: list[int], others: Sequence[tuple[int, float]]
+    ) -> tuple[list[int], int]:
+        """The rows to ask it for, as places in `ids`, and for how many levels.
+
+        Not those too long for what they may still get.
+        """
+        if self.policy.is_adaptive:
+            known_X, end_X = rows.known_X.tolist(), rows.end_X.tolist()
+            have_X, limits = rows.computed_GX[-1].tolist(), limits.copy()
+            for place, row in enumerate(ids):
+                lacking = known_X[row] - have_X[row]
+                if lacking > FEW and lacking > READS * (end_X[row] - known_X[row]):
+                    limits[place] = 0
+        return self.policy.plan(ids, limits, others)
+
+    def propose(self, rows: Rows, places: list[int], num_levels: int) -> Draft:
+        """Drafts of these rows alone, in order."""
+        ids_R, policy = rows.ids_R[places], self.policy
+        lacking = int((rows.known_X[ids_R] - rows.computed_GX[-1, ids_R]).max())
+        max_nodes = next(size for size, levels in policy.sizes if levels >= num_levels)
+        some = replace(rows, ids_R=ids_R, max_draft_X=rows.max_draft_X.clamp(max=max_nodes))
+        began = perf_counter()
+        draft = self.method.propose(some)
+        if lacking <= FEW:
+            policy.timed(len(places), num_levels, perf_counter() - began)
+        known, counts = rows.known_X[ids_R].tolist(), draft.num_nodes_R.tolist()
+        tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
+        for place, row in enumerate(ids_R.tolist()):
+            count = counts[place]
+            self._sent[row] = Sent(known[place], tokens[place][:count], parents[place][:count])
+        return draft
