@@ -66,7 +66,7 @@ TABLE: dict[str, set[str]] = {
     # What looks at the machine asks which kernels it has.
     "cli.doctor": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "train", "advice",
-        "kernels", "cli",
+        "kernels", "cli", "bench.device",
     },
     "sglang": {"compat", "errors", "llm", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},

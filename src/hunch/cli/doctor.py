@@ -6,13 +6,16 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hunch.advice import advice_for
 from hunch.cli import options as o
 from hunch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hunch import LLM
 
 
 def doctor(
@@ -126,6 +129,7 @@ def _model(
             texts.append([output.outputs[0].token_ids for output in outputs])
             found["kernels"] = llm.engine.capacity.kernels
             stats = llm.stats()
+            page = _page(llm)
             found[f"tok/s {name}"] = round(stats["tokens_per_second"], 1)
     found["identical"] = texts[0] == texts[1]
     keys = (
@@ -133,16 +137,42 @@ def _model(
         "accepted", "memory_bound_speedup", "memory_bound_speedup_by_size", "drafter_bytes",
     )  # fmt: skip
     found["prompt_tokens"] = sum(map(len, prompts)) / len(prompts)
+    if found["kernels"] == "native":
+        found |= _fidelity(model, page, engine)
     return found | {key: stats[key] for key in keys}
 
 
-def memory() -> str:
-    """How much this machine has."""
+def _page(llm: LLM) -> list[int]:
+    from hunch.bench.device.fidelity import PAGE
+
+    return llm.tokenizer.encode(PAGE)[: min(256, llm.engine.capacity.max_len)]
+
+
+def _fidelity(model: str, page: list[int], engine: dict[str, Any]) -> dict[str, Any]:
+    """How near the kernels come to float32 on a page of text."""
+    from hunch.bench.device.fidelity import float32_bytes, measure
+
+    needed = float32_bytes(model)
+    if needed > _memory_bytes() // 2:
+        return {"KL to float32": f"not measured: it would take {needed / 2**30:.0f} GiB"}
+    found = measure(model, page, dtype=engine["dtype"], threads=engine["threads"])
+    if found is None:
+        return {}
+    return {"KL to float32": found.kl, "top-1 as float32": found.top1}
+
+
+def _memory_bytes() -> int:
+    """How much this machine has; 0 where it does not say."""
     try:
-        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError):
-        return "unknown"
-    return f"{num_bytes / 2**30:.1f} GiB"
+        return 0
+
+
+def memory() -> str:
+    """The same in words."""
+    num_bytes = _memory_bytes()
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes else "unknown"
 
 
 def _advice(found: dict[str, Any], machine: dict[str, Any]) -> list[str]:

@@ -1,0 +1,147 @@
+"""How near hunch's kernels and llama.cpp's come to float32, on the same file and page of text.
+
+    python benchmarks/fidelity.py [--model FILE.gguf] [--tokens 128] [--skip-llama] [--json]
+
+The reference is the float32 forward of the file's weights. llama.cpp's server tells its likeliest
+tokens alone, so every engine is held to the same question: the KL over the NUM_LIKELY tokens
+llama.cpp named and all others together, which is at most the whole KL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.bench.device.fidelity import PAGE, scores
+from hunch.config import DEFAULT_MODEL, Config, ModelConfig
+from hunch.hub import resolve
+from hunch.llm import load_text
+from hunch.models.target import load_target
+from hunch.models.weights import open_weights
+
+NUM_LIKELY = 1000
+SECONDS = 120.0  # llama.cpp's server may take to start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--skip-llama", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    files = resolve(args.model)
+    ids = load_text(Config(model=ModelConfig(model=args.model))).encode(PAGE)[: args.tokens]
+    log_p_TV = torch.cat(list(_log_probs(files.path, ids, dtype="float32")))
+    likely = None if args.skip_llama else list(_ask_llama(str(files.path), ids))
+    found = {}
+    for bits in (8, 14):
+        log_q_TV = torch.cat(list(_log_probs(files.path, ids, activation_bits=bits)))
+        found[f"hunch, {bits} bits"] = _compare(log_p_TV, log_q_TV, likely)
+    if likely is not None:
+        found["llama.cpp"] = _compare(log_p_TV, None, likely)
+    if args.json:
+        print(json.dumps(found))
+        return
+    for name, row in found.items():
+        print(f"{name:16} " + "  ".join(f"{key} {value:.3g}" for key, value in row.items()))
+
+
+def _log_probs(path: Any, ids: list[int], **how: Any) -> Iterator[Tensor]:
+    target = load_target(ModelConfig(**how), open_weights(path), torch.device("cpu"))
+    for logits_MV in scores(target, ids):
+        yield logits_MV.log_softmax(1)
+
+
+def _compare(
+    log_p_TV: Tensor, log_q_TV: Tensor | None, likely: list[dict[int, float]] | None
+) -> dict[str, float]:
+    """log_q_TV None: what llama.cpp said is compared."""
+    row: dict[str, float] = {}
+    favourites = [max(named, key=lambda i: named[i]) for named in likely or []]
+    told = torch.tensor(favourites) if log_q_TV is None else log_q_TV.argmax(1)
+    row["top1"] = float((told == log_p_TV.argmax(1)).double().mean())
+    if log_q_TV is not None:
+        row["kl"] = float((log_p_TV.exp() * (log_p_TV - log_q_TV)).sum(1).double().mean())
+    if likely is not None:
+        total = 0.0
+        for t, named in enumerate(likely):
+            ids = torch.tensor(list(named))
+            log_p = log_p_TV[t, ids].double()
+            log_q = torch.tensor(list(named.values())).double()
+            if log_q_TV is not None:
+                log_q = log_q_TV[t, ids].double()
+            total += _kl(log_p, log_q)
+        row[f"kl over {NUM_LIKELY}"] = total / len(likely)
+    return row
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> float:
+    rest_p, rest_q = 1 - log_p.exp().sum(), 1 - log_q.exp().sum()
+    named = (log_p.exp() * (log_p - log_q)).sum()
+    if min(rest_p, rest_q) <= 1e-9:
+        return float(named)
+    return float(named + rest_p * (rest_p / rest_q).log())
+
+
+def _ask_llama(path: str, ids: list[int]) -> Iterator[dict[int, float]]:
+    """llama.cpp's likeliest tokens after each token of the page, with their log-probabilities."""
+    with _llama(path) as url:
+        for num in range(1, len(ids) + 1):
+            said = _post(
+                f"{url}/completion",
+                {"prompt": ids[:num], "n_predict": 1, "n_probs": NUM_LIKELY, "temperature": 0,
+                 "cache_prompt": True, "samplers": []},
+            )  # fmt: skip
+            yield {
+                t["id"]: t["logprob"] for t in said["completion_probabilities"][0]["top_logprobs"]
+            }
+
+
+@contextmanager
+def _llama(path: str) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "hunch.bench.llama_server", path, "--port", str(port)]
+    quiet = subprocess.DEVNULL
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+    url, until = f"http://127.0.0.1:{port}", time.monotonic() + SECONDS
+    try:
+        while True:
+            try:
+                _post(f"{url}/completion", {"prompt": "a", "n_predict": 1})
+                break
+            except (urllib.error.URLError, OSError) as error:
+                if server.poll() is not None or time.monotonic() > until:
+                    words = "llama.cpp's server did not start: pip install xllamacpp"
+                    raise SystemExit(words) from error
+                time.sleep(0.5)
+        yield url
+    finally:
+        server.stdin.close()
+        server.wait(timeout=30)
+
+
+def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""How near a model as it is held comes to the float32 forward of its file's weights.
+
+Every token of a page of text is predicted by both. `kl` is the mean of KL(float32 || held) in nats,
+`top1` the share of tokens where both have the same favourite. Kernels decide these figures, and
+quantised activations above all; what a file's own rounding cost is in both and cancels.
+
+Shape letters: T tokens, M rows of logits at a time, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from hunch.bench import texts
+from hunch.hub import resolve
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.models.native import load_native
+from hunch.models.target import Target
+from hunch.models.weights import open_weights
+
+PAGE = "\n\n".join((texts.RAILWAY, texts.HARBOUR, texts.OBSERVATORY))
+_ROWS = 32  # whose logits are held at once
+_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    kl: float
+    top1: float
+    num_tokens: int
+
+
+def measure(
+    model: str,
+    ids: Sequence[int],
+    *,
+    dtype: str = "auto",
+    bits: int = 8,
+    threads: int | None = None,
+) -> Fidelity | None:
+    """A model as the CPU's kernels hold it; None where they do not compute it, or in float32."""
+    weights = open_weights(resolve(model).path)
+    held = load_native(weights, dtype=dtype, num_threads=threads, bits=bits)
+    if held is None or not held.is_quantised:
+        return None
+    exact = load_native(weights, dtype="float32", num_threads=threads)
+    assert exact is not None
+    return compare(scores(exact, ids), scores(held, ids))
+
+
+def float32_bytes(model: str) -> int:
+    """Memory that `measure` takes beside the model as it is held."""
+    weights = open_weights(resolve(model).path)
+    return sum(4 * prod(weights.shape(name)) for name in weights.names())
+
+
+def scores(target: Target, ids: Sequence[int]) -> Iterator[Tensor]:
+    """What a model says after each token, part by part."""
+    ids_T = torch.tensor(ids)
+    num = len(ids)
+    num_blocks = -(-num // _BLOCK)
+    attn = AttnInputs(
+        pos_T=torch.arange(num),
+        slot_T=torch.arange(num),
+        seq_T=torch.zeros(num, dtype=torch.int64),
+        table_SB=torch.arange(num_blocks)[None],
+        base_T=torch.full((num,), num + 1),
+        tree_TP=None,
+        block_size=_BLOCK,
+        spans=(Span(0, num, 0, 0, num),),
+    )
+    hidden_TD = target.forward(ids_T, attn, target.new_kv(num_blocks * _BLOCK)).last_TD
+    for first in range(0, num, _ROWS):
+        yield target.logits(hidden_TD[first : first + _ROWS])
+
+
+def compare(exact: Iterator[Tensor], held: Iterator[Tensor]) -> Fidelity:
+    """Over all tokens of both."""
+    total, num_equal, num = 0.0, 0, 0
+    for exact_MV, held_MV in zip(exact, held, strict=True):
+        p_MV, q_MV = exact_MV.double().log_softmax(1), held_MV.double().log_softmax(1)
+        total += float((p_MV.exp() * (p_MV - q_MV)).sum())
+        num_equal += int((exact_MV.argmax(1) == held_MV.argmax(1)).sum())
+        num += len(exact_MV)
+    return Fidelity(total / num, num_equal / num, num)

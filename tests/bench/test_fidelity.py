@@ -1,0 +1,37 @@
+"""The distance of quantised kernels to float32."""
+
+import pytest
+import torch
+
+from hunch.bench.device.fidelity import compare, float32_bytes, measure
+from hunch.kernels import native
+from tiny_gguf import random_tensors, write_gguf
+
+IDS = [5, 17, 80, 3, 299, 41] * 12
+
+
+def test_a_shift_of_all_scores_is_no_distance_and_another_favourite_counts():
+    exact = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]])
+    same = compare(iter([exact]), iter([exact + 7]))
+    assert same.top1 == 1
+    assert same.kl == pytest.approx(0, abs=1e-12)
+    other = compare(iter([exact]), iter([exact.flip(1)]))
+    assert other.top1 == 0
+    p, q = exact.double().softmax(1), exact.flip(1).double().softmax(1)
+    assert other.kl == pytest.approx(float((p * (p / q).log()).sum(1).mean()))
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+def test_more_bits_of_activations_come_nearer(tmp_path):
+    sizes = {"llama.attention.key_length": 32, "llama.attention.value_length": 32}
+    tensors = {
+        name: value.repeat(2, 0) if "q_proj" in name or "k_proj" in name or "v_proj" in name
+        else value.repeat(2, 1) if "o_proj" in name else value
+        for name, value in random_tensors().items()
+    }  # fmt: skip
+    model = str(write_gguf(tmp_path / "m.gguf", tensors, kind="Q8_0", metadata=sizes))
+    coarse, fine = measure(model, IDS), measure(model, IDS, bits=14)
+    assert coarse.num_tokens == len(IDS)
+    assert 0 < fine.kl < coarse.kl / 10
+    assert measure(model, IDS, dtype="float32") is None
+    assert float32_bytes(model) == sum(4 * value.size for value in tensors.values())
