@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,25 @@ def random_tensors(*, is_tied: bool = True, has_bias: bool = False) -> dict[str,
     return tensors
 
 
+# Of formats whose blocks the gguf package does not make: inputs and bytes of a block, and where its
+# half floats are, with values that make weights of about 1/16 around zero.
+K_BLOCKS = {
+    "Q4_K": (256, 144, {0: 2.5e-4, 2: 1.9e-3}),
+    "Q5_K": (256, 176, {0: 1.2e-4, 2: 1.9e-3}),
+    "Q6_K": (256, 210, {208: 4.7e-5}),
+}
+
+
+def random_k_blocks(kind: str, num_out: int, num_in: int, seed: int) -> np.ndarray:
+    """Any bytes are a block: uint8 [out, bytes of a row]."""
+    size, num_bytes, halves = K_BLOCKS[kind]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (num_out, num_in // size, num_bytes), dtype=np.uint8)
+    for first, value in halves.items():
+        blocks[..., first : first + 2] = np.array([value], np.float16).view(np.uint8)
+    return blocks.reshape(num_out, -1)
+
+
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -80,11 +101,11 @@ def write_gguf(
     tensors: dict[str, np.ndarray],
     *,
     architecture: str = "llama",
-    kind: str = "F32",
+    kind: str | Sequence[str] = "F32",
     extra: dict[str, np.ndarray] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """A file as converters write it; matrices of `kind`, vectors in F32."""
+    """A file as converters write it; matrices of `kind` (several: in turn), vectors in F32."""
     writer = gguf.GGUFWriter(path, architecture)
     usual = {
         f"{architecture}.block_count": LAYERS,
@@ -105,12 +126,17 @@ def write_gguf(
             list: writer.add_array,
         }[type(value)]
         add(key, value)
-    quantised = gguf.GGMLQuantizationType[kind]
-    for name, value in tensors.items():
+    kinds = cycle([kind] if isinstance(kind, str) else kind)
+    for seed, (name, value) in enumerate(tensors.items()):
         if architecture in ("llama", "mistral") and ("q_proj" in name or "k_proj" in name):
             value = interleave(value, HEADS if "q_proj" in name else KV_HEADS)
-        if value.ndim == 2 and kind != "F32":
-            packed = gguf.quants.quantize(value, quantised)
+        form = next(kinds) if value.ndim == 2 else "F32"
+        if form in K_BLOCKS:
+            packed = random_k_blocks(form, *value.shape, seed)
+        elif form != "F32":
+            packed = gguf.quants.quantize(value, gguf.GGMLQuantizationType[form])
+        if form != "F32":
+            quantised = gguf.GGMLQuantizationType[form]
             writer.add_tensor(gguf_name(name), packed, raw_dtype=quantised)
         else:
             writer.add_tensor(gguf_name(name), value)
