@@ -309,6 +309,9 @@ class Runner(Protocol):
     def reset(self) -> None:
         """Forget what is kept of requests that left."""
 
+    def check_alive(self) -> None:
+        """Raise EngineError where a process that it needs is gone."""
+
     def close(self) -> None: ...
 
 

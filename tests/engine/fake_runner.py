@@ -145,6 +145,9 @@ class FakeRunner:
     def reset(self) -> None:
         """Keeps nothing of requests that left."""
 
+    def check_alive(self) -> None:
+        pass
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -274,6 +274,9 @@ class FakeRunner:
     def collect(self) -> StepResult:
         return self._results.popleft()
 
+    def check_alive(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -326,6 +326,10 @@ class Engine:
         self._scheduler.pool.reset()
         self.runner.reset()
 
+    def check_alive(self) -> None:
+        """Raise EngineError where a process that the runner needs is gone."""
+        self.runner.check_alive()
+
     def close(self) -> None:
         if self.adapter is not None:
             self.adapter.close()

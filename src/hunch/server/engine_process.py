@@ -63,6 +63,8 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, Any]: ...
 
+    def check_alive(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -193,6 +195,8 @@ class Loop:
         threading.Thread(target=self.beat, name="hunch-beat", daemon=True).start()
         while self.lines.is_open and not self.is_closing:
             has_work = self.engine.has_work()
+            if not has_work:
+                self.engine.check_alive()  # a step would find out by itself
             for channel, message in self.lines.receive(0.0 if has_work else IDLE_SECONDS):
                 self._obey(channel, message)
             if self._checking:

@@ -1,0 +1,70 @@
+"""A rank that dies under a server: every stream ends cleanly, and the engine is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.live_server import api_server
+from server.test_lifecycle import wait_for
+
+NUM_STREAMS = 50
+BODY = {
+    "prompt": "the model and the guess",
+    "max_tokens": 150,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+
+
+def read(url: str, seed: int) -> tuple[int, str]:
+    """The number of events of a stream, and the last of them."""
+    body = {**BODY, "stream": True, "seed": seed}
+    with httpx.stream("POST", f"{url}/completions", json=body, timeout=60) as answer:
+        events = [line for line in answer.iter_lines() if line]
+    return len(events), events[-1] if events else str(answer.status_code)
+
+
+def followers(log: Path) -> list[int]:
+    """Processes of ranks other than 0, of any engine of this machine that this server started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if b"hunch.parallel.follower" in words and f"pid={parent}" in log.read_text():
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_rank_is_killed_under_fifty_streams(tiny_model: Path, tmp_path: Path) -> None:
+    words = f"--model {tiny_model} -tp 2 --speculate ngram --dtype float32 --max-model-len 256"
+    log = tmp_path / "log"
+    with api_server([*words.split(), "--threads", "1", "--max-num-seqs", "64"], log) as url:
+        whole = httpx.post(f"{url}/completions", json=BODY, timeout=60).json()
+        with ThreadPoolExecutor(NUM_STREAMS) as pool:
+            running = [pool.submit(read, url, seed) for seed in range(NUM_STREAMS)]
+            time.sleep(1.0)
+            (victim,) = followers(log)
+            os.kill(victim, signal.SIGKILL)
+            killed = time.monotonic()
+            ends = [one.result(30) for one in running]
+            assert time.monotonic() - killed < 10
+        errors = [last for _, last in ends if "error" in last]
+        assert errors
+        assert all("rank 1" in last and "SIGKILL" in last for last in errors)
+        assert all("error" in last or "[DONE]" in last for _, last in ends)
+        wait_for(lambda: "the engine was started again" in log.read_text(), 60)
+        again = httpx.post(f"{url}/completions", json=BODY, timeout=60).json()
+        assert again["choices"][0]["text"] == whole["choices"][0]["text"]
