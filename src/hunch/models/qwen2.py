@@ -13,6 +13,7 @@ class Qwen2(Decoder):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         common = read_common(config, architecture)
+        config.get("attention_bias")  # biases are always there; GGUFs say so
         common["windows"] = read_windows(
             config,
             common["num_layers"],

@@ -28,7 +28,7 @@ _HARMLESS = re.compile(
     r"|max_length|min_length|do_sample|temperature|top_k|top_p|num_beams|early_stopping"
     r"|.*_penalty|num_return_sequences|bad_words_ids|begin_suppress.*|suppress_.*|no_repeat_.*"
     r"|summary_.*|attn_implementation|use_flash_attn|use_mup|vision_config|audio_config"
-    r"|mm_tokens_per_image|pretraining_tp|cut_from|cut_layers|draft_vocab_size|draft_layers"
+    r"|mm_tokens_per_image|pretraining_tp|from_gguf|cut_from|cut_layers|draft_vocab_size|draft_layers"
     r"|num_nextn_predict_layers|mtp_.*|num_mtp_.*|speculators_.*|model_max_length"
     r"|attention_softmax_in_fp32|scale_attention_softmax_in_fp32|reorder_and_upcast_attn"
 )

@@ -35,8 +35,10 @@ class GgufWeights:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._num_heads: dict[str, int] = {}  # of the tensors stored in another order of rows
-        factors = self.tensor("rope_freqs.weight") if "rope_freqs.weight" in self._places else None
-        self.config = config_of(header, None if factors is None else factors.tolist())
+        factors = [name for name in self._places if name.startswith("rope_freqs")]
+        self.config = config_of(
+            header, {name.removesuffix(".weight"): self.tensor(name).tolist() for name in factors}
+        )
         if is_interleaved:
             self._num_heads = {
                 "q_proj": self.config["num_attention_heads"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,25 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "mistral": ("MistralForCausalLM", "mistral"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "granite": ("GraniteForCausalLM", "granite"),
+    "phi3": ("Phi3ForCausalLM", "phi3"),
+    "gpt2": ("GPT2LMHeadModel", "gpt2"),
+    "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode"),
+    "gemma": ("GemmaForCausalLM", "gemma"),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
 # Files of these store the rows of q and k so that rotary pairs are neighbours.
-INTERLEAVED = ("llama", "mistral")
+INTERLEAVED = ("llama", "mistral", "granite")
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
-    "rope_freqs": "rope_freqs",  # no parameter: what each rotary frequency is divided by
+    # No parameters: what each rotary frequency is divided by.
+    "rope_freqs": "rope_freqs",
+    "rope_factors_short": "rope_freqs_short",
+    "rope_factors_long": "rope_freqs_long",
 }
 _INNER = {
     "attn_norm": "input_layernorm",
@@ -37,6 +48,29 @@ _INNER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_GPT2 = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OWN = {  # what a family calls differently, or has besides
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "gpt2": _GPT2,
+    "starcoder": _GPT2,
+    "gemma2": _SANDWICH,
+    "gemma3": _SANDWICH,
 }
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 
@@ -53,13 +87,14 @@ def architecture(header: GgufHeader) -> str:
 
 def hf_name(header: GgufHeader, name: str) -> str:
     """The Hugging Face name of a tensor of the file."""
-    match = _NAME.fullmatch(name)
-    table = _INNER if match and match["layer"] else _OUTER
+    match, prefix = _NAME.fullmatch(name), architecture(header)
+    table = {**(_INNER if match and match["layer"] else _OUTER), **_OWN.get(prefix, {})}
     if match is None or match["part"] not in table:
         raise UnsupportedModelError(
             f"{header.path} has a tensor {name!r} that no dense {architecture(header)} model has"
         )
-    outer = f"model.layers.{int(match['layer'])}." if match["layer"] else ""
+    layer = "transformer.h" if prefix in _LEARNED else "model.layers"
+    outer = f"{layer}.{int(match['layer'])}." if match["layer"] else ""
     return f"{outer}{table[match['part']]}.{match['kind']}"
 
 
@@ -92,10 +127,39 @@ class _Reader:
         return float(str(np.float32(self.number(key, default))))
 
 
-def config_of(header: GgufHeader, rope_factors: list[float] | None) -> dict[str, Any]:
-    """A config.json for the model in the file; the tensors are asked where they know better."""
+def config_of(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
+    """A config.json for the model in the file; the tensors are asked where they know better.
+
+    `factors` are the file's rope factors, by the names of their tensors.
+    """
     prefix = architecture(header)
     read = _Reader(header, prefix)
+    config = _gpt2_config(read) if prefix in _LEARNED else _llama_config(read, factors)
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        short = "padding_token_id" if key == "pad_token_id" else key
+        config[key] = header.metadata.get(f"tokenizer.ggml.{short}")
+    return {**config, "from_gguf": True}
+
+
+def _gpt2_config(read: _Reader) -> dict[str, Any]:
+    header = read.header
+    name, model_type = ARCHITECTURES[read.prefix]
+    return {
+        "architectures": [name],
+        "model_type": model_type,
+        "vocab_size": _embedding_shape(header)[0],
+        "n_embd": read.size("embedding_length"),
+        "n_head": read.size("attention.head_count"),
+        "n_layer": _num_layers(header, read.size("block_count")),
+        "n_inner": read.size("feed_forward_length"),
+        "n_positions": read.size("context_length"),
+        "layer_norm_epsilon": read.real("attention.layer_norm_epsilon"),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+
+
+def _llama_config(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
+    header, prefix = read.header, read.prefix
     vocab_size, hidden_size = _embedding_shape(header)
     num_heads = read.size("attention.head_count")
     name, model_type = ARCHITECTURES[prefix]
@@ -111,7 +175,7 @@ def config_of(header: GgufHeader, rope_factors: list[float] | None) -> dict[str,
         "max_position_embeddings": read.size("context_length"),
         "rms_norm_eps": read.real("attention.layer_norm_rms_epsilon"),
         "rope_theta": read.real("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(read, rope_factors),
+        "rope_scaling": _rope_scaling(read, factors),
         "sliding_window": None,
         "vocab_size": vocab_size,
         "hidden_act": "silu",
@@ -123,11 +187,51 @@ def config_of(header: GgufHeader, rope_factors: list[float] | None) -> dict[str,
         config["sliding_window"] = read.size("attention.sliding_window")
         if prefix == "llama":  # converters write Mistral as llama; only Mistral has a window
             config["architectures"], config["model_type"] = ["MistralForCausalLM"], "mistral"
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        short = "padding_token_id" if key == "pad_token_id" else key
-        config[key] = header.metadata.get(f"tokenizer.ggml.{short}")
-    _check(header, config, read)
+    share = read.size("rope.dimension_count", config["head_dim"]) / config["head_dim"]
+    config["partial_rotary_factor"] = share
+    if prefix in _OWN_KEYS:
+        config |= _OWN_KEYS[prefix](read, config)
+    _check(header, config)
     return config
+
+
+def _granite(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": read.real("embedding_scale", 1.0),
+        "residual_multiplier": read.real("residual_scale", 1.0),
+        "attention_multiplier": read.real("attention.scale", config["head_dim"] ** -0.5),
+        "logits_scaling": read.real("logit_scale", 1.0),
+    }
+
+
+def _gemma(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp knows by the number of layers: the largest model's scale of scores."""
+    num_layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    is_largest = num_layers == {"gemma2": 46, "gemma3": 62}.get(read.prefix)
+    by_heads = config["hidden_size"] // config["num_attention_heads"]
+    found = {
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": by_heads if is_largest else head_dim,
+    }
+    if read.prefix == "gemma":
+        del found["query_pre_attn_scalar"]
+        return found
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        value = read.number(key, 0)
+        found[key] = read.real(key) if value else None
+    if read.prefix == "gemma3":
+        found["rope_local_base_freq"] = read.real("rope.freq_base_swa", 10000.0)
+    return found
+
+
+_LEARNED = ("gpt2", "starcoder")  # their positions are learned
+_OWN_KEYS: dict[str, Callable[[_Reader, dict[str, Any]], dict[str, Any]]] = {
+    "granite": _granite,
+    "gemma": _gemma,
+    "gemma2": _gemma,
+    "gemma3": _gemma,
+}
 
 
 def _embedding_shape(header: GgufHeader) -> tuple[int, int]:
@@ -146,9 +250,17 @@ def _num_layers(header: GgufHeader, num_layers: int) -> int:
     return num_layers
 
 
-def _rope_scaling(read: _Reader, factors: list[float] | None) -> dict[str, Any] | None:
-    if factors is not None:  # Llama 3's scaling, already worked out per frequency
-        return {"rope_type": "factors", "factors": factors}
+def _rope_scaling(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
+    if "rope_freqs" in factors:  # Llama 3's scaling, already worked out per frequency
+        return {"rope_type": "factors", "factors": factors["rope_freqs"]}
+    if "rope_freqs_long" in factors:
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors["rope_freqs_short"],
+            "long_factor": factors["rope_freqs_long"],
+            "attention_factor": read.real("rope.scaling.attn_factor", 1.0),
+            "original_max_position_embeddings": read.size("rope.scaling.original_context_length"),
+        }
     kind = read.header.metadata.get(f"{read.prefix}.rope.scaling.type", "none")
     if kind == "none":
         return None
@@ -161,7 +273,7 @@ def _rope_scaling(read: _Reader, factors: list[float] | None) -> dict[str, Any] 
     return scaling
 
 
-def _check(header: GgufHeader, config: dict[str, Any], read: _Reader) -> None:
+def _check(header: GgufHeader, config: dict[str, Any]) -> None:
     """Sizes that contradict each other would surface as shape errors far from their cause."""
     _, hidden_size = _embedding_shape(header)
     head_dim = config["head_dim"]
@@ -174,5 +286,3 @@ def _check(header: GgufHeader, config: dict[str, Any], read: _Reader) -> None:
             f"{header.path}: {config['num_attention_heads']} heads, "
             f"{config['num_key_value_heads']} key-value heads of width {head_dim} cannot be"
         )
-    if read.size("rope.dimension_count", head_dim) != head_dim:
-        raise UnsupportedModelError(f"{header.path}: rotary embedding over part of a head")

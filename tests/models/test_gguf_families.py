@@ -1,0 +1,110 @@
+"""Families in GGUF files, named as the gguf package names them, against transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from builders import plain_logits
+from hunch.models.load import load_decoder
+from hunch.models.weights import open_weights
+from their_models import make
+from tiny_gguf import interleave
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
+IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
+KEYS = {  # what converters take over from every config.json
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon",),
+    "attention.sliding_window": ("sliding_window",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "attention.scale": ("attention_multiplier",),
+    "logit_scale": ("logits_scaling",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+}
+FAMILIES = {  # case -> architecture, what its converter writes besides
+    "granite": ("granite", {}),
+    "phi-3, part of a head turned": ("phi3", {"rope.dimension_count": 4, "rope.freq_base": 1e3}),
+    "phi-3, long": (
+        "phi3",
+        {
+            "rope.dimension_count": 6,
+            "rope.freq_base": 1e3,
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(4) / np.log(32))),
+        },
+    ),
+    "gpt-2": ("gpt2", {"feed_forward_length": 128}),
+    "gpt-bigcode": ("starcoder", {}),
+    "gemma": ("gemma", {}),
+    "gemma 2 as converted": ("gemma2", {"rope.freq_base": 1e4}),
+    "gemma 3 as converted": ("gemma3", {"rope.freq_base": 1e6}),
+}
+
+
+def stored(name: str, tensor: torch.Tensor, architecture: str, config: dict[str, Any]) -> Any:
+    """What a converter does to a tensor's numbers."""
+    value = tensor.float().numpy()
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return value + 1
+    if architecture == "gpt2" and ".c_" in name and value.ndim == 2:
+        return np.ascontiguousarray(value.T)
+    if architecture == "granite" and ("q_proj" in name or "k_proj" in name):
+        key = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
+        return interleave(value, config[key])
+    return value
+
+
+def convert(path: Path, case: str) -> Any:
+    """Write the case's model; returns transformers' own."""
+    architecture, more = FAMILIES[case]
+    theirs, config, tensors = make(case)
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, names in KEYS.items():
+        value = next((config[name] for name in names if config.get(name) is not None), None)
+        value = more.pop(key, value) if key in more else value
+        if value is not None:
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(f"{architecture}.{key}", value)
+    for key, value in more.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{architecture}.{key}", value)
+    arch = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, 3)
+    for name, tensor in tensors.items():
+        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        writer.add_tensor(found, stored(name, tensor, architecture, config))
+    if case == "phi-3, long":
+        scaling = config["rope_parameters"]
+        for key in ("long", "short"):
+            factors = np.array(scaling[f"{key}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{key}.weight", factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return theirs
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+@torch.no_grad()
+def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    theirs = convert(tmp_path / "m.gguf", case)
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    ours = load_decoder(open_weights(tmp_path / "m.gguf"))
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,138 @@
+"""Small random models of transformers, and what it would save of them."""
+
+import json
+from typing import Any
+
+import torch
+import transformers
+
+COMMON = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+GATED = COMMON | {"intermediate_size": 56, "num_key_value_heads": 2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 500.0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 1000.0,
+}
+GPT2 = {"vocab_size": 90, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2],
+    "long_factor": [1.0, 2.0, 4.0],
+    "original_max_position_embeddings": 32,
+    "rope_theta": 1000.0,
+    "partial_rotary_factor": 0.75,
+}
+GEMMA = GATED | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 7}
+CASES = {
+    "granite": (
+        "Granite",
+        GATED
+        | {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "phi-3, part of a head turned": (
+        "Phi3",
+        GATED
+        | {
+            "pad_token_id": 0,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "phi-3, long": (
+        "Phi3",
+        GATED
+        | {"pad_token_id": 0, "original_max_position_embeddings": 32, "rope_parameters": LONG},
+    ),
+    "gpt-2": ("GPT2", GPT2),
+    "gpt-bigcode": ("GPTBigCode", GPT2 | {"n_inner": 72}),
+    "gemma": ("Gemma", GATED | {"head_dim": 16}),
+    "gemma 2": (
+        "Gemma2",
+        GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    # llama.cpp knows the scale of scores and the pattern of windows by the architecture.
+    "gemma 2 as converted": (
+        "Gemma2",
+        GEMMA
+        | {
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma 3 as converted": ("Gemma3", GEMMA | {"query_pre_attn_scalar": 16}),
+    "gemma 3": (
+        "Gemma3",
+        GEMMA | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "llama": ("Llama", GATED | {"num_key_value_heads": 4}),
+    "llama, grouped heads, tied": ("Llama", GATED | {"tie_word_embeddings": True}),
+    "llama, one kv head, wide heads": ("Llama", GATED | {"num_key_value_heads": 1, "head_dim": 12}),
+    "llama, biases": ("Llama", GATED | {"attention_bias": True, "mlp_bias": True}),
+    "llama 3": ("Llama", GATED | {"rope_parameters": LLAMA3}),
+    "llama, linear": (
+        "Llama",
+        GATED | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}},
+    ),
+    "llama, yarn": ("Llama", GATED | {"rope_parameters": YARN}),
+    "mistral": ("Mistral", GATED | {"sliding_window": 7}),
+    "mistral, no window": ("Mistral", GATED | {"sliding_window": None}),
+    "qwen2": ("Qwen2", GATED | {"tie_word_embeddings": True}),
+    "qwen2, windows above": (
+        "Qwen2",
+        GATED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", GATED | {"head_dim": 16}),
+    "qwen3, biases": ("Qwen3", GATED | {"head_dim": 8, "attention_bias": True}),
+    "opt": ("OPT", COMMON | {"ffn_dim": 56, "word_embed_proj_dim": 32}),
+    "opt, norms after": (
+        "OPT",
+        COMMON | {"ffn_dim": 56, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
+    ),
+    "opt, no biases": (
+        "OPT",
+        COMMON | {"ffn_dim": 56, "word_embed_proj_dim": 32, "enable_bias": False},
+    ),
+}
+
+
+def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
+    """The model of a case in float32, its config.json, its tensors."""
+    family, settings = CASES[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        names = family + ("TextConfig" if family == "Gemma3" else "Config")
+        config = getattr(transformers, names)(**settings)
+        config._attn_implementation = "eager"  # others leave caps out
+        kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+        theirs = getattr(transformers, kind)(config).eval()
+        with torch.no_grad():
+            for parameter in theirs.parameters():  # fresh norms are ones and biases zeros
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    saved = json.loads(theirs.config.to_json_string())
+    saved["architectures"] = [kind]
+    return theirs, saved, {name: t.detach() for name, t in theirs.state_dict().items()}
