@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,28 @@ def test_answers_are_the_engines_own(target: Path, prompts: Path, tmp_path: Path
     texts = read_answers(tmp_path)
     expected = [[*o.prompt_token_ids, *o.outputs[0].token_ids] for o in outputs]
     assert [texts.text(i).tolist() for i in range(len(texts))] == expected
+
+
+def test_answers_that_run_out_of_time_end_where_they_are(target: Path, tmp_path: Path) -> None:
+    with LLM(str(target), speculate="off", **ENGINE) as llm:
+        ids = [llm.tokenizer.encode("the model"), llm.tokenizer.encode("a guess")]
+        options = AnswerOptions(max_tokens=80, ignore_eos=True)
+        steps, step = 0, llm.engine.step
+
+        def slow() -> Any:
+            nonlocal steps
+            steps += 1
+            if steps > 20:
+                time.sleep(0.3)
+            return step()
+
+        llm.engine.step = slow  # type: ignore[method-assign]
+        regenerate(llm, ids, tmp_path, options, QUIET, seconds=0.2)
+    texts = read_answers(tmp_path)
+    answered = texts.lengths - texts.prompt_len
+    assert len(texts) == 2
+    assert (answered < 80).all()
+    assert (answered >= 8).all()
 
 
 class _Killed(BaseException):

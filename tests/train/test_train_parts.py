@@ -60,7 +60,9 @@ def plain_loss(z: torch.Tensor, p: torch.Tensor, kind: str, late: float = 1.0) -
     kl = (torch.xlogy(p, p) - p * log_q).sum(-1)
     tv = 0.5 * (log_q.exp() - p).abs().sum(-1)
     blend = (1 - 0.7 * late) * kl + 2 * late * tv
-    return {"ce": -(p * log_q).sum(-1), "kl": kl, "tv": tv, "blend": blend}[kind]
+    l1 = 0.1 * kl + 0.9 * (log_q.exp() - p).abs().sum(-1)
+    known = {"ce": -(p * log_q).sum(-1), "kl": kl, "tv": tv, "blend": blend, "l1": l1}
+    return known[kind]
 
 
 @pytest.mark.parametrize("late", [0.0, 0.5, 1.0])
@@ -107,6 +109,19 @@ def test_the_optimiser_finds_a_matrix_and_its_norm() -> None:
         loss.backward()
         optimiser.step(0.1 * (1 - step / 300))
     assert float(loss.detach()) < 0.05
+
+
+def test_a_step_is_a_share_of_the_matrix_it_changes() -> None:
+    torch.manual_seed(3)
+    start = torch.randn(8, 8)
+    shares = []
+    for size in (0.19, 0.015):
+        matrix = (size * start).requires_grad_()
+        optimiser = Optimiser({"w": matrix})
+        (matrix * start).sum().backward()
+        optimiser.step(1e-3)
+        shares.append(float((matrix.detach() - size * start).norm() / (size * start).norm()))
+    assert shares[0] == pytest.approx(shares[1], rel=1e-3)
 
 
 def test_int8_rows_come_back(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def train(
         given["minutes"] = str(minutes)
     job, before = _job(method, target, prompts, out, resume, given, engine)
     try:
-        measured = run_job(job, Progress(as_json), before)
+        measured = run_job(job, Progress(as_json, _peak(device)), before)
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; go on with: hunch train {method} --resume {job.out}", err=True)
         raise typer.Exit(130) from None
@@ -125,13 +125,28 @@ def _train_best(asked: Asked, as_json: bool) -> None:
         typer.echo(line, err=as_json)
 
     try:
-        outcome = train_best(asked, Progress(as_json), say)
+        outcome = train_best(asked, Progress(as_json, _peak(str(asked.engine["device"]))), say)
     except KeyboardInterrupt:
         typer.echo("\nstopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
     print(json.dumps({"out": str(asked.out), **outcome.to_json()}) if as_json else outcome.text)
     if not outcome.pays:
         raise typer.Exit(DOES_NOT_PAY)
+
+
+def _peak(device: str) -> float | None:
+    """The GPU's bfloat16 peak by its data sheet; None on a CPU, or for a card nobody listed."""
+    import torch
+
+    from hunch.bench.gpus import GPUS
+
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name().replace(" ", "-")
+    # The longest name that fits: "NVIDIA H100 PCIe" is no H100 SXM.
+    found = [gpu for gpu in GPUS.values() if gpu.name.lower() in name.lower()]
+    best = max(found, key=lambda gpu: len(gpu.name), default=None)
+    return None if best is None else 1e12 * best.bf16_tflops
 
 
 def _prompts_of(given: Path | None) -> str:

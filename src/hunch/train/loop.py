@@ -138,8 +138,10 @@ class Loop:
         self.place, self.curve, self.rates = Place(), Curve(), Rates()
         self.kept: Kept | None = None
         self._held: tuple[Texts, list[TargetOutputs]] | None = None  # and what the target says
-        self.remark = remark
+        self.remark, self.flops = remark, 0.0
         self._restore()
+        # What this process adds to is what it can time.
+        self._began, self._num_before = self.place.seconds, self.place.num_tokens
 
     def _restore(self) -> None:
         path = self.folder / LAST
@@ -195,7 +197,7 @@ class Loop:
                     tested = perf_counter()
                 if self.place.step % 10 == 0 or tested > now:
                     self._check(loss)
-                    bar(self.share, f"{words}loss {float(loss):.3f}, {self.rate_text()}")
+                    bar(self.share, f"{words}loss {float(loss):.3f}, {self.rate_text(show.peak)}")
         self._save(LAST)
         self._check_length()
 
@@ -209,10 +211,13 @@ class Loop:
         more = "" if self.remark is None else f"{self.remark(replay)}, "
         return f"{replay.tokens_per_pass:.2f} tokens per pass, {more}"
 
-    def rate_text(self) -> str:
-        """Tokens per second of the student's steps, and of the target's passes before them."""
-        student = self.place.num_tokens / max(self.place.seconds - self.rates.seconds, 1e-9)
-        return f"{student:,.0f} tok/s (target {self.rates.per_second:,.0f})"
+    def rate_text(self, peak: float | None = None) -> str:
+        """Tokens per second of the student's steps and of the target's passes before them, and how
+        much of the device's peak the student's products reach."""
+        seconds = max(self.place.seconds - self._began - self.rates.seconds, 1e-9)
+        share = "" if peak is None else f", {self.flops / seconds / peak:.0%} of the device's peak"
+        student = (self.place.num_tokens - self._num_before) / seconds
+        return f"{student:,.0f} tok/s{share} (target {self.rates.per_second:,.0f})"
 
     def _check_length(self) -> None:
         """A student of a handful of steps is no drafter, and must not be called one."""
@@ -233,6 +238,7 @@ class Loop:
         self.rates.target(batch, self._now() - began)
         if not len(outputs.row_M):
             return torch.zeros(())  # nothing in these texts that the draft vocabulary can say
+        self.flops += self.student.flops(outputs)
         result = self.student.loss_on(outputs)
         result.loss.backward()  # type: ignore[no-untyped-call]
         rate = self.rate()

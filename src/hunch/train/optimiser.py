@@ -2,7 +2,10 @@
 
 Muon steps along the nearest orthogonal matrix of the momentum, so that every direction moves alike;
 its step is scaled to the size Adam's usually has, and one learning rate serves both
-(arXiv 2502.16982).
+(arXiv 2502.16982). It is a share of the matrix it changes: matrices of some families are twelve
+times as large as those of others (0.19 and 0.015 in the root mean square of two models of half a
+billion parameters and less), and the step that teaches the one in minutes wipes out what the other
+began with.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from torch import Tensor
 _MOMENTUM, _BETA2, _EPS = 0.95, 0.95, 1e-10
 _BETA1 = 0.9
 _STEP_SIZE = 0.2  # root mean square of Adam's usual step, in learning rates
+_USUAL = 0.19  # root mean square of the matrices that learning rates were tuned on
+_NOTHING = 1e-4  # below it a matrix starts from nothing
 
 
 class Optimiser:
@@ -34,6 +39,8 @@ class Optimiser:
             else:
                 self.plain.append(name)
         self.second = {name: torch.zeros_like(tensors[name]) for name in self.plain}
+        matrices = [name for names in self.by_shape.values() for name in names]
+        self.scale = {name: _scale(tensors[name]) for name in matrices}
 
     @torch.no_grad()
     def step(self, lr: float, plain_lr: float | None = None, max_norm: float = 1.0) -> None:
@@ -75,7 +82,9 @@ class Optimiser:
         update = orthogonal(torch.stack(ahead))
         rate = -lr * _STEP_SIZE * math.sqrt(max(own[0].shape))
         tensors = [self.tensors[name] for name in names]
-        torch._foreach_add_(tensors, list(update.to(tensors[0].dtype).unbind(0)), alpha=rate)
+        steps = list(update.to(tensors[0].dtype).unbind(0))
+        torch._foreach_mul_(steps, [rate * self.scale[name] for name in names])
+        torch._foreach_add_(tensors, steps)
 
     def state(self) -> dict[str, Any]:
         return {"num_steps": self.num_steps, "first": self.first, "second": self.second}
@@ -85,6 +94,12 @@ class Optimiser:
         for ours, theirs in ((self.first, state["first"]), (self.second, state["second"])):
             for name, tensor in ours.items():
                 tensor.copy_(theirs[name])
+
+
+def _scale(matrix: Tensor) -> float:
+    """How large its steps are, beside those of the matrices that rates were tuned on."""
+    size = float(matrix.detach().float().square().mean().sqrt())
+    return (size if size > _NOTHING else matrix.shape[1] ** -0.5) / _USUAL
 
 
 def orthogonal(g_NAB: Tensor, num_rounds: int = 5) -> Tensor:

@@ -15,8 +15,9 @@ _EVERY = 15.0  # seconds between two lines
 class Progress:
     """One bar per stage, with what matters written behind it."""
 
-    def __init__(self, is_quiet: bool = False) -> None:
-        self.is_quiet = is_quiet
+    def __init__(self, is_quiet: bool = False, peak: float | None = None) -> None:
+        """`peak`: FLOP per second of the device by its maker, where it is known."""
+        self.is_quiet, self.peak = is_quiet, peak
 
     @contextmanager
     def stage(self, name: str, total: float) -> Iterator[Advance]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SHARD = "shard-{:05d}.npz"
 NUM_ROWS = 1024  # answers written at once on a GPU
+_MIN_ANSWER = 8  # tokens of an answer that ran out of time, to be worth learning from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +64,7 @@ def regenerate(
 
     Answers are written as they come, so which of them share a shard is chance; each carries its
     number, and what it says depends on that alone. With `seconds`, none is begun after them, and a
-    quarter later the open ones are dropped. Returns tokens per second.
+    quarter later the open ones end where they are. Returns tokens per second.
     """
     temperatures, store = options.read_temperatures(), _Store(folder, prompts, options.shard)
     num_answers = len(prompts) * len(temperatures)
@@ -111,6 +112,7 @@ def _answer(
             if gone > last:
                 num_free = 0
             if gone > 1.25 * last:
+                yield from _so_far(llm, open_ids)
                 return
             for number in islice(todo, num_free):
                 params = SamplingParams(
@@ -131,6 +133,18 @@ def _answer(
     finally:
         for name in open_ids:
             engine.abort(name)
+
+
+def _so_far(llm: LLM, open_ids: set[str]) -> Iterator[tuple[int, list[int]]]:
+    """What the open answers say by now, which ends them."""
+    for name in open_ids:
+        llm.engine.abort(name)
+    while open_ids and llm.engine.has_work():
+        for output in llm.engine.step():
+            open_ids.discard(output.request_id)
+            answer = list(output.outputs[0].token_ids)
+            if len(answer) >= _MIN_ANSWER:
+                yield int(output.request_id), answer
 
 
 class _Store:

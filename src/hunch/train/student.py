@@ -82,6 +82,15 @@ class Student:
         """The loss on a batch; a test looks at what a draft would reach, and at nothing else."""
         raise NotImplementedError
 
+    def flops(self, outputs: TargetOutputs) -> float:
+        """Floating-point operations of its products in one step: forward and backward."""
+        inside = sum(
+            t.numel() for n, t in self.tensors.items() if t.dim() == 2 and n not in self.plain
+        )
+        num_tokens = int(outputs.batch.length_B.sum())
+        head = len(self.columns) * self.target.spec.width * len(outputs.row_M)
+        return 6.0 * self.num_walks * (inside * num_tokens + head)
+
     def settled(self) -> dict[str, Any]:
         """Options that were left to the recipe, as it chose them; for the card."""
         return {}

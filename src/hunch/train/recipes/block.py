@@ -245,6 +245,13 @@ class BlockStudent(Student):
             grid_T[row_M[depth_M == depth]] = is_right_M[depth_M == depth]
         return loss + (sure_M * weight_M).sum()
 
+    def flops(self, outputs: TargetOutputs) -> float:
+        inside = sum(t.numel() for n, t in self.tensors.items() if n.startswith("layers."))
+        num_places = len(outputs.ids_BL) * self.options.anchors * self.shape.num_places
+        head = len(self.columns) * (self.shape.spec.width + self.shape.markov_rank)
+        fused = self.tensors["fc.weight"].numel() * int(outputs.batch.length_B.sum())
+        return 6.0 * ((inside + head) * num_places + fused)
+
     def settled(self) -> dict[str, Any]:
         features = ",".join(map(str, self.feature_layers))
         return {"features": features, "rank": self.shape.markov_rank}
