@@ -18,15 +18,17 @@ assert (CLIP_LIMIT, CLIP_SLOPE) == (7.0, 1.702), "the kernels have these numbers
 @triton.jit
 def activate(a, ACT: tl.constexpr):
     """act(a) in float32; ACT is one of `activation.KERNEL_NAMES`."""
+    # One return at the end: what follows a return in a branch is compiled all the same.
+    tl.static_assert(ACT == "silu" or ACT == "relu" or ACT == "gelu" or ACT == "gelu_tanh")
     if ACT == "silu":
-        return a / (1.0 + tl.exp(-a))
-    if ACT == "relu":
-        return tl.maximum(a, 0.0)
-    if ACT == "gelu":
-        return 0.5 * a * (1.0 + tl.math.erf(a * 0.7071067811865476))
-    tl.static_assert(ACT == "gelu_tanh")
-    # a * (1 + tanh(u)) / 2 is a / (1 + e^-2u)
-    return a / (1.0 + tl.exp(-1.5957691216057308 * a * (1.0 + 0.044715 * a * a)))
+        y = a / (1.0 + tl.exp(-a))
+    elif ACT == "relu":
+        y = tl.maximum(a, 0.0)
+    elif ACT == "gelu":
+        y = 0.5 * a * (1.0 + tl.math.erf(a * 0.7071067811865476))
+    else:  # a * (1 + tanh(u)) / 2 is a / (1 + e^-2u)
+        y = a / (1.0 + tl.exp(-1.5957691216057308 * a * (1.0 + 0.044715 * a * a)))
+    return y
 
 
 @triton.jit
@@ -34,8 +36,10 @@ def gate(a, b, ACT: tl.constexpr):
     """act(a) * b; "clipped" is of both together."""
     if ACT == "clipped":
         a, b = tl.minimum(a, 7.0), tl.minimum(tl.maximum(b, -7.0), 7.0)
-        return (b + 1.0) * (a / (1.0 + tl.exp(-1.702 * a)))
-    return activate(a, ACT) * b
+        y = (b + 1.0) * (a / (1.0 + tl.exp(-1.702 * a)))
+    else:
+        y = activate(a, ACT) * b
+    return y
 
 
 @triton.jit
