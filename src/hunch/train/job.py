@@ -19,6 +19,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.draft_model import CUT_FROM
 from hunch.models.load import load_decoder
 from hunch.models.native import ID_MAP
+from hunch.models.source import EXPAND
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
@@ -212,7 +213,7 @@ def build_student(
     weights: Weights = open_weights(find_files(job.target))
     is_cpu = job.engine.get("device") == "cpu" or not torch.cuda.is_available()
     device = torch.device("cpu" if is_cpu else "cuda")
-    target = load_decoder(weights, device=device)
+    target = load_decoder(weights, device=device, hold=EXPAND)  # products of thousands of rows
     recipe: Recipe = resolve(RECIPES, job.method)
     size = settings.job.draft_vocab or recipe.draft_vocab
     if size is None and recipe.has_few_columns and getattr(settings.recipe, "share_tables", True):

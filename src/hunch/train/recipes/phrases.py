@@ -6,12 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.numpy import save_file
 
 from hunch.hub import resolve as find_files
 from hunch.kernels.phrases import FILE, PhraseTable
-from hunch.models.load import load_decoder
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.batches import Texts
 from hunch.train.files import write_json, write_whole
@@ -33,8 +32,7 @@ def count_phrases(
     data: str,
 ) -> Measured:
     """Count, write, and see what suffix lookup does with it on held-out prompts, on the CPU."""
-    weights = open_weights(find_files(target))
-    vocab_size = load_decoder(weights, device=torch.device("cpu")).spec.vocab_size
+    vocab_size = ModelSpec.from_config(open_weights(find_files(target)).config).vocab_size
     table = make_table(texts, vocab_size, options)
     config = {"model_type": "phrase_table", "vocab_size": vocab_size, "max_order": table.max_order}
     write_json(out / "config.json", config)
