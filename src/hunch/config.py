@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -36,6 +37,7 @@ QUANTIZATIONS = {  # vLLM's names -> what a checkpoint calls it, or the dtype we
     "int4": "int4",
 }
 DEFAULT_MODEL = "smollm2-135m"
+MERGE = "merge"  # several drafters, one tree
 
 T = TypeVar("T")
 
@@ -140,6 +142,12 @@ class ScheduleConfig:
         )
 
 
+def split_parts(text: str) -> list[str]:
+    """'suffix+draft:PATH' by drafter; a + that no drafter's name follows is part of a path."""
+    names = "|".join(re.escape(name) for name in sorted(known_drafters(), key=len, reverse=True))
+    return re.split(rf"\+(?=(?:{names})(?:[:+]|$))", text) if text else []
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecConfig:
     """What drafts, and who judges it. Written 'NAME[:PATH][:KEY=VALUE]...'."""
@@ -164,15 +172,35 @@ class SpecConfig:
         return self.verifier in LOSSY
 
     @property
+    def parts(self) -> list[SpecConfig]:
+        """The drafters that a merge is made of."""
+        return [SpecConfig.parse(part) for part in split_parts(self.options.get("parts", ""))]
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        options = [f"{key}={value}" for key, value in self.options.items()]
+        return ":".join([self.method, *([self.path] if self.path else []), *options])
+
+    @property
     def is_synthetic(self) -> bool:
         """Its drafts are made up for a benchmark: acceptance says nothing about a drafter."""
         return self.method in SYNTHETIC
 
     @staticmethod
     def parse(text: str, **rest: Any) -> SpecConfig:
-        """'ngram:max_match=4', 'eagle:PATH:tree=dynamic', 'package.module:Class:key=1', 'off'."""
+        """'ngram:max_match=4', 'eagle:PATH:tree=dynamic', 'package.module:Class:key=1', 'off'.
+
+        'suffix+draft:PATH' are several, merged in one tree; options of the merge stand after
+        '+merge:'.
+        """
         if not isinstance(text, str):
             raise ConfigError(f"speculate={text!r} must be a text: NAME[:PATH][:KEY=VALUE]...")
+        parts = split_parts(text)
+        if len(parts) > 1:
+            own = [part for part in parts if part.partition(":")[0] == MERGE]
+            merging = dict(SpecConfig.parse(own[0]).options) if own else {}
+            merging["parts"] = "+".join(part for part in parts if part not in own)
+            return SpecConfig(method=MERGE, options=merging, **rest)
         name, *parts = text.split(":")
         if "." in name and parts:  # a class of another package
             name = f"{name}:{parts.pop(0)}"

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Self
 from hunch.adapt import adapter_for
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import config_from_vllm, spec_from_vllm, unused_arguments
-from hunch.config import DEFAULT_MODEL, Config, ModelConfig, SpecConfig, load_drafter, say_once
+from hunch.config import (
+    DEFAULT_MODEL,
+    MERGE,
+    Config,
+    ModelConfig,
+    SpecConfig,
+    load_drafter,
+    say_once,
+)
 from hunch.drafters import shipped
 from hunch.engine.engine import Engine
 from hunch.errors import (
@@ -342,6 +350,9 @@ def _detect(
     Without a path, `auto` takes what was trained here for this target, and a method that needs
     files those that come with hunch.
     """
+    if spec.method == MERGE and "parts" in spec.options:
+        found = [str(_detect(part, target, device, download_dir)) for part in spec.parts]
+        return replace(spec, options={**spec.options, "parts": "+".join(found)})
     if spec.path is None:
         if spec.method in ("auto", "suffix"):
             spec = _with_phrases(spec, target, device)

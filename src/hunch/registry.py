@@ -26,6 +26,7 @@ DRAFTERS = {
     "dspark": "hunch.drafting.block:DsparkDrafter",
     "dflash2": "hunch.drafting.block:Dflash2Drafter",
     "auto": "hunch.drafting.auto:AutoDrafter",
+    "merge": "hunch.drafting.merge:MergeDrafter",
     "synthetic": "hunch.drafting.synthetic:SyntheticDrafter",
 }
 SYNTHETIC = frozenset({"synthetic"})  # for benchmarks of the engine: their guesses are made up

@@ -12,6 +12,7 @@ import typer
 
 from hunch.advice import advice_for
 from hunch.cli import options as o
+from hunch.config import SpecConfig
 from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def doctor(
     ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As --model.")] = None,
     model: o.Model = o.DEFAULT_MODEL,
     speculate: o.Speculate = "auto",
     always_draft: o.AlwaysDraft = False,
@@ -38,10 +40,19 @@ def doctor(
 ) -> None:
     """Check machine, kernels and model; exit code 1 if the model's speculative text differs.
 
-    With --drafter: look for what is wrong with it; exit code 1 if something is.
+    With --speculate NAME:PATH, or --drafter: find what is wrong with the drafter by trying
+    (feature layers, token map, rope layout, chat template, rounding); exit code 1 if something is.
     """
     from hunch.bench.workloads import PROMPTS
 
+    if name is not None and o.given_options(ctx, ("model",)):
+        raise ConfigError(f"two models given: {name!r} and --model {model!r}; give one")
+    model = name or model
+    spec = SpecConfig.parse(speculate)
+    if drafter is None and spec.path is not None and Path(spec.path).is_dir():
+        engine = {"threads": threads, "dtype": dtype, "device": device}
+        _examine(Path(spec.path), model, prompts, engine, as_json, spec)
+        return
     others = ("speculate", "always_draft", "skip_model") if drafter is not None else ("target",)
     if given := o.given_options(ctx, others):
         raise ConfigError(f"{given} goes {'without' if drafter is not None else 'with'} --drafter")
@@ -67,22 +78,31 @@ def doctor(
 
 
 def _examine(
-    drafter: Path, target: str, prompts: Path | None, engine: dict[str, Any], as_json: bool
+    drafter: Path,
+    target: str,
+    prompts: Path | None,
+    engine: dict[str, Any],
+    as_json: bool,
+    spec: SpecConfig | None = None,
 ) -> None:
     from hunch.bench.workloads import PROMPTS
     from hunch.train.diagnose import Doctor
 
     records = o.read_prompts(prompts, 16) if prompts else PROMPTS[:8]
     texts = [record["turns"][0] if "turns" in record else record["prompt"] for record in records]
-    report = Doctor(target, drafter, texts, {**engine, "max_num_seqs": 8}).run()
+    given = {} if spec is None else spec.options
+    options = "".join(f":{key}={value}" for key, value in given.items())
+    patient = Doctor(target, drafter, texts, {**engine, "max_num_seqs": 8}, options=options)
+    if spec is not None and spec.method != "auto":
+        patient.method = spec.method
+    report = patient.run()
     if as_json:
         print(json.dumps(report.to_json()))
     else:
-        positions = " ".join(f"{share:.2f}" for share in report.per_position)
-        typer.echo(
-            f"{report.method}: {report.tokens_per_pass:.2f} tokens per pass; by position "
-            f"{positions or '-'}"
-        )
+        typer.echo(f"{report.method}: tokens per pass, and acceptance by position, as tried")
+        for trial in report.trials:
+            positions = " ".join(f"{share:.2f}" for share in trial.per_position)
+            typer.echo(f"  {trial.tokens_per_pass:.2f}  {positions or '-'}  {trial.name}")
         for finding in report.findings:
             typer.echo(f"- {finding.fault}: {finding.words}")
         if not report.findings:

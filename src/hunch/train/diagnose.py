@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from safetensors.torch import load_file, save_file
+from typing import Any, NamedTuple
 
 from hunch.errors import ModelError
-from hunch.models.heads.files import detect
+from hunch.models.heads.files import BLOCKS, detect
+from hunch.train.changes import (
+    changed,
+    fused_layers,
+    moved_map,
+    read_config,
+    read_tensors,
+    turned_heads,
+    unread_tensors,
+)
 
 GAIN = 0.25  # more accepted tokens per pass, as a share, that make a suspicion a finding
 GOOD = 2.0  # tokens per pass from which nobody needs a doctor
@@ -87,6 +89,14 @@ def _depth(parents: list[int]) -> int:
     return max(deep, default=0)
 
 
+class Trial(NamedTuple):
+    """How the drafter did with one thing changed."""
+
+    name: str
+    tokens_per_pass: float
+    per_position: list[float]
+
+
 @dataclass(slots=True)
 class Report:
     """What the doctor found."""
@@ -95,6 +105,7 @@ class Report:
     tokens_per_pass: float
     per_position: list[float]
     findings: list[Finding]
+    trials: list[Trial] = field(default_factory=list)  # the first: as it is
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -102,6 +113,7 @@ class Report:
             "tokens_per_pass": self.tokens_per_pass,
             "per_position": self.per_position,
             "findings": [{"fault": f.fault, "words": f.words} for f in self.findings],
+            "trials": [trial._asdict() for trial in self.trials],
         }
 
 
@@ -115,35 +127,62 @@ class Doctor:
         prompts: list[str],
         engine: dict[str, Any],
         max_tokens: int = 96,
+        options: str = "",
     ) -> None:
         self.target, self.folder, self.prompts, self.engine = target, folder, prompts, engine
         self.method, self.max_tokens = detect(folder), max_tokens
-        self.has_template = True  # told by the first look
+        self.options = options  # as the drafter is asked for, ":KEY=VALUE"...
+        self.has_template = True  # told by the first look, as are the next
+        self.is_rounded = False  # the target's weights are held in fewer than 16 bits
+        self.unread = ""  # what is said of tensors that nobody reads
+        self.trials: list[Trial] = []
 
     def run(self) -> Report:
         """Everything that is wrong; the last word is training where nothing else is."""
         try:
-            seen = self.look(self.folder)
+            with unread_tensors() as words:
+                seen = self.look(self.folder)
+            self.unread = words[0] if words else ""
         except ModelError as error:
             fault = "vocab_map" if "map of tokens" in str(error) else "files"
             return Report(self.method, 0.0, [], [Finding(fault=fault, words=str(error))])
         findings = [
             found
-            for check in (self._shift, self._map, self._features, self._template, self._context)
+            for check in (
+                self._shift,
+                self._unread,
+                self._map,
+                self._features,
+                self._places,
+                self._rope,
+                self._template,
+                self._context,
+                self._rounding,
+            )
             if (found := check(seen)) is not None
         ]
         if not findings and (found := self._precision(seen)) is not None:
             findings.append(found)
         if not findings and seen.tokens_per_pass < GOOD:
             findings.append(_training(seen, self.method))
-        return Report(self.method, seen.tokens_per_pass, seen.per_position, findings)
+        as_it_is = Trial("as it is", seen.tokens_per_pass, seen.per_position)
+        return Report(
+            self.method,
+            seen.tokens_per_pass,
+            seen.per_position,
+            findings,
+            [as_it_is, *self.trials],
+        )
 
     def look(self, folder: Path, options: str = "", *, is_chat: bool = True) -> Seen:
         """Answers to the prompts with this drafter, traced."""
         from hunch import LLM, SamplingParams, Speculation
 
         seen = Seen()
-        with LLM(self.target, speculate=f"{self.method}:{folder}{options}", **self.engine) as llm:
+        spec = f"{self.method}:{folder}{self.options}{options}"
+        with LLM(self.target, speculate=spec, **self.engine) as llm:
+            target = getattr(llm.engine.runner, "target", None)
+            self.is_rounded = bool(getattr(target, "is_quantised", False))
             room = max(llm.engine.capacity.max_len - self.max_tokens, 1)
             self.has_template = llm.has_chat_template
             encode = llm.encode_turn if is_chat else llm.get_tokenizer().encode
@@ -158,6 +197,17 @@ class Doctor:
                 answer = output.outputs[0]
                 seen.add(list(answer.token_ids), answer.trace or [])
         return seen
+
+    def _helps(
+        self, seen: Seen, name: str, folder: Path, options: str = "", *, is_chat: bool = True
+    ) -> bool:
+        """Whether a drafter so changed guesses better; the trial is noted."""
+        try:
+            other = self.look(folder, options, is_chat=is_chat)
+        except ModelError:
+            return False  # what was changed does not fit this target
+        self.trials.append(Trial(name, other.tokens_per_pass, other.per_position))
+        return self._better(seen, other)
 
     def _better(self, seen: Seen, other: Seen) -> bool:
         return other.gained > seen.gained * (1 + GAIN) + 0.05
@@ -178,11 +228,14 @@ class Doctor:
         )
 
     def _map(self, seen: Seen) -> Finding | None:
-        if "d2t" not in self._tensors():
+        if "d2t" not in read_tensors(self.folder):
             return None
-        for name, change in (("one too high", -1), ("one too low", 1), ("absolute", 0)):
-            with self._changed(shift_ids=change, is_absolute=name == "absolute") as folder:
-                if folder is not None and self._better(seen, self.look(folder)):
+        for name, shift in (("one too high", -1), ("one too low", 1), ("absolute", 0)):
+            tensors = moved_map(self.folder, shift, is_absolute=name == "absolute")
+            if tensors is None:
+                continue
+            with changed(self.folder, tensors=tensors) as folder:
+                if self._helps(seen, f"token ids {name}", folder):
                     return Finding(
                         fault="vocab_map",
                         words=(
@@ -193,31 +246,85 @@ class Doctor:
         return None
 
     def _features(self, seen: Seen) -> Finding | None:
-        config = self._config()
-        key = "eagle_aux_hidden_state_layer_ids"
-        layers = config.get(key) or (config.get("eagle_config") or {}).get(key)
-        if layers is None:
+        fused = fused_layers(self.folder)
+        if fused is None:
             return None
+        key, layers = fused
         for shift in (-1, 1):
             moved = [layer + shift for layer in layers]
-            with self._changed(config={key: moved}) as folder:
-                try:
-                    is_better = folder is not None and self._better(seen, self.look(folder))
-                except ModelError:
-                    continue  # past the target's first or last layer
-                if is_better:
+            with changed(self.folder, config={key: moved}) as folder:
+                if self._helps(seen, f"{key} {moved}", folder):
                     return Finding(
                         fault="feature_layers",
                         words=(
-                            f"it fuses the target's states after layers {layers}, but does better "
+                            f"it fuses the target's states by {key} {layers}, but does better "
                             f"with {moved}: its trainer counted layers from another end. Set "
                             f"{key} to {moved}"
                         ),
                     )
         return None
 
+    def _places(self, seen: Seen) -> Finding | None:
+        if self.method not in BLOCKS:
+            return None
+        config = read_config(self.folder)
+        given = {**(config.get("dflash_config") or {}), **config}.get("sample_from_anchor")
+        is_shifted = self.method == "dspark" if given is None else bool(given)
+        with changed(self.folder, config={"sample_from_anchor": not is_shifted}) as folder:
+            name = f"sample_from_anchor {not is_shifted}".lower()
+            if not self._helps(seen, name, folder):
+                return None
+        return Finding(
+            fault="places",
+            words=(
+                "its places tell other tokens than its config says: set sample_from_anchor to "
+                f"{str(not is_shifted).lower()}"
+            ),
+        )
+
+    def _rope(self, seen: Seen) -> Finding | None:
+        tensors = turned_heads(self.folder)
+        if tensors is None:
+            return None
+        with changed(self.folder, tensors=tensors) as folder:
+            if not self._helps(seen, "rope of neighbours", folder):
+                return None
+        return Finding(
+            fault="rope_layout",
+            words=(
+                "its heads are laid out for a rope that turns neighbours, hunch reads halves (as "
+                "Hugging Face's files are): convert q_proj, k_proj and their norms"
+            ),
+        )
+
+    def _unread(self, seen: Seen) -> Finding | None:
+        if not self.unread:
+            return None
+        words = f"{self.unread}; look for a newer hunch, or a file of the published form"
+        return Finding(fault="tensors", words=words)
+
+    def _rounding(self, seen: Seen) -> Finding | None:
+        if not self.is_rounded or seen.tokens_per_pass >= GOOD:
+            return None
+        engine, self.engine = self.engine, {**self.engine, "dtype": "float32"}
+        try:
+            is_better = self._helps(seen, "target in float32", self.folder)
+        finally:
+            self.engine = engine
+        if not is_better:
+            return None
+        return Finding(
+            fault="rounded_target",
+            words=(
+                "it guesses far better beside the target in float32: it was trained for states "
+                "that this target's rounding changes. Train it on the target as it is served"
+            ),
+        )
+
     def _template(self, seen: Seen) -> Finding | None:
-        if not self.has_template or not self._better(seen, self.look(self.folder, is_chat=False)):
+        if not self.has_template:
+            return None
+        if not self._helps(seen, "without the chat template", self.folder, is_chat=False):
             return None
         return Finding(
             fault="chat_template",
@@ -247,53 +354,12 @@ class Doctor:
     def _precision(self, seen: Seen) -> Finding | None:
         if self.method != "draft":
             return None
-        if not self._better(seen, self.look(self.folder, ":dtype=float32")):
+        if not self._helps(seen, "draft in float32", self.folder, ":dtype=float32"):
             return None
         return Finding(
             fault="precision",
             words="it is far better in float32 than as it is held: give draft:PATH:dtype=float32",
         )
-
-    def _config(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
-        return found
-
-    def _tensors(self) -> dict[str, Any]:
-        path = self.folder / "model.safetensors"
-        return load_file(path) if path.is_file() else {}
-
-    @contextmanager
-    def _changed(
-        self,
-        *,
-        config: dict[str, Any] | None = None,
-        shift_ids: int = 0,
-        is_absolute: bool = False,
-    ) -> Iterator[Path | None]:
-        """A copy of the drafter with one thing changed; None where that makes no sense."""
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name) / "drafter"
-            shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("work"))
-            if config is not None:
-                (folder / "config.json").write_text(json.dumps({**self._config(), **config}))
-            elif not self._change_map(folder, shift_ids, is_absolute):
-                yield None
-                return
-            yield folder
-
-    def _change_map(self, folder: Path, shift: int, is_absolute: bool) -> bool:
-        import torch
-
-        tensors = self._tensors()
-        offset_C = tensors["d2t"].long()
-        place_C = torch.arange(len(offset_C))
-        ids_C = offset_C if is_absolute else place_C + offset_C + shift
-        is_map = int(ids_C.min()) >= 0 and len(ids_C.unique()) == len(ids_C)
-        if not is_map or int(ids_C.max()) >= int(self._config()["vocab_size"]):
-            return False
-        tensors["d2t"] = (ids_C - place_C).to(tensors["d2t"].dtype)
-        save_file(tensors, folder / "model.safetensors")
-        return True
 
 
 def _training(seen: Seen, method: str) -> Finding:

@@ -7,7 +7,6 @@ states are fused: `target_layer_ids` [1, 9] are those after layers 1 and 9 count
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,11 @@ from hunch.models.heads.files import (
     number,
     read_config,
     read_geometry,
+    tell_unread,
 )
 from hunch.models.reading import read_windows
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
-
-log = logging.getLogger("hunch")
 
 # Held for training, or told by what is read: a file may bring them all the same.
 _SPARE = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq")
@@ -68,16 +66,7 @@ def load_block(path: str | Path, target: Target, method: str) -> BlockNet:
         )
     net = BlockNet(build_body(shape, source), target, embed=embed, lm_head=lm_head, ids_C=ids_C)
     net.matrix_bytes = source.matrix_bytes
-    unread = [name for name in source.unread if name not in _SPARE]
-    if unread:
-        some = ", ".join(unread[:4]) + (", ..." if len(unread) > 4 else "")
-        log.warning(
-            "%s: %d of its tensors are not read (%s); if it was made by another version of the "
-            "method, it may draft badly",
-            where,
-            len(unread),
-            some,
-        )
+    tell_unread(source, *_SPARE)
     return net
 
 

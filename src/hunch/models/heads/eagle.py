@@ -38,6 +38,7 @@ from hunch.models.heads.files import (
     read_config,
     read_geometry,
     speculative_tokens,
+    tell_unread,
 )
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -193,6 +194,7 @@ def load_eagle3(path: str | Path, target: Target) -> Eagle3Net:
     )
     net.num_tokens = speculative_tokens(path)
     net.matrix_bytes = source.matrix_bytes
+    tell_unread(source, "t2d", "lm_head.weight", "embed_tokens.weight")
     _accelerate(net, target)
     return net
 

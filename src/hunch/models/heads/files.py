@@ -6,6 +6,7 @@ columns of a reduced vocabulary, N outputs, K inputs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,10 @@ _ARCHITECTURES = {
     "DeepseekV3ForCausalLMNextN": "mtp",
     "Qwen3NextMTP": "mtp",
 }
-_BLOCKS = ("dflash2", "dspark", "dflash")  # what names of block drafters have in them
+log = logging.getLogger("hunch")
+
+UNREAD = "of its tensors are not read"
+BLOCKS = ("dflash2", "dspark", "dflash")  # what names of block drafters have in them
 _MODEL_TYPES = {
     "mlp_speculator": "mlp",
     "medusa": "medusa",
@@ -69,7 +73,7 @@ def detect(path: str | Path) -> str:
         return "draft"
     kind = config.get("speculators_model_type")
     if kind is not None:
-        if kind not in ("eagle3", *_BLOCKS):
+        if kind not in ("eagle3", *BLOCKS):
             raise UnsupportedModelError(
                 f"{path}: speculators_model_type={kind!r} is not supported; hunch reads eagle3, "
                 "dflash, dspark and dflash2"
@@ -78,7 +82,7 @@ def detect(path: str | Path) -> str:
     for name in config.get("architectures") or ():
         if name in _ARCHITECTURES:
             return _ARCHITECTURES[name]
-        for method in _BLOCKS:
+        for method in BLOCKS:
             if method in str(name).lower():
                 return method
     if config.get("model_type") in _MODEL_TYPES:
@@ -284,6 +288,20 @@ class HeadSource(Source):
                 "is incomplete or not of the form its config.json says"
             )
         return self._stored[name]
+
+
+def tell_unread(source: HeadSource, *spare: str) -> None:
+    """Say once which tensors nobody took; `spare` ones are known, and told by what is read."""
+    unread = [name for name in source.unread if name not in spare]
+    if unread:
+        some = ", ".join(unread[:4]) + (", ..." if len(unread) > 4 else "")
+        log.warning(
+            "%s: %d %s (%s); if it was made by another version of the method, it may draft badly",
+            source.where,
+            len(unread),
+            UNREAD,
+            some,
+        )
 
 
 def read_geometry(config: Mapping[str, Any], where: str, **more: Any) -> ModelSpec:

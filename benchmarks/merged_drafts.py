@@ -1,0 +1,57 @@
+"""Merged drafts against each part alone: tokens per pass on six kinds of prompt, on a CPU.
+
+    python benchmarks/merged_drafts.py [--tokens 64] [--each 3]
+
+The default model with the draft that comes with hunch; every method drafts all it can, so that
+figures are the same in every run. Texts are compared token for token.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from hunch import LLM, SamplingParams
+from hunch.bench.readers import read_workloads
+
+KINDS = ("chat", "math", "summary", "code", "rewrite", "retrieval")
+METHODS = ("suffix:adaptive=false", "draft", "suffix+draft")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--each", type=int, default=3)
+    given = parser.parse_args()
+    prompts = {
+        kind: [p for p in read_workloads("mixed", None) if p.category == kind][: given.each]
+        for kind in KINDS
+    }
+    params = SamplingParams(temperature=0, max_tokens=given.tokens, ignore_eos=True)
+    found: dict[str, dict[str, float]] = {}
+    texts: dict[str, list[list[int]]] = {}
+    first = LLM(speculate=METHODS[0], max_num_seqs=1, always_draft=True)
+    for method in METHODS:
+        llm = first if method == METHODS[0] else first.sibling(method, always_draft=True)
+        for kind, some in prompts.items():
+            ids = [
+                llm.encode_messages([{"role": r, "content": c} for r, c in p.messages])
+                if p.messages
+                else llm.tokenizer.encode(p.text)
+                for p in some
+            ]
+            outputs = llm.generate(ids, params, use_tqdm=False)
+            answers = [output.outputs[0] for output in outputs]
+            steps = sum(answer.stats["steps"] for answer in answers)
+            num_tokens = sum(len(answer.token_ids) for answer in answers)
+            found.setdefault(kind, {})[method] = num_tokens / steps
+            texts.setdefault(method, []).extend(answer.token_ids for answer in answers)
+    assert all(text == texts[METHODS[0]] for text in texts.values()), "texts differ"
+    print("| kind | " + " | ".join(METHODS) + " |\n|---|" + "---|" * len(METHODS))
+    for kind, rates in found.items():
+        print(f"| {kind} | " + " | ".join(f"{rates[m]:.2f}" for m in METHODS) + " |")
+    means = [sum(rates[m] for rates in found.values()) / len(found) for m in METHODS]
+    print("| mean | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Several drafters, one tree: `suffix+draft:PATH` grafts what each would draft where they agree.
+
+After SpecInfer (arXiv 2305.09781): every part drafts as it would alone, nodes that two of them
+guess after the same path become one, and the likeliest are checked. A lookup says itself how
+likely its guesses are; of other parts it is learned, place by place. Where parts agree, both must
+be wrong for the guess to be wrong; where they differ, only one can be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hunch.config import SpecConfig, read_options
+from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafting.auto import Sent
+from hunch.drafting.base import Clears, Drafter, DrafterContext
+from hunch.drafting.costs import DraftSource
+from hunch.drafting.lookup import LookupDrafter
+from hunch.drafting.policy import HOST_PRIOR, AcceptanceEstimate, share_nodes
+from hunch.drafting.trees import Node, to_draft
+from hunch.errors import ConfigError
+from hunch.registry import DRAFTERS, resolve
+
+DEFAULT = "suffix+recycling"
+NOT_PARTS = ("auto", "merge", "off", "synthetic")
+SIBLING = 0.4  # share of what is left that a network's next best child is taken to have
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeConfig:
+    """Options of `merge`, which `A+B` stands for."""
+
+    parts: str = DEFAULT  # NAME[:PATH][:KEY=VALUE]... with + between
+    num_nodes: int | None = None  # most nodes checked; None: all that the parts draft
+    adaptive: bool = False  # fewer where their chance does not pay for checking them
+
+    def __post_init__(self) -> None:
+        if self.num_nodes is not None and self.num_nodes < 1:
+            raise ConfigError(f"merge: num_nodes={self.num_nodes} must be 1 or more")
+
+
+class Part:
+    """One drafter of several: what it would draft for a row, with the chance of each node."""
+
+    def __init__(self, name: str, method: Drafter, num_rows: int) -> None:
+        self.name, self.method = name, method
+        self.depth = method.needs.max_nodes
+        self.estimate = AcceptanceEstimate(
+            num_rows, {DraftSource.LOOKUP: HOST_PRIOR}, rate=0.1, num_levels=self.depth
+        )
+        self._sent: dict[int, Sent] = {}
+        self._met: set[int] = set()
+
+    def observe(self, step: TargetStep) -> None:
+        self.method.observe(step)
+        if isinstance(self.method, LookupDrafter):
+            return  # it learns by itself
+        rows = step.rows
+        ids: list[int] = rows.ids_R.tolist()
+        for row in ids:
+            if row not in self._met:
+                self._met.add(row)
+                self.estimate.start([row])
+            sent = self._sent.pop(row, None)
+            if sent is not None:
+                new_tokens = rows.tokens_XL[row, sent.base : int(rows.known_X[row])].tolist()
+                self.estimate.learn(row, *sent.compare(new_tokens), weight=1.0 / len(ids))
+
+    def trees(self, rows: Rows) -> list[list[Node]]:
+        """For each row; parents before children."""
+        ids, max_draft_X = rows.ids_R.tolist(), rows.max_draft_X.tolist()
+        if isinstance(self.method, LookupDrafter):
+            return [self.method.look(row) if max_draft_X[row] else [] for row in ids]
+        limited = replace(rows, max_draft_X=rows.max_draft_X.clamp(max=self.depth))
+        draft = self.method.propose(limited)
+        known_X, counts = rows.known_X.tolist(), draft.num_nodes_R.tolist()
+        tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
+        found = []
+        for place, row in enumerate(ids):
+            count = counts[place]
+            sent = Sent(known_X[row], tokens[place][:count], parents[place][:count])
+            if count:
+                self._sent[row] = sent
+            found.append(self._with_chances(row, sent))
+        return found
+
+    def _with_chances(self, row: int, sent: Sent) -> list[Node]:
+        if not sent.tokens:
+            return []
+        (gains,) = self.estimate.gains([row], tuple(range(1, self.depth + 1)))
+        reached = [1.0, *(b - a for a, b in zip((0.0, *gains), gains, strict=False))]
+        nodes: list[Node] = []
+        depths: list[int] = []
+        ranks: dict[int, int] = {}  # children so far, by parent
+        for token, parent in zip(sent.tokens, sent.parents, strict=True):
+            depth = 0 if parent < 0 else depths[parent] + 1
+            rank = ranks[parent] = ranks.get(parent, -1) + 1
+            own = reached[depth + 1] / max(reached[depth], 1e-6)
+            if rank:
+                own = (1.0 - own) * SIBLING**rank
+            nodes.append(Node(token, parent, own * (nodes[parent].chance if parent >= 0 else 1.0)))
+            depths.append(depth)
+        return nodes
+
+    def forget(self, rows: list[int]) -> None:
+        self.method.forget(rows)
+        self._met.difference_update(rows)
+        for row in rows:
+            self._sent.pop(row, None)
+
+
+class _Graft:
+    """A node of the merged tree in the making."""
+
+    __slots__ = ("chance", "children", "token")
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.chance = 0.0  # given its parent
+        self.children: dict[int, _Graft] = {}
+
+
+def graft(trees: Sequence[Sequence[Node]]) -> list[Node]:
+    """One tree of several over the same text, likeliest nodes first."""
+    root = _Graft(-1)
+    for tree in trees:
+        places: list[_Graft] = []
+        for node in tree:
+            parent = places[node.parent] if node.parent >= 0 else root
+            before = tree[node.parent].chance if node.parent >= 0 else 1.0
+            own = min(node.chance / before, 1.0) if before > 0 else 0.0
+            found = parent.children.setdefault(node.token, _Graft(node.token))
+            found.chance = 1.0 - (1.0 - found.chance) * (1.0 - own)
+            places.append(found)
+    nodes: list[Node] = []
+    waiting: list[tuple[_Graft, int, float]] = [(root, -1, 1.0)]
+    while waiting:
+        place, number, chance = waiting.pop()
+        children = place.children.values()
+        most = max(sum(child.chance for child in children), 1.0)  # one of them at most is right
+        for child in children:
+            own = chance * child.chance / most
+            waiting.append((child, len(nodes), own))
+            nodes.append(Node(child.token, number, own))
+    order = sorted(range(len(nodes)), key=lambda n: (-nodes[n].chance, n))
+    number_of = {old: new for new, old in enumerate(order)}
+    number_of[-1] = -1
+    return [nodes[old]._replace(parent=number_of[nodes[old].parent]) for old in order]
+
+
+class MergeDrafter:
+    """What its parts draft, as one tree."""
+
+    def __init__(
+        self, options: Mapping[str, str], path: str | None, context: DrafterContext
+    ) -> None:
+        self.config = read_options(MergeConfig, options, "merge")
+        self.context = context
+        self.parts = [
+            _load(spec, context) for spec in SpecConfig(options={"parts": self.config.parts}).parts
+        ]
+        needs = [part.method.needs for part in self.parts]
+        size = self.config.num_nodes or sum(one.max_nodes for one in needs)
+        self.needs = _together(needs, [part.name for part in self.parts], size)
+
+    def observe(self, step: TargetStep) -> None:
+        for part in self.parts:
+            part.observe(step)
+
+    def propose(self, rows: Rows) -> Draft:
+        ids, max_draft_X = rows.ids_R.tolist(), rows.max_draft_X.tolist()
+        each = [part.trees(rows) for part in self.parts]
+        trees = [graft(some) for some in zip(*each, strict=True)]
+        limits = [min(max_draft_X[row], self.needs.max_nodes) for row in ids]
+        counts = [min(len(tree), limit) for tree, limit in zip(trees, limits, strict=True)]
+        if self.config.adaptive:
+            chances = [[node.chance for node in tree] for tree in trees]
+            counts = share_nodes(chances, limits, self.context.cost)
+        return to_draft(trees, counts, self.context.device)
+
+    def forget(self, rows: list[int]) -> None:
+        for part in self.parts:
+            part.forget(rows)
+
+    def clear(self) -> None:
+        for part in self.parts:
+            if isinstance(part.method, Clears):
+                part.method.clear()
+
+
+def _load(spec: SpecConfig, context: DrafterContext) -> Part:
+    if spec.method in NOT_PARTS:
+        raise ConfigError(f"{spec.method!r} cannot be a part of several drafters; name others")
+    method: Drafter = resolve(DRAFTERS, spec.method)(spec.options, spec.path, context)
+    return Part(spec.method, method, context.max_rows)
+
+
+def _together(needs: Sequence[Needs], names: Sequence[str], size: int) -> Needs:
+    """What all parts need; only one of them may be a network with KV or states of its own."""
+    networks = [one for one in needs if one.kv is not None or one.feature_layers]
+    if len(networks) > 1:
+        raise ConfigError(
+            f"{'+'.join(names)}: only one of several drafters may be a network that keeps KV; "
+            "name one such and lookups"
+        )
+    base = networks[0] if networks else needs[0]
+    return replace(
+        base,
+        max_nodes=size,
+        hidden=any(one.hidden for one in needs),
+        top=max(one.top for one in needs),
+        weight_bytes=sum(one.weight_bytes for one in needs),
+    )
