@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from hunch.config import SpecConfig, read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.auto import Sent
 from hunch.drafting.base import Clears, Drafter, DrafterContext
 from hunch.drafting.costs import DraftSource
+from hunch.drafting.host_network import Sent
 from hunch.drafting.lookup import LookupDrafter
 from hunch.drafting.policy import HOST_PRIOR, AcceptanceEstimate, share_nodes
 from hunch.drafting.trees import Node, to_draft
