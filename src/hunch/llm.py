@@ -8,23 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from hunch.adapt import adapter_for
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import config_from_vllm, spec_from_vllm, unused_arguments
-from hunch.config import (
-    DEFAULT_MODEL,
-    MERGE,
-    Config,
-    ModelConfig,
-    SpecConfig,
-    load_drafter,
-    say_once,
-)
-from hunch.drafters import shipped
+from hunch.config import DEFAULT_MODEL, Config, ModelConfig, load_drafter, say_once
+from hunch.drafter_files import find_files
 from hunch.engine.engine import Engine
 from hunch.errors import (
     CapacityError,
@@ -32,7 +23,6 @@ from hunch.errors import (
     HunchError,
 )
 from hunch.hub import ModelFiles, resolve
-from hunch.hub.drafters import find_trained
 from hunch.prompts import Prompt, list_prompts, params_for, progress, read_prompt
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
@@ -306,7 +296,7 @@ def _build_runner(
     if config.parallel.tensor_parallel_size > 1:
         target = target.with_draft_size(config.spec.draft_tensor_parallel_size or 1)
     load_drafter(config.spec.method)
-    spec = _detect(config.spec, files, device.type, config.model.download_dir)
+    spec = find_files(config.spec, files, device.type, config.model.download_dir)
     runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
     runner.capacity = _with_sizes(runner, device)
     if load_target is _load_target:
@@ -340,65 +330,6 @@ def _load_target(
             raise ConfigError("weights in memory cannot be split over processes: give files")
         return load_split(config, files.path, device)
     return load_target(config.model, weights or open_weights(files), device)
-
-
-def _detect(
-    spec: SpecConfig, target: ModelFiles, device: str = "cpu", download_dir: str | None = None
-) -> SpecConfig:
-    """The drafter's files found like any model's; `auto` with a path: the method they name.
-
-    Without a path, `auto` takes what was trained here for this target, and a method that needs
-    files those that come with hunch.
-    """
-    if spec.method == MERGE and "parts" in spec.options:
-        found = [str(_detect(part, target, device, download_dir)) for part in spec.parts]
-        return replace(spec, options={**spec.options, "parts": "+".join(found)})
-    if spec.path is None:
-        if spec.method in ("auto", "suffix"):
-            spec = _with_phrases(spec, target, device)
-        if spec.method == "auto":
-            return _with_draft(spec, target, device, download_dir)
-        path = shipped(spec.method, target.name, target.path)
-        return spec if path is None else replace(spec, path=str(path))
-    if not Path(spec.path).exists():
-        spec = replace(spec, path=str(resolve(spec.path, directory=download_dir).path))
-    if spec.method != "auto":
-        return spec
-    from hunch.models.heads.files import detect
-
-    return replace(spec, method=detect(Path(str(spec.path))))
-
-
-def _with_phrases(spec: SpecConfig, target: ModelFiles, device: str) -> SpecConfig:
-    """Suffix lookup with a phrase table counted here, or that comes with hunch."""
-    if spec.options.get("phrases", "auto") != "auto":
-        return spec
-    trained = find_trained(target.name, target.path, device, is_table=True)
-    found = shipped("phrases", target.name, target.path) if trained is None else trained.path
-    return spec if found is None else replace(spec, options={**spec.options, "phrases": str(found)})
-
-
-def _with_draft(
-    spec: SpecConfig, target: ModelFiles, device: str, download_dir: str | None
-) -> SpecConfig:
-    """`auto` with the network it may use: the one given, one trained here for this target, or the
-    one that comes with hunch."""
-    draft = spec.options.get("draft")
-    if draft == "off":
-        return spec
-    if draft is None:
-        trained = find_trained(target.name, target.path, device)
-        if trained is not None:
-            log.info("auto drafts with %s (%s, trained here)", trained.path, trained.method)
-        if trained is not None and trained.method != "draft":
-            return replace(spec, method=trained.method, path=trained.path, options={})
-        found = shipped("draft", target.name, target.path)
-        if trained is None and found is None:
-            return spec
-        draft = str(found) if trained is None else trained.path
-    elif not Path(draft).exists():
-        draft = str(resolve(draft, directory=download_dir).path)
-    return replace(spec, options={**spec.options, "draft": draft})
 
 
 def _pick_device(device: str) -> str:

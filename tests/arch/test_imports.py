@@ -57,6 +57,7 @@ TABLE: dict[str, set[str]] = {
     },
     "web": set(),
     "drafters": set(),
+    "drafter_files": {"config", "drafters", "hub", "models"},
     "__main__": {"cli"},
     "cli": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat",

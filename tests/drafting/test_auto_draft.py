@@ -15,11 +15,11 @@ from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams, Speculation
 from hunch.config import SpecConfig
 from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafter_files import find_files
 from hunch.drafting.auto import AutoDrafter
 from hunch.drafting.costs import CostCurve
 from hunch.drafting.host_network import NetworkDrafts, Sent
 from hunch.hub import ModelFiles
-from hunch.llm import _detect
 from hunch.models.heads.draft_model import byte_share
 from hunch.models.weights import open_weights
 
@@ -162,7 +162,7 @@ def test_a_draft_that_cannot_pay_is_not_loaded(
 def test_what_comes_with_hunch_is_loaded_beside_a_large_target_alone(
     default_files: ModelFiles,
 ) -> None:
-    given = _detect(SpecConfig.parse("auto:num_nodes=4"), default_files)
+    given = find_files(SpecConfig.parse("auto:num_nodes=4"), default_files)
     assert given.options["num_nodes"] == "4"
     weights = open_weights(given.options["draft"])
     spec = SimpleNamespace(is_tied=True, vocab_size=49152, width=576)
@@ -174,7 +174,7 @@ def test_what_comes_with_hunch_is_loaded_beside_a_large_target_alone(
         is_quantised=False, dtype=torch.bfloat16, weight_bytes=14_800_000_000, spec=spec
     )
     assert byte_share(weights, large) < 0.01
-    assert _detect(SpecConfig.parse("auto:draft=off"), default_files).options["draft"] == "off"
+    assert find_files(SpecConfig.parse("auto:draft=off"), default_files).options["draft"] == "off"
     with LLM(max_model_len=256, max_num_seqs=1, device="cpu") as llm:
         assert auto_of(llm).network is None
 

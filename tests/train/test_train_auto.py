@@ -18,10 +18,10 @@ import hunch.train.plan
 from builders import tiny_config, tiny_weights
 from hunch import LLM
 from hunch.config import ModelConfig, SpecConfig
+from hunch.drafter_files import find_files
 from hunch.hub.drafters import digest_of, find_trained, trained_drafters
 from hunch.hub.names import resolve
 from hunch.kernels.phrases import read_phrases
-from hunch.llm import _detect
 from hunch.models.spec import ModelSpec
 from hunch.models.target import load_target
 from hunch.train.batches import Texts
@@ -177,9 +177,9 @@ def test_a_drafter_that_pays_is_found_by_auto(
     assert "of plain" in text.splitlines()[-2]  # what is expected, before it starts
     assert {one.path for one in trained_drafters()} == {str(out), str(out / "phrases")}
     files = resolve(str(target))
-    spec = _detect(SpecConfig.parse("auto"), files, "cpu")
+    spec = find_files(SpecConfig.parse("auto"), files, "cpu")
     assert spec.options == {"draft": str(out), "phrases": str(out / "phrases")}
-    assert "draft" not in _detect(SpecConfig.parse("auto"), files, "cuda").options
+    assert "draft" not in find_files(SpecConfig.parse("auto"), files, "cuda").options
     _, listed, _ = run(capsys, "drafters", "--json")
     assert [one["speedup"] for one in json.loads(listed)] == [1.0, 1.9]
     assert run(capsys, "drafters", "rm", out)[0] == 0
@@ -202,7 +202,7 @@ def test_phrases_are_counted_where_no_network_pays(
     assert code == 0, text
     assert "counts phrases alone" in text
     assert "a phrase table of its answers 1.30x" in text
-    spec = _detect(SpecConfig.parse("auto"), resolve(str(target)), "cpu")
+    spec = find_files(SpecConfig.parse("auto"), resolve(str(target)), "cpu")
     assert spec.options == {"phrases": str(out / "phrases")}
     with LLM(str(target), **ENGINE) as llm:  # and the engine reads it
         assert llm.generate("the model", use_tqdm=False)
