@@ -128,6 +128,7 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    is_shared: bool = False  # keys serve as values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

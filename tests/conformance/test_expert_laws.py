@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from drafters import speculate_for
 from hunch import LLM, SamplingParams
-from tiny_models import write_llama
+from tiny_models import write_llama, write_tokenizer
 
 PROMPTS = ["the model and the guess", "fast token fast token fast token fast", "to be or not to be"]
 PARAMS = {
@@ -62,6 +64,36 @@ def test_text_does_not_depend_on_the_drafter(
     with LLM(str(target), speculate=spec, dtype="float32", **SMALL, **options) as llm:
         assert texts(llm) == plain[str(options.get("kernels", "auto"))]
         assert llm.stats()["drafted"] > 0
+
+
+@pytest.fixture(scope="module")
+def latent_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DeepSeek V3 in small: latent attention, a dense layer, groups of experts."""
+    folder = tmp_path_factory.mktemp("latent")
+    config = transformers.DeepseekV3Config(
+        vocab_size=write_tokenizer(folder), hidden_size=64, intermediate_size=96,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, n_routed_experts=8,
+        num_experts_per_tok=2, moe_intermediate_size=32, kv_lora_rank=24, q_lora_rank=32,
+        qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16, n_group=4, topk_group=2,
+        first_k_dense_replace=1, max_position_embeddings=256, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("speculate", ["suffix:adaptive=false", "recycling"])
+def test_latent_attention_too(speculate: str, latent_target: Path) -> None:
+    """Trees move one vector per token, not two; prompts come in chunks, texts share blocks."""
+    options = {"dtype": "float32", **SMALL}
+    with LLM(str(latent_target), speculate="off", max_num_seqs=1, **options) as llm:
+        expected = texts(llm)
+    options |= {"always_draft": True, "max_num_batched_tokens": 17, "block_size": 8}
+    with LLM(str(latent_target), speculate=speculate, **options) as llm:
+        assert texts(llm) == expected
+        assert texts(llm) == expected  # from the prefix cache
+        assert llm.stats()["accepted"] > 0
 
 
 def test_quantised_experts_too(target: Path) -> None:

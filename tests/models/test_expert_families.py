@@ -45,13 +45,41 @@ CASES |= {
     ),
     "gpt-oss": ("GptOss", COMMON | OSS | {"initial_context_length": 4096}),
 }
+LATENT = COMMON | {
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12, "v_head_dim": 20, "num_key_value_heads": 2, "n_shared_experts": 2,
+}  # fmt: skip
+LATENT.pop("head_dim")
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+YARN |= {"rope_theta": 1000.0, "mscale": 0.8, "mscale_all_dim": 1.0}
+TORCH_CASES = {
+    "deepseek-v3": ("DeepseekV3", LATENT | {"n_group": 4, "topk_group": 2}),
+    "deepseek-v3, yarn": (
+        "DeepseekV3",
+        LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": YARN},
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        LATENT | {"q_lora_rank": None, "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek-v2, groups": (
+        "DeepseekV2",
+        LATENT | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    ),
+    "glm-4.7-flash": (
+        "Glm4MoeLite",
+        {k: v for k, v in LATENT.items() if k != "first_k_dense_replace"}
+        | {"rms_norm_eps": 1e-5, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+}
 CASES["granite-moe"][1].pop("head_dim")
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
 def make(name: str, folder: Path) -> torch.nn.Module:
     """A random model of transformers, saved as it saves."""
-    family, settings = CASES[name]
+    family, settings = (CASES | TORCH_CASES)[name]
     with torch.random.fork_rng():
         torch.manual_seed(11)
         config = getattr(transformers, f"{family}Config")(**settings)
@@ -59,6 +87,9 @@ def make(name: str, folder: Path) -> torch.nn.Module:
         with torch.no_grad():
             for parameter in model.parameters():  # fresh norms are ones and biases zeros
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            for name, buffer in model.named_buffers():
+                if name.endswith("correction_bias"):
+                    buffer.add_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(folder)
     return model
 
@@ -69,9 +100,15 @@ def pair(request, tmp_path_factory):
     return make(request.param, folder), open_weights(folder)
 
 
+@pytest.fixture(scope="module", params=CASES | TORCH_CASES)
+def torch_pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    return make(request.param, folder), open_weights(folder)
+
+
 @torch.no_grad()
-def test_logits_are_those_of_transformers(pair):
-    theirs, weights = pair
+def test_logits_are_those_of_transformers(torch_pair):
+    theirs, weights = torch_pair
     expected = theirs(torch.tensor([IDS])).logits[0]
     assert expected.std() > 0.1
     torch.testing.assert_close(
@@ -91,7 +128,20 @@ def test_native_kernels_compute_what_transformers_does(pair):
 @pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
 def test_a_row_is_the_same_bits_in_any_batch_and_any_chunk(pair, dtype):
-    model = load_native(pair[1], dtype=dtype, num_threads=2)
+    check_rows(load_native(pair[1], dtype=dtype, num_threads=2))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2, groups"])
+def test_so_it_is_with_latent_attention(name, tmp_path):
+    make(name, tmp_path)
+    model = load_decoder(open_weights(tmp_path))
+    check_rows(model)
+    kv = model.new_kv(8)
+    assert kv.v_LCMH is kv.k_LCMH  # one vector per token and layer
+    assert kv.k_LCMH.shape == (3, 8, 1, 24)
+
+
+def check_rows(model):
     ids = torch.randint(0, 90, (64, 3), generator=torch.Generator().manual_seed(1)).tolist()
     table_SB = tables(64, 2)
 

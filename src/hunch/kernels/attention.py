@@ -50,7 +50,10 @@ class AttnInputs:
 
 @dataclass(slots=True)
 class KVCache:
-    """One KV group: slot c of layer l holds the key and value of one position."""
+    """One KV group: slot c of layer l holds the key and value of one position.
+
+    Where keys serve as values, both are one tensor.
+    """
 
     k_LCMH: Tensor
     v_LCMH: Tensor
@@ -60,7 +63,8 @@ class KVCache:
     def move(self, source_P: Tensor, target_P: Tensor) -> None:
         """Copy what slots hold to others; an accepted path goes where its positions are."""
         self.k_LCMH[:, target_P] = self.k_LCMH[:, source_P]
-        self.v_LCMH[:, target_P] = self.v_LCMH[:, source_P]
+        if self.v_LCMH is not self.k_LCMH:
+            self.v_LCMH[:, target_P] = self.v_LCMH[:, source_P]
         for tell in self.on_move:
             tell(source_P, target_P)
 

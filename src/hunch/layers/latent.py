@@ -9,21 +9,37 @@ would expand it are multiplied into the queries and into what was read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.linear import linear, linear_in_tiles
 from hunch.kernels.rope import Rotation, rope
-from hunch.layers.attention import Attend, Heads, Paged
+from hunch.layers.attention import Attend, ExactPaged, Heads, Paged
 from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
-from hunch.layers.mlp import GatedMLP
+from hunch.layers.mlp import MLP
 from hunch.layers.norm import RMSNorm
 from hunch.layers.part import Part
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentShape:
+    """The sizes of latent attention; the spec beside it describes what is cached."""
+
+    flat_dim: int  # of a head's queries and keys, without a position
+    rope_dim: int  # the part that is turned
+    value_dim: int
+    latent_dim: int
+    q_latent_dim: int | None  # None: queries come from one matrix
+    scale: float
+    is_interleaved: bool  # pairs that turn together lie side by side in the file
+
+
 class TailPaged(Paged):
-    """Paged attention whose positions turn the end of q and k alone."""
+    """Paged attention whose positions turn the end of q and k alone; keys serve as values."""
 
     def __init__(self, attn: AttnInputs, kv: KVCache, rotation: Rotation) -> None:
         super().__init__(attn, kv, None)
@@ -36,7 +52,32 @@ class TailPaged(Paged):
         num_turned = heads.num_heads + heads.num_kv_heads
         tail_TBR = qkv_TAH[:, :num_turned, -size:]
         qkv_TAH[:, :num_turned, -size:] = rope(tail_TBR, self.tail.cos_T1H, self.tail.sin_T1H)
+        qkv_TAH[:, num_turned:] = qkv_TAH[:, heads.num_heads : num_turned]
         return super().__call__(qkv_TAH, heads, layer, sinks_N)
+
+
+class ExactTailPaged(TailPaged, ExactPaged):
+    """The same for a target: what a token reads is the same bits whatever tokens are beside it."""
+
+
+class HeadLinear(Linear):
+    """A product per head, [N, outputs, inputs], kept as one matrix of all heads' outputs."""
+
+    is_exact = False  # a row's bits are the same whatever rows are beside it
+
+    def by_head(self, x_TNI: Tensor, *, is_turned: bool = False) -> Tensor:
+        """TNO. `is_turned`: the matrices are stored [inputs, outputs]."""
+        weight_NAB = self.weight_NK.view(x_TNI.shape[1], -1, self.weight_NK.shape[1])
+        weight_NOI = weight_NAB.transpose(1, 2) if is_turned else weight_NAB
+        if not self.is_exact:
+            return torch.einsum("tni,noi->tno", x_TNI, weight_NOI)
+        pairs = zip(x_TNI.unbind(1), weight_NOI.contiguous().unbind(0), strict=True)
+        if self.num_tile_rows:
+            tile = self.num_tile_rows
+            parts = [linear_in_tiles(x, w, None, tile) for x, w in pairs]
+        else:
+            parts = [linear(x.contiguous(), w) for x, w in pairs]
+        return torch.stack(parts, dim=1)
 
 
 class LatentAttention(Part):
@@ -48,41 +89,42 @@ class LatentAttention(Part):
         q_norm: RMSNorm | None,
         kv: Linear,  # the latent, then the key's part that is turned
         kv_norm: RMSNorm,
-        k_up_NPC: Tensor,  # a head's key without position from the latent
-        v_up_NVC: Tensor,  # a head's value from the latent
+        k_up: HeadLinear,  # a head's key without position from the latent
+        v_up: HeadLinear,  # a head's value from the latent
         out: Linear,
         heads: Heads,
         layer: int,
     ) -> None:
         self.q, self.q_norm, self.kv, self.kv_norm = q, q_norm, kv, kv_norm
-        self.k_up_NPC, self.v_up_NVC, self.out = k_up_NPC, v_up_NVC, out
+        self.k_up, self.v_up, self.out = k_up, v_up, out
         self.heads, self.layer = heads, layer
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
-        num_heads, num_flat, num_latent = self.k_up_NPC.shape
+        num_rows, num_latent = self.k_up.weight_NK.shape
+        num_heads = self.heads.num_heads
         q = self.q[0](x_TD)
         if self.q_norm is not None:
             q = self.q[1](self.q_norm(q))
         q_TNX = q.view(len(x_TD), num_heads, -1)
+        num_flat = num_rows // num_heads
         latent_TC, turned_TR = self.kv(x_TD).tensor_split([num_latent], dim=1)
         latent_TC = self.kv_norm(latent_TC)
         qkv_TAH = x_TD.new_zeros(len(x_TD), num_heads + 2, self.heads.head_dim)
-        qkv_TAH[:, :num_heads, :num_latent] = torch.einsum(
-            "tnp,npc->tnc", q_TNX[..., :num_flat], self.k_up_NPC
+        qkv_TAH[:, :num_heads, :num_latent] = self.k_up.by_head(
+            q_TNX[..., :num_flat], is_turned=True
         )
         qkv_TAH[:, :num_heads, num_latent:] = q_TNX[..., num_flat:]
         qkv_TAH[:, num_heads, :num_latent] = latent_TC
         qkv_TAH[:, num_heads, num_latent:] = turned_TR
-        qkv_TAH[:, num_heads + 1, :num_latent] = latent_TC
         read_TNC = attend(qkv_TAH, self.heads, self.layer)[..., :num_latent]
-        return self.out(torch.einsum("tnc,nvc->tnv", read_TNC, self.v_up_NVC).flatten(1))
+        return self.out(self.v_up.by_head(read_TNC).flatten(1))
 
 
 class LatentBlock(Part):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(
-        self, attn_norm: RMSNorm, attn: LatentAttention, mlp_norm: RMSNorm, mlp: GatedMLP | Experts
+        self, attn_norm: RMSNorm, attn: LatentAttention, mlp_norm: RMSNorm, mlp: MLP | Experts
     ) -> None:
         self.attn_norm, self.attn, self.mlp_norm, self.mlp = attn_norm, attn, mlp_norm, mlp
 

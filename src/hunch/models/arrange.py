@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.layers.experts import ExpertSpec
+from hunch.layers.latent import LatentShape
 from hunch.layers.rope import head_order
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames
@@ -71,6 +72,9 @@ class Arranged:
                 if place is not None:
                     turned = Place(place.name, place.rows, is_transposed=True)
                     self._places[f"{name}.weight"] = turned
+        if spec.latent is not None:
+            self._arrange_latent(spec, spec.latent, f"{prefix}self_attn.")
+            return
         dim = spec.rope.dim if spec.rope else 0
         order = head_order(spec.head_dim, dim, spec.is_rope_interleaved)
         if order is not None:
@@ -78,6 +82,24 @@ class Arranged:
             self._order(qkv[1], order, spec.num_kv_heads)
             for name in (names.q_norm, names.k_norm):
                 self._order(prefix + name, order, 1)
+
+    def _arrange_latent(self, spec: ModelSpec, shape: LatentShape, prefix: str) -> None:
+        """Turned rows in the kernels' order; a head's way to keys and to values apart."""
+        flat, values = shape.flat_dim, shape.value_dim
+        if shape.is_interleaved:
+            turned = [*range(0, shape.rope_dim, 2), *range(1, shape.rope_dim, 2)]
+            for first, name, num_heads in (
+                (flat, "q_proj", spec.num_heads),
+                (flat, "q_b_proj", spec.num_heads),
+                (shape.latent_dim, "kv_a_proj_with_mqa", 1),
+            ):
+                order = [*range(first), *(first + row for row in turned)]
+                self._order(prefix + name, order, num_heads)
+        both = self._places.pop(f"{prefix}kv_b_proj.weight", None)
+        if both is not None:
+            rows = torch.arange(spec.num_heads * (flat + values)).view(spec.num_heads, -1)
+            self._places[f"{prefix}k_up.weight"] = Place(both.name, rows[:, :flat].flatten())
+            self._places[f"{prefix}v_up.weight"] = Place(both.name, rows[:, flat:].flatten())
 
     def _arrange_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
         """Name every expert's part of tensors that hold all experts.

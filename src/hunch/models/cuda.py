@@ -16,6 +16,7 @@ from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_fused import Places, add_norm
 from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import is_exact
+from hunch.layers.block import Block
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden, finish_logits
 from hunch.models.fused import (
@@ -47,7 +48,10 @@ class CudaDecoder:
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         tables = [rope.table_LH for rope in decoder.ropes]
-        self.fused = FusedLayers(decoder.layers, tables, decoder.spec.norm_eps)
+        blocks = [
+            block for block in decoder.layers if isinstance(block, Block)
+        ]  # no other is known
+        self.fused = FusedLayers(blocks, tables, decoder.spec.norm_eps)
         self.layers = self.fused.layers
         self.timing = self.fused.timing  # for steps that are timed with nobody in them
         self.fused.is_wide = decoder.device.type == "cuda" and self._check_wide()

@@ -16,6 +16,8 @@ from torch.nn import functional
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.quant import Weight
 from hunch.layers.attention import Attend, ExactPaged, Paged
+from hunch.layers.block import Block
+from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 from hunch.layers.rope import Rope
@@ -67,7 +69,8 @@ class Decoder(Part):
         # A row's bits are the same whatever rows are beside it: on a CPU, or after make_exact.
         self.is_exact = source.device.type == "cpu"
         self.heads = local_heads(spec, source.group)
-        self.ropes = [Rope(rope, spec.head_dim, spec.max_len, source.device) for rope in spec.ropes]
+        turned = spec.head_dim if spec.latent is None else spec.latent.rope_dim
+        self.ropes = [Rope(rope, turned, spec.max_len, source.device) for rope in spec.ropes]
         self.positions_LD = None
         if not self.ropes:
             num_positions = spec.max_len + spec.position_offset
@@ -77,8 +80,7 @@ class Decoder(Part):
         self.embed_scale = float(torch.tensor(spec.embed_scale).to(source.dtype))
         layers = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         self.layers = [
-            build_block(spec, source, prefix, layer, names=self.names)
-            for layer, prefix in enumerate(layers)
+            self.build_layer(source, prefix, layer) for layer, prefix in enumerate(layers)
         ]
         self.final_norm = None
         if spec.has_final_norm:
@@ -95,6 +97,10 @@ class Decoder(Part):
         """A model of random weights, the same for the same seed."""
         family: type[Decoder] = resolve(MODELS, spec.architecture)
         return family(spec, RandomSource(seed, scale=scale))
+
+    def build_layer(self, source: Source, prefix: str, layer: int) -> Block | LatentBlock:
+        """One layer, whose tensors are named `prefix` + the family's names."""
+        return build_block(self.spec, source, prefix, layer, names=self.names)
 
     @property
     def rope(self) -> Rope | None:
@@ -146,9 +152,13 @@ class Decoder(Part):
 
         `feature_layers` asks for the stream after so many layers; 0 is what enters the first.
         """
+        x_TD = self.start(ids_T, attn.pos_T)
+        return self.run(x_TD, self.attend(attn, kv), feature_layers)
+
+    def attend(self, attn: AttnInputs, kv: KVCache) -> Attend:
+        """How the tokens of a pass see each other."""
         rotations = [rope(attn.pos_T) for rope in self.ropes]
-        attend = (ExactPaged if self.is_exact else Paged)(attn, kv, *rotations)
-        return self.run(self.start(ids_T, attn.pos_T), attend, feature_layers)
+        return (ExactPaged if self.is_exact else Paged)(attn, kv, *rotations)
 
     def make_exact(self) -> None:
         """Compute every row in one way on a GPU too, where torch's products go by their number."""
@@ -184,7 +194,5 @@ class Decoder(Part):
         """An empty cache of so many slots."""
         num_layers, num_kv_heads, head_dim = self.kv_shape()
         shape = (num_layers, num_slots, num_kv_heads, head_dim)
-        return KVCache(
-            torch.zeros(shape, dtype=self.kv_dtype, device=self.device),
-            torch.zeros(shape, dtype=self.kv_dtype, device=self.device),
-        )
+        k_LCMH = torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
+        return KVCache(k_LCMH, k_LCMH if self.spec.latent else torch.zeros_like(k_LCMH))

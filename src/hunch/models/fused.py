@@ -221,6 +221,7 @@ def float_logits(hidden_MD: Tensor, weight_VD: Weight) -> Tensor:
 def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
     """What the fused layers do not compute, by name, and whether it is there."""
     return {
+        "latent attention": spec.latent is not None,
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }
 

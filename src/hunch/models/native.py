@@ -198,7 +198,8 @@ def load_native(
 def is_supported(spec: ModelSpec) -> bool:
     """Whether the native pass computes what this model does."""
     return (
-        (spec.experts is None or _fits(spec.experts))
+        spec.latent is None
+        and (spec.experts is None or _fits(spec.experts))
         and spec.width % _LANES == 0
         and spec.head_dim % (2 * _LANES) == 0
         and spec.head_dim <= 512

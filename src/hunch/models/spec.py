@@ -8,6 +8,7 @@ from typing import Any
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.activation import ACTIVATIONS, GATED_ACTIVATIONS
 from hunch.layers.experts import ExpertSpec
+from hunch.layers.latent import LatentShape
 from hunch.layers.rope import RopeSpec
 from hunch.models.reading import Config, Recorded, read_float, read_int, read_rope
 from hunch.registry import MODELS, resolve, unknown
@@ -43,6 +44,7 @@ class ModelSpec:
     windows: tuple[int | None, ...] = ()  # per layer: positions a token sees; None: all
     attn_scale: float = 0.0  # of the scores; 0: head_dim ** -0.5
     attn_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
+    latent: LatentShape | None = None  # keys and values of all heads are one vector per token
     has_sinks: bool = False  # one score per head that joins the softmax and reads nothing
     # Positions
     rope: RopeSpec | None = None  # None: positions are learned, and added to the embedding

@@ -84,7 +84,11 @@ def assemble(
 def _groups(target: Target, needs: Needs, method: str) -> tuple[list[KVShape], list[GroupInfo]]:
     num_layers, num_kv_heads, head_dim = target.kv_shape()
     shape = KVShape(
-        num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=target.kv_dtype
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=target.kv_dtype,
+        is_shared=target.spec.latent is not None,
     )
     if needs.kv is None:
         return [shape], [GroupInfo(name="target")]

@@ -22,7 +22,10 @@ from hunch.kernels.attention import KVCache
 
 
 def bytes_per_slot(shapes: Sequence[KVShape]) -> int:
-    return sum(2 * s.num_layers * s.num_kv_heads * s.head_dim * s.dtype.itemsize for s in shapes)
+    return sum(
+        (2 - s.is_shared) * s.num_layers * s.num_kv_heads * s.head_dim * s.dtype.itemsize
+        for s in shapes
+    )
 
 
 def count_blocks(
@@ -59,8 +62,8 @@ def count_blocks(
 def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
     size = (shape.num_layers, num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
     try:
-        k_LCMH, v_LCMH = (_zeros(size, shape.dtype, device) for _ in "kv")
-        return KVCache(k_LCMH, v_LCMH)
+        k_LCMH = _zeros(size, shape.dtype, device)
+        return KVCache(k_LCMH, k_LCMH if shape.is_shared else _zeros(size, shape.dtype, device))
     except (RuntimeError, MemoryError, OSError) as error:
         raise CapacityError(
             f"no memory for {num_blocks} KV blocks on {device}: give a smaller kv_bytes, "

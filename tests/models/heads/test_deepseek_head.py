@@ -99,7 +99,7 @@ def test_fp8_block_scales_are_refused(made_up: Study, tmp_path: Path) -> None:
         ({"topk_group": 5}, ModelFormatError, "3 of 8 experts from 5 of 4 groups"),
         ({"scoring_func": "softmax"}, UnsupportedModelError, "scoring_func='softmax'"),
         ({"kv_lora_rank": 22}, ModelFormatError, "was expected from config.json"),
-        ({"kv_lora_rank": None}, ModelFormatError, "no 'kv_lora_rank'"),
+        ({"kv_lora_rank": None}, ModelFormatError, "lacks kv_lora_rank"),
     ],
 )
 def test_a_config_that_does_not_fit(

@@ -38,7 +38,7 @@ from hunch.kernels.attention import (
 )
 from hunch.layers.attention import Attend, Paged
 from hunch.layers.block import Block
-from hunch.layers.latent import LatentBlock, TailPaged
+from hunch.layers.latent import LatentBlock, LatentShape, TailPaged
 from hunch.layers.linear import Linear
 from hunch.layers.norm import Norm, RMSNorm
 from hunch.layers.part import Part
@@ -53,10 +53,9 @@ from hunch.models.heads.files import (
 )
 from hunch.models.heads.mtp_files import (
     Form,
-    LatentShape,
     build_latent_block,
     find_forms,
-    read_latent,
+    read_layer,
 )
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -185,7 +184,7 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
     attn = f"{forms[0].layer}self_attn."
     shape: LatentShape | None = None
     if f"{attn}kv_a_proj_with_mqa.weight" in source:
-        spec, shape = read_latent(config, source.where)
+        spec, shape = read_layer(config, source.where)
     else:
         spec = read_geometry(
             config,

@@ -22,15 +22,14 @@ from torch import Tensor
 from hunch.errors import ModelError, ModelFormatError, UnsupportedModelError
 from hunch.layers.attention import Heads
 from hunch.layers.experts import Experts
-from hunch.layers.latent import LatentAttention, LatentBlock
+from hunch.layers.latent import HeadLinear, LatentAttention, LatentBlock, LatentShape
 from hunch.layers.mlp import GatedMLP
-from hunch.layers.rope import stretch
 from hunch.models.experts import ExpertNames, build_experts, read_deepseek_experts
-from hunch.models.heads.files import HeadSource, number, read_geometry
+from hunch.models.heads.files import HeadSource
+from hunch.models.latent import NORM_EPS, read_latent
 from hunch.models.spec import ModelSpec
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
-_SCALES = ("mscale", "mscale_all_dim")  # read here; models/spec.py knows yarn without them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,55 +114,15 @@ def _check_count(where: str, config: Mapping[str, Any], found: int) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LatentShape:
-    """The sizes of latent attention; the spec beside it describes what is cached."""
-
-    flat_dim: int  # of a head's queries and keys, without a position
-    rope_dim: int  # the part that is turned
-    value_dim: int
-    latent_dim: int
-    q_latent_dim: int | None  # None: queries come from one matrix
-    scale: float
-    is_interleaved: bool  # pairs that turn together lie side by side in the file
-
-
-def read_latent(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, LatentShape]:
-    """One KV head as wide as the latent and the turned part of the key."""
-    latent, rope_dim = (number(config, k, where) for k in ("kv_lora_rank", "qk_rope_head_dim"))
-    flat = number(config, "qk_nope_head_dim", where)
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    plain = {key: value for key, value in given.items() if key not in _SCALES}
-    spec = read_geometry(
-        {
-            **config,
-            "head_dim": latent + rope_dim,
-            "num_key_value_heads": 1,
-            "rope_parameters": plain,
-            "rope_scaling": None,
-            "rope_theta": plain.get("rope_theta", config.get("rope_theta")),
-        },
-        where,
-    )
-    scale = (flat + rope_dim) ** -0.5
-    every = float(given.get("mscale_all_dim") or 0.0)
-    if spec.rope is not None and spec.rope.kind == "yarn" and every:
-        scale *= stretch(spec.rope.factor, every) ** 2
-        if given.get("mscale"):
-            ratio = stretch(spec.rope.factor, float(given["mscale"]))
-            ratio /= stretch(spec.rope.factor, every)
-            spec = replace(spec, rope=replace(spec.rope, attention_factor=ratio))
-    q_latent = number(config, "q_lora_rank", where) if config.get("q_lora_rank") else None
-    shape = LatentShape(
-        flat_dim=flat,
-        rope_dim=rope_dim,
-        value_dim=number(config, "v_head_dim", where),
-        latent_dim=latent,
-        q_latent_dim=q_latent,
-        scale=scale,
-        is_interleaved=bool(config.get("rope_interleave", True)),
-    )
-    return spec, shape
+def read_layer(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, LatentShape]:
+    """The spec of a layer with latent attention, and the sizes of the latter."""
+    try:
+        spec = read_latent(config, "head")
+        spec.check()
+    except ModelError as error:
+        raise type(error)(f"{where}: {error}") from None
+    assert spec.latent is not None
+    return spec, spec.latent
 
 
 def build_latent_block(
@@ -196,7 +155,7 @@ def _attention(
     first, q_norm = [], None
     if rank is not None:
         first = [source.dense(f"{prefix}q_a_proj", rank, width)]
-        q_norm = source.rms(f"{prefix}q_a_layernorm", rank, spec.norm_eps)
+        q_norm = source.rms(f"{prefix}q_a_layernorm", rank, NORM_EPS)
     q_name, num_in = (f"{prefix}q_proj", width) if rank is None else (f"{prefix}q_b_proj", rank)
     q_NK = source.take(f"{q_name}.weight", math.prod(q_sizes), num_in)
     q_NK = _apart(q_NK.view(*q_sizes, num_in), shape).flatten(0, 1)
@@ -213,9 +172,9 @@ def _attention(
         [*first, source.held(q_NK)],
         q_norm,
         source.held(_apart(kv_NK[None], shape)[0], kv_bias),
-        source.rms(f"{prefix}kv_a_layernorm", latent, spec.norm_eps),
-        k_up.contiguous(),
-        v_up.contiguous(),
+        source.rms(f"{prefix}kv_a_layernorm", latent, NORM_EPS),
+        HeadLinear(k_up.flatten(0, 1).contiguous()),
+        HeadLinear(v_up.flatten(0, 1).contiguous()),
         source.dense(f"{prefix}o_proj", width, heads * shape.value_dim),
         Heads(num_heads=heads, num_kv_heads=1, head_dim=spec.head_dim, scale=shape.scale),
         layer,

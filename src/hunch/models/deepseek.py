@@ -1,0 +1,79 @@
+"""DeepSeek V2 and V3, and GLM-4.7-Flash: latent attention, and experts after the first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from hunch.errors import UnsupportedModelError
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.layers.attention import Attend
+from hunch.layers.experts import ExpertSpec
+from hunch.layers.latent import ExactTailPaged, LatentBlock, TailPaged
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.experts import ExpertNames, read_deepseek_experts
+from hunch.models.latent import build_latent_block, read_latent
+from hunch.models.reading import Config, read_int, refuse
+from hunch.models.source import Source
+from hunch.models.spec import ModelSpec
+
+
+class DeepseekV3(Decoder):
+    """Experts chosen by sigmoid scores with a bias; GLM's config names its dense layers."""
+
+    names: ClassVar[Names] = Names(experts=ExpertNames(shared="mlp.shared_experts."))
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = read_latent(config, architecture)
+        experts = cls.read_experts(config, spec.num_layers)
+        layers = _sparse(config, spec.num_layers)
+        has_bias = bool(config.get("attention_bias", False))
+        return replace(spec, experts=replace(experts, layers=layers), has_qkv_bias=has_bias)
+
+    @classmethod
+    def read_experts(cls, config: Config, num_layers: int) -> ExpertSpec:
+        refuse(config, "scoring_func", "sigmoid", None)
+        refuse(config, "topk_method", "noaux_tc", None)
+        return read_deepseek_experts(config, num_layers)
+
+    def build_layer(self, source: Source, prefix: str, layer: int) -> LatentBlock:
+        if self.group.size > 1:
+            raise UnsupportedModelError("latent attention cannot be split over processes yet")
+        return build_latent_block(self.spec, source, prefix, layer, self.names)
+
+    def attend(self, attn: AttnInputs, kv: KVCache) -> Attend:
+        rope = self.rope
+        assert rope is not None
+        return (ExactTailPaged if self.is_exact else TailPaged)(attn, kv, rope(attn.pos_T))
+
+
+class DeepseekV2(DeepseekV3):
+    """Experts chosen by a softmax; a group is worth as much as its best expert."""
+
+    @classmethod
+    def read_experts(cls, config: Config, num_layers: int) -> ExpertSpec:
+        refuse(config, "scoring_func", "softmax", None)
+        refuse(config, "topk_method", "greedy", "group_limited_greedy", None)
+        experts = read_deepseek_experts(config, num_layers)
+        is_grouped = config.get("topk_method") == "group_limited_greedy"
+        routing = replace(
+            experts.routing,
+            scores="softmax",
+            is_normed=False,  # as the family's own code has it, whatever norm_topk_prob says
+            num_best=1,
+            num_groups=experts.routing.num_groups if is_grouped else 1,
+            num_groups_kept=experts.routing.num_groups_kept if is_grouped else 1,
+        )
+        return replace(experts, routing=routing, has_choice_bias=False)
+
+
+def _sparse(config: Config, num_layers: int) -> tuple[bool, ...]:
+    types = config.get("mlp_layer_types")
+    if isinstance(types, Sequence) and not isinstance(types, str):
+        return tuple(kind == "sparse" for kind in types)
+    first = read_int(config, "first_k_dense_replace") if config.get("first_k_dense_replace") else 0
+    step = read_int(config, "moe_layer_freq", 1)
+    return tuple(layer >= first and layer % step == 0 for layer in range(num_layers))

@@ -1,0 +1,107 @@
+"""Latent attention from a config and a source of tensors: shared by every family that has it.
+
+Shape letters: N heads, P width of a head's part without a position, V width of its values, C width
+of the latent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hunch.layers.attention import Heads
+from hunch.layers.latent import HeadLinear, LatentAttention, LatentBlock, LatentShape
+from hunch.layers.linear import Linear
+from hunch.layers.norm import RMSNorm
+from hunch.layers.rope import stretch
+from hunch.models.build import Names, build_mlp, build_norm
+from hunch.models.reading import Config, Defaulted, read_int
+from hunch.models.source import Source
+from hunch.models.spec import ModelSpec, read_common
+
+NORM_EPS = 1e-6  # of the norms inside, whatever the config says of the others
+_SCALES = ("mscale", "mscale_all_dim")  # read here; reading.py knows yarn without them
+
+
+def read_latent(config: Config, architecture: str) -> ModelSpec:
+    """One KV head as wide as the latent and the turned part of the key."""
+    latent, rope_dim = (read_int(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim"))
+    flat = read_int(config, "qk_nope_head_dim")
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    plain = {key: value for key, value in given.items() if key not in _SCALES}
+    changed = {
+        "head_dim": latent + rope_dim,
+        "num_key_value_heads": 1,
+        "rope_parameters": plain,
+        "rope_scaling": None,
+        "rope_theta": plain.get("rope_theta", config.get("rope_theta")),
+    }
+    common = read_common(Defaulted(changed, config), architecture)
+    scale, rope = (flat + rope_dim) ** -0.5, common["rope"]
+    every = float(given.get("mscale_all_dim") or 0.0)
+    if rope.kind == "yarn" and every:
+        scale *= stretch(rope.factor, every) ** 2
+        if given.get("mscale"):
+            ratio = stretch(rope.factor, float(given["mscale"])) / stretch(rope.factor, every)
+            common["rope"] = replace(rope, attention_factor=ratio)
+    config.get("qk_head_dim")  # the sum of two others
+    shape = LatentShape(
+        flat_dim=flat,
+        rope_dim=rope_dim,
+        value_dim=read_int(config, "v_head_dim"),
+        latent_dim=latent,
+        q_latent_dim=read_int(config, "q_lora_rank") if config.get("q_lora_rank") else None,
+        scale=scale,
+        is_interleaved=bool(config.get("rope_interleave", True)),
+    )
+    return ModelSpec(**common, latent=shape, attn_scale=scale)
+
+
+def build_latent_block(
+    spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names
+) -> LatentBlock:
+    """A layer of a target; arrange.py has put the rows that are turned in order."""
+    mlp = build_mlp(spec, source, prefix, layer, names=names)
+    attn_norm, mlp_norm = (
+        build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
+    )
+    assert isinstance(attn_norm, RMSNorm)
+    assert isinstance(mlp_norm, RMSNorm)
+    return LatentBlock(attn_norm, _attention(spec, source, prefix, layer), mlp_norm, mlp)
+
+
+def _attention(spec: ModelSpec, source: Source, prefix: str, layer: int) -> LatentAttention:
+    shape = spec.latent
+    assert shape is not None
+    prefix, heads, width, bias = (
+        f"{prefix}self_attn.",
+        spec.num_heads,
+        spec.width,
+        spec.has_qkv_bias,
+    )
+    num_q, rank = heads * (shape.flat_dim + shape.rope_dim), shape.q_latent_dim
+
+    def dense(name: str, num_out: int, num_in: int, has_bias: bool = False) -> Linear:
+        paths = (prefix + name,)
+        return source.linear(paths, (num_out,), num_in, has_bias=has_bias, is_split=False)
+
+    def by_head(name: str, num_out: int) -> HeadLinear:
+        layer = HeadLinear(source.take(f"{prefix}{name}.weight", num_out, shape.latent_dim))
+        layer.is_exact = True
+        return layer
+
+    if rank is None:
+        q, q_norm = [dense("q_proj", num_q, width)], None
+    else:
+        q = [dense("q_a_proj", rank, width, bias), dense("q_b_proj", num_q, rank)]
+        q_norm = source.rms_norm(f"{prefix}q_a_layernorm", rank, NORM_EPS)
+    return LatentAttention(
+        q,
+        q_norm,
+        dense("kv_a_proj_with_mqa", shape.latent_dim + shape.rope_dim, width, bias),
+        source.rms_norm(f"{prefix}kv_a_layernorm", shape.latent_dim, NORM_EPS),
+        by_head("k_up", heads * shape.flat_dim),
+        by_head("v_up", heads * shape.value_dim),
+        dense("o_proj", width, heads * shape.value_dim, bias),
+        Heads(num_heads=heads, num_kv_heads=1, head_dim=spec.head_dim, scale=shape.scale),
+        layer,
+    )
