@@ -255,6 +255,7 @@ def build_engine(
     with _no_room_on_gpu("the model and its captured steps do not fit"):
         load_target = load_target or _load_target
         runner = _build_runner(config, files, tokenizer, device, load_target)
+    log.info("%s on %s; exact: %s", config.model.model, device, runner.capacity.exact)
     compile_grammar, adapter = (
         _grammar_compiler(tokenizer),
         adapter_for(config.spec.options, runner),

@@ -198,6 +198,7 @@ class Capacity:
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
     drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
     kernels: str = "torch"  # what computes a pass, for reports
+    exact: str = ""  # whether a row's bits depend on the row alone, and by which kernels; in words
     methods: Mapping[str, int] = field(
         default_factory=dict
     )  # name -> its most nodes; default first

@@ -148,6 +148,7 @@ def _model(
             outputs = llm.generate(prompts, params, use_tqdm=False)
             texts.append([output.outputs[0].token_ids for output in outputs])
             found["kernels"] = llm.engine.capacity.kernels
+            found["exact"] = llm.engine.capacity.exact
             stats = llm.stats()
             page = _page(llm)
             found[f"tok/s {name}"] = round(stats["tokens_per_second"], 1)

@@ -31,6 +31,7 @@ class Backend:
     """torch's own kernels, on any device."""
 
     name = "torch"  # for reports
+    about = "torch, with products and attention of fixed order: exact and slower"
     captures_steps = False  # passes ask nothing of the host, so that a whole step can be captured
     has_host_kernels = False  # lookups, and chains of a single row, are one call of C++ each
 
@@ -67,6 +68,7 @@ class NativeBackend(Backend):
     """The CPU's own C++ kernels."""
 
     name = "native"
+    about = "the CPU's own kernels"
     has_host_kernels = True
 
     def hold(self, layer: Linear, target: Target) -> tuple[Linear, int]:
@@ -110,6 +112,7 @@ class TritonBackend(Backend):
     """A GPU's fused Triton kernels."""
 
     name = "triton"
+    about = "the GPU's fused kernels"
     captures_steps = True
 
     def accelerate(self, net: StepNet, target: Any, blocks: list[Block], **parts: Any) -> None:

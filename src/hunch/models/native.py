@@ -47,6 +47,7 @@ DTYPES = ("auto", "int8", "int4", "float32")
 ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
 _EXPANDED = 1 << 22  # weights that are held as floats at once while they are packed
 _LANES = 16  # widths and heads are whole vectors on every CPU
+MAX_HEAD_DIM = 512
 
 
 class NativeDecoder:
@@ -197,13 +198,19 @@ def load_native(
 
 def is_supported(spec: ModelSpec) -> bool:
     """Whether the native pass computes what this model does."""
-    return (
-        spec.latent is None
-        and (spec.experts is None or _fits(spec.experts))
-        and spec.width % _LANES == 0
-        and spec.head_dim % (2 * _LANES) == 0
-        and spec.head_dim <= 512
-    )
+    return not not_native(spec)
+
+
+def not_native(spec: ModelSpec) -> list[str]:
+    """What keeps a model from the native kernels, in words."""
+    heads = spec.head_dim % (2 * _LANES) != 0 or spec.head_dim > MAX_HEAD_DIM
+    problems = {
+        "latent attention": spec.latent is not None,
+        f"a width of {spec.width}": spec.width % _LANES != 0,
+        f"heads of {spec.head_dim}": heads,
+        "these widths of experts": spec.experts is not None and not _fits(spec.experts),
+    }
+    return [words for words, is_there in problems.items() if is_there]
 
 
 def _fits(experts: ExpertSpec) -> bool:

@@ -18,7 +18,7 @@ from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
 from hunch.models.decoder import Hidden
 from hunch.models.load import dtype_of, load_decoder
-from hunch.models.native import DTYPES, load_native
+from hunch.models.native import DTYPES, load_native, not_native
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.parallel.group import SINGLE, Group
@@ -78,6 +78,13 @@ class Target(Protocol):
         """An empty cache of so many slots."""
 
 
+def exactness(target: Target) -> str:
+    """Whether a row's bits depend on nothing but the row, and what sees to it."""
+    is_exact = getattr(target, "is_exact", True)  # torch's own pass alone may not be
+    how = f"{target.backend.name}: {target.backend.about}"
+    return f"bit for bit ({how})" if is_exact else "no (torch: sums go by the number of rows)"
+
+
 def load_target(
     model: ModelConfig, weights: Weights, device: torch.device, group: Group = SINGLE
 ) -> Target:
@@ -97,6 +104,9 @@ def load_target(
         )
         if target is not None:
             return target
+        if problems := not_native(ModelSpec.from_config(weights.config)):
+            words = ", ".join(problems)
+            log.warning("the CPU's kernels do not know %s: torch computes, exactly, slower", words)
     decoder = load_decoder(weights, dtype=dtype, device=device, group=group)
     if device.type == "cuda" and model.kernels == "auto":
         from hunch.models.cuda import CudaDecoder  # needs Triton

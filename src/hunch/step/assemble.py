@@ -10,7 +10,7 @@ from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.costs import CostCurve, FixedCurve
 from hunch.errors import ConfigError
-from hunch.models.target import Target
+from hunch.models.target import Target, exactness
 from hunch.registry import VERIFIERS, resolve
 from hunch.sampling.state import SamplingState
 from hunch.step.calibrate import calibrate
@@ -58,6 +58,7 @@ def assemble(
         max_nodes=drafter.needs.max_nodes,
         groups=tuple(groups),
         kernels=target.backend.name,
+        exact=exactness(target),
         methods=drafter.needs.methods or {spec.method: drafter.needs.max_nodes},
         drafter_bytes=drafter.needs.weight_bytes + drafter_kv,
     )
