@@ -68,6 +68,8 @@ def _with_draft(
         if trained is None and found is None:
             return spec
         draft = str(found) if trained is None else trained.path
+        if trained is not None:  # it was measured to pay
+            spec = replace(spec, options={**spec.options, "any_size": "true"})
     elif not Path(draft).exists():
         draft = str(resolve(draft, directory=download_dir).path)
     return replace(spec, options={**spec.options, "draft": draft})

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -251,11 +252,16 @@ class AutoDrafter(RoutedDrafter):
     ) -> None:
         options = dict(options)
         draft = options.pop(DRAFT, "off")
+        # A draft that was measured beside this target is not turned away for its size.
+        is_any_size = options.pop("any_size", "").lower() in ("true", "1", "yes", "on")
         size = {key: value for key, value in options.items() if key in ("num_nodes", "adaptive")}
         lookups = {name: _load(name, size, context) for name in (HINTED, "ngram")}
         margin = FUSED_MARGIN if context.is_fused else MARGIN
         suffix = _load("suffix", {"margin": str(margin), **options}, context)
-        model = None if draft == "off" else _load_draft(draft, suffix.is_adaptive, context)
+        model = None
+        if draft != "off":
+            max_share = inf if is_any_size else MAX_SHARE
+            model = _load_draft(draft, suffix.is_adaptive, context, max_share)
         super().__init__("suffix", suffix, model, lookups, context)
         sizes = {"auto": suffix.needs.max_nodes, **self.needs.methods}
         needs = self.needs
@@ -280,17 +286,19 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     return RoutedDrafter(spec.method, None, network, lookups, context)
 
 
-def _load_draft(path: str, is_adaptive: bool, context: DrafterContext) -> NetworkDrafts | None:
+def _load_draft(
+    path: str, is_adaptive: bool, context: DrafterContext, max_share: float
+) -> NetworkDrafts | None:
     """The draft model, unless every node of it would cost too much of a pass to pay."""
     share = byte_share(open_weights(path), context.target)
-    if share > MAX_SHARE:
+    if share > max_share:
         say = log.info if comes_with_hunch(path) else log.warning
         say(
             "auto: a node of the draft model reads %.0f%% of what the target reads, more than "
             "%.0f%%: it could not pay and is not loaded (speculate='draft:PATH' drafts with it "
             "all the same)",
             100 * share,
-            100 * MAX_SHARE,
+            100 * max_share,
         )
         return None
     model: Drafter = resolve(DRAFTERS, DRAFT)({}, path, context)

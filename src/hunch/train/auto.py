@@ -247,7 +247,9 @@ def _chance(replay: Replay) -> float:
 
 def _way(method: str, folder: Path) -> str:
     """How the engine is told to draft with it: a draft model beside lookups, a head alone."""
-    return f"auto:draft={folder}" if method == "draft" else f"{drafts_as(method)}:{folder}"
+    if method == "draft":
+        return f"auto:draft={folder}:any_size=true"
+    return f"{drafts_as(method)}:{folder}"
 
 
 def _compare(asked: Asked, ways: dict[str, str], test_ids: list[list[int]], clock: Clock) -> Speeds:

@@ -15,12 +15,11 @@ import torch
 
 from hunch.errors import ConfigError
 from hunch.hub import resolve as find_files
-from hunch.models.heads.draft_model import MAX_SHARE
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.clock import Clock
-from hunch.train.costs import Costs, layer_parameters, measure_costs
-from hunch.train.expect import Expected, Size, beside_lookups, rank, sizes_for
+from hunch.train.costs import Costs, measure_costs
+from hunch.train.expect import Expected, beside_lookups, rank
 from hunch.train.files import read_json, write_json
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back
@@ -91,24 +90,11 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say)
         write_json(work / PLAN, stored)
     found = Costs(**{**stored["costs"], "passes": tuple(map(tuple, stored["costs"]["passes"]))})
     device, seconds = stored["device"], (TRAINED - ANSWERED) * clock.seconds
-    sizes = _sizes(spec, stored["target_bytes"], stored["weight_bytes"])
-    expected = rank(found, spec, seconds=seconds, device=device, sizes=sizes)
+    expected = rank(found, spec, seconds=seconds, device=device)
     plan = Plan(found, stored["lookups"], expected)
     for line in _plan_lines(asked, plan, device, stored["num_prompts"]):
         say(line)
     return plan
-
-
-def _sizes(spec: ModelSpec, target_bytes: int, weight_bytes: int) -> list[Size]:
-    """Those that `auto` would load beside the target: it leaves drafts that read too much."""
-    every = sizes_for(spec)
-    most = MAX_SHARE * target_bytes / weight_bytes
-    fit = [
-        size
-        for size in every
-        if size.layers * layer_parameters(spec) + size.columns * spec.width <= most
-    ]
-    return fit or every
 
 
 def _measure(asked: Asked, clock: Clock) -> dict[str, Any]:
@@ -122,15 +108,11 @@ def _measure(asked: Asked, clock: Clock) -> dict[str, Any]:
         prompts = _encoded(asked, llm)[:NUM_TRIED]
         speeds = compare_speeds(llm, {LOOKUPS: WITHOUT}, prompts, seconds=_seconds(clock))
         own = max(1 / speeds.plain - found.of_pass(1), 0.0)
-        weight_bytes = 1 if target.is_quantised else target.dtype.itemsize
-        embedding = 0 if target.spec.is_tied else target.spec.vocab_size * target.spec.width
         return {
             "costs": {**asdict(found), "step": own},
             "lookups": speeds.speedup[LOOKUPS],
             "num_prompts": speeds.num_prompts,
             "device": target.device.type,
-            "target_bytes": target.weight_bytes - embedding * weight_bytes,
-            "weight_bytes": weight_bytes,
         }
 
 
