@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, num_parts, split_of
+from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, num_parts
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
+from hunch.kernels.slices import split_of
 from hunch.models.cuda import CudaDecoder
 from hunch.step.capture import Graph, new_pool, seconds_of
 
@@ -70,7 +71,7 @@ def _exact(x_MK: Tensor, w_NK: Tensor, kind: int, is_wide: bool) -> None:
         else:
             gemm_gated(x_MK, w_NK, x_MK.new_empty(len(x_MK), len(w_NK) // 2))
         return
-    num_slices = split_of(*w_NK.shape) if is_wide else num_parts(len(x_MK), *w_NK.shape)
+    num_slices = split_of(*w_NK.shape) if is_wide else num_parts(len(x_MK), w_NK)
     parts_SMN = _empty(x_MK, w_NK).new_empty(num_slices, len(x_MK), len(w_NK))
     if is_wide:
         product_parts(x_MK, w_NK, parts_SMN)

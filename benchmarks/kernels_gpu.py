@@ -32,11 +32,11 @@ from hunch.kernels.gpu_gemm import (
     gemm_ref,
     gemm_rope,
     num_parts,
-    split_of,
 )  # fmt: skip
 from hunch.kernels.gpu_lookup import lookup
 from hunch.kernels.gpu_sampling import argmax, choose
 from hunch.kernels.gpu_step import FIRST, RowState, StepRows
+from hunch.kernels.slices import split_of
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
@@ -125,7 +125,7 @@ def product(geometry: str, kind: str, m: int) -> Callable[..., None]:
         def run(w: Tensor, tile: Tile | None = None, split: int | None = None,
                 parts: Tensor | None = None) -> Tensor:  # fmt: skip
             split = split or split_of(n, k)
-            size = split if num_parts(m, n, k) > 1 else 1
+            size = split if num_parts(m, w) > 1 else 1
             out = parts if parts is not None else torch.empty(size, m, n, device="cuda")
             gemm_parts(x, w, out, tile=tile, split=split)
             return out
@@ -300,7 +300,7 @@ def small() -> None:
     for geometry, (width, _, heads, kv, head, ffn, _) in GEOMETRIES.items():
         for m in (1, 64):
             x = torch.randn(m, width, device="cuda", dtype=BF16)
-            parts = torch.randn(num_parts(m, width, ffn), m, width, device="cuda")
+            parts = torch.randn(split_of(width, ffn), m, width, device="cuda")
             each(
                 f"{geometry} add_norm {m} rows",
                 lambda: add_norm(x, x[0], 1e-5, torch.empty_like(x), sum_TD=x, parts_SVD=parts),

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from hunch.kernels import gpu_activation, gpu_attention, gpu_fused, gpu_gemm
 from hunch.kernels.activation import ACTIVATIONS, gated_ref
 from hunch.kernels.attention import AttnInputs, Span, attention_ref
+from hunch.kernels.slices import split_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -38,7 +39,7 @@ def test_slices_of_k_add_up_in_one_program_as_in_many(
     m: int, n: int, k: int, has_bias: bool
 ) -> None:
     x, w, bias = rand(m, k), rand(n, k), rand(n) if has_bias else None
-    split = gpu_gemm.split_of(n, k)
+    split = split_of(n, k)
     assert split > 1
     parts = torch.full((split, m, n), float("nan"), device=DEVICE)
     whole = torch.full((1, m, n), float("nan"), device=DEVICE)

@@ -26,8 +26,8 @@ from hunch.kernels.gpu_launch import (
     prefetch_l2,
     wait_for_inputs,
 )
-from hunch.kernels.quant import Quantised, Weight
-from hunch.kernels.slices import NUM_SMS, slice_of, split_of
+from hunch.kernels.quant import Quantised, Weight, slices_of
+from hunch.kernels.slices import NUM_SMS, slice_of
 
 
 def gemm_ref(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -252,7 +252,7 @@ def gemm_parts(
     tile: Tile | None = None, split: int | None = None,
 ) -> None:  # fmt: skip
     """The slices' sums in float32, for `add_norm` to add in order. S = 1: already added."""
-    split = split or split_of(*w_NK.shape)
+    split = split or slices_of(w_NK)
     assert parts_SMN.dtype == torch.float32
     assert parts_SMN.shape[0] in (1, split)
     _launch(x_MK, w_NK, parts_SMN, "store", w_NK.shape[0], split, bias=bias_N, tile=tile)
@@ -279,8 +279,9 @@ def gemm_rope(
             heads=(head, num_heads, num_kv), tile=tile)  # fmt: skip
 
 
-def num_parts(m: int, n: int, k: int) -> int:
+def num_parts(m: int, weight: Weight) -> int:
     """Slices that `gemm_parts` should leave apart for m rows: all while they help fill the chip."""
+    n = weight.shape[0]
     tile = _whole_tile(n)
     num_tiles = cdiv(m, tile.block_m) * cdiv(n, tile.block_n)
-    return 1 if m > 128 and num_tiles >= 0.75 * NUM_SMS else split_of(n, k)
+    return 1 if m > 128 and num_tiles >= 0.75 * NUM_SMS else slices_of(weight)

@@ -24,10 +24,11 @@ from hunch.kernels.gpu_launch import (
     let_next_start,
     next_power_of_2,
     options,
+    prefetch_l2,
     wait_for_inputs,
 )
 from hunch.kernels.quant import UNIT_GROUP, Quantised
-from hunch.kernels.slices import NUM_SMS, slice_of
+from hunch.kernels.slices import slice_of
 
 # Assembly for two words in a register ($1) to two numbers of 16 bits ($0). First the code's value,
 # exactly, in `c`: whole numbers are put into the mantissa of a power of two that $2 takes off with
@@ -145,15 +146,23 @@ def _numbers(
 def _scales(
     scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, k, offs_w, num_rows,
     OFFSET: tl.constexpr, GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr,
 ):  # fmt: skip
     """Scale, offset and minimum of the group that k lies in, for each output, in float32."""
     at = (k // GROUP_K) * num_rows + offs_w
-    scale = tl.load(scale_ptr + at).to(tl.float32)
-    offset = tl.full(scale.shape, OFFSET, tl.float32)
-    minimum = tl.zeros(scale.shape, tl.float32)
-    if HAS_ZERO:
-        offset = tl.load(zero_ptr + at).to(tl.float32)
+    minimum = tl.zeros(offs_w.shape, tl.float32)
+    offset = tl.full(offs_w.shape, OFFSET, tl.float32)
+    if PAIRED == "":
+        scale = tl.load(scale_ptr + at).to(tl.float32)
+        if HAS_ZERO:
+            offset = tl.load(zero_ptr + at).to(tl.float32)
+    else:
+        pair = tl.load(scale_ptr + at)
+        offset = (pair >> 16).to(tl.float32)
+        if PAIRED == "bf16":
+            scale = (pair << 16).to(tl.float32, bitcast=True)
+        else:
+            scale = pair.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     if HAS_MINIMUM:
         minimum = tl.load(minimum_ptr + at).to(tl.float32)
     if HAS_UNIT:
@@ -169,7 +178,7 @@ def _span(
     sum, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs, is_row, k, K,
     offs_w, num_rows, KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr,
     OFFSET: tl.constexpr, GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, ROUTE: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
     IS_EVEN: tl.constexpr,
 ):  # fmt: skip
     """Add one span's products to the sums."""
@@ -183,7 +192,7 @@ def _span(
             known = first if IS_EVEN else tl.minimum(first, K - 1)  # padding has no scales
             scale, offset, minimum = _scales(
                 scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, known, offs_w, num_rows,
-                OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT)  # fmt: skip
+                OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED)  # fmt: skip
         w = _numbers(word, scale, offset, minimum, dtype, part, KIND, ROUTE, HAS_ZERO)
         if IS_EVEN:
             x = tl.load(x_ptrs + first, mask=is_row[None, :], other=0.0)
@@ -204,8 +213,9 @@ def _quant_kernel(
     HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
     GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, ROUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, GROUP: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """As `_gemm_kernel`. `num_rows` are the weight's; N may be half of them."""
     pid_m, pid_n = place(tl.cdiv(M, BLOCK_M), GROUP)
@@ -219,6 +229,12 @@ def _quant_kernel(
     last = K
     if IS_GRID_SPLIT or NUM_SPLITS == 1:
         last = tl.minimum(first + SLICE_K, K)
+    if PREFETCH > 0:  # weights do not depend on the kernel before: start reading them
+        spans = first // SPAN + tl.arange(0, PREFETCH)
+        line_P = tl.minimum(spans, (K - 1) // SPAN)[None, :] * num_rows
+        prefetch_l2(data_ptr + (line_P + offs_a[:, None]).to(tl.int64) * WORDS)
+        if ENDING != "store":
+            prefetch_l2(data_ptr + (line_P + offs_b[:, None]).to(tl.int64) * WORDS)
     wait_for_inputs()
     slot, cos, sin = offs_m, offs_m, offs_m
     if ENDING == "rope":
@@ -231,11 +247,11 @@ def _quant_kernel(
     for k in range(first, last, SPAN):
         a = _span(a, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
                   is_row, k, K, offs_a, num_rows, KIND, SPAN, WORDS, OFFSET, GROUP_K, UNIT_K,
-                  HAS_ZERO, HAS_MINIMUM, HAS_UNIT, ROUTE, IS_EVEN)  # fmt: skip
+                  HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE, IS_EVEN)  # fmt: skip
         if ENDING != "store":
             b = _span(b, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
                       is_row, k, K, offs_b, num_rows, KIND, SPAN, WORDS, OFFSET, GROUP_K, UNIT_K,
-                      HAS_ZERO, HAS_MINIMUM, HAS_UNIT, ROUTE, IS_EVEN)  # fmt: skip
+                      HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE, IS_EVEN)  # fmt: skip
         if NUM_SPLITS > 1 and not IS_GRID_SPLIT and (k + SPAN) % SLICE_K == 0:
             total += a
             a = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -251,13 +267,17 @@ def _quant_kernel(
            HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
 
 
-def tile_of(m: int, num_outputs: int, num_splits: int, is_dual: bool) -> Tile:
-    """A tile for m rows; block_k is the weight's span."""
-    num_tiles = num_outputs * num_splits / 64
-    block_m = max(16, min(next_power_of_2(m), 64 if is_dual else 128))
-    if num_tiles < NUM_SMS and not is_dual:
-        return Tile(block_m, 32, 0, 4, 4)
-    return Tile(block_m, 64, 0, 4, 4)
+def tile_of(m: int, is_narrow: bool) -> Tile:
+    """A tile for m rows, as measured on an H200; block_k is the weight's span. `is_narrow`: of 4
+    bits, which take longest to become numbers."""
+    if m <= 16:
+        return Tile(16, 32, 0, 2, 6, prefetch=4)
+    if m <= 64:
+        return Tile(next_power_of_2(m), 64, 0, 4, 4, prefetch=2)
+    return Tile(128, 64, 0, 4, 3) if is_narrow else Tile(128, 128, 0, 8, 3)
+
+
+_PAIRED = {None: "", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def _route(w: Quantised) -> str:
@@ -265,7 +285,7 @@ def _route(w: Quantised) -> str:
         return "plain"
     if w.minimum_GN is not None:
         return "affine"
-    return "half" if w.scale_GN.dtype == w.dtype and w.unit_UN is None else "float"
+    return "half" if w.paired == w.dtype else "float"
 
 
 def launch(
@@ -282,7 +302,7 @@ def launch(
     slice_k = slice_of(k, split)
     assert split == 1 or slice_k % span == 0, "a span belongs to one slice"
     num_splits = split if is_grid_split else 1
-    tile = tile or tile_of(m, num_outputs, num_splits, ending != "store")
+    tile = tile or tile_of(m, w.kind in ("int4", "fp4"))
     block_n = tile.block_n
     if ending == "rope":  # a tile must not cross a head's half
         half = heads[0] // 2
@@ -302,9 +322,11 @@ def launch(
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
         KIND=w.kind, SPAN=span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
-        UNIT_K=UNIT_GROUP, HAS_ZERO=zero is not None, HAS_MINIMUM=minimum is not None,
-        HAS_UNIT=unit is not None, ROUTE=_route(w), BLOCK_M=tile.block_m, BLOCK_N=block_n,
-        IS_EVEN=k % span == 0, GROUP=tile.group, **options(tile.num_warps, tile.num_stages),
+        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=minimum is not None,
+        HAS_UNIT=unit is not None, PAIRED=_PAIRED[w.paired], ROUTE=_route(w),
+        BLOCK_M=tile.block_m, BLOCK_N=block_n,
+        IS_EVEN=k % span == 0, PREFETCH=tile.prefetch, GROUP=tile.group,
+        **options(tile.num_warps, tile.num_stages),
     )  # fmt: skip
 
 
@@ -313,7 +335,8 @@ def _expand_kernel(
     data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, y_ptr, num_rows, K,
     KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
     GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, ROUTE: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One span of a few outputs."""
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -326,7 +349,7 @@ def _expand_kernel(
         first = tl.program_id(1) * SPAN + part * WORDS
         scale, offset, minimum = _scales(
             scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, tl.minimum(first, K - 1),
-            offs_w, num_rows, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT
+            offs_w, num_rows, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED
         )  # fmt: skip
         w = _numbers(word, scale, offset, minimum, y_ptr.dtype.element_ty, part, KIND, ROUTE,
                      HAS_ZERO)  # fmt: skip
@@ -343,7 +366,8 @@ def expand(w: Quantised) -> Tensor:
         scale if w.minimum_GN is None else w.minimum_GN, scale if w.unit_UN is None else w.unit_UN,
         scale if w.min_unit_UN is None else w.min_unit_UN, y_NK, *w.shape,
         KIND=w.kind, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
-        UNIT_K=UNIT_GROUP, HAS_ZERO=w.zero_GN is not None, HAS_MINIMUM=w.minimum_GN is not None,
-        HAS_UNIT=w.unit_UN is not None, ROUTE=_route(w), BLOCK_N=block_n, num_warps=4,
+        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.minimum_GN is not None,
+        HAS_UNIT=w.unit_UN is not None, PAIRED=_PAIRED[w.paired], ROUTE=_route(w),
+        BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
     return y_NK

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hunch.kernels.gpu_gemm import gemm, gemm_parts
 from hunch.kernels.gpu_quant import expand
-from hunch.kernels.quant import Quantised, Weight
-from hunch.kernels.slices import slice_of, split_of
+from hunch.kernels.quant import Quantised, Weight, slices_of
+from hunch.kernels.slices import slice_of
 
 SMALLEST, LARGEST = 256, 8192
 MIN_ROWS = 129  # below, our own kernels are as fast
@@ -64,10 +64,10 @@ def product_parts(x_PK: Tensor, w_NK: Weight, parts_SPN: Tensor) -> None:
             )
 
 
-def is_exact(w_NK: Tensor, *, is_split: bool) -> bool:
+def is_exact(w_NK: Weight, *, is_split: bool) -> bool:
     """Whether every size gives the bits of our own kernels for this weight."""
     (n, k), device = w_NK.shape, w_NK.device
-    split = split_of(n, k) if is_split else 1
+    split = slices_of(w_NK) if is_split else 1
     noise = torch.Generator(device).manual_seed(0)
     size = SMALLEST
     while size <= LARGEST:

@@ -39,7 +39,7 @@ class Codes:
     group: int  # inputs of a scale
     scale_NG: Tensor  # float, or whole numbers of units
     offset: int = 0  # subtracted from every code
-    zero_NG: Tensor | None = None  # uint8 (int8 for int8): subtracted in its place
+    zero_NG: Tensor | None = None  # whole numbers (int8 for int8): subtracted in its place
     minimum_NG: Tensor | None = None  # added; float, or whole numbers of units to subtract
     unit_NU: Tensor | None = None
     min_unit_NU: Tensor | None = None
@@ -199,7 +199,11 @@ class Quantised:
     group: int
     offset: int
     data_SNW: Tensor
-    scale_GN: Tensor
+    scale_GN: (
+        Tensor  # float; units; or, with `paired`, int32: a scale's 16 bits and the offset above
+    )
+    paired: torch.dtype | None = None  # of the scales in pairs
+    has_zero: bool = False  # groups have zero points, wherever they are
     zero_GN: Tensor | None = None
     minimum_GN: Tensor | None = None
     unit_UN: Tensor | None = None
@@ -235,13 +239,16 @@ class Quantised:
 
     def codes(self) -> Codes:
         """The codes again, one byte each."""
+        scale_GN, zero_GN = self.scale_GN, self.zero_GN
+        if self.paired is not None:
+            scale_GN, zero_GN = _unpaired(self.scale_GN, self.paired)
         return Codes(
             kind=self.kind,
             code_NK=_unpack(self.kind, self.data_SNW)[:, : self.shape[1]],
             group=self.group,
-            offset=self.offset,
-            scale_NG=self.scale_GN.T,
-            zero_NG=None if self.zero_GN is None else self.zero_GN.T,
+            offset=0 if self.paired is not None else self.offset,
+            scale_NG=scale_GN.T,
+            zero_NG=None if zero_GN is None else zero_GN.T,
             minimum_NG=None if self.minimum_GN is None else self.minimum_GN.T,
             unit_NU=None if self.unit_UN is None else self.unit_UN.T,
             min_unit_NU=None if self.min_unit_UN is None else self.min_unit_UN.T,
@@ -256,15 +263,28 @@ class Quantised:
 Weight = Tensor | Quantised
 
 
+def slices_of(weight: Weight) -> int:
+    """Slices of a product's sum that stay apart."""
+    return split_of(weight.shape[0], weight.shape[1], isinstance(weight, Quantised))
+
+
 def pack(codes: Codes, dtype: torch.dtype, device: torch.device | str) -> Quantised:
     """The codes as they stay in memory."""
 
     def turned(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(device).T.contiguous()
+        if tensor is None:
+            return None
+        # Bytes beside the words would make the compiler multiply in another order of inputs.
+        wide = torch.int16 if tensor.dtype in (torch.uint8, torch.int8) else tensor.dtype
+        return tensor.to(device, wide).T.contiguous()
 
     codes = _fitting(codes)
-    scale_GN = turned(codes.scale_NG)
+    scale_GN, zero_GN = turned(codes.scale_NG), turned(codes.zero_NG)
     assert scale_GN is not None
+    is_paired = scale_GN.dtype in (torch.float16, torch.bfloat16) and codes.minimum_NG is None
+    paired = scale_GN.dtype if is_paired and codes.unit_NU is None else None
+    if paired is not None:
+        scale_GN, zero_GN = _paired(scale_GN, codes.offset, zero_GN), None
     return Quantised(
         kind=codes.kind,
         shape=codes.shape,
@@ -273,12 +293,24 @@ def pack(codes: Codes, dtype: torch.dtype, device: torch.device | str) -> Quanti
         offset=codes.offset,
         data_SNW=_pack(codes.kind, codes.code_NK.to(device), _num_words(codes)),
         scale_GN=scale_GN,
-        zero_GN=turned(codes.zero_NG),
+        paired=paired,
+        has_zero=codes.zero_NG is not None,
+        zero_GN=zero_GN,
         minimum_GN=turned(codes.minimum_NG),
         unit_UN=turned(codes.unit_NU),
         min_unit_UN=turned(codes.min_unit_NU),
         order_K=None if codes.order_K is None else codes.order_K.to(device),
     )
+
+
+def _paired(scale_GN: Tensor, offset: int, zero_GN: Tensor | None) -> Tensor:
+    """Scale and offset in one word, which is the least that is read ahead."""
+    zero_GN = torch.full_like(scale_GN, offset) if zero_GN is None else zero_GN
+    return (scale_GN.view(torch.int16).int() & 0xFFFF) | (zero_GN.int() << 16)
+
+
+def _unpaired(pair_GN: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return pair_GN.to(torch.int16).view(dtype), pair_GN >> 16
 
 
 def can_pack(codes: Codes) -> bool:
@@ -304,7 +336,7 @@ def _num_words(codes: Codes) -> int:
     """Words of a span: all codes of a part share one scale, and no span lies in two slices of a
     product's sum."""
     num_out, num_in = codes.shape
-    slice_k = slice_of(num_in, split_of(num_out, num_in))
+    slice_k = slice_of(num_in, split_of(num_out, num_in, is_quantised=True))
     longest = LONGEST_SPAN if slice_k % LONGEST_SPAN == 0 else LONGEST_SPAN // 2
     return int(min(codes.group, longest // num_parts(codes.kind)))
 

@@ -1,7 +1,7 @@
 """Into how many slices the sum of a product is cut: fixed by the weight's shape.
 
 Few outputs leave most of a GPU idle, so their sums are shared out. The number of rows has no say in
-it, and neither has the form the weight is held in: the order of additions is the weight's alone.
+it: the order of additions is the weight's alone.
 
 Shape letters: N outputs, K inputs.
 """
@@ -12,12 +12,18 @@ from functools import cache
 
 SLICE = 64  # a slice of K is a multiple of this
 NUM_SMS = 132
+_FEW = 8192  # outputs
 _LEAST = 192  # inputs of a slice that are worth a program
 
 
 @cache
-def split_of(num_outputs: int, k: int) -> int:
-    """Slices of K, so that few-output weights still fill the chip."""
+def split_of(num_outputs: int, k: int, is_quantised: bool = False) -> int:
+    """Slices of K, so that few-output weights still fill the chip.
+
+    Weights in few bits have more: a program has as much to compute, and fewer bytes to wait for.
+    """
+    if is_quantised and num_outputs <= _FEW and slice_of(k, 4) >= _LEAST:
+        return 4
     best = 1
     for split in (2, 3, 4, 6, 8):
         slice_k = slice_of(k, split)

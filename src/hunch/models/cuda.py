@@ -79,8 +79,8 @@ class CudaDecoder:
         layer = next((each for each in self.layers if each.experts is None), self.layers[0])
         plain = [linear for linear in (layer.qkv, layer.gate_up) if linear is not None]
         split = [linear for linear in (layer.out, layer.down) if linear is not None]
-        is_same = all(is_exact(linear.weight_NK, is_split=False) for linear in plain)
-        is_same = is_same and all(is_exact(linear.weight_NK, is_split=True) for linear in split)
+        is_same = all(is_exact(linear.weight, is_split=False) for linear in plain)
+        is_same = is_same and all(is_exact(linear.weight, is_split=True) for linear in split)
         if not is_same:
             log.warning("cuBLAS rounds in another order here: long prompts use slower kernels")
         return is_same

@@ -21,8 +21,7 @@ from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
 from hunch.kernels.gpu_route import Timing
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
-from hunch.kernels.quant import Quantised, Weight
-from hunch.kernels.slices import split_of
+from hunch.kernels.quant import Quantised, Weight, slices_of
 from hunch.layers.attention import Heads
 from hunch.layers.block import Block, PostNormBlock
 from hunch.layers.experts import Experts
@@ -195,15 +194,15 @@ class FusedLayers:
         return self._parts(y_PF, down, num_tokens)
 
     def _parts(self, x_PK: Tensor, linear: Linear, num_tokens: int) -> Tensor:
-        num_outputs, k = linear.shape
         is_wide = self._is_for_many(num_tokens)
-        count = split_of(num_outputs, k) if is_wide else num_parts(len(x_PK), num_outputs, k)
-        size = (count, len(x_PK), num_outputs)
+        weight = linear.weight
+        count = slices_of(weight) if is_wide else num_parts(len(x_PK), weight)
+        size = (count, len(x_PK), weight.shape[0])
         parts_SPD = torch.empty(size, dtype=torch.float32, device=x_PK.device)
         if is_wide:
-            product_parts(x_PK, linear.weight, parts_SPD)
+            product_parts(x_PK, weight, parts_SPD)
         else:
-            gemm_parts(x_PK, linear.weight, parts_SPD, linear.bias_N)
+            gemm_parts(x_PK, weight, parts_SPD, linear.bias_N)
         return parts_SPD
 
     def _is_for_many(self, num_tokens: int) -> bool:

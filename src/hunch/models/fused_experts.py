@@ -73,7 +73,7 @@ class FusedExperts:
 
     def _num_shared(self, num_tokens: int) -> int:
         shared = self.experts.shared
-        return 0 if shared is None else num_parts(num_tokens, *shared.down.shape)
+        return 0 if shared is None else num_parts(num_tokens, shared.down.weight)
 
     def _ask_shared(self, h_TD: Tensor, parts_STD: Tensor) -> None:
         shared = self.experts.shared
