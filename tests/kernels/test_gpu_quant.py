@@ -13,7 +13,8 @@ import torch
 pytest.importorskip("triton")
 
 from hunch.kernels import gpu_gemm, gpu_quant
-from hunch.kernels.quant import Codes, Quantised, join, pack, quantise, slices_of
+from hunch.kernels.quant import Codes, Quantised, join, pack, slices_of
+from hunch.kernels.quantise import quantise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
-from hunch.kernels.quant import Codes, Weight, can_pack, join, pack, quantise
+from hunch.kernels.quant import Codes, Weight, can_pack, join, pack
+from hunch.kernels.quantise import quantise
 from hunch.layers.linear import Linear, RowLinear
 from hunch.layers.norm import LayerNorm, RMSNorm
 from hunch.models.weights.base import ReadsParts, Weights
