@@ -1,0 +1,48 @@
+"""Every Triton kernel compiles for a GPU; its interpreter, which other tests use, takes more."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+TESTS = Path(__file__).parents[1]
+
+
+def compiled(*tests: str) -> int:
+    """How many kernels these tests launch, all of which must compile."""
+    command = [sys.executable, "-m", "pytest", "-p", "compile_only", "-q", "--tb=no", *tests]
+    paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": paths, "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(command, cwd=TESTS.parent, env=env, capture_output=True, text=True)
+    found = re.search(r"compiled (\d+) kernels, refused (\d+)", done.stdout)
+    assert found is not None, done.stdout[-2000:] + done.stderr[-2000:]
+    assert found[2] == "0", done.stdout[-6000:]
+    return int(found[1])
+
+
+def test_those_of_a_pass() -> None:
+    one = "tests/kernels/test_gpu_decoder.py::test_fused_pass_is_the_plain_pass"
+    assert compiled(f"{one}[LlamaForCausalLM-changes0]") >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "path", sorted(p.name for p in (TESTS / "kernels").glob("test_gpu_*.py") if p != Path(__file__))
+)
+def test_those_of_every_kernel_test(path: str) -> None:
+    compiled(f"tests/kernels/{path}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", sorted(p.name for p in (TESTS / "models").glob("test_gpu_*.py")))
+def test_those_of_every_family(path: str) -> None:
+    assert compiled(f"tests/models/{path}") >= 3
