@@ -27,3 +27,8 @@ def test_known_pairs_are_of_targets_that_load() -> None:
     for word, architecture in NAMED_BY.items():
         named = any(word in target for target in targets)
         assert not named or architecture in MODELS, f"{word} needs {architecture}"
+
+
+def test_every_family_is_in_the_table_of_models() -> None:
+    text = (DOCS / "models.md").read_text()
+    assert [name for name in MODELS if f"`{name}`" not in text] == []

@@ -62,6 +62,7 @@ class Gemma2(Gemma):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         spec = super().read_config(config, architecture)
+        config.get("sliding_window_size")  # sliding_window once more
         return replace(
             spec,
             has_branch_norms=True,

@@ -18,4 +18,5 @@ class Llama(Decoder):
             has_qkv_bias=has_bias,
             has_out_bias=has_bias,
             has_mlp_bias=bool(config.get("mlp_bias", False)),
+            is_rope_interleaved=bool(config.get("rope_interleaved", False)),
         )

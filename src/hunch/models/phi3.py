@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, read_windows
+from hunch.models.reading import Config, read_windows, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 
@@ -14,6 +14,8 @@ class Phi3(Decoder):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         config.get("original_max_position_embeddings")  # read with the rope factors, if any
+        for key, only in (("full_attn_mod", 1), ("interpolate_factor", 1), ("lm_head_bias", False)):
+            refuse(config, key, only)
         common = read_common(config, architecture)
         common["windows"] = read_windows(config, common["num_layers"])
         common["norm_eps"] = float(config.get("rms_norm_eps") or 1e-5)

@@ -17,9 +17,9 @@ FROM_GGUF = "from_gguf"  # a config made from a GGUF's metadata: tensors stand a
 # Keys that say nothing about the arithmetic of one pass over text: names, tokens, training,
 # generation, what a Python object returns, other parts of a model (vision, heads that draft).
 _HARMLESS = re.compile(
-    r"_.*|.*(token|token_id|token_ids|tokens|token_index|dropout|pdrop|drop|_version|version)"
+    r"_.*|.*(token|token_id|token_ids|tokens|token_index|dropout|dropout_prob|pdrop|drop|_version|version)"
     r"|architectures|model_type|auto_map|base_model_name_or_path|name_or_path|license|task_.*"
-    r"|torch_dtype|dtype|transformers_.*|tokenizer_class|unsloth.*|quantization_config"
+    r"|torch_dtype|dtype|transformers.*|tokenizer_class|unsloth.*|quantization_config"
     r"|initializer_range|init_std|layerdrop|gradient_checkpointing|router_aux_loss_coef"
     r"|output_(attentions|hidden_states|router_logits|past|scores)|return_dict.*|use_cache"
     r"|id2label|label2id|num_labels|problem_type|finetuning_task|is_encoder_decoder|is_decoder"
@@ -27,7 +27,9 @@ _HARMLESS = re.compile(
     r"|prefix|pruned_heads|cross_attention_hidden_size|tie_encoder_decoder|prune_heads"
     r"|max_length|min_length|do_sample|temperature|top_k|top_p|num_beams|early_stopping"
     r"|.*_penalty|num_return_sequences|bad_words_ids|begin_suppress.*|suppress_.*|no_repeat_.*"
-    r"|summary_.*|attn_implementation|use_flash_attn|use_mup|vision_config|audio_config"
+    r"|summary_.*|attn_implementation|use_flash_attn|cache_implementation|trust_remote_code"
+    r"|is_llama_config|max_sequence_length|pad_key_length|validate_runner_input|inference_runner"
+    r"|vision_config|audio_config"
     r"|mm_tokens_per_image|pretraining_tp|from_gguf|cut_from|cut_layers|draft_vocab_size|draft_layers"
     r"|num_nextn_predict_layers|mtp_.*|num_mtp_.*|speculators_.*|model_max_length"
     r"|attention_softmax_in_fp32|scale_attention_softmax_in_fp32|reorder_and_upcast_attn"
