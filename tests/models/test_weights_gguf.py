@@ -137,9 +137,9 @@ def test_an_unknown_architecture_names_the_known_ones(tmp_path):
 
 
 def test_tensors_of_another_design_are_named(tmp_path):
-    experts = {"blk.0.ffn_gate_exps.weight": np.zeros((32, 32), np.float32)}
-    path = write_gguf(tmp_path / "m.gguf", random_tensors(), extra=experts)
-    with pytest.raises(UnsupportedModelError, match="ffn_gate_exps"):
+    latent = {"blk.0.attn_kv_a_mqa.weight": np.zeros((32, 32), np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(), extra=latent)
+    with pytest.raises(UnsupportedModelError, match="attn_kv_a_mqa"):
         open_weights(path)
 
 

@@ -122,6 +122,20 @@ class Arranged:
                         self._places[path] = Place(up.name, rows, stem == "", expert)
                 if down is not None:
                     self._places[paths[2]] = Place(down.name, None, stem == "", expert)
+        self._arrange_gguf_experts(experts, names, prefix)
+
+    def _arrange_gguf_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
+        """GGUF files hold gate, up and down of all experts in a tensor each, in every family."""
+        stacks = {names.gate: "gate_proj", names.up: "up_proj", names.down: "down_proj"}
+        for ours, theirs in stacks.items():
+            stack = self._places.pop(f"{prefix}mlp.experts.{theirs}.weight", None)
+            for expert in range(experts.routing.num_experts if stack else 0):
+                assert stack is not None
+                path = f"{prefix}{ours.format(expert)}.weight"
+                self._places[path] = Place(stack.name, expert=expert)
+        router = self._places.pop(f"{prefix}mlp.gate.weight", None)
+        if router is not None:
+            self._places[f"{prefix}{names.router}.weight"] = router
 
     def _split(
         self, fused: str, parts: tuple[str, ...], sizes: tuple[int, ...], head_dim: int = 0

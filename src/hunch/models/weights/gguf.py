@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -30,6 +31,9 @@ class GgufWeights:
         self.nbytes = sum(place.nbytes for place in header.tensors.values())
         is_interleaved = architecture(header) in INTERLEAVED
         self._places = {hf_name(header, name): place for name, place in header.tensors.items()}
+        for name, place in self._places.items():
+            if name.endswith("shared_expert_gate.weight"):  # stored as a row of numbers
+                self._places[name] = replace(place, shape=(1, *place.shape[-1:]))
         # Copy-on-write: torch wants writable memory, and the file must never change.
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -16,7 +16,10 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "mistral": ("MistralForCausalLM", "mistral"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "granite": ("GraniteForCausalLM", "granite"),
+    "granitemoe": ("GraniteMoeForCausalLM", "granitemoe"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
     "gpt2": ("GPT2LMHeadModel", "gpt2"),
     "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode"),
@@ -25,7 +28,7 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
 # Files of these store the rows of q and k so that rotary pairs are neighbours.
-INTERLEAVED = ("llama", "mistral", "granite")
+INTERLEAVED = ("llama", "mistral", "granite", "granitemoe")
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -48,6 +51,15 @@ _INNER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    # The router, and tensors that hold all experts; see arrange.py.
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _GPT2 = {
     "token_embd": "transformer.wte",
@@ -91,7 +103,7 @@ def hf_name(header: GgufHeader, name: str) -> str:
     table = {**(_INNER if match and match["layer"] else _OUTER), **_OWN.get(prefix, {})}
     if match is None or match["part"] not in table:
         raise UnsupportedModelError(
-            f"{header.path} has a tensor {name!r} that no dense {architecture(header)} model has"
+            f"{header.path} has a tensor {name!r} that no {architecture(header)} model has"
         )
     layer = "transformer.h" if prefix in _LEARNED else "model.layers"
     outer = f"{layer}.{int(match['layer'])}." if match["layer"] else ""
@@ -187,6 +199,9 @@ def _llama_config(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str
         config["sliding_window"] = read.size("attention.sliding_window")
         if prefix == "llama":  # converters write Mistral as llama; only Mistral has a window
             config["architectures"], config["model_type"] = ["MistralForCausalLM"], "mistral"
+    if prefix == "llama" and read.number("expert_count", 0):  # so is Mixtral
+        config |= _local_experts(read)
+        config["architectures"], config["model_type"] = ["MixtralForCausalLM"], "mixtral"
     share = read.size("rope.dimension_count", config["head_dim"]) / config["head_dim"]
     config["partial_rotary_factor"] = share
     if prefix in _OWN_KEYS:
@@ -202,6 +217,35 @@ def _granite(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
         "attention_multiplier": read.real("attention.scale", config["head_dim"] ** -0.5),
         "logits_scaling": read.real("logit_scale", 1.0),
     }
+
+
+def _local_experts(read: _Reader) -> dict[str, Any]:
+    return {
+        "num_local_experts": read.size("expert_count"),
+        "num_experts_per_tok": read.size("expert_used_count"),
+    }
+
+
+def _granite_moe(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    return {**_granite(read, config), **_local_experts(read)}
+
+
+def _qwen_moe(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp knows by the family whether a token's weights add up to one."""
+    tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
+    found = {
+        "mlp_only_layers": [
+            i for i in range(num_layers) if f"blk.{i}.ffn_gate_inp.weight" not in tensors
+        ],
+        "num_experts": read.size("expert_count"),
+        "num_experts_per_tok": read.size("expert_used_count"),
+        "moe_intermediate_size": read.size("expert_feed_forward_length"),
+        "norm_topk_prob": read.prefix == "qwen3moe",
+    }
+    if read.prefix == "qwen2moe":
+        key = "expert_shared_feed_forward_length"
+        found["shared_expert_intermediate_size"] = read.size(key)
+    return found
 
 
 def _gemma(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +271,10 @@ def _gemma(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 _LEARNED = ("gpt2", "starcoder")  # their positions are learned
 _OWN_KEYS: dict[str, Callable[[_Reader, dict[str, Any]], dict[str, Any]]] = {
+    "qwen2moe": _qwen_moe,
+    "qwen3moe": _qwen_moe,
     "granite": _granite,
+    "granitemoe": _granite_moe,
     "gemma": _gemma,
     "gemma2": _gemma,
     "gemma3": _gemma,

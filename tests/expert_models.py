@@ -1,0 +1,87 @@
+"""Small models with experts, made and saved by transformers."""
+
+from pathlib import Path
+
+import torch
+import transformers
+
+COMMON = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+}
+QWEN = COMMON | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+CASES = {
+    "mixtral": ("Mixtral", COMMON | {"num_local_experts": 4, "sliding_window": 7}),
+    "qwen3-moe": ("Qwen3Moe", QWEN | {"norm_topk_prob": True}),
+    "qwen3-moe, some layers": (
+        "Qwen3Moe",
+        QWEN | {"decoder_sparse_step": 2, "norm_topk_prob": False},
+    ),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        QWEN | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    ),
+}
+OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}
+CASES |= {
+    "granite-moe": (
+        "GraniteMoe",
+        {**COMMON, "num_local_experts": 4, "num_experts_per_tok": 2, "residual_multiplier": 0.3}
+        | {"embedding_multiplier": 2.0, "attention_multiplier": 0.2, "logits_scaling": 3.0}
+        | {"hidden_size": 64},
+    ),
+    "gpt-oss": ("GptOss", COMMON | OSS | {"initial_context_length": 4096}),
+}
+LATENT = COMMON | {
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12, "v_head_dim": 20, "num_key_value_heads": 2, "n_shared_experts": 2,
+}  # fmt: skip
+LATENT.pop("head_dim")
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+YARN |= {"rope_theta": 1000.0, "mscale": 0.8, "mscale_all_dim": 1.0}
+TORCH_CASES = {
+    "deepseek-v3": ("DeepseekV3", LATENT | {"n_group": 4, "topk_group": 2}),
+    "deepseek-v3, yarn": (
+        "DeepseekV3",
+        LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": YARN},
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        LATENT | {"q_lora_rank": None, "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek-v2, groups": (
+        "DeepseekV2",
+        LATENT | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    ),
+    "glm-4.7-flash": (
+        "Glm4MoeLite",
+        {k: v for k, v in LATENT.items() if k != "first_k_dense_replace"}
+        | {"rms_norm_eps": 1e-5, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+}
+CASES["granite-moe"][1].pop("head_dim")
+IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def make(name: str, folder: Path) -> torch.nn.Module:
+    """A random model of transformers, saved as it saves."""
+    family, settings = (CASES | TORCH_CASES)[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        config = getattr(transformers, f"{family}Config")(**settings)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():  # fresh norms are ones and biases zeros
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            for name, buffer in model.named_buffers():
+                if name.endswith("correction_bias"):
+                    buffer.add_(torch.randn_like(buffer) * 0.2)
+    model.save_pretrained(folder)
+    return model
