@@ -107,27 +107,31 @@ int sum16(const int8_t* q) {
 }
 
 // See scales_floats.
+template <Kind KIND>
 void expand_scales(const Matrix& w, int panel, float* out) {
     const uint8_t* at = w.panel(panel);
     const vf minus_magic = set1(-12582912.0f);
-    for (int s = 0; s < w.num_groups / SUPER; s++, at += super_bytes(w.kind)) {
-        vf d = load_half((const uint16_t*)at);
-        if (w.kind == Kind::K6) {
-            d = mul(d, set1(0.25f));
-            for (int i = 0; i < 2 * SUPER; i++, out += 2 * P) {
-                vf scale = mul(d, load_int8(at + 2 * P + i * P));
-                store(out, mul(scale, minus_magic));
+    for (int s = 0; s < w.num_groups / SUPER; s++) {
+        vf d = load_half((const uint16_t*)at), minus_m = zero();
+        if (KIND == Kind::K6) d = mul(d, set1(0.25f));
+        if (KIND != Kind::K6) minus_m = sub(zero(), load_half((const uint16_t*)at + P));
+        const vf offset = mul(d, minus_magic);
+        at += KIND == Kind::K6 ? 2 * P : 4 * P;
+        HUNCH_UNROLL for (int i = 0; i < SUPER; i++, at += 2 * P, out += scales_floats(KIND)) {
+            vf first, second;
+            if (KIND == Kind::K6) {
+                load_int8(at, first, second);
+                store(out, mul(offset, first));
+                store(out + P, mul(d, first));
+                store(out + 2 * P, mul(offset, second));
+                store(out + 3 * P, mul(d, second));
+            } else {
+                load_uint8(at, first, second);
+                vf scale = mul(d, first), m = mul(minus_m, second);
+                store(out, mul(offset, first));
                 store(out + P, scale);
+                store(out + 2 * P, KIND == Kind::K5 ? fma(m, scale, 16.0f) : m);
             }
-            continue;
-        }
-        vf m = load_half((const uint16_t*)at + P), shift = set1(w.kind == Kind::K5 ? 16.0f : 0.0f);
-        for (int i = 0; i < SUPER; i++, out += 3 * P) {
-            const uint8_t* scales = at + 4 * P + 2 * i * P;
-            vf scale = mul(d, load_uint8(scales));
-            store(out, mul(scale, minus_magic));
-            store(out + P, scale);
-            store(out + 2 * P, sub(mul(scale, shift), mul(m, load_uint8(scales + P))));
         }
     }
 }
@@ -135,7 +139,9 @@ void expand_scales(const Matrix& w, int panel, float* out) {
 // One panel of a K matrix for all rows.
 void multiply_scaled(const Matrix& w, int panel, const Input& input, const uint8_t* tiles, int count,
                      float* out, int stride, float* scales) {
-    expand_scales(w, panel, scales);
+    if (w.kind == Kind::K4) expand_scales<Kind::K4>(w, panel, scales);
+    if (w.kind == Kind::K5) expand_scales<Kind::K5>(w, panel, scales);
+    if (w.kind == Kind::K6) expand_scales<Kind::K6>(w, panel, scales);
     ScaledTile* const* table = w.kind == Kind::K4   ? tile_k4_table[input.is_fine]
                                : w.kind == Kind::K5 ? tile_k5_table[input.is_fine]
                                                     : tile_k6_table[input.is_fine];

@@ -39,11 +39,16 @@ inline float max_lane(vf a) {
 }
 inline vf load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 inline void store_half(uint16_t* p, vf x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, 0)); }
-inline vf load_uint8(const uint8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+// 2P small whole numbers.
+inline void load_uint8(const uint8_t* p, vf& first, vf& second) {
+    __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+    first = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+    second = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)));
 }
-inline vf load_int8(const uint8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+inline void load_int8(const uint8_t* p, vf& first, vf& second) {
+    __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+    first = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+    second = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)));
 }
 // 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
 inline vf pow2(vf x) {

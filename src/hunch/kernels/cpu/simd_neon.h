@@ -29,17 +29,16 @@ inline vf abs(vf a) { return vabsq_f32(a); }
 inline float max_lane(vf a) { return vmaxvq_f32(a); }
 inline vf load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline void store_half(uint16_t* p, vf x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
-inline vf load_uint8(const uint8_t* p) {
-    uint32_t bytes;
-    std::memcpy(&bytes, p, 4);
-    uint16x8_t wide = vmovl_u8(vcreate_u8(bytes));
-    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide)));
+// 2P small whole numbers.
+inline void load_uint8(const uint8_t* p, vf& first, vf& second) {
+    uint16x8_t wide = vmovl_u8(vld1_u8(p));
+    first = vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide)));
+    second = vcvtq_f32_u32(vmovl_high_u16(wide));
 }
-inline vf load_int8(const uint8_t* p) {
-    uint32_t bytes;
-    std::memcpy(&bytes, p, 4);
-    int16x8_t wide = vmovl_s8(vcreate_s8(bytes));
-    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+inline void load_int8(const uint8_t* p, vf& first, vf& second) {
+    int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+    first = vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+    second = vcvtq_f32_s32(vmovl_high_s16(wide));
 }
 // 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
 inline vf pow2(vf x) {

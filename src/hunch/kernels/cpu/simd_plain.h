@@ -44,12 +44,15 @@ inline vf load_half(const uint16_t* p) {
 inline void store_half(uint16_t* p, vf x) {
     for (int i = 0; i < P; i++) p[i] = to_half(x[i]);
 }
-inline vf load_uint8(const uint8_t* p) {
-    return vf{(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
+// 2P small whole numbers.
+inline void load_uint8(const uint8_t* p, vf& first, vf& second) {
+    first = vf{(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
+    second = vf{(float)p[4], (float)p[5], (float)p[6], (float)p[7]};
 }
-inline vf load_int8(const uint8_t* p) {
+inline void load_int8(const uint8_t* p, vf& first, vf& second) {
     const int8_t* q = (const int8_t*)p;
-    return vf{(float)q[0], (float)q[1], (float)q[2], (float)q[3]};
+    first = vf{(float)q[0], (float)q[1], (float)q[2], (float)q[3]};
+    second = vf{(float)q[4], (float)q[5], (float)q[6], (float)q[7]};
 }
 // 2^n, exact, for whole n in [-126, 127] that stand in the low bits of x = 1.5 * 2^23 + n.
 inline vf pow2(vf x) {
