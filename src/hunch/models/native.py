@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.build import num_cores
 from hunch.kernels.native import (
     EXACT_KIND,
     FLOAT,
@@ -45,7 +47,7 @@ log = logging.getLogger("hunch")
 
 DTYPES = ("auto", "int8", "int4", "float32")
 ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
-_EXPANDED = 1 << 22  # weights that are held as floats at once while they are packed
+_EXPANDED = 1 << 20  # weights that a thread holds as floats while they are packed
 _LANES = 16  # widths and heads are whole vectors on every CPU
 MAX_HEAD_DIM = 512
 
@@ -272,7 +274,7 @@ class _Reader:
         return matrix
 
     def _expand(self, matrix: NativeMatrix, first: int, packed: Packed) -> None:
-        """Blocks as numbers, a part at a time: all of a vocabulary's would be gigabytes."""
+        """Blocks as numbers, a part per thread: all of a vocabulary's would be gigabytes."""
         if self.dtype == "auto" and packed.kind not in self.expanded:
             self.expanded.add(packed.kind)
             log.warning(
@@ -282,8 +284,12 @@ class _Reader:
             )
         num_out, num_in = packed.shape
         step = max(16, _EXPANDED // num_in // 16 * 16)
-        for row in range(0, num_out, step):
+
+        def put(row: int) -> None:
             matrix.put_floats(first + row, packed.numbers(row, min(row + step, num_out)))
+
+        with ThreadPoolExecutor(self.num_threads or num_cores()) as pool:
+            list(pool.map(put, range(0, num_out, step)))
         packed.release()
 
 
