@@ -98,9 +98,9 @@ def _kl(log_p: Tensor, log_q: Tensor) -> float:
 
 def _ask_llama(path: str, ids: list[int]) -> Iterator[dict[int, float]]:
     """llama.cpp's likeliest tokens after each token of the page, with their log-probabilities."""
-    with _llama(path) as url:
+    with start_llama(path) as (url, _):
         for num in range(1, len(ids) + 1):
-            said = _post(
+            said = post(
                 f"{url}/completion",
                 {"prompt": ids[:num], "n_predict": 1, "n_probs": NUM_LIKELY, "temperature": 0,
                  "cache_prompt": True, "samplers": []},
@@ -111,31 +111,33 @@ def _ask_llama(path: str, ids: list[int]) -> Iterator[dict[int, float]]:
 
 
 @contextmanager
-def _llama(path: str) -> Iterator[str]:
+def start_llama(path: str, threads: int = 2) -> Iterator[tuple[str, int]]:
+    """llama.cpp's server: its address, and its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "hunch.bench.llama_server", path, "--port", str(port)]
+    command += ["--threads", str(threads)]
     quiet = subprocess.DEVNULL
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
     url, until = f"http://127.0.0.1:{port}", time.monotonic() + SECONDS
     try:
         while True:
             try:
-                _post(f"{url}/completion", {"prompt": "a", "n_predict": 1})
+                post(f"{url}/completion", {"prompt": "a", "n_predict": 1})
                 break
             except (urllib.error.URLError, OSError) as error:
                 if server.poll() is not None or time.monotonic() > until:
                     words = "llama.cpp's server did not start: pip install xllamacpp"
                     raise SystemExit(words) from error
                 time.sleep(0.5)
-        yield url
+        yield url, server.pid
     finally:
         server.stdin.close()
         server.wait(timeout=30)
 
 
-def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=SECONDS) as answer:
