@@ -84,6 +84,9 @@ def test_tokens_per_pass_are_those_that_were_measured() -> None:
 def test_no_guesses_where_rows_cost_as_much_as_passes() -> None:
     costs = replace(COSTS, passes=((1, 1.0), (12, 12.0)))
     assert best_chain(costs, 0.7, 0.01) == (0, 1.0)
+    ranked = rank(costs, wide_spec(*FAMILIES[0]), seconds=LONG, device="cuda")
+    assert ranked[0].speedup == 1.0
+    assert ranked[0].size.method == "draft"  # whoever forces one gets the best guesses for a cost
 
 
 @pytest.mark.parametrize(("architecture", "vocab_size"), FAMILIES)

@@ -180,9 +180,12 @@ def rank(
     coverage: Callable[[int], float] | None = None,
     sizes: Iterable[Size] | None = None,
 ) -> list[Expected]:
-    """All sizes, the fastest first; of equally fast ones the smaller."""
+    """All sizes, the fastest first; of equally fast ones that whose single guess is worth most."""
     found = [
         expect(costs, spec, size, seconds=seconds, device=device, coverage=coverage)
         for size in (sizes_for(spec) if sizes is None else sizes)
     ]
-    return sorted(found, key=lambda one: (-round(one.speedup, 3), one.node_seconds))
+    plain = costs.of_pass(1)
+    return sorted(
+        found, key=lambda one: (-round(one.speedup, 3), one.node_seconds / plain - one.chance)
+    )

@@ -252,6 +252,27 @@ class Fan:
         return BatchLoss(self.loss, self.agreed)
 
 
+def layer_config(spec: ModelSpec, target: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of config.json for a head whose layers have a target's geometry, and turn as it does."""
+    assert spec.rope is not None
+    scaling = target.get("rope_scaling")
+    return {
+        **({"rope_scaling": scaling} if scaling else {}),
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.width,
+        "intermediate_size": spec.ffn_width,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.max_len,
+        "rms_norm_eps": spec.norm_eps,
+        "rope_theta": spec.rope.theta,
+        "hidden_act": spec.activation,
+        "tie_word_embeddings": False,
+    }
+
+
 def check_target(spec: ModelSpec, method: str) -> None:
     """Raise for a target whose drafters of this kind could not be built from its parts."""
     problems = {

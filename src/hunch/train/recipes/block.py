@@ -30,7 +30,7 @@ from hunch.models.weights import Weights
 from hunch.train.loss import teach
 from hunch.train.recipes.eagle3 import read_features
 from hunch.train.states import TargetOutputs
-from hunch.train.student import BatchLoss, Recipe, Student, check_target
+from hunch.train.student import BatchLoss, Recipe, Student, check_target, layer_config
 from hunch.train.vocab import Columns
 
 MARKOV = "markov_head.markov_w{}.weight"
@@ -124,9 +124,7 @@ class BlockStudent(Student):
             confidence_sees_token=True,
             num_columns=num_columns,
         )
-        self.rope_config = {
-            key: weights.config[key] for key in ("rope_scaling",) if weights.config.get(key)
-        }
+        self.config = weights.config
         self.head_CD = target.head.weight_NK[columns.ids_C] * spec.logits_scale
         self.start(self._begin(weights))
 
@@ -257,24 +255,11 @@ class BlockStudent(Student):
         return {"features": features, "rank": self.shape.markov_rank}
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        spec, rope = self.shape.spec, self.target.spec.rope
-        assert rope is not None
+        spec = self.shape.spec
         config = {
             "architectures": ["Qwen3DSparkModel"],
             "model_type": "qwen3",
-            "vocab_size": spec.vocab_size,
-            "hidden_size": spec.width,
-            "intermediate_size": spec.ffn_width,
-            "num_hidden_layers": spec.num_layers,
-            "num_attention_heads": spec.num_heads,
-            "num_key_value_heads": spec.num_kv_heads,
-            "head_dim": spec.head_dim,
-            "max_position_embeddings": spec.max_len,
-            "rms_norm_eps": spec.norm_eps,
-            "rope_theta": rope.theta,
-            **self.rope_config,
-            "hidden_act": spec.activation,
-            "tie_word_embeddings": False,
+            **layer_config(spec, self.config),
             "block_size": self.shape.num_places,
             "target_layer_ids": [layer - 1 for layer in self.feature_layers],
             "sample_from_anchor": True,

@@ -21,7 +21,15 @@ from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.states import Dense, Split, TargetOutputs
-from hunch.train.student import BatchLoss, Recipe, Student, Walk, check_target, narrow
+from hunch.train.student import (
+    BatchLoss,
+    Recipe,
+    Student,
+    Walk,
+    check_target,
+    layer_config,
+    narrow,
+)
 from hunch.train.vocab import Columns
 
 FIRST = "midlayer."
@@ -87,7 +95,7 @@ class Eagle3Student(Student):
         super().__init__(target, columns)
         if options.layers < 1 or options.unroll < 1 or not 0 < options.share <= 1:
             raise ConfigError("eagle3: layers and unroll must be 1 or more, share from 0 to 1")
-        self.options, self.num_walks = options, options.unroll
+        self.options, self.num_walks, self.config = options, options.unroll, weights.config
         self.feature_layers = read_features(options.features, target.spec.num_layers)
         count = options.layers
         self.spec = replace(
@@ -171,25 +179,13 @@ class Eagle3Student(Student):
         return walk.result()
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        spec, rope = self.spec, self.target.spec.rope
-        assert rope is not None
+        spec = self.spec
         ids_C = self.columns.ids_C.sort().values.cpu()
         config = {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
-            "vocab_size": spec.vocab_size,
+            **layer_config(spec, self.config),
             "draft_vocab_size": len(ids_C),
-            "hidden_size": spec.width,
-            "intermediate_size": spec.ffn_width,
-            "num_hidden_layers": spec.num_layers,
-            "num_attention_heads": spec.num_heads,
-            "num_key_value_heads": spec.num_kv_heads,
-            "head_dim": spec.head_dim,
-            "max_position_embeddings": spec.max_len,
-            "rms_norm_eps": spec.norm_eps,
-            "rope_theta": rope.theta,
-            "hidden_act": spec.activation,
-            "tie_word_embeddings": False,
             "eagle_aux_hidden_state_layer_ids": list(self.feature_layers),
         }
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
