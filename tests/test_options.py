@@ -159,7 +159,6 @@ NAMED: dict[str, Any] = {  # argument -> a value that gets a word in the log
 REFUSED: dict[str, Any] = {  # argument -> a value that is an error
     "pipeline_parallel_size": 2,
     "data_parallel_size": 2,
-    "kv_cache_dtype": "fp8",
     "tokenizer_mode": "mistral",
     "load_format": "dummy",
     "pp_size": 2,

@@ -83,7 +83,6 @@ _SGLANG_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
 _ONLY = {  # taken with these values alone
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
-    "kv_cache_dtype": ("auto",),
     "trust_remote_code": (False, True),
     "tokenizer_mode": ("auto", "slow"),
     "load_format": ("auto", "safetensors", "pt", "gguf"),

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from hunch.bench.device.fidelity import compare, float32_bytes, measure
+from hunch.bench.device.fidelity import compare, float32_bytes, measure, measure_rounded
 from hunch.kernels import native
 from tiny_gguf import random_tensors, write_gguf
+from tiny_models import write_llama
 
+DTYPES = ("int8", "fp8", "int4")
 IDS = [5, 17, 80, 3, 299, 41] * 12
 
 
@@ -35,3 +37,13 @@ def test_more_bits_of_activations_come_nearer(tmp_path):
     assert 0 < fine.kl < coarse.kl / 10
     assert measure(model, IDS, dtype="float32") is None
     assert float32_bytes(model) == sum(4 * value.size for value in tensors.values())
+
+
+def test_fewer_bits_of_weights_go_further_away(tmp_path):
+    model = str(write_llama(tmp_path, width=128))
+    found = {
+        name: measure_rounded(model, [i % 256 for i in IDS], dtype=name, device="cpu")
+        for name in DTYPES
+    }
+    assert 0 < found["int8"].kl < found["fp8"].kl < found["int4"].kl
+    assert found["int8"].top1 > 0.9

@@ -7,13 +7,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from hunch.errors import UnsupportedModelError
+from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
 from hunch.models.source import RandomSource
 from hunch.models.spec import ModelSpec
+from hunch.models.target import with_kv
 from hunch.registry import MODELS, resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -136,3 +137,22 @@ def test_weights_in_few_bits_are_the_numbers_they_stand_for(hold: str) -> None:
     if DEVICE == "cuda":
         assert torch.equal(*results)
     close(*results)
+
+
+def test_keys_and_values_in_8_bits_are_written_once_and_read_alike() -> None:
+    small = {"width": 64, "num_layers": 1, "windows": (None,), "vocab_size": 20}
+    fast = CudaDecoder(build("LlamaForCausalLM", torch.float16, **small))
+    ids = torch.arange(3, device=DEVICE)
+    exact = fast.forward(ids, step(0, 3), fast.new_kv(64)).last_TD
+    with_kv(fast, "fp8")
+    kv = fast.new_kv(64)
+    assert kv.k_LCMH.dtype == torch.float8_e4m3fn
+    whole = fast.forward(ids, step(0, 3), kv).last_TD
+    assert not torch.equal(whole, exact)
+    assert (whole - exact).norm() / exact.norm() < 0.1
+    again = fast.new_kv(64)
+    parts = [fast.forward(ids[t : t + 1], step(t, t + 1), again).last_TD for t in range(3)]
+    close(torch.cat(parts), whole)
+    assert torch.equal(again.k_LCMH.view(torch.uint8), kv.k_LCMH.view(torch.uint8))
+    with pytest.raises(ConfigError, match="fused layers"):
+        with_kv(fast.decoder, "fp8")

@@ -160,6 +160,8 @@ def _model(
     found["prompt_tokens"] = sum(map(len, prompts)) / len(prompts)
     if found["kernels"] == "native":
         found |= _fidelity(model, page, engine)
+    elif found["kernels"] == "triton" and engine["dtype"] in ("int8", "int4", "fp8"):
+        found |= _rounding(model, page, engine["dtype"])
     return found | {key: stats[key] for key in keys}
 
 
@@ -180,6 +182,14 @@ def _fidelity(model: str, page: list[int], engine: dict[str, Any]) -> dict[str, 
     if found is None:
         return {}
     return {"KL to float32": found.kl, "top-1 as float32": found.top1}
+
+
+def _rounding(model: str, page: list[int], dtype: str) -> dict[str, Any]:
+    """How near weights that are rounded when they are loaded come to bfloat16."""
+    from hunch.bench.device.fidelity import measure_rounded
+
+    found = measure_rounded(model, page, dtype=dtype)
+    return {"KL to bfloat16": found.kl, "top-1 as bfloat16": found.top1}
 
 
 def _memory_bytes() -> int:

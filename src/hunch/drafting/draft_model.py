@@ -28,6 +28,7 @@ from hunch.drafting.window import MAX_PASS, KvWindow, host
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.models.decoder import Hidden
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share, load_draft_model
+from hunch.models.target import with_kv
 from hunch.models.weights import open_weights
 from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
@@ -45,6 +46,7 @@ class DraftOptions(GrowOptions):
 
     cross_vocab: bool = False  # draft over the tokens two vocabularies have in common
     dtype: str = "auto"
+    kv_dtype: str = "auto"  # of its keys and values: fp8, on a GPU
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class DraftModelDrafter:
             dtype=self.options.dtype,
             is_crossed=self.options.cross_vocab,
         )
+        self.model = with_kv(self.model, self.options.kv_dtype)
         if not comes_with_hunch(path):
             _warn_of_cost(byte_share(weights, context.target))
         limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)

@@ -39,6 +39,7 @@ def _attend(
                 other=0.0)  # fmt: skip
     v = tl.load(v_ptr + at[:, None] + offs_h[None, :], mask=is_key[:, None] & is_h[None, :],
                 other=0.0)  # fmt: skip
+    k, v = k.to(q.dtype), v.to(q.dtype)  # a cache may hold 8 bits; elsewhere nothing happens
     scores = tl.dot(q, k, input_precision="ieee")
     if HAS_CAP:  # cap * tanh(score / cap), in units of log2 from here on
         wave = tl.math.exp2(tl.minimum(tl.maximum(scores * (scale * 2.885390082 / cap), -60), 60))

@@ -70,6 +70,10 @@ class CudaDecoder:
         )
         self.workspace, self.tiling = self.tiler.workspace, self.tiler.tiling
 
+    def hold_kv(self, dtype: torch.dtype) -> None:
+        """Keys and values in another precision than the model's."""
+        self.kv_dtype = self.decoder.kv_dtype = dtype
+
     def _check_wide(self) -> bool:
         """Whether the vendor's products may serve many rows: no bias, and the same bits."""
         if self.spec.width < MIN_WIDTH:

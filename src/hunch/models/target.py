@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hunch.config import ModelConfig
-from hunch.errors import UnsupportedModelError
+from hunch.config import KV_DTYPES, ModelConfig
+from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
@@ -103,7 +103,7 @@ def load_target(
             group=group,
         )
         if target is not None:
-            return target
+            return with_kv(target, model.kv_cache_dtype)
         if problems := not_native(ModelSpec.from_config(weights.config)):
             words = ", ".join(problems)
             log.warning("the CPU's kernels do not know %s: torch computes, exactly, slower", words)
@@ -112,10 +112,26 @@ def load_target(
         from hunch.models.cuda import CudaDecoder  # needs Triton
 
         try:
-            return CudaDecoder(decoder)
+            return with_kv(CudaDecoder(decoder), model.kv_cache_dtype)
         except UnsupportedModelError as error:
             log.warning("%s: using torch's own kernels, slowly, so that text stays exact", error)
             decoder.expand()
     if device.type == "cuda":
         decoder.make_exact()
-    return decoder
+    return with_kv(decoder, model.kv_cache_dtype)
+
+
+def with_kv(target: Target, kv_dtype: str) -> Target:
+    """The model with keys and values held as a user wants it: rounded once, when written."""
+    if kv_dtype == "auto":
+        return target
+    if kv_dtype not in KV_DTYPES:
+        raise ConfigError(f"kv_dtype={kv_dtype!r} is not one of {', '.join(KV_DTYPES)}")
+    hold = getattr(target, "hold_kv", None)
+    if hold is None:
+        raise ConfigError(
+            f"KV in {kv_dtype}: only a GPU's fused layers read it; leave it out for this model "
+            "and device"
+        )
+    hold(torch.float8_e4m3fn)
+    return target

@@ -19,6 +19,8 @@ from torch import Tensor
 from hunch.bench import texts
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs, Span
+from hunch.models.backends import TORCH, TRITON
+from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.target import Target
 from hunch.models.weights import open_weights
@@ -53,6 +55,20 @@ def measure(
     return compare(scores(exact, ids), scores(held, ids))
 
 
+def measure_rounded(
+    model: str, ids: Sequence[int], *, dtype: str, device: str = "cuda"
+) -> Fidelity:
+    """A model rounded when it is loaded, against itself in bfloat16 (float32 on a CPU)."""
+    weights = open_weights(resolve(model).path)
+    whole = "bfloat16" if device.startswith("cuda") else "float32"
+    backend = TRITON if device.startswith("cuda") else TORCH
+    exact, held = (
+        backend.like_target(load_decoder(weights, dtype=name, device=device))
+        for name in (whole, dtype)
+    )
+    return compare(scores(exact, ids), scores(held, ids))
+
+
 def float32_bytes(model: str) -> int:
     """Memory that `measure` takes beside the model as it is held."""
     weights = open_weights(resolve(model).path)
@@ -61,15 +77,15 @@ def float32_bytes(model: str) -> int:
 
 def scores(target: Target, ids: Sequence[int]) -> Iterator[Tensor]:
     """What a model says after each token, part by part."""
-    ids_T = torch.tensor(ids)
-    num = len(ids)
+    num, device = len(ids), target.device
+    ids_T = torch.tensor(ids, device=device)
     num_blocks = -(-num // _BLOCK)
     attn = AttnInputs(
-        pos_T=torch.arange(num),
-        slot_T=torch.arange(num),
-        seq_T=torch.zeros(num, dtype=torch.int64),
-        table_SB=torch.arange(num_blocks)[None],
-        base_T=torch.full((num,), num + 1),
+        pos_T=torch.arange(num, device=device),
+        slot_T=torch.arange(num, device=device),
+        seq_T=torch.zeros(num, dtype=torch.int64, device=device),
+        table_SB=torch.arange(num_blocks, device=device)[None],
+        base_T=torch.full((num,), num + 1, device=device),
         tree_TP=None,
         block_size=_BLOCK,
         spans=(Span(0, num, 0, 0, num),),
