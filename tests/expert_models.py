@@ -66,6 +66,13 @@ TORCH_CASES = {
         | {"rms_norm_eps": 1e-5, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
 }
+CASES["glm-4.5"] = (
+    "Glm4Moe",
+    COMMON
+    | {"first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    | {"moe_intermediate_size": 16, "n_shared_experts": 1, "n_group": 4, "topk_group": 2}
+    | {"use_qk_norm": True, "attention_bias": True, "head_dim": 64},
+)
 CASES["granite-moe"][1].pop("head_dim")
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 

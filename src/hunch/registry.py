@@ -46,6 +46,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "Qwen3ForCausalLM": "hunch.models.qwen3:Qwen3",
     "DeepseekV2ForCausalLM": "hunch.models.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "hunch.models.deepseek:DeepseekV3",
+    "Glm4MoeForCausalLM": "hunch.models.glm4_moe:Glm4Moe",
     "Glm4MoeLiteForCausalLM": "hunch.models.deepseek:DeepseekV3",
     "GptOssForCausalLM": "hunch.models.gpt_oss:GptOss",
     "GraniteMoeForCausalLM": "hunch.models.granite_moe:GraniteMoe",

@@ -1,10 +1,12 @@
 """The law for a target with experts: what a draft asks of them changes no token of the text."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from drafters import speculate_for
 from hunch import LLM, SamplingParams
@@ -94,6 +96,30 @@ def test_latent_attention_too(speculate: str, latent_target: Path) -> None:
         assert texts(llm) == expected
         assert texts(llm) == expected  # from the prefix cache
         assert llm.stats()["accepted"] > 0
+
+
+def test_a_latent_target_with_its_own_mtp_layer(latent_target: Path, tmp_path: Path) -> None:
+    """As DeepSeek publishes it: one more layer of the target's kind, after its last."""
+    tensors = load_file(latent_target / "model.safetensors")
+    width = len(tensors["model.norm.weight"])
+    layer, last = "model.layers.2.", "model.layers.1."
+    found = {
+        name.replace(last, layer): tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith(last)
+    }
+    found[f"{layer}eh_proj.weight"] = torch.eye(width).repeat(1, 2) / 2
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        found[f"{layer}{name}.weight"] = torch.ones(width)
+    save_file(found, tmp_path / "model.safetensors")
+    shutil.copy(latent_target / "config.json", tmp_path)
+    options = {"dtype": "float32", **SMALL}
+    with LLM(str(latent_target), speculate="off", max_num_seqs=1, **options) as llm:
+        expected = texts(llm)
+    spec = f"mtp:{tmp_path}"
+    with LLM(str(latent_target), speculate=spec, always_draft=True, **options) as llm:
+        assert texts(llm) == expected
+        assert llm.stats()["drafted"] > 0
 
 
 def test_quantised_experts_too(target: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -13,9 +12,9 @@ from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import ExactTailPaged, LatentBlock, TailPaged
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.experts import ExpertNames, read_deepseek_experts
+from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
 from hunch.models.latent import build_latent_block, read_latent
-from hunch.models.reading import Config, read_int, refuse
+from hunch.models.reading import Config, refuse
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 
@@ -29,7 +28,7 @@ class DeepseekV3(Decoder):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         spec = read_latent(config, architecture)
         experts = cls.read_experts(config, spec.num_layers)
-        layers = _sparse(config, spec.num_layers)
+        layers = first_dense(config, spec.num_layers)
         has_bias = bool(config.get("attention_bias", False))
         return replace(spec, experts=replace(experts, layers=layers), has_qkv_bias=has_bias)
 
@@ -68,12 +67,3 @@ class DeepseekV2(DeepseekV3):
             num_groups_kept=experts.routing.num_groups_kept if is_grouped else 1,
         )
         return replace(experts, routing=routing, has_choice_bias=False)
-
-
-def _sparse(config: Config, num_layers: int) -> tuple[bool, ...]:
-    types = config.get("mlp_layer_types")
-    if isinstance(types, Sequence) and not isinstance(types, str):
-        return tuple(kind == "sparse" for kind in types)
-    first = read_int(config, "first_k_dense_replace") if config.get("first_k_dense_replace") else 0
-    step = read_int(config, "moe_layer_freq", 1)
-    return tuple(layer >= first and layer % step == 0 for layer in range(num_layers))
