@@ -51,7 +51,7 @@ class CudaDecoder:
         blocks = [
             block for block in decoder.layers if isinstance(block, Block)
         ]  # no other is known
-        self.fused = FusedLayers(blocks, tables, decoder.spec.norm_eps)
+        self.fused = FusedLayers(blocks, tables, decoder.spec.norm_eps, group=decoder.group)
         self.layers = self.fused.layers
         self.timing = self.fused.timing  # for steps that are timed with nobody in them
         self.fused.is_wide = decoder.device.type == "cuda" and self._check_wide()
@@ -127,7 +127,9 @@ class CudaDecoder:
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state, never rounded to 16 bits."""
-        return finish_logits(float_logits(hidden_MD, self.decoder.head.weight), self.spec)
+        logits_MV = float_logits(hidden_MD, self.decoder.head.weight)
+        logits_MV = self.decoder.group.gather(logits_MV, self.decoder.head_sizes)
+        return finish_logits(logits_MV, self.spec)
 
 
 def check_supported(decoder: Decoder) -> None:
@@ -136,7 +138,7 @@ def check_supported(decoder: Decoder) -> None:
     problems = {
         **unknown_to_kernels(spec, decoder.dtype),
         "a norm after the norms after the sums": spec.is_post_norm and spec.has_final_norm,
-        "tensor parallelism": decoder.group.size > 1,
+        "experts over ranks": spec.experts is not None and decoder.group.size > 1,
     }
     found = [name for name, is_there in problems.items() if is_there]
     if found:

@@ -30,6 +30,7 @@ from hunch.layers.mlp import GatedMLP, PlainMLP
 from hunch.layers.norm import Norm, RMSNorm
 from hunch.models.fused_experts import FusedExperts
 from hunch.models.spec import ModelSpec
+from hunch.parallel.group import SINGLE, Group
 
 MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
 MIN_QUANTISED_ROWS = 769  # below, expanding weights for the library takes longer than it saves
@@ -67,8 +68,14 @@ class FusedLayers:
     rows."""
 
     def __init__(
-        self, blocks: Sequence[Block], tables: Sequence[Tensor], eps: float, is_wide: bool = False
+        self,
+        blocks: Sequence[Block],
+        tables: Sequence[Tensor],
+        eps: float,
+        is_wide: bool = False,
+        group: Group = SINGLE,  # whose other ranks hold the rest of every layer
     ) -> None:
+        self.group = group
         self.timing = Timing(blocks[0].attn.qkv.weight.device)
         self.layers = [_layer(block, self.timing) for block in blocks]
         assert all(layer.attn_norm is not None for layer in self.layers[1:])
@@ -202,8 +209,9 @@ class FusedLayers:
         if is_wide:
             product_parts(x_PK, weight, parts_SPD)
         else:
-            gemm_parts(x_PK, weight, parts_SPD, linear.bias_N)
-        return parts_SPD
+            bias_N = linear.bias_N if self.group.rank == 0 else None  # it is added once
+            gemm_parts(x_PK, weight, parts_SPD, bias_N)
+        return self.group.all_slices(parts_SPD)
 
     def _is_for_many(self, num_tokens: int) -> bool:
         return self.is_wide and num_tokens >= self.min_rows
