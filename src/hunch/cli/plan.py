@@ -42,6 +42,12 @@ def plan(
     from_report: Annotated[
         Path | None, typer.Option("--from", help="Calibrate by a report of hunch bench.")
     ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Print what --tp ranks exchange over it (nvlink4, pcie5, ndr) and leave."
+        ),
+    ] = None,
     list_gpus: Annotated[bool, typer.Option(help="Print the table of GPUs and leave.")] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -57,6 +63,9 @@ def plan(
     from hunch.bench.records import load_report
     from hunch.bench.roofline import Size
 
+    if link is not None:
+        _show_exchange(link, gpu or "H100", tp, as_json)
+        return
     machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype)
     size = Size.parse(target, dtype)
     size = replace(size, num_layers=layers or size.num_layers, kv_bytes=kv_bytes or size.kv_bytes)
@@ -201,6 +210,34 @@ def _show_rate(console: Any, found: dict[str, Any], rps: float | None, price: fl
     console.print(table)
     if price is None:
         console.print("--price PER_HOUR adds what a million tokens cost.")
+
+
+def _show_exchange(name: str, gpu: str, tp: int, as_json: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from hunch.bench.collectives import LINKS, rows_of
+    from hunch.bench.gpus import find
+
+    if name not in LINKS:
+        raise ConfigError(f"--link {name!r} must be one of {', '.join(LINKS)}")
+    found = rows_of(LINKS[name], find(gpu).bandwidth_gbs * 1e9, tp)
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table(
+        "model", "rows", "messages", "MB", "exchange ms", "weights ms", "share of the pass",
+        box=box.SIMPLE_HEAD,
+    )  # fmt: skip
+    for row in found:
+        table.add_row(
+            str(row["network"]), str(row["rows"]), str(row["messages"]), f"{row['megabytes']:.1f}",
+            f"{row['exchange_ms']:.2f}", f"{row['weights_ms']:.2f}", f"{row['share']:.0%}",
+        )  # fmt: skip
+    console = Console(highlight=False)
+    console.print(f"{tp} ranks over {LINKS[name].name}, weights read at the speed of {gpu}")
+    console.print(table)
 
 
 def _list(as_json: bool) -> None:

@@ -1,0 +1,133 @@
+"""What CPU ranks spend on each other, measured, beside what the simulator says of the same link.
+
+    python benchmarks/ranks.py [MODEL] [RANKS]
+
+First gathers of several sizes give the link; then passes of the model are timed, with the time its
+gathers took on rank 0, and compared with the prediction for as many rows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hunch.bench.collectives import Network, fit
+from hunch.config import ModelConfig
+from hunch.hub import resolve
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.parallel.executor import Ranks, start_ranks
+from hunch.parallel.group import DistGroup
+from hunch.parallel.link import Link
+from hunch.parallel.split_target import SplitTarget
+
+ROWS = (1, 8, 64)
+REPEATS = 15
+
+
+class Clock:
+    """Adds up what a group's gathers take."""
+
+    def __init__(self, group: Any) -> None:
+        self.seconds = 0.0
+        self._gather = group._all
+        group._all = self
+
+    def __call__(self, part: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        parts: torch.Tensor = self._gather(part)
+        self.seconds += time.perf_counter() - began
+        return parts
+
+
+def one_pass(target: SplitTarget, kv: Any, num_rows: int) -> None:
+    pos_T = torch.arange(num_rows)
+    attn = AttnInputs(
+        pos_T=pos_T,
+        slot_T=pos_T.clone(),
+        seq_T=torch.zeros_like(pos_T),
+        table_SB=torch.arange(-(-num_rows // 16))[None],
+        base_T=pos_T + 1,
+        tree_TP=None,
+        block_size=16,
+        spans=(Span(0, num_rows, 0, 0, num_rows),),
+    )
+    hidden = target.forward(torch.full((num_rows,), 5), attn, kv)
+    target.logits(hidden.last_TD)
+
+
+def gather_times(num_ranks: int, width: int) -> list[tuple[float, float]]:
+    """Gathers of a pass's sizes with nothing between them, by processes of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [str(num_ranks), str(width), folder]
+        others = [
+            subprocess.Popen([sys.executable, __file__, "--gathers", str(rank), *words])
+            for rank in range(1, num_ranks)
+        ]
+        times = _gather(0, num_ranks, width, Path(folder))
+        for process in others:
+            process.wait()
+    return times
+
+
+def _gather(rank: int, num_ranks: int, width: int, folder: Path) -> list[tuple[float, float]]:
+    torch.set_num_threads(1)
+    group = Link.in_folder(folder, rank, num_ranks, torch.device("cpu")).group(num_ranks)
+    found = []
+    for num_rows in ROWS:
+        part, times = torch.zeros(num_rows, width), []
+        for _ in range(20 * REPEATS):
+            began = time.perf_counter()
+            group.all_reduce(part)
+            times.append(time.perf_counter() - began)
+        found.append((part.numel() * 4.0, statistics.median(times)))
+    return found
+
+
+def measure(ranks: Ranks, path: Path, num_ranks: int) -> None:
+    target = SplitTarget(ranks, path, ModelConfig(model=str(path)), num_ranks)
+    group = target._part.group
+    assert isinstance(group, DistGroup)
+    clock, kv, spec = Clock(group), target.new_kv(128), target.spec
+    network = Network(path.name, spec.width, spec.num_layers, spec.vocab_size, 0.0)
+    found: dict[int, tuple[float, float]] = {}
+    for num_rows in ROWS:
+        passes, waits = [], []
+        for _ in range(REPEATS):
+            clock.seconds = 0.0
+            began = time.perf_counter()
+            one_pass(target, kv, num_rows)
+            passes.append(time.perf_counter() - began)
+            waits.append(clock.seconds)
+        found[num_rows] = statistics.median(passes), statistics.median(waits)
+    link = fit(gather_times(num_ranks, spec.width), num_ranks)
+    print(f"{num_ranks} ranks: {link.seconds * 1e6:.0f} us, {link.bytes_per_second / 1e9:.2f} GB/s")
+    for num_rows, (whole, waited) in found.items():
+        said = network.exchange(num_rows, num_ranks, link).seconds
+        print(
+            f"{num_rows:3} rows: pass {whole * 1e3:7.1f} ms, gathers {waited * 1e3:7.1f} ms, "
+            f"simulator {said * 1e3:7.1f} ms ({said / waited:.2f} of measured)"
+        )
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--gathers"]:
+        rank, num_ranks, width = map(int, sys.argv[2:5])
+        _gather(rank, num_ranks, width, Path(sys.argv[5]))
+        return
+    path = resolve(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m").path
+    num_ranks = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    ranks = start_ranks(num_ranks, "cpu")
+    with torch.inference_mode():
+        measure(ranks, path, num_ranks)
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main()

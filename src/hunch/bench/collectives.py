@@ -1,0 +1,131 @@
+"""What ranks tell each other in a pass: bytes and seconds from sizes and the speed of a link.
+
+hunch adds the parts of a sum in the order of the ranks, whatever the batch: every rank gathers all
+parts (in float32) and adds them itself. So a pass has two gathers per layer, and at its end the
+hidden states go out and parts of the logits come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hunch.errors import ConfigError
+
+FLOAT_BYTES = 4  # parts of sums, and logits
+STATE_BYTES = 2  # hidden states
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between any two ranks, one way; the seconds are those of the smallest gather."""
+
+    name: str
+    bytes_per_second: float
+    seconds: float
+
+    def gather_seconds(self, num_ranks: int, part_bytes: float) -> float:
+        """Until every rank has every part: each receives those of all the others."""
+        if num_ranks == 1:
+            return 0.0
+        return self.seconds + (num_ranks - 1) * part_bytes / self.bytes_per_second
+
+
+# Published bandwidths, one way. Latencies are of small NCCL gathers as commonly measured: between
+# GPUs of a node some 10 us, over a network some 25 us.
+LINKS = {
+    "nvlink5": Link("NVLink 5 (B200)", 900e9, 10e-6),
+    "nvlink4": Link("NVLink 4 (H100, H200)", 450e9, 10e-6),
+    "nvlink3": Link("NVLink 3 (A100)", 300e9, 10e-6),
+    "pcie5": Link("PCIe 5 x16", 64e9, 15e-6),
+    "pcie4": Link("PCIe 4 x16", 32e9, 15e-6),
+    "ndr": Link("InfiniBand NDR, 400 Gb/s", 50e9, 25e-6),
+    "100gbe": Link("100 Gb Ethernet", 12.5e9, 40e-6),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The sizes of a model that decide what its ranks exchange."""
+
+    name: str
+    width: int
+    num_layers: int
+    vocab_size: int
+    read_bytes: float  # of weights that a pass over one row reads, in all
+
+    def exchange(self, num_rows: int, num_ranks: int, link: Link) -> Exchange:
+        """What one pass over so many packed tokens costs."""
+        if num_ranks < 1 or num_rows < 1:
+            raise ConfigError(f"{num_ranks} ranks and {num_rows} rows: both must be 1 or more")
+        sums, states = num_rows * self.width * FLOAT_BYTES, num_rows * self.width * STATE_BYTES
+        logits = num_rows * self.vocab_size * FLOAT_BYTES / num_ranks
+        if num_ranks == 1:
+            return Exchange(0, 0.0, 0.0)
+        seconds = 2 * self.num_layers * link.gather_seconds(num_ranks, sums)
+        seconds += link.seconds + states / link.bytes_per_second
+        seconds += link.gather_seconds(num_ranks, logits)
+        received = (num_ranks - 1) * (2 * self.num_layers * sums + logits) + states
+        return Exchange(2 * self.num_layers + 2, received, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Of one pass: messages, bytes that a rank receives, seconds in which it computes nothing."""
+
+    num_messages: int
+    num_bytes: float
+    seconds: float
+
+
+# Llama 3.1 8B and 70B, Qwen3-235B-A22B: sizes of their config.json; 16-bit weights.
+NETWORKS = {
+    "8B": Network("8B", 4096, 32, 128256, 16e9),
+    "70B": Network("70B", 8192, 80, 128256, 141e9),
+    "235B": Network("235B MoE", 4096, 94, 151936, 44e9),
+}
+
+
+def rows_of(
+    link: Link,
+    memory_bytes_per_second: float,
+    num_ranks: int,
+    networks: Sequence[Network] = tuple(NETWORKS.values()),
+    sizes: Sequence[int] = (1, 8, 64),
+) -> list[dict[str, float | int | str]]:
+    """A table: each network at each number of rows, beside the time that its weights take to read.
+
+    With many rows a mixture of experts reads more than the active weights counted here, so its
+    share of exchange is an upper bound.
+    """
+    found: list[dict[str, float | int | str]] = []
+    for network in networks:
+        reading = network.read_bytes / num_ranks / memory_bytes_per_second
+        for size in sizes:
+            cost = network.exchange(size, num_ranks, link)
+            found.append(
+                {
+                    "network": network.name,
+                    "rows": size,
+                    "ranks": num_ranks,
+                    "messages": cost.num_messages,
+                    "megabytes": cost.num_bytes / 1e6,
+                    "exchange_ms": 1e3 * cost.seconds,
+                    "weights_ms": 1e3 * reading,
+                    "share": cost.seconds / (cost.seconds + reading),
+                }
+            )
+    return found
+
+
+def fit(parts: Sequence[tuple[float, float]], num_ranks: int, name: str = "measured") -> Link:
+    """The link that explains measured gathers: (bytes of a part, seconds), by least squares."""
+    if len({size for size, _ in parts}) < 2:
+        raise ConfigError("two sizes at least are needed to tell latency from bandwidth")
+    xs = [(num_ranks - 1) * size for size, _ in parts]
+    ys = [seconds for _, seconds in parts]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+    slope = max(slope, 1e-13)
+    return Link(name, 1 / slope, max(mean_y - slope * mean_x, 0.0))
