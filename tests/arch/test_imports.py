@@ -69,6 +69,7 @@ TABLE: dict[str, set[str]] = {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "train", "advice",
         "kernels", "cli", "bench.device",
     },
+    "integrations": {"compat", "config", "errors", "llm", "server", "types"},
     "sglang": {"compat", "errors", "llm", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},
 }  # fmt: skip
