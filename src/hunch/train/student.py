@@ -281,7 +281,20 @@ def check_target(spec: ModelSpec, method: str) -> None:
         "experts": spec.experts is not None,
         "several rotary tables": bool(spec.more_ropes),
         "a projected embedding": spec.embed_width not in (0, spec.width),
+        "capped scores": spec.attn_cap != 0,
+        "attention sinks": spec.has_sinks,
+        "norms of 1 + w": spec.is_norm_shifted,
+        "matrices stored the other way": spec.is_transposed,
+        "heads turned in part or in another order": spec.is_rope_interleaved
+        or any(rope.dim for rope in spec.ropes),
     }
+    if method != "draft":  # whose layers are the target's; others are written as Llama's
+        problems |= {
+            "norms of what is added": spec.has_branch_norms,
+            "scaled residual sums": spec.residual_scale != 1.0,
+            "one norm for attention and MLP": spec.is_parallel,
+            "layer norms": spec.norm != "rms",
+        }
     found = [name for name, is_there in problems.items() if is_there]
     if found:
         raise UnsupportedModelError(

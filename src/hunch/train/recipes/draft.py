@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ConfigError
+from hunch.models.arrange import Arranged
 from hunch.models.build import build_block, build_norm
 from hunch.models.decoder import Decoder
 from hunch.models.heads.draft_model import CUT_FROM
@@ -51,6 +52,7 @@ class DraftStudent(Student):
 
     def _cut(self, weights: Weights, from_scratch: bool) -> dict[str, Tensor]:
         names, found = self.target.names, {}
+        weights = Arranged(weights, self.target.spec, names)  # takes fused tensors apart
         generator = torch.Generator().manual_seed(0)
         for name, shape in tensor_shapes(self.spec).items():
             if name in (names.embed, names.head):
