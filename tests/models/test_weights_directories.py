@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 from hunch.errors import ModelFormatError
 from hunch.models.weights import open_weights
-from hunch.models.weights.base import iterate, unified_config
+from hunch.models.weights.base import iterate, read_ahead, unified_config
 from hunch.models.weights.torch_file import load_torch_file
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}
@@ -42,6 +43,15 @@ def shard(folder: Path, values: dict[str, torch.Tensor], kind: str = "safetensor
         mapping |= dict.fromkeys(part, file)
     index = {"metadata": {}, "weight_map": mapping}
     (folder / f"{stem}.{kind}.index.json").write_text(json.dumps(index))
+
+
+def test_every_shard_is_asked_for_and_nothing_that_is_not_there(tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x" * 1000)
+    has_advice = hasattr(os, "posix_fadvise")
+    assert read_ahead(tmp_path) == (2000 if has_advice else 0)
+    assert read_ahead(tmp_path / "b.safetensors") == (1000 if has_advice else 0)
+    assert read_ahead(tmp_path / "missing") == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -14,7 +14,7 @@ from hunch.models.arrange import Arranged
 from hunch.models.decoder import Decoder, Progress
 from hunch.models.source import EXPAND, HOLDS, KEEP, FileSource, ShapeSource
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Weights, iterate
+from hunch.models.weights.base import Weights, iterate, read_ahead
 from hunch.parallel.group import SINGLE, Group
 from hunch.registry import MODELS, resolve
 
@@ -44,6 +44,7 @@ def load_decoder(
     spec = ModelSpec.from_config(weights.config)
     device = torch.device(device)
     family: type[Decoder] = resolve(MODELS, spec.architecture)
+    read_ahead(weights.path)
     weights = Arranged(weights, spec, family.names)
     hold = hold or choose_hold(dtype, device)
     source = FileSource(weights, choose_dtype(dtype, spec, device), device, group, hold)

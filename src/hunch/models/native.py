@@ -39,7 +39,7 @@ from hunch.models.load import check_tensors
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Packed, Weights, iterate
+from hunch.models.weights.base import Packed, Weights, iterate, read_ahead
 from hunch.parallel.group import SINGLE, Group, spans
 from hunch.registry import MODELS, resolve
 
@@ -194,6 +194,7 @@ def load_native(
     has_split_experts = spec.experts is not None and group.size > 1  # torch alone can split them
     if not is_supported(spec) or has_split_experts or not is_available():
         return None
+    read_ahead(weights.path)
     is_fine = bits == 14
     return NativeDecoder(spec, weights, dtype, num_threads, progress, is_fine=is_fine, group=group)
 
