@@ -28,7 +28,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.files import check_map
 from hunch.models.load import check_tensors, choose_dtype, choose_hold
 from hunch.models.native import ID_MAP, NativeDecoder
-from hunch.models.source import FileSource, Shape
+from hunch.models.source import HOLDS, FileSource, Shape
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import Weights, open_weights
@@ -96,7 +96,9 @@ def cut_decoder(
     weights: Weights, spec: ModelSpec, target: Target, dtype: str, ids_C: Tensor | None
 ) -> Decoder:
     device = target.device
-    source = _CutSource(weights, choose_dtype(dtype, spec, device), device, spec, target)
+    # What shares the target's tables computes in their precision, whatever its file was saved in.
+    given = target.dtype if dtype == "auto" or dtype in HOLDS else choose_dtype(dtype, spec, device)
+    source = _CutSource(weights, given, device, spec, target)
     source.hold = choose_hold(dtype, device)
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     check_tensors(spec, source, (family.names.embed, family.names.head, ID_MAP))
@@ -119,7 +121,8 @@ class _CutSource(FileSource):
     ) -> None:
         super().__init__(weights, dtype, device)
         self.family: type[Decoder] = resolve(MODELS, spec.architecture)
-        self.tables = target.tables if _is_same(spec, target) else None
+        is_shared = _is_same(spec, target) and dtype == target.dtype
+        self.tables = target.tables if is_shared else None
 
     def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         names = self.family.names
