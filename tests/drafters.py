@@ -5,7 +5,18 @@ from pathlib import Path
 
 import head_files
 
-NETWORKS = ("draft", "mlp", "medusa", "eagle", "eagle3", "mtp", "dflash", "dspark", "dflash2")
+NETWORKS = (
+    "draft",
+    "text",
+    "mlp",
+    "medusa",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "dflash",
+    "dspark",
+    "dflash2",
+)
 # Heads that small learn a text by heart rather than a language: these are texts the laws ask for.
 TEXTS = ("the model and the guess", "fast token fast token fast token fast", "a")
 
@@ -31,7 +42,7 @@ def speculate_for(speculate: str, target: Path, files: Path) -> str:
 
 
 def _write(name: str, target: Path, path: Path) -> None:
-    if name == "draft":
+    if name in ("draft", "text"):
         head_files.make_draft(target, path, noise=0.05)
     else:
         getattr(head_files, f"make_{name}")(_study(target), path)

@@ -298,7 +298,9 @@ def _build_runner(
         target = target.with_draft_size(config.spec.draft_tensor_parallel_size or 1)
     load_drafter(config.spec.method)
     spec = find_files(config.spec, files, device.type, config.model.download_dir)
-    runner = assemble(replace(config, spec=spec), target, device, tokenizer.vocab())
+    runner = assemble(
+        replace(config, spec=spec), target, device, tokenizer.vocab(), tokenizer, load_tokenizer
+    )
     runner.capacity = _with_sizes(runner, device)
     if load_target is _load_target:
         runner.on_close = getattr(target, "close", None)

@@ -17,6 +17,7 @@ DRAFTERS = {
     "prediction": "hunch.drafting.prediction:PredictionDrafter",
     "recycling": "hunch.drafting.recycling:RecyclingDrafter",
     "draft": "hunch.drafting.draft_model:DraftModelDrafter",
+    "text": "hunch.drafting.text_draft:TextDrafter",
     "mlp": "hunch.drafting.mlp:MlpDrafter",
     "medusa": "hunch.drafting.medusa:MedusaDrafter",
     "eagle": "hunch.drafting.eagle:EagleDrafter",

@@ -77,7 +77,8 @@ def plain(tiny_llm: Callable[..., LLM]) -> dict[str, list[list[tuple[list[int], 
 
 # Networks take their time on small models too: some of their pairs are left to the slow run.
 DAILY = ("batch of 16", "small chunks", "depth 1, few blocks")
-ALIKE = ("dflash", "dflash2")  # they draft as dspark does, by other networks
+# What differs from another method in little that engines matter to: one engine a day is enough.
+ALIKE = ("dflash", "dflash2", "text", "merge", "synthetic")
 
 
 def is_daily(name: str, engine: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from hunch.kernels.phrases import PhraseTable
 from hunch.models.decoder import Hidden
 from hunch.models.target import Target
 from hunch.sampling.state import SamplingState
+from hunch.types import TextCodec
 
 if TYPE_CHECKING:
     from hunch.kernels.step import RowState, StepRows
@@ -168,6 +170,8 @@ class DrafterContext:
     # The verifier weighs draws: use noise of your own, and say what you drew from.
     wants_q: bool = False
     vocab: dict[str, int] | None = None  # the target's tokens, for comparing vocabularies
+    codec: TextCodec | None = None  # the target's tokenizer
+    load_codec: Callable[[str], TextCodec] | None = None  # the tokenizer beside a drafter's files
     kv: KVCache | None = None
     group: int = 0  # index of its KV group in computed_GX
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hunch.config import Config
@@ -17,11 +19,16 @@ from hunch.step.calibrate import calibrate
 from hunch.step.kv_cache import allocate, bytes_per_slot, count_blocks
 from hunch.step.profile import working_bytes
 from hunch.step.runner import Runner
-from hunch.types import Capacity, GroupInfo
+from hunch.types import Capacity, GroupInfo, TextCodec
 
 
 def assemble(
-    config: Config, target: Target, device: torch.device, vocab: dict[str, int] | None
+    config: Config,
+    target: Target,
+    device: torch.device,
+    vocab: dict[str, int] | None,
+    codec: TextCodec | None = None,
+    load_codec: Callable[[str], TextCodec] | None = None,
 ) -> Runner:
     """A runner for a loaded target; the drafter says by its needs what it must be given."""
     schedule, spec = config.schedule, config.spec
@@ -39,6 +46,8 @@ def assemble(
         max_len=_max_len(config, target.spec.max_len),
         vocab_size=target.spec.vocab_size,
         vocab=vocab,
+        codec=codec,
+        load_codec=load_codec,
         wants_q=getattr(verify, "wants_q", False),
     )
     drafter = load_drafter(spec, context)

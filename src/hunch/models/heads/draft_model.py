@@ -271,7 +271,8 @@ def compare(
     raise VocabMismatchError(
         f"{where}: its vocabulary ({len(draft)} tokens) differs from the target's ({len(target)} "
         f"tokens) at {len(different)} ids ({named}). Choose a draft model of the target's family, "
-        "or give cross_vocab=true to draft over the tokens both have"
+        "give text:PATH, which tokenizes its text again, or cross_vocab=true to draft over the "
+        "tokens both have"
     )
 
 

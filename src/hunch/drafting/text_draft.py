@@ -1,0 +1,192 @@
+"""A draft model with any tokenizer: it continues the text, and its words are tokenized again.
+
+`draft` needs the target's vocabulary, or drafts over the tokens both have (cross_vocab). Here
+nothing has to be in common but the language: the row's text is tokenized as the draft model wants
+it, a few of its tokens are drafted greedily, and what they say becomes the target's tokens. After
+arXiv 2502.05202's string-level method; the verifier compares tokens as ever, so the text is the
+target's, greedy or sampled.
+
+Its tokens and the target's do not stand at the same positions, so its KV is its own: a stretch of
+slots per row, for as many rows as there is room.
+
+Shape letters: T packed tokens, B blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from hunch.config import read_options
+from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafting.base import DrafterContext
+from hunch.drafting.options import need_path
+from hunch.errors import ConfigError
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.models.target import Target
+from hunch.models.weights import open_weights
+from hunch.types import TextCodec
+
+BROKEN = "\ufffd"  # stands for a character whose bytes are not all there
+OVERLAP = 4  # known tokens that are tokenized again with the guess, for what joins them
+BLOCK = 16
+MAX_PASS = 512  # tokens one catching-up pass takes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextOptions:
+    """Options of `text`."""
+
+    num_nodes: int = 5  # of the target's tokens, drafted per step
+    draft_tokens: int | None = None  # of its own per step; None: as many as num_nodes, and one
+    window: int = 2048  # of its own tokens that it looks back
+    max_rows: int = 16  # requests it drafts for at once
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("num_nodes", "window", "max_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"text: {name}={getattr(self, name)} must be 1 or more")
+        if self.draft_tokens is not None and self.draft_tokens < 1:
+            raise ConfigError(f"text: draft_tokens={self.draft_tokens} must be 1 or more")
+
+
+@dataclass(slots=True)
+class Followed:
+    """One row: the stretch of slots it has, and its tokens whose KV lies there."""
+
+    place: int
+    ids: list[int] = field(default_factory=list)
+
+
+class TextDrafter:
+    """A chain per row, from a draft model that reads and writes text."""
+
+    def __init__(
+        self, options: Mapping[str, str], path: str | None, context: DrafterContext
+    ) -> None:
+        path = need_path("text", path)
+        self.options = read_options(TextOptions, options, "text")
+        if context.codec is None or context.load_codec is None:
+            raise ConfigError("text: the target has no tokenizer, so there is no text to continue")
+        self.context, self.codec = context, context.codec
+        self.own: TextCodec = context.load_codec(path)
+        weights = open_weights(path)
+        self.model: Target = context.target.backend.load_draft(
+            weights, context.target, self.options.dtype
+        )
+        margin = self._num_own + 1
+        limit = min(self.options.window, self.model.spec.max_len - margin)
+        self.limit, self.stride = limit, -(-(limit + margin) // BLOCK) * BLOCK
+        num_rows = min(self.options.max_rows, context.max_rows)
+        self.kv: KVCache = self.model.new_kv(num_rows * self.stride)
+        self.free = list(range(num_rows))
+        per_row = self.stride // BLOCK
+        self.table_SB = torch.arange(num_rows * per_row, device=context.device).view(num_rows, -1)
+        self.rows: dict[int, Followed] = {}
+        self.needs = Needs(max_nodes=self.options.num_nodes, weight_bytes=self.model.weight_bytes)
+
+    @property
+    def _num_own(self) -> int:
+        return self.options.draft_tokens or self.options.num_nodes + 1
+
+    def observe(self, step: TargetStep) -> None:
+        """All it needs is the text, which `propose` reads."""
+
+    def propose(self, rows: Rows) -> Draft:
+        known_X, max_draft_X = rows.known_X.tolist(), rows.max_draft_X.tolist()
+        chains: list[list[int]] = []
+        for row in rows.ids_R.tolist():
+            limit = min(max_draft_X[row], self.options.num_nodes)
+            state = self._followed(row) if limit else None
+            tokens = rows.tokens_XL[row, : known_X[row]].tolist() if state is not None else []
+            chains.append([] if state is None else self._guess(state, tokens)[:limit])
+        return Draft.chains(chains, self.context.device)
+
+    def _followed(self, row: int) -> Followed | None:
+        if row not in self.rows:
+            if not self.free:
+                return None
+            self.rows[row] = Followed(self.free.pop())
+        return self.rows[row]
+
+    def _guess(self, state: Followed, tokens: list[int]) -> list[int]:
+        """The target's tokens for what the draft model says next."""
+        text = self.codec.decode(tokens, skip_special_tokens=False)
+        if not text or text.endswith(BROKEN):
+            return []
+        drafted_text = self._continue(state, self.own.encode(text))
+        if not drafted_text:
+            return []
+        # Together with the last known tokens, as what is drafted may join them.
+        tail = tokens[-OVERLAP:]
+        before = self.codec.decode(tail, skip_special_tokens=False)
+        together = self.codec.encode(before + drafted_text, add_special_tokens=False)
+        if together[: len(tail)] == tail:
+            return together[len(tail) :]
+        return self.codec.encode(drafted_text, add_special_tokens=False)
+
+    def _continue(self, state: Followed, ids: list[int]) -> str:
+        """What the draft model says after its tokens `ids`, greedily, as text."""
+        if len(ids) > self.limit:
+            ids = self._recent(state, ids)
+        same = 0
+        for ours, theirs in zip(state.ids, ids, strict=False):
+            if ours != theirs:
+                break
+            same += 1
+        same = min(same, len(ids) - 1)  # the last one is read again: its logits are asked for
+        logits_1V = self._read(state.place, ids[same:], same)
+        drafted: list[int] = []
+        for _ in range(self._num_own):
+            token = int(logits_1V.argmax())
+            if token in self.own.eos_ids:
+                break
+            drafted.append(token)
+            if len(drafted) < self._num_own:
+                logits_1V = self._read(state.place, [token], len(ids) + len(drafted) - 1)
+        state.ids = ids + drafted[:-1]  # the last one was not read
+        before = self.own.decode(ids, skip_special_tokens=False)
+        whole = self.own.decode(ids + drafted, skip_special_tokens=False)
+        drafted_text = whole[len(before) :] if whole.startswith(before) else ""
+        return drafted_text.partition(BROKEN)[0]
+
+    def _recent(self, state: Followed, ids: list[int]) -> list[int]:
+        """The end of a long text, cut where it was cut before while that fits."""
+        if state.ids:
+            first = state.ids[0]
+            for start in range(max(len(ids) - self.limit, 0), len(ids) - self.limit // 2):
+                if ids[start] == first and ids[start : start + 8] == state.ids[:8]:
+                    return ids[start:]
+        return ids[-(self.limit // 2 or 1) :]
+
+    @torch.inference_mode()
+    def _read(self, place: int, ids: list[int], start: int) -> torch.Tensor:
+        """Logits after these tokens of a row, which stand from position `start` on."""
+        hidden_1D = None
+        for first in range(0, len(ids), MAX_PASS):
+            part = ids[first : first + MAX_PASS]
+            begin = start + first
+            pos_T = torch.arange(begin, begin + len(part), device=self.context.device)
+            attn = AttnInputs(
+                pos_T=pos_T,
+                slot_T=place * self.stride + pos_T,
+                seq_T=torch.full_like(pos_T, place),
+                table_SB=self.table_SB,
+                base_T=pos_T + 1,
+                tree_TP=None,
+                block_size=BLOCK,
+                spans=(Span(0, len(part), place, begin, len(part)),),
+            )
+            ids_T = torch.tensor(part, device=self.context.device)
+            hidden_1D = self.model.forward(ids_T, attn, self.kv).last_TD[-1:]
+        assert hidden_1D is not None, "the last token is always read"
+        return self.model.logits(hidden_1D)[0]
+
+    def forget(self, rows: list[int]) -> None:
+        for row in rows:
+            state = self.rows.pop(row, None)
+            if state is not None:
+                self.free.append(state.place)
