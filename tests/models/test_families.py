@@ -5,6 +5,7 @@ import torch
 
 from builders import DictWeights, Seq, new_kv, pack, plain_logits, tables
 from hunch.models.load import load_decoder
+from hunch.models.weights.base import unified_config
 from their_models import CASES, make
 
 # transformers compiles some of GPTBigCode when it is imported.
@@ -73,3 +74,18 @@ def test_a_node_of_a_tree_sees_its_own_path(pair):
     torch.testing.assert_close(
         logits[len(draft) + 2], plain_logits(ours, other)[-1], atol=1e-4, rtol=1e-4
     )
+
+
+@torch.no_grad()
+def test_gemma_3_inside_a_model_of_text_and_images():
+    theirs, saved, tensors = make("gemma 3")
+    saved.pop("architectures")
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"x": 1}}
+    config = unified_config({**outer, "image_token_index": 5, "text_config": saved})
+    renamed = {
+        name.replace("model.", "language_model.model.", 1): value for name, value in tensors.items()
+    }
+    renamed["vision_tower.embeddings.weight"] = torch.zeros(3)
+    ours = load_decoder(DictWeights(config, renamed))
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
