@@ -176,19 +176,19 @@ def _scales(
 @triton.jit
 def _span(
     sum, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs, is_row, k, K,
-    offs_w, num_rows, KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr,
-    OFFSET: tl.constexpr, GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
-    IS_EVEN: tl.constexpr,
+    offs_w, num_rows, scale, offset, minimum, KIND: tl.constexpr, SPAN: tl.constexpr,
+    WORDS: tl.constexpr, OFFSET: tl.constexpr, GROUP_K: tl.constexpr, UNIT_K: tl.constexpr,
+    HAS_ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr,
+    PAIRED: tl.constexpr, ROUTE: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Add one span's products to the sums."""
+    """Add one span's products to the sums; the scales given are used where all of K has one."""
     dtype: tl.constexpr = x_ptrs.dtype.element_ty
     offs_k = tl.arange(0, WORDS)
     line_W = (offs_w + (k // SPAN) * num_rows).to(tl.int64)
     word = tl.load(data_ptr + line_W[:, None] * WORDS + offs_k[None, :])
     for part in tl.static_range(SPAN // WORDS):
         first = k + part * WORDS
-        if part == 0 or GROUP_K < SPAN:
+        if not IS_WHOLE and (part == 0 or GROUP_K < SPAN):
             known = first if IS_EVEN else tl.minimum(first, K - 1)  # padding has no scales
             scale, offset, minimum = _scales(
                 scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, known, offs_w, num_rows,
@@ -214,8 +214,8 @@ def _quant_kernel(
     KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
     GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr,
-    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
+    PREFETCH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """As `_gemm_kernel`. `num_rows` are the weight's; N may be half of them."""
     pid_m, pid_n = place(tl.cdiv(M, BLOCK_M), GROUP)
@@ -239,6 +239,14 @@ def _quant_kernel(
     slot, cos, sin = offs_m, offs_m, offs_m
     if ENDING == "rope":
         slot, cos, sin = turns(pos_ptr, slot_ptr, rope_ptr, offs_m, is_row, offs_h, HEAD)
+    of_a = _scales(scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, first, offs_a,
+                   num_rows, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
+                   PAIRED)  # fmt: skip
+    of_b = of_a
+    if ENDING != "store":
+        of_b = _scales(scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, first, offs_b,
+                       num_rows, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
+                       PAIRED)  # fmt: skip
     a = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     b = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -246,12 +254,14 @@ def _quant_kernel(
         total += tl.load(bias_ptr + offs_a).to(tl.float32)[:, None]
     for k in range(first, last, SPAN):
         a = _span(a, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
-                  is_row, k, K, offs_a, num_rows, KIND, SPAN, WORDS, OFFSET, GROUP_K, UNIT_K,
-                  HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE, IS_EVEN)  # fmt: skip
+                  is_row, k, K, offs_a, num_rows, of_a[0], of_a[1], of_a[2], KIND, SPAN, WORDS,
+                  OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE, IS_EVEN,
+                  IS_WHOLE)  # fmt: skip
         if ENDING != "store":
             b = _span(b, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
-                      is_row, k, K, offs_b, num_rows, KIND, SPAN, WORDS, OFFSET, GROUP_K, UNIT_K,
-                      HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE, IS_EVEN)  # fmt: skip
+                      is_row, k, K, offs_b, num_rows, of_b[0], of_b[1], of_b[2], KIND, SPAN, WORDS,
+                      OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE,
+                      IS_EVEN, IS_WHOLE)  # fmt: skip
         if NUM_SPLITS > 1 and not IS_GRID_SPLIT and (k + SPAN) % SLICE_K == 0:
             total += a
             a = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -267,11 +277,12 @@ def _quant_kernel(
            HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
 
 
-def tile_of(m: int, is_narrow: bool) -> Tile:
+def tile_of(m: int, is_narrow: bool, is_split: bool) -> Tile:
     """A tile for m rows, as measured on an H200; block_k is the weight's span. `is_narrow`: of 4
     bits, which take longest to become numbers."""
     if m <= 16:
-        return Tile(16, 32, 0, 2, 6, prefetch=4)
+        is_thin = is_narrow and is_split
+        return Tile(16, 16, 0, 1, 6, prefetch=4) if is_thin else Tile(16, 32, 0, 2, 6, prefetch=4)
     if m <= 64:
         return Tile(next_power_of_2(m), 64, 0, 4, 4, prefetch=2)
     return Tile(128, 64, 0, 4, 3) if is_narrow else Tile(128, 128, 0, 8, 3)
@@ -302,7 +313,7 @@ def launch(
     slice_k = slice_of(k, split)
     assert split == 1 or slice_k % span == 0, "a span belongs to one slice"
     num_splits = split if is_grid_split else 1
-    tile = tile or tile_of(m, w.kind in ("int4", "fp4"))
+    tile = tile or tile_of(m, w.kind in ("int4", "fp4"), num_splits > 1)
     block_n = tile.block_n
     if ending == "rope":  # a tile must not cross a head's half
         half = heads[0] // 2
@@ -325,7 +336,7 @@ def launch(
         UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=minimum is not None,
         HAS_UNIT=unit is not None, PAIRED=_PAIRED[w.paired], ROUTE=_route(w),
         BLOCK_M=tile.block_m, BLOCK_N=block_n,
-        IS_EVEN=k % span == 0, PREFETCH=tile.prefetch, GROUP=tile.group,
+        IS_EVEN=k % span == 0, IS_WHOLE=len(scale) == 1, PREFETCH=tile.prefetch, GROUP=tile.group,
         **options(tile.num_warps, tile.num_stages),
     )  # fmt: skip
 
