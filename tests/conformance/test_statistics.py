@@ -67,7 +67,7 @@ def believes_the_draft(
     return verdict
 
 
-@pytest.mark.parametrize("name", ["ngram", "suffix"])
+@pytest.mark.parametrize("name", [pytest.param("ngram", marks=pytest.mark.slow), "suffix"])
 def test_joint_distribution(name: str, tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm(name)
     joint = expected(tiny_llm("off"))

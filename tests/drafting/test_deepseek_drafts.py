@@ -43,9 +43,11 @@ def run(llm: LLM, texts: Study, params: SamplingParams) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("num_layers", "dtype", "engine", "options"),
     [
-        (1, "float32", "small chunks", ""),
-        (1, "int8", "few blocks", ":tree=dynamic:num_nodes=16"),
-        (2, "float32", "few blocks", ":tree=dynamic:num_nodes=16"),
+        pytest.param(1, "float32", "small chunks", "", marks=pytest.mark.slow),
+        (1, "int8", "few blocks", ":tree=dynamic:num_nodes=6"),
+        pytest.param(
+            2, "float32", "few blocks", ":tree=dynamic:num_nodes=16", marks=pytest.mark.slow
+        ),
         (2, "int8", "small chunks", ""),
     ],
 )

@@ -21,6 +21,7 @@ STORY = (
     "a good day. In the evening Alice wrote a letter to her brother, who lived in the city. She "
     "told him about the market, the cherries and the bees, and asked when he would come to visit."
 )
+NUM_TOKENS = 90
 PROMPT = (  # a small model needs to be shown once what is asked of it
     f"With the name Alice:\n{STORY}\n\n"
     f"With the name Susan:\n{STORY.replace('Alice', 'Susan')}\n\nWith the name Maria:\n"
@@ -36,17 +37,17 @@ def llm(default_files: ModelFiles) -> Iterator[LLM]:
 
 
 def test_changing_one_name_takes_a_third_of_the_passes_at_most(llm: LLM) -> None:
-    base = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    base = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     off = SamplingParams(**base, speculation=Speculation(mode="off"))
     told = SamplingParams(**base, prediction=STORY)
     only = SamplingParams(**base, prediction=STORY, speculation=Speculation(mode="prediction"))
     plain, auto, alone = (llm.generate(PROMPT, p)[0].outputs[0] for p in (off, told, only))
     assert auto.token_ids == alone.token_ids == plain.token_ids
     assert "Maria offered to help" in plain.text, "the model no longer rewrites: choose a text"
-    assert plain.stats["steps"] == 200
-    assert auto.stats["steps"] <= 200 / 3
-    assert alone.stats["steps"] <= 200 / 3
-    assert auto.stats["drafters"]["prediction"]["accepted"] > 100
+    assert plain.stats["steps"] == NUM_TOKENS
+    assert auto.stats["steps"] <= NUM_TOKENS / 3
+    assert alone.stats["steps"] <= NUM_TOKENS / 3
+    assert auto.stats["drafters"]["prediction"]["accepted"] > NUM_TOKENS / 2
     assert set(alone.stats["drafters"]) == {"prediction"}
 
 

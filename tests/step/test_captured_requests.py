@@ -25,15 +25,15 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PARAMS = {
-    "schema": SamplingParams(temperature=0, max_tokens=30, structured_outputs={"json": SCHEMA}),
+    "schema": SamplingParams(temperature=0, max_tokens=18, structured_outputs={"json": SCHEMA}),
     "regex": SamplingParams(
-        temperature=1.1, seed=4, max_tokens=24, repetition_penalty=1.2,
+        temperature=1.1, seed=4, max_tokens=14, repetition_penalty=1.2,
         structured_outputs={"regex": "(ab|cde){2,4} [0-9]+"},
     ),
-    "scores": SamplingParams(temperature=0.8, seed=2, max_tokens=16, logprobs=3, top_k=30),
+    "scores": SamplingParams(temperature=0.8, seed=2, max_tokens=9, logprobs=3, top_k=30),
     "own score": SamplingParams(temperature=0, max_tokens=9, logprobs=0, min_tokens=9),
     "trace": SamplingParams(temperature=0, max_tokens=16, speculation=Speculation(trace=True)),
-    "free": SamplingParams(temperature=0.7, seed=9, max_tokens=20),
+    "free": SamplingParams(temperature=0.7, seed=9, max_tokens=8),
 }  # fmt: skip
 
 

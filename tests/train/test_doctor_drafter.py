@@ -99,6 +99,7 @@ def test_a_rope_that_drifts_with_the_text(target: Path, prompts: Path, tmp_path:
     assert "context" in faults(examine(target, bad, texts_of(prompts), max_tokens=84))
 
 
+@pytest.mark.slow
 def test_another_chat_template(target: Path, tmp_path: Path, prompts: Path) -> None:
     """Trained on raw prompts, served with the template."""
     raw = tmp_path / "raw.jsonl"

@@ -109,6 +109,7 @@ def test_fused_steps_are_the_steps_by_torch(
     close(kv.v_LCMH, kv_ref.v_LCMH)
 
 
+@pytest.mark.slow
 def test_whole_drafts(model: Path, study: head_files.Study, tmp_path: Path) -> None:
     """Committed tokens and then a chain, as a captured step drafts them."""
     head_files.make_eagle3(study, tmp_path, num_steps=0, layers=(0, 1))
