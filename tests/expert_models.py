@@ -46,6 +46,7 @@ LATENT = COMMON | {
 LATENT.pop("head_dim")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 YARN |= {"rope_theta": 1000.0, "mscale": 0.8, "mscale_all_dim": 1.0}
+OSS_64 = ("GptOss", COMMON | OSS | {"hidden_size": 64, "intermediate_size": 64})
 TORCH_CASES = {
     "deepseek-v3": ("DeepseekV3", LATENT | {"n_group": 4, "topk_group": 2}),
     "deepseek-v3, yarn": (
@@ -79,7 +80,7 @@ IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).to
 
 def make(name: str, folder: Path) -> torch.nn.Module:
     """A random model of transformers, saved as it saves."""
-    family, settings = (CASES | TORCH_CASES)[name]
+    family, settings = (CASES | TORCH_CASES | {"gpt-oss, 64": OSS_64})[name]
     with torch.random.fork_rng():
         torch.manual_seed(11)
         config = getattr(transformers, f"{family}Config")(**settings)

@@ -1,7 +1,11 @@
 """Families with experts against transformers, and the independence of their rows."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from builders import Seq, pack, plain_logits, tables
 from expert_models import CASES, IDS, TORCH_CASES, make
@@ -74,3 +78,31 @@ def check_rows(model):
         last_rows([Seq(prompt[:2]) for prompt in ids[:size]], kv)
         rows = last_rows([Seq(prompt[2:], start=2) for prompt in ids[:size]], kv)
         assert rows.equal(expected[:size])
+
+
+@torch.no_grad()
+def test_gpt_oss_as_published_in_mxfp4(tmp_path):
+    """Blocks are stored [expert, out, in], plain tensors [expert, in, out]."""
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    make("gpt-oss, 64", plain)
+    tensors = load_file(plain / "model.safetensors")
+    stored = dict(tensors)
+    noise = torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "experts.down_proj"))]:
+        num_experts, num_in, num_out = stored.pop(name).shape
+        blocks = torch.randint(
+            0, 256, (num_experts, num_out, num_in // 32, 16), generator=noise, dtype=torch.uint8
+        )
+        scales = torch.randint(
+            120, 125, (num_experts, num_out, num_in // 32), generator=noise, dtype=torch.uint8
+        )
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(tensors, plain / "model.safetensors")
+    packed.mkdir()
+    save_file(stored, packed / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (packed / "config.json").write_text(json.dumps(config))
+    expected = plain_logits(load_decoder(open_weights(plain)), IDS)
+    assert torch.equal(plain_logits(load_decoder(open_weights(packed)), IDS), expected)
