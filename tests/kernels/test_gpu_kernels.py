@@ -95,6 +95,10 @@ def test_rope_after_a_product(has_norms: bool) -> None:
     close(q, gpu_fused.rope_kv_ref(qkv, *want, pos, slot, table, norms))
     for got, ref in zip(cache, want, strict=True):
         close(got, ref)
+    parts = rand(3, 6, qkv.shape[1], seed=5)[:, :4]  # rows past the tokens are padding
+    gpu_fused.rope_kv(parts, q, *cache, pos, slot, table, norms)
+    close(q, gpu_fused.rope_kv_ref(parts.sum(0), *want, pos, slot, table, norms))
+    close(cache[0], want[0])
 
 
 @pytest.mark.parametrize("num_parts", [0, 1, 3])

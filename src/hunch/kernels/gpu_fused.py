@@ -184,11 +184,20 @@ def _join_kernel(
 
 
 @triton.jit
+def _summed(ptrs, is_in, part_stride, NUM_PARTS: tl.constexpr, dtype: tl.constexpr):
+    """A product's numbers: slices are added in order, then rounded as a product of its own is."""
+    total = tl.load(ptrs, mask=is_in, other=0.0).to(tl.float32)
+    for s in tl.static_range(1, NUM_PARTS):
+        total += tl.load(ptrs + s * part_stride, mask=is_in, other=0.0)
+    return total.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _rope_kv_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr,
-    q_norm_ptr, k_norm_ptr, eps,
+    q_norm_ptr, k_norm_ptr, eps, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-    HAS_ROPE: tl.constexpr,
+    HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -198,8 +207,9 @@ def _rope_kv_kernel(
     wait_for_inputs()
     let_next_start()
     row_ptr = qkv_ptr + (token * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD
-    lo = tl.load(row_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
-    hi = tl.load(row_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    lo = _summed(row_ptr + offs, is_in, part_stride, NUM_PARTS, dtype)
+    hi = _summed(row_ptr + HALF + offs, is_in, part_stride, NUM_PARTS, dtype)
     if head < NUM_HEADS + NUM_KV:
         norm_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
         rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
@@ -225,9 +235,9 @@ def _rope_kv_kernel(
 
 @triton.jit
 def _rope_rows_kernel(
-    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr, num_tokens,
+    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr, num_tokens, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-    BLOCK_T: tl.constexpr, HAS_ROPE: tl.constexpr,
+    BLOCK_T: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
 ):  # fmt: skip
     """The same without norms, one head of many tokens: nothing is summed, so any tile will do."""
     head = tl.program_id(1)
@@ -239,8 +249,9 @@ def _rope_rows_kernel(
     wait_for_inputs()
     let_next_start()
     row_ptrs = qkv_ptr + (token[:, None] * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD + offs
-    lo = tl.load(row_ptrs, mask=is_in, other=0.0).to(tl.float32)
-    hi = tl.load(row_ptrs + HALF, mask=is_in, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    lo = _summed(row_ptrs, is_in, part_stride, NUM_PARTS, dtype)
+    hi = _summed(row_ptrs + HALF, is_in, part_stride, NUM_PARTS, dtype)
     if HAS_ROPE:  # noqa: SIM102 - known when the kernel is compiled
         if head < NUM_HEADS + NUM_KV:
             pos = tl.load(pos_ptr + token, mask=is_token, other=0)
@@ -331,21 +342,26 @@ def rope_kv(
     qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
 ) -> None:  # fmt: skip
-    """Head norms and rotation (where given), KV write, for products that did not do it."""
+    """Head norms and rotation (where given), KV write, for products that did not do it.
+
+    A product may come as sums of its slices, [S, T, K] in float32.
+    """
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
-    num_heads, num_tokens = qkv_TK.shape[1] // head - 2 * num_kv, len(qkv_TK)
+    num_tokens, width = qkv_TK.shape[-2:]
+    num_heads = width // head - 2 * num_kv
+    num_parts, stride = (len(qkv_TK), qkv_TK.stride(0)) if qkv_TK.dim() == 3 else (1, 0)
     assert table_LH is None or table_LH.dtype == torch.float32
     has_rope, table_LH = table_LH is not None, q_TN if table_LH is None else table_LH
     if norms is None:
         _rope_rows_kernel[(cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
-            qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, num_tokens, HEAD=head,
+            qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, num_tokens, stride, HEAD=head,
             HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16,
-            HAS_ROPE=has_rope, **options(4),
+            HAS_ROPE=has_rope, NUM_PARTS=num_parts, **options(4),
         )  # fmt: skip
         return
     q_norm, k_norm = norms
-    _rope_kv_kernel[(qkv_TK.shape[0], num_heads + 2 * num_kv)](
-        qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, q_norm, k_norm, eps,
+    _rope_kv_kernel[(num_tokens, num_heads + 2 * num_kv)](
+        qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, q_norm, k_norm, eps, stride,
         HEAD=head, HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv,
-        HAS_ROPE=has_rope, **options(1),
+        HAS_ROPE=has_rope, NUM_PARTS=num_parts, **options(1),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_fused import Places, add_norm
 from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import is_exact
+from hunch.kernels.quant import Quantised, slices_of
 from hunch.layers.block import Block
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden, finish_logits
@@ -83,6 +84,8 @@ class CudaDecoder:
         layer = next((each for each in self.layers if each.experts is None), self.layers[0])
         plain = [linear for linear in (layer.qkv, layer.gate_up) if linear is not None]
         split = [linear for linear in (layer.out, layer.down) if linear is not None]
+        if isinstance(layer.qkv.weight, Quantised) and slices_of(layer.qkv.weight) > 1:
+            plain, split = plain[1:], [layer.qkv, *split]
         is_same = all(is_exact(linear.weight, is_split=False) for linear in plain)
         is_same = is_same and all(is_exact(linear.weight, is_split=True) for linear in split)
         if not is_same:

@@ -164,7 +164,10 @@ class FusedLayers:
         table_LH = self.tables[heads.rope] if self.tables else None
         where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T)
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
-        if table_LH is not None and layer.head_norms is None and is_small:
+        if isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
+            parts_SPK = self._parts(h_PE, qkv, num_tokens)
+            rope_kv(parts_SPK[:, :num_tokens], *where, table_LH, layer.head_norms, self.eps)
+        elif table_LH is not None and layer.head_norms is None and is_small:
             gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
         else:
             qkv_PK = h_PE.new_empty(len(h_PE), qkv.shape[0])
