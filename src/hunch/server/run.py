@@ -82,9 +82,9 @@ async def _serve(
     workers.start(sock)
     if settings.workers > 1:  # nobody else knows how many wait in all
         config = replace(config, schedule=replace(config.schedule, max_queue=settings.max_queue))
-    engine = _engine(config, settings, engine_factory)
+    engine = new_engine(config, settings, engine_factory)
     engine.give_lines = workers.give
-    loading = asyncio.create_task(_load(config, engine, text_factory))
+    loading = asyncio.create_task(load(config, engine, text_factory))
     _on_signals(loading.cancel)
     try:
         text = await loading
@@ -97,7 +97,7 @@ async def _serve(
             return 1
         logs.event(logging.INFO, "stopped before the model was loaded")
         return 0
-    service = _service(config, settings, engine, text)
+    service = new_service(config, settings, engine, text)
     factories = (engine_factory, text_factory)
     others = [_other(config, settings, name, path, factories) for name, path in settings.models]
     switch = Switch(settings, [Model(settings.served_model_names, _never), *others])
@@ -119,7 +119,7 @@ async def _serve(
     return keeper.exit_code
 
 
-def _engine(config: Config, settings: ServeConfig, factory: str) -> AnyEngine:
+def new_engine(config: Config, settings: ServeConfig, factory: str) -> AnyEngine:
     options: dict[str, Any] = {
         "max_queue": settings.max_queue,
         "log_format": settings.log_format,
@@ -143,13 +143,13 @@ def run_worker(
 async def _serve_beside(
     engine: JoinedEngine, config: Config, settings: ServeConfig, text_factory: str
 ) -> int:
-    loading = asyncio.create_task(_load(config, engine, text_factory))
+    loading = asyncio.create_task(load(config, engine, text_factory))
     _on_signals(loading.cancel)
     try:
         text = await loading
     except (EngineError, asyncio.CancelledError):
         return 0  # the owner says why
-    service = _service(config, settings, engine, text)
+    service = new_service(config, settings, engine, text)
     keeper = Keeper(service, _server(service))
     await _run(keeper, _bind(settings), keeper.follow())
     await engine.close()
@@ -166,7 +166,7 @@ async def _run(keeper: Keeper, sock: socket.socket, *beside: Coroutine[Any, Any,
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _service(config: Config, settings: ServeConfig, engine: AnyEngine, text: Text) -> Service:
+def new_service(config: Config, settings: ServeConfig, engine: AnyEngine, text: Text) -> Service:
     return Service(
         settings,
         engine,
@@ -193,8 +193,8 @@ def _other(
             log_format=settings.log_format,
             log_level=settings.log_level,
         )
-        text = await _load(config, engine, factories[1])
-        service = _service(config, settings, engine, text)
+        text = await load(config, engine, factories[1])
+        service = new_service(config, settings, engine, text)
         return service, build_routes(service)
 
     return Model((name,), open_model)
@@ -226,7 +226,7 @@ def _server(service: Service, switch: Switch | None = None) -> uvicorn.Server:
     )
 
 
-async def _load(config: Config, engine: AnyEngine, text_factory: str) -> Text:
+async def load(config: Config, engine: AnyEngine, text_factory: str) -> Text:
     text: Text = await asyncio.to_thread(lambda: resolve(text_factory)(config))
     await engine.start()
     return text
