@@ -9,7 +9,7 @@ from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, read_count
-from hunch.models.mistral import Mistral
+from hunch.models.families.mistral import Mistral
 from hunch.models.reading import Config, read_int
 from hunch.models.spec import ModelSpec
 

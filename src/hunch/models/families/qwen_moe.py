@@ -7,8 +7,8 @@ from dataclasses import replace
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.models.experts import read_count, sparse_layers
-from hunch.models.qwen2 import Qwen2
-from hunch.models.qwen3 import Qwen3
+from hunch.models.families.qwen2 import Qwen2
+from hunch.models.families.qwen3 import Qwen3
 from hunch.models.reading import Config, read_int
 from hunch.models.spec import ModelSpec
 

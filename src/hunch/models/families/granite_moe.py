@@ -9,7 +9,7 @@ from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, read_count
-from hunch.models.granite import Granite
+from hunch.models.families.granite import Granite
 from hunch.models.reading import Config, read_int
 from hunch.models.spec import ModelSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hunch.models.qwen2 import Qwen2
+from hunch.models.families.qwen2 import Qwen2
 from hunch.models.reading import Config
 from hunch.models.spec import ModelSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hunch.models.llama import Llama
+from hunch.models.families.llama import Llama
 from hunch.models.reading import Config, read_float
 from hunch.models.spec import ModelSpec
 
