@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from hunch import LLM, SamplingParams
+from hunch.models import load
 from published_files import FORMATS, quantised_copy
 from tiny_models import write_llama
 
@@ -59,7 +60,10 @@ def test_drafts_change_nothing(form: str, kernels: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", sorted(FORMATS))
-def test_on_a_gpu_as_if_expanded(form: str, tmp_path: Path) -> None:
+def test_on_a_gpu_as_if_expanded(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "MIN_KEPT_WIDTH", 1)
     model = checkpoint(form, tmp_path)
     kept = ids(model, speculate="off", max_num_seqs=1, **GPU)
     if "order" not in form:  # whose sums have an order of their own

@@ -22,6 +22,7 @@ from hunch.registry import MODELS, resolve
 log = logging.getLogger("hunch")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MIN_KEPT_WIDTH = 1024  # of models whose bytes, not whose launches, take the time on a GPU
 _MAX_NAMED = 6  # tensors an error names before it counts the rest
 # Stored by older tools though they follow from the config; or heads that draft, which a target
 # does not need.
@@ -47,7 +48,7 @@ def load_decoder(
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     read_ahead(weights.path)
     weights = Arranged(weights, spec, family.names)
-    hold = hold or choose_hold(dtype, device)
+    hold = hold or choose_hold(dtype, spec, device)
     source = FileSource(weights, choose_dtype(dtype, spec, device), device, group, hold)
     check_tensors(spec, source)
     decoder = family(spec, source, progress)
@@ -75,11 +76,12 @@ def dtype_of(model: ModelConfig, weights: Weights) -> str:
     )
 
 
-def choose_hold(dtype: str, device: torch.device) -> str:
+def choose_hold(dtype: str, spec: ModelSpec, device: torch.device) -> str:
     """How matrices are held: as dtype says, or on a GPU as the file has them."""
     if dtype in HOLDS:
         return dtype
-    return KEEP if device.type == "cuda" and dtype == "auto" else EXPAND
+    is_kept = device.type == "cuda" and dtype == "auto" and spec.width >= MIN_KEPT_WIDTH
+    return KEEP if is_kept else EXPAND
 
 
 def choose_dtype(dtype: str, spec: ModelSpec, device: torch.device) -> torch.dtype:

@@ -99,7 +99,7 @@ def cut_decoder(
     # What shares the target's tables computes in their precision, whatever its file was saved in.
     given = target.dtype if dtype == "auto" or dtype in HOLDS else choose_dtype(dtype, spec, device)
     source = _CutSource(weights, given, device, spec, target)
-    source.hold = choose_hold(dtype, device)
+    source.hold = choose_hold(dtype, spec, device)
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     check_tensors(spec, source, (family.names.embed, family.names.head, ID_MAP))
     model = family(spec, source)
