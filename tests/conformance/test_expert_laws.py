@@ -85,7 +85,9 @@ def latent_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("speculate", ["suffix:adaptive=false", "recycling"])
+@pytest.mark.parametrize(
+    "speculate", [pytest.param("suffix:adaptive=false", marks=pytest.mark.slow), "recycling"]
+)
 def test_latent_attention_too(speculate: str, latent_target: Path) -> None:
     """Trees move one vector per token, not two; prompts come in chunks, texts share blocks."""
     options = {"dtype": "float32", **SMALL}
@@ -98,6 +100,7 @@ def test_latent_attention_too(speculate: str, latent_target: Path) -> None:
         assert llm.stats()["accepted"] > 0
 
 
+@pytest.mark.slow
 def test_a_latent_target_with_its_own_mtp_layer(latent_target: Path, tmp_path: Path) -> None:
     """As DeepSeek publishes it: one more layer of the target's kind, after its last."""
     tensors = load_file(latent_target / "model.safetensors")
