@@ -99,7 +99,10 @@ def test_native_kernels_split_too(
         (4, "auto", ("suffix",)),
         pytest.param(4, "torch", ("auto", "draft", "eagle3", "medusa"), marks=pytest.mark.slow),
         pytest.param(
-            4, "auto", sorted({*DRAFTERS} - {"prediction", "off"}), marks=pytest.mark.slow
+            4,
+            "auto",
+            sorted({*DRAFTERS} - {"prediction", "synthetic", "off"}),
+            marks=pytest.mark.slow,
         ),
     ],
 )
