@@ -259,16 +259,16 @@ def _rope_rows_kernel(
             sin = tl.load(rope_ptr + pos[:, None] * HEAD + HALF + offs, mask=is_in, other=0.0)
             lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
     if head < NUM_HEADS:
-        out_ptrs = q_ptr + (token[:, None] * NUM_HEADS + head) * HEAD + offs
-        tl.store(out_ptrs, lo.to(q_ptr.dtype.element_ty), mask=is_in)
-        tl.store(out_ptrs + HALF, hi.to(q_ptr.dtype.element_ty), mask=is_in)
+        q_ptrs = q_ptr + (token[:, None] * NUM_HEADS + head) * HEAD + offs
+        tl.store(q_ptrs, lo.to(q_ptr.dtype.element_ty), mask=is_in)
+        tl.store(q_ptrs + HALF, hi.to(q_ptr.dtype.element_ty), mask=is_in)
     else:
         slot = tl.load(slot_ptr + token, mask=is_token, other=-1).to(tl.int64)[:, None]
         cache_ptr = k_cache_ptr if head < NUM_HEADS + NUM_KV else v_cache_ptr
-        out_ptrs = cache_ptr + (slot * NUM_KV + (head - NUM_HEADS) % NUM_KV) * HEAD + offs
+        kv_ptrs = cache_ptr + (slot * NUM_KV + (head - NUM_HEADS) % NUM_KV) * HEAD + offs
         is_live = is_in & (slot >= 0)
-        tl.store(out_ptrs, lo.to(cache_ptr.dtype.element_ty), mask=is_live)
-        tl.store(out_ptrs + HALF, hi.to(cache_ptr.dtype.element_ty), mask=is_live)
+        tl.store(kv_ptrs, lo.to(cache_ptr.dtype.element_ty), mask=is_live)
+        tl.store(kv_ptrs + HALF, hi.to(cache_ptr.dtype.element_ty), mask=is_live)
 
 
 def add_norm(
