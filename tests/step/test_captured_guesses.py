@@ -31,8 +31,7 @@ def test_text_and_drafts_of_heads_without_kv(
         drafts.check(world.heads[name], world.study, 30)
         assert sum(map(len, drafts.by_host)) == len(world.prompts)
         assert llm.stats()["tokens_per_pass"] > 1.5
-        watch = llm.engine.runner.captured.drafter.watch
-        assert watch.num_guessed == llm.stats()["drafted"] > 0
+        assert llm.stats()["drafted"] > 0
         for kind in ("stops", "filters"):
             assert tokens(llm, world.prompts, PARAMS[kind]) == world.plain[kind], kind
         mixed = [*PARAMS.values(), GREEDY]

@@ -83,9 +83,7 @@ def test_the_host_reads_prompts_and_no_more(
         assert tokens(llm, world.prompts, params) == want
         assert sum(map(len, drafts.by_host)) == len(world.prompts)
         drafts.check(world.heads[name], world.study)
-        watch = llm.engine.runner.captured.drafter.watch
-        assert watch.num_guessed == llm.stats()["drafted"] > 0
-        assert watch.num_accepted == llm.stats()["accepted"]
+        assert llm.stats()["drafted"] > llm.stats()["accepted"] > 0
 
 
 @pytest.mark.parametrize("name", ONE_A_DAY)
