@@ -233,7 +233,7 @@ DEAR = {StepShape(0): 1.0, StepShape(3): 2.0, StepShape(7): 4.0}
 class Drafter:
     """A device drafter of given shapes, as far as the policy asks it."""
 
-    name, is_guided, watch, network = "auto", False, None, object()
+    name, is_guided, network = "auto", False, object()
     num_levels = 5
 
     def __init__(self, *shapes: StepShape, margin: float = 0.0) -> None:
