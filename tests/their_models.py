@@ -108,6 +108,19 @@ CASES = {
     ),
     "qwen3": ("Qwen3", GATED | {"head_dim": 16}),
     "qwen3, biases": ("Qwen3", GATED | {"head_dim": 8, "attention_bias": True}),
+    "smollm 3": ("SmolLM3", GATED | {"pad_token_id": 0, "no_rope_layer_interval": 2}),
+    # llama.cpp knows the layers by the architecture: every fourth.
+    "smollm 3, as converted": ("SmolLM3", GATED | {"pad_token_id": 0, "num_hidden_layers": 3}),
+    "smollm 3, windows": (
+        "SmolLM3",
+        GATED
+        | {"pad_token_id": 0, "no_rope_layers": [1, 0, 1]}
+        | {"use_sliding_window": True, "sliding_window": 7},
+    ),
+    "stablelm": ("StableLm", GATED | {"use_qkv_bias": True}),
+    "stablelm, parallel": ("StableLm", GATED | {"use_parallel_residual": True}),
+    "starcoder 2": ("Starcoder2", GATED | {"sliding_window": 7}),
+    "starcoder 2, no biases": ("Starcoder2", GATED | {"use_bias": False}),
     "opt": ("OPT", COMMON | {"ffn_dim": 56, "word_embed_proj_dim": 32}),
     "opt, norms after": (
         "OPT",

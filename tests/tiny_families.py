@@ -36,6 +36,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", SIZES),
     "gemma 2": ("Gemma2ForCausalLM", {**GEMMA, **CAPS}),
     "gemma 3": ("Gemma3ForCausalLM", {**GEMMA, "rope_local_base_freq": 300.0}),
+    "smollm 3": ("SmolLM3ForCausalLM", {**SIZES, "no_rope_layer_interval": 2}),
+    "stablelm": ("StableLmForCausalLM", {**SIZES, "use_parallel_residual": True}),
+    "starcoder 2": ("Starcoder2ForCausalLM", {**SIZES, "sliding_window": 24}),
     "opt": ("OPTForCausalLM", OPT),
     "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
 }

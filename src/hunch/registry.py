@@ -63,6 +63,9 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "Gemma3ForCausalLM": "hunch.models.families.gemma:Gemma3",
     "Gemma3ForConditionalGeneration": "hunch.models.families.gemma:Gemma3",
     "OPTForCausalLM": "hunch.models.families.opt:Opt",
+    "SmolLM3ForCausalLM": "hunch.models.families.smollm3:SmolLM3",
+    "StableLmForCausalLM": "hunch.models.families.stablelm:StableLM",
+    "Starcoder2ForCausalLM": "hunch.models.families.starcoder2:Starcoder2",
 }
 
 RECIPES = {

@@ -42,7 +42,17 @@ def texts(llm: LLM) -> list[list[int]]:
 
 
 # The other tests of this folder have Llama; what else is slow here differs little from a daily one.
-SLOW = ("llama", "mistral", "qwen2", "qwen3", "gemma", "opt, norms after", "gpt-bigcode")
+SLOW = (
+    "smollm 3",
+    "stablelm",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "opt, norms after",
+    "gpt-bigcode",
+)
 CASES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES]
 
 

@@ -25,7 +25,7 @@ KEYS = {  # what converters take over from every config.json
     "attention.head_count_kv": ("num_key_value_heads",),
     "attention.key_length": ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "attention.layer_norm_epsilon": ("layer_norm_epsilon",),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
     "attention.sliding_window": ("sliding_window",),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
@@ -49,6 +49,10 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
     "gpt-2": ("gpt2", {"feed_forward_length": 128}),
     "gpt-bigcode": ("starcoder", {}),
     "gemma": ("gemma", {}),
+    "smollm 3, as converted": ("smollm3", {"rope.freq_base": 2e6}),
+    "stablelm": ("stablelm", {"rope.dimension_count": 2}),
+    "stablelm, parallel": ("stablelm", {"rope.dimension_count": 2}),
+    "starcoder 2": ("starcoder2", {}),
     "gemma 2 as converted": ("gemma2", {"rope.freq_base": 1e4}),
     "gemma 3 as converted": ("gemma3", {"rope.freq_base": 1e6}),
 }
@@ -61,7 +65,7 @@ def stored(name: str, tensor: torch.Tensor, architecture: str, config: dict[str,
         return value + 1
     if architecture == "gpt2" and ".c_" in name and value.ndim == 2:
         return np.ascontiguousarray(value.T)
-    if architecture == "granite" and ("q_proj" in name or "k_proj" in name):
+    if architecture in ("granite", "smollm3") and ("q_proj" in name or "k_proj" in name):
         key = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
         return interleave(value, config[key])
     return value

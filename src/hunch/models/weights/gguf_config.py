@@ -26,9 +26,12 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "gemma": ("GemmaForCausalLM", "gemma"),
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
+    "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
+    "stablelm": ("StableLmForCausalLM", "stablelm"),
+    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2"),
 }
 # Files of these store the rows of q and k so that rotary pairs are neighbours.
-INTERLEAVED = ("llama", "mistral", "granite", "granitemoe")
+INTERLEAVED = ("llama", "mistral", "granite", "granitemoe", "smollm3")
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -83,6 +86,7 @@ _OWN = {  # what a family calls differently, or has besides
     "starcoder": _GPT2,
     "gemma2": _SANDWICH,
     "gemma3": _SANDWICH,
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
 }
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 
@@ -185,7 +189,7 @@ def _llama_config(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str
         "num_key_value_heads": read.size("attention.head_count_kv", num_heads),
         "head_dim": read.size("attention.key_length", max(1, hidden_size // num_heads)),
         "max_position_embeddings": read.size("context_length"),
-        "rms_norm_eps": read.real("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": None,
         "rope_theta": read.real("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(read, factors),
         "sliding_window": None,
@@ -204,6 +208,8 @@ def _llama_config(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str
         config["architectures"], config["model_type"] = ["MixtralForCausalLM"], "mixtral"
     share = read.size("rope.dimension_count", config["head_dim"]) / config["head_dim"]
     config["partial_rotary_factor"] = share
+    if prefix not in _LAYER_NORMS:
+        config["rms_norm_eps"] = read.real("attention.layer_norm_rms_epsilon")
     if prefix in _OWN_KEYS:
         config |= _OWN_KEYS[prefix](read, config)
     _check(header, config)
@@ -269,6 +275,26 @@ def _gemma(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _stablelm(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "layer_norm_eps": read.real("attention.layer_norm_epsilon"),
+        "use_qkv_bias": config["attention_bias"],
+        "attention_bias": None,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in read.header.tensors,
+    }
+
+
+def _starcoder2(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "norm_epsilon": read.real("attention.layer_norm_epsilon"),
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": config["attention_bias"],
+        "attention_bias": None,
+        "mlp_bias": None,
+    }
+
+
+_LAYER_NORMS = ("stablelm", "starcoder2")
 _LEARNED = ("gpt2", "starcoder")  # their positions are learned
 _OWN_KEYS: dict[str, Callable[[_Reader, dict[str, Any]], dict[str, Any]]] = {
     "qwen2moe": _qwen_moe,
@@ -278,6 +304,8 @@ _OWN_KEYS: dict[str, Callable[[_Reader, dict[str, Any]], dict[str, Any]]] = {
     "gemma": _gemma,
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
 }
 
 

@@ -1,0 +1,24 @@
+"""StableLM (3B, 2, Zephyr): Llama with layer norms and a quarter of each head turned."""
+
+from __future__ import annotations
+
+from hunch.models.decoder import Decoder
+from hunch.models.reading import Config, Defaulted, read_float, refuse
+from hunch.models.spec import ModelSpec, read_common
+
+
+class StableLM(Decoder):
+    """Attention and MLP may read the same norm (`use_parallel_residual`)."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "qk_layernorm", False)
+        config = Defaulted(config, {"partial_rotary_factor": 0.25})
+        common = read_common(config, architecture)
+        common["norm_eps"] = read_float(config, "layer_norm_eps", 1e-5)
+        return ModelSpec(
+            **common,
+            norm="layer",
+            has_qkv_bias=bool(config.get("use_qkv_bias", False)),
+            is_parallel=bool(config.get("use_parallel_residual", False)),
+        )
