@@ -226,17 +226,18 @@ class StepCosts:
 
     def capture(
         self, num_rows: int, shape: StepShape, seconds: float, draft_seconds: float = 0.0
-    ) -> None:
-        """A step was timed when it was captured; the first time counts."""
+    ) -> bool:
+        """A step was timed when it was captured; only the first time counts, and is answered."""
         key = num_rows, shape
         if key in self._drafting or not self.is_measured:
-            return
+            return False
         self._drafting[key] = draft_seconds
         if seconds > 0.0:
             self._captured[key] = target_seconds(seconds, draft_seconds)
             self._compare(key, self._captured[key])
             self.curve.record(num_rows * (1 + shape.num_nodes), self._captured[key])
             self._straighten(num_rows, shape.source)
+        return True
 
     def _compare(self, key: tuple[int, StepShape], target: float) -> None:
         """What such a step takes beyond a free one, per packed token."""

@@ -270,10 +270,11 @@ class Policy:
 
     # --- after a step -----------------------------------------------------------------------------
 
-    def captured(self, graph: CapturedStep) -> None:
+    def captured(self, graph: CapturedStep) -> bool:
+        """Take in what a step took when it was captured; True: it was new."""
         shape = StepShape(graph.num_nodes, graph.source)
         costs = self.costs_of(graph.asks)
-        costs.capture(graph.num_rows, shape, graph.seconds, graph.draft_seconds)
+        return costs.capture(graph.num_rows, shape, graph.seconds, graph.draft_seconds)
 
     def timed(
         self, graph: CapturedStep, seconds: float, since: float | None = None

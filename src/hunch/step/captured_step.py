@@ -150,7 +150,8 @@ class CapturedSteps:
 
     def _step(self, kind: StepKind) -> StepGraph:
         graph = self.steps.step(kind)
-        self.policy.captured(graph)
+        if self.policy.captured(graph):
+            self._read_at = None  # the step under way did not take that long: capturing did
         return graph
 
     # --- who takes part ---------------------------------------------------------------------------
