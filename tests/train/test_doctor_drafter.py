@@ -44,6 +44,7 @@ def test_a_perfect_drafter_is_well(target: Path, prompts: Path, tmp_path: Path) 
     assert report.tokens_per_pass > 4
 
 
+@pytest.mark.slow
 def test_a_map_that_is_off_by_one(
     target: Path, prompts: Path, tmp_path: Path, train: Callable[..., Any]
 ) -> None:

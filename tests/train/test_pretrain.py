@@ -42,6 +42,7 @@ class _Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_killed_while_it_reads_and_resumed_is_the_same(
     undisturbed: Path,
     target: Path,
