@@ -24,6 +24,7 @@ def compiled(*tests: str) -> int:
     found = re.search(r"compiled (\d+) kernels, refused (\d+)", done.stdout)
     assert found is not None, done.stdout[-2000:] + done.stderr[-2000:]
     assert found[2] == "0", done.stdout[-6000:]
+    assert int(found[1]) > 0, "nothing was launched"
     return int(found[1])
 
 

@@ -52,6 +52,10 @@ class Attend(Protocol):
         """
 
 
+# The step's tokens, then scale, window, cap and sinks of a layer's heads.
+Where = tuple[AttnInputs, float, int | None, float, Tensor | None]
+
+
 class Paged:
     """Attend over the paged cache; the step's keys and values are written first."""
 
@@ -74,37 +78,16 @@ class Paged:
         else:
             kv_store(k_TMH[self.live_T], v_TMH[self.live_T], k_CMH, v_CMH, self.slot_T)
         where = (self.attn, heads.scale, heads.window, heads.cap, sinks_N)
-        return self.read(q_TNH, k_CMH, v_CMH, *where)
+        return self.read(q_TNH, k_CMH, v_CMH, where)
 
-    def read(
-        self,
-        q_TNH: Tensor,
-        k_CMH: Tensor,
-        v_CMH: Tensor,
-        attn: AttnInputs,
-        scale: float,
-        window: int | None,
-        cap: float,
-        sinks_N: Tensor | None,
-    ) -> Tensor:
-        return attention(q_TNH, k_CMH, v_CMH, attn, scale, window, cap, sinks_N)
+    def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where) -> Tensor:
+        return attention(q_TNH, k_CMH, v_CMH, *where)
 
 
 class ExactPaged(Paged):
     """The same for a target: what a token reads is the same bits whatever tokens are beside it."""
 
-    def read(
-        self,
-        q_TNH: Tensor,
-        k_CMH: Tensor,
-        v_CMH: Tensor,
-        attn: AttnInputs,
-        scale: float,
-        window: int | None,
-        cap: float,
-        sinks_N: Tensor | None,
-    ) -> Tensor:
-        where = (attn, scale, window, cap, sinks_N)
+    def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where) -> Tensor:
         if q_TNH.device.type == "cpu" and can_attend(q_TNH.shape[2]):
             return attend(q_TNH, k_CMH, v_CMH, *where).to(q_TNH.dtype)
         return attention_by_token(q_TNH, k_CMH, v_CMH, *where)
