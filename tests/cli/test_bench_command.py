@@ -95,7 +95,7 @@ def test_a_sweep_goes_on_where_it_stopped(
     assert code == 0
     assert len(calls) == 3  # of the second rate alone
     assert "auto is" in text
-    assert "ngram:num_nodes=2:adaptive=false" in text
+    assert "ngram, fixed 2" in text
     assert len(json.loads(out.read_text())["runs"]) == 6
     code, _, err = run(*words, "--seed", "5")
     assert code == 2

@@ -49,4 +49,4 @@ def test_time_saved_agrees_with_an_a_b_run(
         found = analysis.time_saved(report, run)
         assert found is not None
         print(f"{run.method}: {found}")
-        assert found["by_engine"] == pytest.approx(found["by_clock"], rel=0.15)
+        assert found["by_engine"] == pytest.approx(found["by_clock"], rel=0.05)

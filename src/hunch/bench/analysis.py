@@ -96,11 +96,12 @@ class Inversion:
 
     def __str__(self) -> str:
         unit = "requests per second" if self.axis == "rate" else "requests at once"
+        method = label(self.method)
         if self.is_always:
-            return f"{self.method}: costs time at every measured load (from {self.at:g} {unit})"
+            return f"{method}: costs time at every measured load (from {self.at:g} {unit})"
         if self.at is None:
-            return f"{self.method}: pays or breaks even up to {self.last:g} {unit}"
-        return f"{self.method}: costs time from {self.at:.3g} {unit} on"
+            return f"{method}: pays or breaks even up to {self.last:g} {unit}"
+        return f"{method}: costs time from {self.at:.3g} {unit} on"
 
 
 def load_axis(report: Report) -> str | None:
@@ -212,6 +213,13 @@ def time_saved(report: Report, run: Run) -> dict[str, float | None] | None:
     pairs = zip(base.rounds, run.rounds, strict=False)
     by_clock = sum(one.seconds - two.seconds for one, two in pairs)
     return {"by_clock": by_clock, "by_engine": run.counts().get("time_saved_seconds")}
+
+
+def label(method: str) -> str:
+    """A method as people read it: `suffix:num_nodes=3:adaptive=false` drafts a fixed 3."""
+    name, _, rest = method.replace(":adaptive=false", "").partition(":num_nodes=")
+    is_fixed = rest.isdigit() and ":adaptive=false" in method
+    return f"{name}, fixed {rest}" if is_fixed else method
 
 
 def describe_point(point: Point, axes: Sequence[str]) -> str:

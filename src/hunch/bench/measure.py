@@ -100,6 +100,7 @@ def measure(
     `on_done` hears of every turn, and whether it was there before.
     """
     warmed: set[str] = set()
+    most = max((cell.jobs for cell in cells), key=len, default=())
     for number in range(num_rounds):
         for cell in cells:
             runs = [_run_of(report, subject.name, cell.point) for subject in subjects]
@@ -110,7 +111,7 @@ def measure(
             ]
             for subject, _ in todo:
                 if subject.name not in warmed:
-                    subject.warm(cell.jobs)
+                    subject.warm(most)
                     warmed.add(subject.name)
             first = number % len(todo) if todo else 0  # nobody always goes first
             listen = on_answer if number == 0 else None

@@ -36,11 +36,15 @@ class EngineSubject:
     def warm(self, jobs: Sequence[Job]) -> None:
         """Short answers that count for nothing: kernels are built, costs are learned."""
         if self.llm.config.spec.is_synthetic:  # it drafts what it has seen once
-            for job in jobs:
+            for job in {job.id: job for job in jobs}.values():
                 self.llm.generate([job.token_ids], job.params, use_tqdm=False)
         for job in (min(jobs, key=lambda j: len(j.token_ids)),) * 2:
             params = replace(job.params, max_tokens=WARM_TOKENS)
             self.llm.generate([job.token_ids], params, use_tqdm=False)
+        capacity = self.llm.engine.capacity
+        if capacity.kernels == "triton":  # kernels of many rows are compiled when first asked for
+            many = [job.token_ids for job in jobs[: capacity.max_rows]]
+            self.llm.generate(many, params, use_tqdm=False)
 
     def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None = None) -> Round:
         """All jobs under the load. Nothing cached before helps, but for a conversation's own.

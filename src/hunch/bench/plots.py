@@ -133,7 +133,7 @@ def _draw_lines(axes: Any, ink: Mapping[str, str], report: Report, lines: dict[s
     for method, line in lines.items():
         colour, marker = _colour(report, method, ink)
         x, value, low, high = zip(*line, strict=True)
-        axes.plot(x, value, color=colour, marker=marker, markersize=5, label=method)
+        axes.plot(x, value, color=colour, marker=marker, markersize=5, label=analysis.label(method))
         if low != high:
             axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
     axes.legend(loc="best", fontsize=8.5)
@@ -263,7 +263,7 @@ def _speedup_bars(report: Report) -> Chart:
                 0.03, place, f"{interval.value:.2f}x", va="center", fontsize=9,
                 color="#ffffff", fontweight="bold",
             )  # fmt: skip
-        axes.set_yticks(range(len(found)), list(reversed(found)))
+        axes.set_yticks(range(len(found)), [analysis.label(name) for name in reversed(found)])
         axes.axvline(1.0, color=ink["soft"], linewidth=1.2, linestyle="--")
         axes.set_xlim(left=0)
         axes.grid(visible=False, axis="y")
@@ -290,7 +290,7 @@ def _by_category(report: Report) -> Chart | None:
             colour, _ = _colour(report, run.method, ink)
             x = [k - 0.4 + width * (place + 0.5) for k in range(len(kinds))]
             axes.bar(x, [ratio(run, k) for k in kinds], width * 0.92, color=colour,
-                     label=run.method)  # fmt: skip
+                     label=analysis.label(run.method))  # fmt: skip
         axes.set_xticks(range(len(kinds)), kinds)
         axes.axhline(1.0, color=ink["soft"], linewidth=1.2, linestyle="--")
         axes.grid(visible=False, axis="x")
@@ -308,7 +308,9 @@ def _waiting(report: Report) -> Chart:
             times = sorted(a.end_to_end for a in run.answers())
             if times:
                 shares = [100 * (place + 1) / len(times) for place in range(len(times))]
-                axes.step(times, shares, where="post", color=colour, label=run.method)
+                axes.step(
+                    times, shares, where="post", color=colour, label=analysis.label(run.method)
+                )
         axes.set_xlabel("seconds to the last token")
         axes.set_ylabel("% of the answers are complete")
         axes.set_ylim(0, 104)
@@ -338,7 +340,7 @@ def _positions(report: Report) -> Chart | None:
             colour, marker = _colour(report, method, ink)
             some = [100 * share for share in shares[:most]]
             axes.plot(range(1, len(some) + 1), some, color=colour, marker=marker, markersize=5,
-                      label=method)  # fmt: skip
+                      label=analysis.label(method))  # fmt: skip
         axes.set_xticks(range(1, most + 1))
         axes.set_ylim(0, 104)
         axes.set_xlabel("position in the draft")

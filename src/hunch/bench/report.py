@@ -83,6 +83,8 @@ def _shown(report: Report, found: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
     value = row.get(name)
+    if name == "method":
+        return analysis.label(row["method"])
     if name == "accepted":
         return f"{row['accepted']} of {row['drafted']}" if row.get("drafted") else "-"
     if name == "identical":
@@ -212,8 +214,8 @@ def _saved(report: Report) -> list[str]:
         if found is not None and found["by_engine"] and found["by_clock"] is not None:
             whole = sum(one.seconds for one in run.rounds) + found["by_clock"]
             said.append(
-                f"{run.method} saved {found['by_clock']:.2f} s of {whole:.2f} s by the clock; its "
-                f"engine counts {found['by_engine']:.2f} s"
+                f"{analysis.label(run.method)} saved {found['by_clock']:.2f} s of {whole:.2f} s by "
+                f"the clock; its engine counts {found['by_engine']:.2f} s"
             )
     return said
 
@@ -229,7 +231,7 @@ def _auto(report: Report) -> list[str]:
     said = [
         f"auto is within 2% of the fastest method at {num_on} of {len(found)} points, slower at "
         f"{num_below}, too noisy to tell at {len(found) - num_on - num_below}; at worst "
-        f"{worst.ratio} of {worst.best} ({where})"
+        f"{worst.ratio} of {analysis.label(worst.best)} ({where})"
     ]
     below = [one for one in found if not one.is_above_plain]
     if below:

@@ -46,7 +46,9 @@ def readme(
 
 
 def gpu(
-    prompts: Annotated[str, typer.Option(help="Prompts, [FORM:]PATH or a workload.")] = "mixed",
+    prompts: Annotated[
+        str, typer.Option(help="Prompts, [FORM:]PATH or workloads.")
+    ] = "chat,code,summary,math,retrieval",
     targets: Targets = "small,7b",
     speculate: m.Methods = None,
     concurrency: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,64,256",

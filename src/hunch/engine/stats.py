@@ -352,10 +352,20 @@ class EngineStats:
             "accepted_per_position": total.accepted_at,
             "guessed_per_position": total.guessed_at,
             "busy_seconds": self.busy_seconds,
-            "time_saved_seconds": total.decode_plain - total.decode_target - total.decode_draft,
+            "time_saved_seconds": self._saved(total),
             "finished": dict(self.finished),
             "histograms": {name: h.snapshot() for name, h in self.histograms.items()},
         }
         for key, name in (("ttft_ms", "ttft"), ("queue_ms", "queue"), ("e2e_ms", "e2e")):
             report[key] = report["histograms"][name]["ms"]
         return report
+
+    def _saved(self, total: Tally) -> float:
+        """Seconds that plain decoding of the same tokens would have taken more.
+
+        A pass that is not needed also saves what the engine does around every pass.
+        """
+        spent = total.decode_target + total.decode_draft
+        inside = spent + total.reading_target + total.reading_draft
+        around = _ratio(max(0.0, self.busy_seconds - inside), total.steps)
+        return total.decode_plain - spent + around * (total.tokens - total.steps)
