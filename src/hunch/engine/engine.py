@@ -72,7 +72,7 @@ class Engine:
         self._scheduler = scheduling.Scheduler(
             config.schedule,
             runner.capacity,
-            is_caching=config.cache.enable_prefix_caching,
+            is_caching=config.cache.enable_prefix_caching and not runner.capacity.has_states,
             max_draft_batch=config.spec.max_batch,
         )
         self._jobs: dict[str, Job] = {}

@@ -24,6 +24,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 CLIP_LIMIT, CLIP_SLOPE = 7.0, 1.702  # of "clipped"
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """The same bits wherever in a tensor a number stands; torch's own rounds a tensor's last few
+    in another way."""
+    return 1 / (1 + torch.exp(-x))
+
+
 def clipped(gate: Tensor, up: Tensor) -> Tensor:
     """gpt-oss's: both within limits, gate by a sigmoid of its own, up plus one."""
     gate, up = gate.clamp(max=CLIP_LIMIT), up.clamp(-CLIP_LIMIT, CLIP_LIMIT)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from hunch.kernels.delta import RowStates
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class AttnInputs:
     tree_TP: Tensor | None
     block_size: int
     spans: tuple[Span, ...] = ()
+    row_S: Tensor | None = None  # the engine's row of each sequence; None: the sequence's number
     # What backends derive from the fields above, made once per step and read by every layer.
     memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -57,6 +61,7 @@ class KVCache:
 
     k_LCMH: Tensor
     v_LCMH: Tensor
+    states: RowStates | None = None  # what recurrent layers remember of rows
     # Who holds the other heads of the same slots, and must move them too.
     on_move: list[Callable[[Tensor, Tensor], None]] = field(default_factory=list)
 

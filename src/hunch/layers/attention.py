@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hunch.kernels.activation import sigmoid
 from hunch.kernels.attention import (
     AttnInputs,
     KVCache,
@@ -19,6 +20,7 @@ from hunch.kernels.attention import (
     attention_by_token,
     live_tokens,
 )
+from hunch.kernels.delta import DeltaShape, DeltaWeights, recur
 from hunch.kernels.kv_store import kv_store
 from hunch.kernels.native_rows import attend, can_attend
 from hunch.kernels.rope import Rotation, rope
@@ -67,6 +69,7 @@ class Paged:
         # One unbind per step is cheaper than two selects per layer.
         self.k = kv.k_LCMH.unbind(0)
         self.v = kv.v_LCMH.unbind(0)
+        self.states = kv.states
 
     def __call__(
         self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
@@ -82,6 +85,13 @@ class Paged:
 
     def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where) -> Tensor:
         return attention(q_TNH, k_CMH, v_CMH, *where)
+
+    def recur(
+        self, inputs_TI: Tensor, shape: DeltaShape, weights: DeltaWeights, layer: int
+    ) -> Tensor:
+        """What tokens read of the states their rows have by then; see layers/recurrent.py."""
+        assert self.states is not None
+        return recur(inputs_TI, shape, weights, self.states, layer, self.attn)
 
 
 class ExactPaged(Paged):
@@ -117,6 +127,7 @@ class Attention(Part):
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
         sinks_N: Tensor | None = None,  # float32
+        gate: Linear | None = None,  # how much of what is read goes on, for each number of a head
     ) -> None:
         self.qkv = qkv
         self.out = out
@@ -125,6 +136,7 @@ class Attention(Part):
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.sinks_N = sinks_N
+        self.gate = gate
 
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         heads = self.heads
@@ -133,4 +145,7 @@ class Attention(Part):
             sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
             q, k, v = qkv_TAH.split_with_sizes(sizes, 1)
             qkv_TAH = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1)
-        return self.out(attend(qkv_TAH, heads, self.layer, self.sinks_N).flatten(1))
+        read_TN = attend(qkv_TAH, heads, self.layer, self.sinks_N).flatten(1)
+        if self.gate is not None:
+            read_TN = read_TN * sigmoid(self.gate(x_TE))
+        return self.out(read_TN)

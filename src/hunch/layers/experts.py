@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hunch.kernels.activation import gated
+from hunch.kernels.activation import gated, sigmoid
 from hunch.kernels.experts import Routing, route
 from hunch.kernels.linear import linear, linear_in_tiles
 from hunch.layers.linear import Linear
@@ -95,5 +95,5 @@ class Experts(Part):
             return y_TD
         shared_TD = self.shared(x_TD)
         if self.shared_gate is not None:
-            shared_TD = shared_TD * self.shared_gate(x_TD.float()).sigmoid().to(x_TD.dtype)
+            shared_TD = shared_TD * sigmoid(self.shared_gate(x_TD.float())).to(x_TD.dtype)
         return y_TD + shared_TD

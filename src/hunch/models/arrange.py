@@ -8,7 +8,7 @@ Shape letters: V vocabulary, D width, E width of the embedding.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
+from hunch.kernels.delta import DeltaShape
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.layers.rope import head_order
@@ -55,8 +56,10 @@ class Arranged:
                 self._arrange_experts(spec.experts, names.experts, names.layer.format(layer))
         if spec.is_norm_shifted:
             for name, place in self._places.items():
-                if name.endswith("norm.weight"):
-                    self._places[name] = Place(place.name, shift=1.0)
+                if name.endswith("norm.weight") and not name.endswith(
+                    f"{names.recurrent}norm.weight"
+                ):
+                    self._places[name] = replace(place, shift=1.0)
         if spec.embed_width:
             self._project(names)
 
@@ -64,6 +67,11 @@ class Arranged:
         sizes = (spec.num_heads * spec.head_dim, *(2 * (spec.num_kv_heads * spec.head_dim,)))
         qkv = tuple(prefix + name for name in (names.q, names.k, names.v))
         self._split(prefix + names.qkv, qkv, sizes, spec.head_dim if names.is_qkv_by_head else 0)
+        both = (qkv[0], prefix + names.attn_gate)
+        if spec.has_attn_gate and f"{both[1]}.weight" not in self._places:
+            self._split(qkv[0], both, (sizes[0],) * 2, spec.head_dim)
+        if spec.delta is not None:
+            self._arrange_delta(spec.delta, prefix + names.recurrent)
         up = (prefix + names.gate, prefix + names.up)
         self._split(prefix + names.gate_up, up, (spec.ffn_width,) * 2)
         if spec.is_transposed:
@@ -100,6 +108,25 @@ class Arranged:
             rows = torch.arange(spec.num_heads * (flat + values)).view(spec.num_heads, -1)
             self._places[f"{prefix}k_up.weight"] = Place(both.name, rows[:, :flat].flatten())
             self._places[f"{prefix}v_up.weight"] = Place(both.name, rows[:, flat:].flatten())
+
+    def _arrange_delta(self, shape: DeltaShape, prefix: str) -> None:
+        """What some files fuse by key head: q, k, v and z; b and a."""
+        group = shape.num_v_heads // shape.num_k_heads
+        for fused, parts, sizes in (
+            ("qkvz", ("q", "k", "v", "z"), (shape.k_dim,) * 2 + (group * shape.v_dim,) * 2),
+            ("ba", ("b", "a"), (group,) * 2),
+        ):
+            place = self._places.pop(f"{prefix}in_proj_{fused}.weight", None)
+            if place is None:
+                continue
+            rows = torch.arange(shape.num_k_heads * sum(sizes)).view(shape.num_k_heads, -1)
+            found = dict(
+                zip(parts, (x.flatten() for x in rows.split_with_sizes(sizes, 1)), strict=True)
+            )
+            if fused == "qkvz":
+                found = {"qkv": torch.cat([found[name] for name in "qkv"]), "z": found["z"]}
+            for name, rows_N in found.items():
+                self._places[f"{prefix}in_proj_{name}.weight"] = Place(place.name, rows_N)
 
     def _arrange_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
         """Name every expert's part of tensors that hold all experts.
@@ -208,7 +235,8 @@ class Arranged:
             wide = self.weights.tensor(place.project, torch.float32)
             return (table_VE @ (wide.t() if place.is_project_in else wide)).to(dtype)
         if place.shift:
-            return (self.weights.tensor(place.name, torch.float32) + place.shift).to(dtype)
+            whole = self.weights.tensor(place.name, torch.float32) + place.shift
+            return (whole if place.rows is None else whole[place.rows]).to(dtype)
         whole = self._whole(place, dtype)
         whole = whole if place.expert is None else whole[place.expert]
         whole = whole.t() if place.is_transposed else whole

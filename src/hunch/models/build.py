@@ -35,6 +35,8 @@ class Names:
     k_norm: str = "self_attn.k_norm"
     attn_out_norm: str = "attn_out_norm"  # of what attention gives, before it is added
     sinks: str = "self_attn.sinks"
+    attn_gate: str = "self_attn.attn_gate"  # in files a part of q, head by head
+    recurrent: str = "linear_attn."  # before what a gated delta net consists of
     mlp_norm: str = "post_attention_layernorm"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
@@ -87,7 +89,7 @@ def build_attention(
     """`layer` is the KV layer; `input_width` differs from the model's where two inputs join."""
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     q_part, kv_part = head_rows(spec, source.group)
-    q_norm = k_norm = sinks_N = None
+    q_norm = k_norm = sinks_N = gate = None
     if spec.has_qk_norm:
         q_norm, k_norm = (
             source.rms_norm(
@@ -98,6 +100,11 @@ def build_attention(
     if spec.has_sinks:
         heads = head_spans(spec.num_heads, spec.num_kv_heads, source.group)[0]
         sinks_N = source.take(prefix + names.sinks, spec.num_heads, split=0, part=heads).float()
+    if spec.has_attn_gate:
+        gate = source.linear(
+            (prefix + names.attn_gate,), (q_size,), input_width or spec.width,
+            has_bias=spec.has_qkv_bias, parts=(q_part,),
+        )  # fmt: skip
     return Attention(
         source.linear(
             (prefix + names.q, prefix + names.k, prefix + names.v),
@@ -110,10 +117,11 @@ def build_attention(
             prefix + names.out, spec.width, q_size, has_bias=spec.has_out_bias, part=q_part
         ),
         local_heads(spec, source.group, layer),
-        layer,
+        spec.place_of(layer),
         q_norm,
         k_norm,
         sinks_N,
+        gate,
     )
 
 

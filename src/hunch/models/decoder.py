@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.delta import RowStates
 from hunch.kernels.quant import Weight
 from hunch.layers.attention import Attend, ExactPaged, Paged
 from hunch.layers.block import Block
 from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
+from hunch.layers.recurrent import DeltaBlock
 from hunch.layers.rope import Rope
 from hunch.models.backends import TORCH, Backend
 from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, local_heads
@@ -31,6 +33,7 @@ from hunch.registry import MODELS, resolve
 
 TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
 
+AnyBlock = Block | LatentBlock | DeltaBlock
 Progress = Callable[[Iterable[str]], Iterable[str]]
 
 
@@ -98,7 +101,7 @@ class Decoder(Part):
         family: type[Decoder] = resolve(MODELS, spec.architecture)
         return family(spec, RandomSource(seed, scale=scale))
 
-    def build_layer(self, source: Source, prefix: str, layer: int) -> Block | LatentBlock:
+    def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
         """One layer, whose tensors are named `prefix` + the family's names."""
         return build_block(self.spec, source, prefix, layer, names=self.names)
 
@@ -188,11 +191,13 @@ class Decoder(Part):
 
     def kv_shape(self) -> tuple[int, int, int]:
         """Layers, KV heads and head width of the cache on this device."""
-        return self.spec.num_layers, self.heads.num_kv_heads, self.spec.head_dim
+        return self.spec.num_kv_layers, self.heads.num_kv_heads, self.spec.head_dim
 
-    def new_kv(self, num_slots: int) -> KVCache:
-        """An empty cache of so many slots."""
+    def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
+        """An empty cache of so many slots, with states of so many rows."""
         num_layers, num_kv_heads, head_dim = self.kv_shape()
         shape = (num_layers, num_slots, num_kv_heads, head_dim)
         k_LCMH = torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
-        return KVCache(k_LCMH, k_LCMH if self.spec.latent else torch.zeros_like(k_LCMH))
+        v_LCMH = k_LCMH if self.spec.latent else torch.zeros_like(k_LCMH)
+        states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
+        return KVCache(k_LCMH, v_LCMH, states)

@@ -232,6 +232,7 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
     """What the fused layers do not compute, by name, and whether it is there."""
     return {
         "latent attention": spec.latent is not None,
+        "recurrent layers": spec.delta is not None,
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.build import num_cores
+from hunch.kernels.delta import RowStates
 from hunch.kernels.native import (
     EXACT_KIND,
     FLOAT,
@@ -163,15 +164,15 @@ class NativeDecoder:
 
     def kv_shape(self) -> tuple[int, int, int]:
         """Layers, KV heads and head width of the cache, as far as this process holds them."""
-        return self.spec.num_layers, self.heads.num_kv_heads, self.spec.head_dim
+        return self.spec.num_kv_layers, self.heads.num_kv_heads, self.spec.head_dim
 
-    def new_kv(self, num_slots: int) -> KVCache:
-        """An empty cache of so many slots."""
+    def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
+        """An empty cache of so many slots, with states of so many rows."""
         num_layers, num_kv_heads, head_dim = self.kv_shape()
         shape = (num_layers, num_slots, num_kv_heads, head_dim)
-        return KVCache(
-            torch.zeros(shape, dtype=self.kv_dtype), torch.zeros(shape, dtype=self.kv_dtype)
-        )
+        k_LCMH, v_LCMH = (torch.zeros(shape, dtype=self.kv_dtype) for _ in range(2))
+        states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
+        return KVCache(k_LCMH, v_LCMH, states)
 
 
 def load_native(
@@ -209,6 +210,7 @@ def not_native(spec: ModelSpec) -> list[str]:
     heads = spec.head_dim % (2 * _LANES) != 0 or spec.head_dim > MAX_HEAD_DIM
     problems = {
         "latent attention": spec.latent is not None,
+        "recurrent layers": spec.delta is not None,
         f"a width of {spec.width}": spec.width % _LANES != 0,
         f"heads of {spec.head_dim}": heads,
         "these widths of experts": spec.experts is not None and not _fits(spec.experts),

@@ -7,11 +7,14 @@ from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.activation import ACTIVATIONS, GATED_ACTIVATIONS
+from hunch.kernels.delta import DeltaShape, StatesShape
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.layers.rope import RopeSpec
 from hunch.models.reading import Config, Recorded, read_float, read_int, read_rope
 from hunch.registry import MODELS, resolve, unknown
+
+MAX_NODES = 32  # of a draft, where nobody says how many there may be
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +48,11 @@ class ModelSpec:
     attn_scale: float = 0.0  # of the scores; 0: head_dim ** -0.5
     attn_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
     latent: LatentShape | None = None  # keys and values of all heads are one vector per token
+    has_attn_gate: bool = False  # what heads read is scaled by a sigmoid of the layer's input
     has_sinks: bool = False  # one score per head that joins the softmax and reads nothing
+    # Recurrent layers, in attention's place
+    delta: DeltaShape | None = None
+    is_recurrent: tuple[bool, ...] = ()  # per layer; (): none is
     # Positions
     rope: RopeSpec | None = None  # None: positions are learned, and added to the embedding
     more_ropes: tuple[RopeSpec, ...] = ()  # what some layers turn by in its place
@@ -108,6 +115,10 @@ class ModelSpec:
             raise ModelFormatError(
                 f"layer_types lists {len(self.windows)} layers, num_hidden_layers={self.num_layers}"
             )
+        if self.is_recurrent and len(self.is_recurrent) != self.num_layers:
+            raise UnsupportedModelError(
+                "layers of a model with recurrent ones cannot be picked yet"
+            )
         if self.experts is not None:
             self.experts.check()
         for rope in self.ropes:
@@ -120,6 +131,26 @@ class ModelSpec:
     def ropes(self) -> tuple[RopeSpec, ...]:
         """Every way layers turn their heads; none where positions are learned."""
         return () if self.rope is None else (self.rope, *self.more_ropes)
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.num_layers - sum(self.is_recurrent)
+
+    def place_of(self, layer: int) -> int:
+        """Its number among the layers of its kind: of the KV cache, or of rows' states."""
+        if not self.is_recurrent:
+            return layer
+        return self.is_recurrent[:layer].count(self.is_recurrent[layer])
+
+    def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None:
+        """What recurrent layers keep, by rows and the nodes of their drafts; None: nothing."""
+        if self.delta is None:
+            return None
+        num_layers = sum(self.is_recurrent)
+        return StatesShape(
+            self.delta, num_layers=num_layers, num_rows=num_rows, max_nodes=max_nodes
+        )
 
     def rope_index(self, layer: int) -> int:
         return self.rope_of[layer] if self.rope_of else 0

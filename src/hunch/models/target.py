@@ -74,8 +74,8 @@ class Target(Protocol):
     def kv_shape(self) -> tuple[int, int, int]:
         """Layers, KV heads and head width of the cache on this device."""
 
-    def new_kv(self, num_slots: int) -> KVCache:
-        """An empty cache of so many slots."""
+    def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
+        """An empty cache of so many slots, with states of so many rows."""
 
 
 def exactness(target: Target) -> str:

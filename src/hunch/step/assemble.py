@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 import torch
 
-from hunch.config import Config
+from hunch.config import Config, say_once
 from hunch.draft import KVShape, Needs
 from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.costs import CostCurve, FixedCurve
 from hunch.errors import ConfigError
+from hunch.kernels.delta import RowStates
 from hunch.models.target import Target, exactness
 from hunch.registry import VERIFIERS, resolve
 from hunch.sampling.state import SamplingState
 from hunch.step.calibrate import calibrate
-from hunch.step.kv_cache import allocate, bytes_per_slot, count_blocks
+from hunch.step.kv_cache import allocate, allocate_states, bytes_per_slot, count_blocks
 from hunch.step.profile import working_bytes
 from hunch.step.runner import Runner
 from hunch.types import Capacity, GroupInfo, TextCodec
@@ -53,25 +54,24 @@ def assemble(
     drafter = load_drafter(spec, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
     max_nodes = drafter.needs.max_nodes
-    working = 0
-    if config.cache.kv_bytes is None and config.cache.num_blocks is None:
-        working = working_bytes(target, schedule.num_tokens, schedule.num_rows)
-    sharing = config.parallel.tensor_parallel_size if device.type == "cpu" else 1
-    num_blocks = count_blocks(config, shapes, context.max_len, max_nodes, device, working, sharing)
+    states = _states(target, schedule.num_rows, max_nodes)
+    num_blocks = _count_blocks(config, target, shapes, context.max_len, max_nodes)
     drafter_kv = bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size
     capacity = Capacity(
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
         max_rows=schedule.num_rows,
         max_len=context.max_len,
-        max_nodes=drafter.needs.max_nodes,
+        max_nodes=max_nodes,
         groups=tuple(groups),
         kernels=target.backend.name,
         exact=exactness(target),
         methods=drafter.needs.methods or {spec.method: drafter.needs.max_nodes},
         drafter_bytes=drafter.needs.weight_bytes + drafter_kv,
+        has_states=states is not None,
     )
     kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]
+    kv[0].states = states
     if drafter.needs.kv is not None:
         context.kv, context.group = kv[1], 1
     parts = {
@@ -89,6 +89,25 @@ def assemble(
     if runner.is_host_drafting:
         calibrate(runner)
     return runner
+
+
+def _count_blocks(
+    config: Config, target: Target, shapes: list[KVShape], max_len: int, max_nodes: int
+) -> int:
+    schedule, device, working = config.schedule, target.device, 0
+    if config.cache.kv_bytes is None and config.cache.num_blocks is None:
+        working = working_bytes(target, schedule.num_tokens, schedule.num_rows)
+    sharing = config.parallel.tensor_parallel_size if device.type == "cpu" else 1
+    return count_blocks(config, shapes, max_len, max_nodes, device, working, sharing)
+
+
+def _states(target: Target, num_rows: int, max_nodes: int) -> RowStates | None:
+    shape = target.spec.states_of(num_rows, max_nodes)
+    if shape is not None:
+        say_once(
+            "this model has recurrent layers: only chains are drafted, and prefixes are not cached"
+        )
+    return allocate_states(shape, target.dtype, target.device)
 
 
 def _groups(target: Target, needs: Needs, method: str) -> tuple[list[KVShape], list[GroupInfo]]:

@@ -68,7 +68,7 @@ class Batch:
         """The tensors where the target reads them; what the host knows stays."""
         if device.type == "cpu":
             return self
-        tensors = ("pos_T", "slot_T", "seq_T", "table_SB", "base_T", "tree_TP")
+        tensors = ("pos_T", "slot_T", "seq_T", "table_SB", "base_T", "tree_TP", "row_S")
         moved = {name: getattr(self.attn, name) for name in tensors}
         moved = {
             name: x.to(device, non_blocking=True) for name, x in moved.items() if x is not None
@@ -165,6 +165,7 @@ def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
         tree_TP=_tree_slots(slot_T, paths),
         block_size=rows.block_size,
         spans=tuple(spans),
+        row_S=torch.tensor([part.row for part in parts]) if rows.has_states else None,
     )
     return Batch(ids, attn, parts)
 
@@ -184,7 +185,8 @@ def _pack_chain(rows: RowBuffers, parts: list[Part], stage: Stage) -> Batch:
     ids, pos, slot, seq, base = stage.tensors
     spans = (Span(0, len(ids_T), 0, start, num_known, False),)
     table_1B = rows.tables_1B[row]
-    attn = AttnInputs(pos, slot, seq, table_1B, base, None, rows.block_size, spans)
+    row_1 = rows.rows_1[row] if rows.has_states else None
+    attn = AttnInputs(pos, slot, seq, table_1B, base, None, rows.block_size, spans, row_1)
     return Batch(ids, attn, parts)
 
 

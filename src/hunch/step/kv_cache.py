@@ -19,6 +19,7 @@ from hunch.config import Config
 from hunch.draft import KVShape
 from hunch.errors import CapacityError
 from hunch.kernels.attention import KVCache
+from hunch.kernels.delta import RowStates, StatesShape
 
 
 def bytes_per_slot(shapes: Sequence[KVShape]) -> int:
@@ -68,6 +69,20 @@ def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.dev
         raise CapacityError(
             f"no memory for {num_blocks} KV blocks on {device}: give a smaller kv_bytes, "
             "max_model_len or max_num_seqs"
+        ) from error
+
+
+def allocate_states(
+    shape: StatesShape | None, dtype: torch.dtype, device: torch.device
+) -> RowStates | None:
+    """Room for what recurrent layers remember; on a CPU, too, it is taken only as it is used."""
+    try:
+        return RowStates.create(shape, dtype, device, _zeros)
+    except (RuntimeError, MemoryError, OSError) as error:
+        assert shape is not None
+        raise CapacityError(
+            f"no memory on {device} for the recurrent states of {shape.num_rows} rows, "
+            f"{shape.num_bytes(dtype):,} bytes: give a smaller max_num_seqs"
         ) from error
 
 

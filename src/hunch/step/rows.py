@@ -37,6 +37,23 @@ class Nodes(NamedTuple):
             self.method,
         )
 
+    def chain(self) -> Nodes:
+        """The first node, its first child, and so on: what a target with states can check."""
+        path: list[int] = []
+        for node, parent in enumerate(self.parents_N.tolist()):
+            if parent == (path[-1] if path else -1):
+                path.append(node)
+        if len(path) == len(self.parents_N):
+            return self
+        q_NV, is_sampled_N = self.q_NV, self.is_sampled_N
+        return Nodes(
+            self.tokens_N[path],
+            np.arange(-1, len(path) - 1),
+            None if q_NV is None else q_NV[path],
+            None if is_sampled_N is None else is_sampled_N[path],
+            self.method,
+        )
+
 
 NOTHING = Nodes(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
@@ -58,6 +75,7 @@ class RowBuffers:
         num_rows, room = capacity.max_rows, capacity.max_len + capacity.max_nodes + 1
         max_blocks = -(-room // capacity.block_size) + 1
         self.block_size = capacity.block_size
+        self.has_states = capacity.has_states
         self._only_method = next(iter(capacity.methods), "")
         self.tokens_XL = torch.zeros(num_rows, room, dtype=torch.int64)
         self.known_X = torch.zeros(num_rows, dtype=torch.int64)
@@ -73,6 +91,7 @@ class RowBuffers:
         self.requests: list[Request | None] = [None] * num_rows  # None: free, or finished
         self.drafts: list[Nodes | None] = [None] * num_rows
         self.tables_1B = list(self.table_XB[:, None])  # one row's each
+        self.rows_1 = list(torch.arange(num_rows)[:, None]) if self.has_states else []
         self.positions = np.arange(room)
         self._view: tuple[list[int], Rows] | None = None  # of the step before
         self._stages: dict[int, Stage] = {}
@@ -165,13 +184,15 @@ class RowBuffers:
             if not count:
                 self.drafts[row] = None
                 continue
-            self.drafts[row] = Nodes(
+            nodes = Nodes(
                 tokens_RN[place, :count],
                 parents_RN[place, :count],
                 None if q_RNV is None else q_RNV[place, :count],
                 None if is_sampled_RN is None else is_sampled_RN[place, :count],
                 draft.methods[place] if draft.methods is not None else self._only_method,
             )
+            self.drafts[row] = nodes = nodes.chain() if self.has_states else nodes
+            counts[place] = len(nodes.tokens_N)
         return counts
 
     def _put_arrays(self, row: int, draft: Draft) -> int:
@@ -180,8 +201,9 @@ class RowBuffers:
         tokens_N, parents_N = draft.arrays[0]
         assert len(tokens_N) <= self.max_draft[row], "a draft over its limit"
         method = draft.methods[0] if draft.methods is not None else self._only_method
-        self.drafts[row] = Nodes(tokens_N, parents_N, method=method)
-        return len(tokens_N)
+        nodes = Nodes(tokens_N, parents_N, method=method)
+        self.drafts[row] = nodes = nodes.chain() if self.has_states else nodes
+        return len(nodes.tokens_N)
 
     def take_draft(self, row: int, max_nodes: int) -> Nodes:
         """The pending draft, cut to its first `max_nodes` nodes."""

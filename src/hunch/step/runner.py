@@ -161,8 +161,11 @@ class Runner:
 
         A row that does not fit alone ends with an error; the others lose time and nothing else.
         """
-        log.warning("out of GPU memory in a step of %d rows: they go one by one", len(plan.work))
         whole = StepResult(id=plan.id, rows=[])
+        if self.capacity.has_states:  # some of them went on, and cannot go back
+            whole.rows = [self._give_up(work) for work in plan.work]
+            return whole
+        log.warning("out of GPU memory in a step of %d rows: they go one by one", len(plan.work))
         for work in plan.work:
             torch.cuda.empty_cache()
             try:

@@ -13,7 +13,7 @@ from hunch.models.reading import Config, read_int
 from hunch.models.spec import ModelSpec
 
 
-def _read_experts(config: Config, num_layers: int) -> ExpertSpec:
+def read_experts(config: Config, num_layers: int) -> ExpertSpec:
     """Softmax over all experts, whose weights add up to one where the config says so."""
     routing = Routing(
         num_experts=read_count(config, "num_experts", "num_local_experts"),
@@ -33,7 +33,7 @@ class Qwen3Moe(Qwen3):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         spec = super().read_config(config, architecture)
-        return replace(spec, experts=_read_experts(config, spec.num_layers))
+        return replace(spec, experts=read_experts(config, spec.num_layers))
 
 
 class Qwen2Moe(Qwen2):
@@ -43,7 +43,7 @@ class Qwen2Moe(Qwen2):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         spec = super().read_config(config, architecture)
         experts = replace(
-            _read_experts(config, spec.num_layers),
+            read_experts(config, spec.num_layers),
             shared_width=read_int(config, "shared_expert_intermediate_size"),
             is_shared_gated=True,
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hunch.errors import ModelFormatError, VocabMismatchError
+from hunch.errors import ModelFormatError, UnsupportedModelError, VocabMismatchError
 from hunch.hub import resolve as find_files
 from hunch.kernels.native import INT8, ROUNDED, NativeMatrix
 from hunch.layers.linear import Linear
@@ -52,6 +52,8 @@ def load_draft_model(
 ) -> tuple[Target, Columns]:
     """The model on its target's kind of kernels, and how its logits become the target's."""
     path, target_size = str(weights.path), target.spec.vocab_size
+    if ModelSpec.from_config(weights.config).delta is not None:
+        raise UnsupportedModelError(f"{path}: a model with recurrent layers cannot draft yet")
     if CUT_FROM in weights.config:
         spec = ModelSpec.from_config(weights.config)
         ids_C = _read_map(weights, spec.vocab_size)

@@ -1,0 +1,74 @@
+"""Qwen3-Next and Qwen3.5: three of four layers are gated delta nets, the fourth attends, gated.
+
+Qwen3.5 comes with an MLP or with experts in every layer. Of files that read pictures too, what
+reads text is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from hunch.models.build import Names
+from hunch.models.decoder import AnyBlock, Decoder
+from hunch.models.families.qwen_moe import read_experts
+from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_int
+from hunch.models.recurrent import build_delta_block, read_delta
+from hunch.models.source import Source
+from hunch.models.spec import ModelSpec, read_common
+
+_DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
+_PICTURES = ("mrope_section", "mrope_interleaved")  # text has the same position on all axes
+
+
+class Qwen35(Decoder):
+    """Norms mean 1 + w, but for the one inside a gated delta net."""
+
+    names: ClassVar[Names] = Names(unread=r"(^|\.)visual\.")
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = _without_pictures(Defaulted(config, _DEFAULTS))
+        common = read_common(config, architecture)
+        has_bias = bool(config.get("attention_bias", False))
+        return ModelSpec(
+            **common,
+            **read_delta(config, common["num_layers"]),
+            has_qk_norm=True,
+            has_attn_gate=True,
+            has_qkv_bias=has_bias,
+            has_out_bias=has_bias,
+            is_norm_shifted=not config.get(FROM_GGUF, False),
+        )
+
+    def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
+        if self.spec.is_recurrent[layer]:
+            return build_delta_block(self.spec, source, prefix, layer, self.names)
+        return super().build_layer(source, prefix, layer)
+
+
+class Qwen35Moe(Qwen35):
+    """Experts in every layer, and a shared one, of which each token takes as much as it needs."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        given = Defaulted(config, {"intermediate_size": config.get("moe_intermediate_size")})
+        spec = super().read_config(given, architecture)
+        experts = read_experts(Defaulted(config, {"norm_topk_prob": True}), spec.num_layers)
+        shared = read_int(config, "shared_expert_intermediate_size")
+        experts = replace(experts, shared_width=shared, is_shared_gated=True)
+        return replace(spec, experts=experts)
+
+
+class Qwen3Next(Qwen35Moe):
+    """The same layers; its files fuse what goes into a gated delta net by key head."""
+
+
+def _without_pictures(config: Config) -> Config:
+    changed: dict[str, Any] = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        given = config.get(key)
+        if isinstance(given, Mapping):
+            changed[key] = {name: v for name, v in given.items() if name not in _PICTURES}
+    return Defaulted(changed, config)

@@ -1,0 +1,82 @@
+"""The laws where layers are recurrent: a rejected node leaves no trace in a row's state."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from builders import tiny_config, tiny_weights
+from hunch import LLM, SamplingParams
+from hunch.errors import UnsupportedModelError
+from tiny_families import write_family
+from tiny_models import write_tokenizer
+
+PROMPTS = [
+    "the model and the guess",
+    "fast token fast token fast token fast",
+    "in the model of the guess in the model of the " * 2,
+    "a",
+]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12, seed=7, repetition_penalty=1.1),
+]
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 32, "num_hidden_layers": 2, "max_position_embeddings": 256,
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+}  # fmt: skip
+SMALL: dict[str, Any] = {"max_model_len": 200, "kv_bytes": 4_000_000, "threads": 1}
+ENGINES: dict[str, dict[str, Any]] = {
+    # Prompts in chunks; rows that are preempted; a tree that is cut to a chain.
+    "suffix:shared=true:adaptive=false": {"max_num_batched_tokens": 7, "max_num_seqs": 4},
+    "recycling": {"num_blocks": 8, "block_size": 8, "max_num_seqs": 4},
+    "draft": {"max_num_seqs": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights large enough for text that wanders and repeats."""
+    path = tmp_path_factory.mktemp("target")
+    config = tiny_config("Qwen3_5ForCausalLM", **SIZES, vocab_size=write_tokenizer(path))
+    config |= {"eos_token_id": config["vocab_size"] - 1, "torch_dtype": "float32"}
+    tensors = tiny_weights(config, scale=2.0).tensors
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def texts(llm: LLM) -> list[list[int]]:
+    outputs = [llm.generate(PROMPTS, params, use_tqdm=False) for params in PARAMS]
+    return [output.outputs[0].token_ids for batch in outputs for output in batch]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["torch"])
+def test_text_depends_on_the_target_and_the_seed_alone(
+    kernels: str, target: Path, tmp_path: Path
+) -> None:
+    draft = write_family(tmp_path, "qwen3", seed=1)
+    options: dict[str, Any] = {**SMALL, "kernels": kernels}
+    with LLM(str(target), speculate="off", max_num_seqs=1, **options) as llm:
+        expected = texts(llm)
+    assert len({tuple(ids) for ids in expected}) > len(PROMPTS)
+    for method, arguments in ENGINES.items():
+        speculate = f"draft:{draft}:tree=dynamic" if method == "draft" else method
+        given = {**options, **arguments, "always_draft": True}
+        with LLM(str(target), speculate=speculate, **given) as llm:
+            for _ in range(2):  # the second time, lookups know the answers
+                assert texts(llm) == expected, method
+            stats = llm.stats()
+            assert stats["drafted"] > 0
+            assert stats["num_preemptions"] > 0 or "num_blocks" not in arguments
+            assert stats["accepted"] > 0 or method == "draft"
+
+
+def test_what_cannot_be_done_yet_is_refused(target: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="recurrent layers cannot draft"):
+        LLM(str(target), speculate=f"draft:{target}", **SMALL)

@@ -1,0 +1,73 @@
+"""Families with recurrent layers against transformers, and the independence of their rows."""
+
+import pytest
+import torch
+
+from builders import Seq, pack, plain_logits, tables
+from hunch.models.load import load_decoder
+from hunch.models.weights import open_weights
+from recurrent_models import CASES, IDS, make
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    return make(request.param, folder), open_weights(folder)
+
+
+@torch.no_grad()
+def test_logits_are_those_of_transformers(pair):
+    theirs, weights = pair
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    assert expected.std() > 0.1
+    torch.testing.assert_close(
+        plain_logits(load_decoder(weights), IDS), expected, atol=2e-4, rtol=2e-4
+    )
+
+
+@pytest.mark.slow
+def test_chunks_drafts_and_company_do_not_change_a_bit(pair):
+    check_rows(load_decoder(pair[1]))
+
+
+def check_rows(model):
+    """Texts read in pieces, beside others, and through drafts that are mostly wrong."""
+    texts = [IDS, IDS[7:30], IDS[20:]]
+    table_SB = tables(4)
+    kv = model.new_kv(4 * 64, num_rows=4)
+    alone = []
+    for seq, ids in enumerate(texts):  # one token at a time
+        alone.append([])
+        for pos, token in enumerate(ids):
+            ids_T, attn = pack([Seq([token], start=pos)], table_SB[seq : seq + 1])
+            alone[-1].append(model.forward(ids_T, attn, kv).last_TD[0].clone())
+    whole = plain_states(model, texts[0], table_SB[3:])
+    assert torch.equal(whole, torch.stack(alone[0]))
+    done, random = [0] * len(texts), torch.Generator().manual_seed(2)
+    while any(at < len(ids) for at, ids in zip(done, texts, strict=True)):
+        chosen, seqs, good = [], [], []
+        for seq, ids in enumerate(texts):
+            size, nodes, right = torch.randint(0, 6, (3,), generator=random).tolist()
+            size = min(size, len(ids) - done[seq])
+            if not size:
+                continue
+            after = ids[done[seq] + size : done[seq] + size + nodes]
+            right = min(right, len(after))
+            draft = [*after[:right], *(token + 1 for token in after[right:])]
+            chosen.append(seq)
+            seqs.append(Seq(ids[done[seq] : done[seq] + size], start=done[seq], draft=draft))
+            good.append(size + right)
+        if not seqs:
+            continue
+        ids_T, attn = pack(seqs, table_SB[chosen], num_padding=1)
+        attn.row_S = torch.tensor(chosen)
+        hidden_TD = model.forward(ids_T, attn, kv).last_TD
+        for seq, span, count in zip(chosen, attn.spans, good, strict=True):
+            expected = torch.stack(alone[seq][done[seq] : done[seq] + count])
+            assert torch.equal(hidden_TD[span.first : span.first + count], expected)
+            done[seq] += count
+
+
+def plain_states(model, ids, table_SB):
+    ids_T, attn = pack([Seq(ids)], table_SB)
+    return model.forward(ids_T, attn, model.new_kv(4 * 64)).last_TD
