@@ -10,6 +10,7 @@ from typing import Any
 from hunch.errors import RequestError
 
 MAX_SEED = 2**63 - 1
+POOLINGS = ("last", "mean")  # of a prompt's states: the last token's, or the mean of all
 
 
 def known_names(what: str, kind: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,4 +83,5 @@ SAMPLING_RULES: list[tuple[str, Callable[[Any], bool], str]] = [
     ("include_stop_str_in_output", is_flag, "true or false"),
     ("skip_special_tokens", is_flag, "true or false"),
     ("ignore_eos", is_flag, "true or false"),
+    ("pooling", lambda v: v in (None, *POOLINGS), "one of " + ", ".join(POOLINGS)),
 ]

@@ -26,7 +26,16 @@ from hunch.hub import ModelFiles, resolve
 from hunch.prompts import Prompt, list_prompts, params_for, progress, read_prompt
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
-from hunch.types import Capacity, RequestOutput, SamplingParams, StructuredOutput
+from hunch.types import (
+    Capacity,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutput,
+    pooling_params,
+    unit,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -131,6 +140,32 @@ class LLM:
         outputs = self.generate(prompts, held, use_tqdm=use_tqdm)
         add_messages(turns, outputs)
         return outputs
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        use_tqdm: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Texts as vectors: the state of each one's last token, or with "mean" of all its tokens.
+
+        >>> llm.embed("Hello")[0].outputs.embedding
+
+        States are those after the last norm. A model that was trained for it gives good ones.
+        """
+        outputs = self.generate(prompts, pooling_params(pooling), use_tqdm=use_tqdm)
+        return [
+            EmbeddingRequestOutput(
+                request_id=output.request_id,
+                prompt_token_ids=output.prompt_token_ids,
+                outputs=EmbeddingOutput(
+                    embedding=unit(output.embedding or ()) if normalize else output.embedding or []
+                ),
+            )
+            for output in outputs
+        ]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None

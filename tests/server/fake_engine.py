@@ -20,6 +20,7 @@ from hunch.config import Config
 from hunch.engine.engine import Engine
 from hunch.errors import GrammarError, RequestError
 from hunch.types import (
+    POOL_SCALE,
     Capacity,
     DraftTrace,
     Logprob,
@@ -178,6 +179,12 @@ class Row:
             first = self.num_computed + 1
             after = self.tokens[first : first + num_processed]
             result.prompt_logprobs = [self._scores(token) for token in after]
+        if self.params.pooling is not None:  # a state is the token itself, and its square
+            read = self.tokens[self.num_computed : self.num_computed + num_processed]
+            states = [(token, token * token) for token in read]
+            result.pooled = [POOL_SCALE * sum(column) for column in zip(*states, strict=True)]
+            if self.params.pooling == "last":
+                result.pooled = list(map(float, states[-1]))
         self.num_computed += num_processed
         if self.num_computed == num_known:
             self._commit(work, result, num_prompt + self.request.max_tokens - num_known)

@@ -292,6 +292,7 @@ class Engine:
             finished=not job.num_open,
             num_cached_tokens=job.sequences[0].num_cached or 0,
             prompt_logprobs=scores,
+            embedding=None if job.num_open else outputs[0].embedding,
             stats=stats,
         )
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from hunch.engine.stats import Tally
 from hunch.types import (
+    POOL_SCALE,
     CompletionOutput,
     DraftTrace,
     Logprob,
+    Pooled,
     Request,
     RowResult,
     StopMatcher,
@@ -47,16 +49,30 @@ class SequenceOutput:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # nothing comes before the first token
         # Most requests ask for neither: their tokens need no look one by one.
+        self._pooled: Pooled | None = None  # states of the prompt: their sum, or the last
         self._is_simple = self._matcher is None and self.logprobs is None
         self._snapshot: CompletionOutput | None = None
 
     @property
-    def num_known_prompt_logprobs(self) -> int | None:
-        """Prompt tokens scored so far; None when nobody asked."""
-        return None if self.prompt_logprobs is None else len(self.prompt_logprobs)
+    def max_cached(self) -> int | None:
+        """Prompt tokens that may come from a cache, as nothing is wanted of them; None: all."""
+        if self.request.params.pooling is not None:
+            return 0
+        return None if self.prompt_logprobs is None else len(self.prompt_logprobs) - 1
+
+    @property
+    def embedding(self) -> list[float] | None:
+        """The prompt's states as one, once all of it was read."""
+        pooled, count = self._pooled, len(self.request.prompt_ids)
+        if pooled is None or self.request.params.pooling == "last":
+            return pooled
+        return [total / POOL_SCALE / count for total in pooled]
 
     def push(self, row: RowResult, first_processed: int) -> bool:
         """Take in a step's result; True when the sequence is over."""
+        if row.pooled is not None:
+            so_far = self._pooled if first_processed and self._pooled else [0] * len(row.pooled)
+            self._pooled = [a + b for a, b in zip(so_far, row.pooled, strict=True)]
         if row.prompt_logprobs:
             self._add_prompt_logprobs(row.prompt_logprobs, first_processed + 1)
         if not row.tokens and row.finish is None:

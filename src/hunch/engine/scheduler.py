@@ -195,9 +195,9 @@ class Scheduler:
                 return
             num_known = len(sequence.tokens)
             # The last known token is always computed, as its logits decide the next one, and so
-            # are those that lead to a prompt's missing scores.
-            scored = sequence.output.num_known_prompt_logprobs
-            max_hit = num_known - 1 if scored is None else min(num_known, scored) - 1
+            # are those that lead to a prompt's missing scores, or whose states are wanted.
+            most = sequence.output.max_cached
+            max_hit = num_known - 1 if most is None else min(num_known - 1, most)
             hit = pool.find(sequence.table, sequence.tokens, max_hit)
             num_missing = -(-self._least_slots(sequence) // pool.block_size) - len(hit.blocks)
             # One block per running row is left over, or the next steps would preempt at once.

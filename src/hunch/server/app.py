@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from hunch.errors import HunchError
+from hunch.server.embeddings import add_embeddings
 from hunch.server.guard import App, Guard, Keys
 from hunch.server.llamacpp import add_llamacpp
 from hunch.server.message_shape import fault_response
@@ -83,6 +84,7 @@ def build_routes(service: Service) -> FastAPI:
     add_messages(app, service)
     add_ollama(app, service)
     add_llamacpp(app, service)
+    add_embeddings(app, service)
     _add_operations(app, service)
     if service.settings.has_page:
         _add_page(app)

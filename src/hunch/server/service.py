@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -48,7 +48,7 @@ INLINE_CHARS = 2048  # longer prompts are tokenized beside the event loop
 MAX_RETRY_SECONDS = 60.0
 
 AnyEngine = RemoteEngine | Replicas
-Work = Callable[[float], Awaitable[Response]]  # from a deadline to an answer
+T = TypeVar("T")
 MakeShape = Callable[[Turn], Shape]
 
 
@@ -116,6 +116,13 @@ class Service:
                 param="model",
             )
 
+    def short_name(self, given: str) -> str:
+        """A name as Ollama's clients say it: `name:latest` where no version is meant."""
+        is_known = given in self.settings.served_model_names
+        name = given if is_known else given.removesuffix(":latest")
+        self.check_model(name)
+        return name
+
     def check_speculation(self, body: SamplingBody) -> None:
         methods = dict.fromkeys(("auto", "off", *self.engine.info.methods))
         if body.speculation is not None and body.speculation.mode not in methods:
@@ -125,12 +132,14 @@ class Service:
                 param="speculation.mode",
             )
 
-    async def run(self, body: SamplingBody, request: Request, work: Work) -> Response:
+    async def run(
+        self, timeout: float | None, request: Request, work: Callable[[float], Awaitable[T]]
+    ) -> T:
         """`work`, given its deadline, within which all of it must be done, from the arrival on.
 
         A client that hangs up ends it, wherever it is.
         """
-        seconds = min(body.timeout or self.settings.request_timeout, self.settings.request_timeout)
+        seconds = min(timeout or self.settings.request_timeout, self.settings.request_timeout)
         deadline = request.scope["state"][ARRIVAL] + seconds
         async with until(deadline):
             return await while_connected(request.receive, work(deadline))
@@ -142,7 +151,7 @@ class Service:
         make_shape: Callable[[], Shape] | None = None,
     ) -> Response:
         """POST /v1/completions, or another API's: then `make_shape` gives its form."""
-        return await self.run(body, request, partial(self._complete, body, make_shape))
+        return await self.run(body.timeout, request, partial(self._complete, body, make_shape))
 
     async def _complete(
         self, body: CompletionBody, make_shape: Callable[[], Shape] | None, deadline: float
@@ -162,7 +171,7 @@ class Service:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *marks.ends))
         else:
             ids = [await self.encode(prompt, body.add_special_tokens) for prompt in prompts]
-        ids = [self._truncated(one, body) for one in ids]
+        ids = [self.truncated(one, body.truncate_prompt_tokens) for one in ids]
         echo = None
         if body.echo:
             echo = [
@@ -188,7 +197,7 @@ class Service:
         self, body: ChatBody, request: Request, make_shape: MakeShape | None = None
     ) -> Response:
         """POST /v1/chat/completions, or another API's chat: then `make_shape` gives its form."""
-        return await self.run(body, request, partial(self._chat, body, make_shape))
+        return await self.run(body.timeout, request, partial(self._chat, body, make_shape))
 
     async def _chat(
         self, body: ChatBody, make_shape: MakeShape | None, deadline: float
@@ -239,13 +248,15 @@ class Service:
         turn = await asyncio.to_thread(
             open_turn, form, self.text, plain, params, body.wish(), **rendering
         )
-        return replace(turn, prompt_ids=self._truncated(turn.prompt_ids, body))
+        return replace(turn, prompt_ids=self.truncated(turn.prompt_ids, body.truncate_prompt_tokens))
 
     async def tokens(self, text: str) -> list[int]:
         """Token ids of a part of a prompt."""
         return await self._encode(text, False) if text else []
 
-    async def encode(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
+    async def encode(
+        self, prompt: str | list[int], add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[int]:
         """Token ids of a prompt; ids are checked instead."""
         if isinstance(prompt, str):
             ids = await self._encode(prompt, add_special_tokens)
@@ -253,7 +264,7 @@ class Service:
             self.check_ids(prompt)
             ids = prompt
         if not ids:
-            raise ProblemError(400, "the prompt is empty", param="prompt")
+            raise ProblemError(400, f"the {param} is empty", param=param)
         return ids
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -266,9 +277,8 @@ class Service:
             max_tokens=self.engine.info.max_len,
         )
 
-    def _truncated(self, ids: list[int], body: SamplingBody) -> list[int]:
-        """The prompt's end, where the body says how much of it is enough."""
-        most = body.truncate_prompt_tokens
+    def truncated(self, ids: list[int], most: int | None) -> list[int]:
+        """The prompt's end, where somebody says how much of it is enough; -1: what fits."""
         if most is None:
             return ids
         if most == 0:

@@ -17,6 +17,7 @@ class Limits:
     max_body_bytes: int = 4 * 1024 * 1024
     max_prompts: int = 64  # prompts in one /v1/completions body
     max_messages: int = 1024
+    max_inputs: int = 2048  # texts of one /v1/embeddings body
     max_n: int = 16  # answers per prompt
     max_sequences: int = 64  # prompts times n
     max_tokens: int | None = None  # None: the model's context

@@ -168,6 +168,8 @@ def dump_delta(output: RequestOutput, sent: Sent) -> Message:
     if output.finished:
         item["s"] = output.stats
         item["h"] = output.num_cached_tokens
+    if output.embedding is not None:
+        item["e"] = output.embedding
     if output.prompt_logprobs is not None and not sent.has_prompt_logprobs:
         item["p"] = [None if e is None else _dump_logprobs(e) for e in output.prompt_logprobs]
         sent.has_prompt_logprobs = True
@@ -195,6 +197,7 @@ def apply_delta(output: RequestOutput, item: Message, *, is_whole: bool = False)
             choice.finish_reason, choice.stop_reason, choice.seed, choice.stats = delta["f"]
     if "p" in item:
         output.prompt_logprobs = [None if e is None else _load_logprobs(e) for e in item["p"]]
+    output.embedding = item.get("e")
     if "s" in item:
         output.stats, output.num_cached_tokens = item["s"], item["h"]
         output.finished = True

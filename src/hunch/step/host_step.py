@@ -28,7 +28,15 @@ from hunch.step.grammars import RowGrammars
 from hunch.step.kv_cache import compact
 from hunch.step.rows import RowBuffers
 from hunch.step.step_logits import StepLogits
-from hunch.types import Capacity, DraftTrace, Logprob, RowResult, StepPlan, StepResult
+from hunch.types import (
+    POOL_SCALE,
+    Capacity,
+    DraftTrace,
+    Logprob,
+    RowResult,
+    StepPlan,
+    StepResult,
+)
 
 log = logging.getLogger("hunch")
 
@@ -100,6 +108,7 @@ class HostStep:
         if batch.parts:
             hidden = self.forward(batch)
             self._prompt_logprobs(hidden.last_TD, outcomes)
+            self._pool(hidden.last_TD, outcomes)
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._decide(batch, hidden, checked) if checked else None
         self._commit(outcomes)
@@ -270,6 +279,20 @@ class HostStep:
                 logits_MV = self.target.logits(hidden_MD)
                 scores += logprobs_at(logits_MV, chunk, request.params.prompt_logprobs)
             outcome.result.prompt_logprobs = scores
+
+    def _pool(self, last_TD: Tensor, outcomes: list[Outcome]) -> None:
+        """States of prompts that are asked for: the last one, or the sum of those in this step."""
+        for outcome in outcomes:
+            part, request = outcome.part, self.rows.requests[outcome.part.row]
+            assert request is not None
+            pooling, num_left = request.params.pooling, len(request.prompt_ids) - part.start
+            if pooling is None or num_left <= 0:
+                continue
+            state_TD = last_TD[part.first : part.first + min(part.num_known, num_left)].double()
+            if pooling == "mean":
+                outcome.result.pooled = (state_TD * POOL_SCALE).round().long().sum(0).tolist()
+            elif part.num_known >= num_left:
+                outcome.result.pooled = state_TD[-1].tolist()
 
     def _target_step(
         self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None
