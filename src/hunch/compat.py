@@ -46,6 +46,7 @@ _SPEC = {
     "speculative_config",
 }
 _GRAPHS = "hunch captures a GPU's steps by itself, and a CPU has none to capture"
+_ADAPTERS = "an adapter is merged into weights of its own: lora=PATH, or --lora-modules"
 _RANKS = "ranks are processes of this machine, or those that torchrun started"
 _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     # argument -> values that ask for what hunch does anyway, and why others change nothing
@@ -70,6 +71,9 @@ _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculative_disable_mqa_scorer": ((False,), "drafts are always checked in one pass"),
     "disable_logprobs_during_spec_decoding": ((False,), "logprobs are given to who asks for them"),
     "trust_remote_code": ((False,), "hunch never runs a model's own code"),
+    "enable_lora": ((True,), _ADAPTERS),
+    "max_loras": ((), _ADAPTERS),
+    "max_lora_rank": ((), _ADAPTERS),
     "enable_auto_tool_choice": ((False,), "a model may call tools wherever a request brings some"),
 }
 _SGLANG_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -68,6 +68,7 @@ class ModelConfig:
     threads: int | None = None  # CPU threads; None: the machine's cores
     kernels: str = "auto"  # torch: stock products alone, whatever else is there
     activation_bits: int = 8  # or 14, on CPU kernels: nearer to float32, and slower
+    lora: str | None = None  # a LoRA adapter (PEFT's directory) that is merged into the weights
     chat_template: str | None = None
     tool_call_parser: str = "auto"  # how tool calls are written; auto: as the template has it
     reasoning_parser: str = "auto"  # how reasoning is marked; none: it is text
@@ -97,6 +98,7 @@ class CacheConfig:
     kv_bytes: int | None = None  # memory for KV; None: a share of what the device has free
     num_blocks: int | None = None  # overrides kv_bytes
     gpu_memory_utilization: float = 0.9
+    engines_per_device: int = 1  # that share a GPU, each with the same part of its memory
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
@@ -109,6 +111,7 @@ class CacheConfig:
             )
         _at_least("kv_bytes", self.kv_bytes, 1)
         _at_least("num_blocks", self.num_blocks, 1)
+        _at_least("engines_per_device", self.engines_per_device, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,18 +23,15 @@ from hunch.errors import (
     HunchError,
 )
 from hunch.hub import ModelFiles, resolve
+from hunch.pooling import EmbeddingOutput, EmbeddingRequestOutput, pooling_params, unit
 from hunch.prompts import Prompt, list_prompts, params_for, progress, read_prompt
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import (
     Capacity,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
     RequestOutput,
     SamplingParams,
     StructuredOutput,
-    pooling_params,
-    unit,
 )
 
 if TYPE_CHECKING:

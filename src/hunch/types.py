@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
@@ -263,12 +262,6 @@ class DraftTrace:
     method: str = ""  # who drafted it
 
 
-Pooled = list[float] | list[int]  # a state; or a sum of states, see POOL_SCALE
-# States are summed as whole multiples of 1 / POOL_SCALE: such a sum is the same in any order, and
-# so does not depend on how a prompt was cut into steps.
-POOL_SCALE = 2**28
-
-
 @dataclass(kw_only=True, slots=True)
 class RowResult:
     """What a step did for one row."""
@@ -285,7 +278,7 @@ class RowResult:
     num_levels: int | None = None  # depth of the verified draft; None: a chain, num_drafted deep
     logprobs: list[dict[int, Logprob]] | None = None  # one per committed token
     prompt_logprobs: list[dict[int, Logprob]] | None = None  # of the tokens after those processed
-    pooled: Pooled | None = None  # of the prompt's tokens among those processed
+    pooled: list[float] | list[int] | None = None  # states of the prompt's tokens, see pooling.py
     method: str = ""  # who drafted the verified nodes
     trace: DraftTrace | None = None
 
@@ -396,32 +389,3 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     embedding: list[float] | None = None  # with `pooling`: the prompt's states as one
     stats: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True, slots=True)
-class EmbeddingOutput:
-    """A text as one vector."""
-
-    embedding: list[float]
-
-
-@dataclass(kw_only=True, slots=True)
-class EmbeddingRequestOutput:
-    """A text and its vector, as vLLM returns them."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput
-    finished: bool = True
-
-
-def pooling_params(pooling: str) -> SamplingParams:
-    """To read a prompt for its states. One token has to be said, which nobody looks at."""
-    wish = Speculation(mode="off")
-    return SamplingParams(max_tokens=1, temperature=0.0, seed=0, pooling=pooling, speculation=wish)
-
-
-def unit(vector: Sequence[float]) -> list[float]:
-    """The same direction with length 1; a vector of zeros stays."""
-    length = math.hypot(*vector) or 1.0
-    return [number / length for number in vector]

@@ -16,6 +16,7 @@ TABLE: dict[str, set[str]] = {
     "checks": {"errors"},
     "types": {"errors", "checks"},
     "prompts": {"errors", "types"},
+    "pooling": {"types"},
     "registry": set(),
     "config": {"errors", "registry", "types"},
     "compat": {"errors", "registry", "types", "config"},
@@ -38,12 +39,12 @@ TABLE: dict[str, set[str]] = {
     },
     "step": {
         "torch", "types", "draft", "errors", "config", "registry", "kernels", "parallel.group",
-        "layers", "grammar", "sampling", "models", "verify", "drafting",
+        "layers", "grammar", "sampling", "models", "verify", "drafting", "pooling",
     },
     "advice": set(),
     "adapt": {"config", "errors", "kernels"},
-    "engine": {"types", "config", "errors", "advice"},
-    "server": {"types", "config", "errors", "chat"},
+    "engine": {"types", "config", "errors", "advice", "pooling"},
+    "server": {"types", "config", "errors", "chat", "pooling"},
     "train": {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
         "hub",

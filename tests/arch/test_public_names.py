@@ -63,4 +63,5 @@ def test_sampling_parameters() -> None:
         "structured_outputs",
         "speculation",
         "prediction",
+        "pooling",
     ]

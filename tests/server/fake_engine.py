@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 from hunch.config import Config
 from hunch.engine.engine import Engine
 from hunch.errors import GrammarError, RequestError
+from hunch.pooling import POOL_SCALE
 from hunch.types import (
-    POOL_SCALE,
     Capacity,
     DraftTrace,
     Logprob,
@@ -258,6 +258,7 @@ class FakeRunner:
             methods={"auto": NUM_NODES, "oracle": NUM_NODES, "prediction": NUM_NODES},
         )
         self._rows: dict[int, Row] = {}
+        self._shift = len(config.model.lora or "")  # what an adapter does to every seed
         self._results: deque[StepResult] = deque()
         self._seconds = float(os.environ.get("FAKE_STEP_SECONDS", "0.001"))
 
@@ -266,6 +267,7 @@ class FakeRunner:
         for row in plan.leaves:
             self._rows.pop(row, None)
         for start in plan.starts:
+            start.request.seed += self._shift
             self._rows[start.row] = Row(start)
         rows = [self._rows[work.row].run(work) for work in plan.work]
         self._results.append(

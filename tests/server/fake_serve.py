@@ -25,7 +25,8 @@ def main() -> int:
     )
     config = Config(model=model, schedule=schedule)
     limits = Limits(**settings.pop("limits", {}))
-    settings["models"] = tuple(map(tuple, settings.get("models", ())))
+    for name in ("models", "adapters"):
+        settings[name] = tuple(map(tuple, settings.get(name, ())))
     for name in ("api_keys", "cors_origins", "allowed_hosts"):
         settings[name] = tuple(settings.get(name, ()))
     names = ("bytes", "alias")

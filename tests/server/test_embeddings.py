@@ -8,11 +8,11 @@ from pathlib import Path
 import openai
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from hunch import LLM
 from server.live_server import LiveServer
 from tiny_models import write_llama
-from transformers import AutoModelForCausalLM
 
 PATH = "/v1/embeddings"
 

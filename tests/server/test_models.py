@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hunch.cli.serve import _named
+from hunch.cli.serve import _adapter, _named
 from hunch.errors import ConfigError
 from hunch.server.settings import ServeConfig
 from server.fake_engine import expected_text
@@ -66,3 +67,32 @@ def test_names_of_models() -> None:
         ServeConfig(served_model_names=("a",), models=(("a", "b"),))
     with pytest.raises(ConfigError, match="workers"):
         ServeConfig(models=(("a", "b"),), workers=2)
+
+
+def test_an_adapter_is_a_model_by_name(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server(adapters=[["sql", "lora"]])
+    answer = ask(server, "sql")
+    # The engine of bytes takes an adapter's name for a part of every prompt's seed.
+    assert answer.json()["choices"][0]["text"] == expected_text("x", 1 + len("lora"), 9)
+    assert answer.json()["model"] == "sql"
+    assert ask(server, "bytes").json()["choices"][0]["text"] == expected_text("x", 1, 9)
+    models = server.get("/v1/models").json()["data"]
+    assert {model["id"]: model["parent"] for model in models} == {
+        "bytes": None, "alias": None, "sql": "bytes",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["sql={}", '{{"name": "sql", "path": "{}"}}'])
+def test_adapters_are_named_as_in_vllm(tmp_path: Path, form: str) -> None:
+    word = form.format(tmp_path)
+    with pytest.raises(ConfigError, match=r"no adapter_config\.json"):
+        _adapter(word)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert _adapter(word) == ("sql", str(tmp_path))
+    with pytest.raises(ConfigError, match="NAME=PATH"):
+        _adapter(str(tmp_path))
+
+
+def test_models_share_a_device() -> None:
+    assert ServeConfig(models=(("b", "b"),), adapters=(("c", "c"),)).num_engines == 3
+    assert ServeConfig(models=(("b", "b"), ("c", "c")), max_loaded_models=2).num_engines == 2

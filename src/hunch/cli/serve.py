@@ -49,6 +49,8 @@ _HELP = {
     "speculative_model": "vLLM's name for a drafter's path, or [ngram].",
     "num_speculative_tokens": "vLLM's name for the length of a draft.",
     "always_draft": "Draft whether it pays or not: the same guesses in every run.",
+    "lora": "A LoRA adapter (PEFT's directory) to merge into the model.",
+    "engines_per_device": "Engines that share a GPU's memory, this one among them.",
     "seed": "Seeds requests that bring none.",
     "max_model_len": "Longest prompt and answer together; default: the model's own.",
     "chat_template": "A template, or a file that holds one.",
@@ -66,6 +68,7 @@ _SWITCHES = (  # flags that take no value, most of them vLLM's
     "disable_logprobs_during_spec_decoding",
     "worker_use_ray",
     "enable_auto_tool_choice",
+    "enable_lora",
 )
 _ALIASES = {
     "tensor_parallel_size": ("-tp",),
@@ -77,6 +80,7 @@ _OWN = (
     "limits",
     "death_grace",
     "models",
+    "adapters",
     "has_page",
     "hides_guesses",
     "version",
@@ -106,6 +110,7 @@ def run(words: Sequence[str]) -> int:
     (first, model), *others = map(_named, by_place or [by_flag or DEFAULT_MODEL])
     keys = given.pop("api_key", None) or _keys_from_environment()
     names = given.pop("served_model_name", None) or [first]
+    adapters = map(_adapter, given.pop("lora_modules", None) or ())
     has_page = not given.pop("no_page", False)
     is_adapting = given.pop("adapt", False)
     config = _engine_config(model, given)
@@ -129,6 +134,7 @@ def run(words: Sequence[str]) -> int:
             served_model_names=tuple(names),
             has_page=has_page,
             models=tuple(others),
+            adapters=tuple(adapters),
             limits=limits,
             version=__version__,
         ),
@@ -139,6 +145,25 @@ def _named(word: str) -> tuple[str, str]:
     """'NAME=MODEL', or a model that is its own name."""
     name, equals, model = word.partition("=")
     return (name, model) if equals and name and model else (word, word)
+
+
+def _adapter(word: str) -> tuple[str, str]:
+    """'NAME=PATH', or vLLM's {"name": NAME, "path": PATH}."""
+    try:
+        given = json.loads(word) if word.startswith("{") else {}
+    except ValueError as error:
+        raise ConfigError(f"--lora-modules {word}: not JSON ({error})") from None
+    name, _, path = word.partition("=")
+    if given:
+        name, path = str(given.get("name") or ""), str(given.get("path") or "")
+    if not name or not path:
+        raise ConfigError(f"--lora-modules {word}: give NAME=PATH")
+    if not (Path(path) / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"--lora-modules {word}: {path} has no adapter_config.json; an adapter is a directory "
+            "as PEFT writes it"
+        )
+    return name, path
 
 
 def _parse(words: Sequence[str]) -> dict[str, Any]:
@@ -204,6 +229,12 @@ def _parser() -> argparse.ArgumentParser:
     server = parser.add_argument_group("server")
     server.add_argument("--api-key", action="append", help="required of clients; may be repeated")
     server.add_argument("--served-model-name", nargs="+", help="names clients may use")
+    server.add_argument(
+        "--lora-modules",
+        nargs="+",
+        metavar="NAME=PATH",
+        help="LoRA adapters of the first model, each served under its name",
+    )
     server.add_argument(
         "--adapt",
         action="store_true",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hunch.engine.stats import Tally
+from hunch.pooling import POOL_SCALE
 from hunch.types import (
-    POOL_SCALE,
     CompletionOutput,
     DraftTrace,
     Logprob,
-    Pooled,
     Request,
     RowResult,
     StopMatcher,
@@ -49,7 +49,7 @@ class SequenceOutput:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # nothing comes before the first token
         # Most requests ask for neither: their tokens need no look one by one.
-        self._pooled: Pooled | None = None  # states of the prompt: their sum, or the last
+        self._pooled: Sequence[float] | None = None  # states of the prompt: their sum, or the last
         self._is_simple = self._matcher is None and self.logprobs is None
         self._snapshot: CompletionOutput | None = None
 
@@ -64,8 +64,10 @@ class SequenceOutput:
     def embedding(self) -> list[float] | None:
         """The prompt's states as one, once all of it was read."""
         pooled, count = self._pooled, len(self.request.prompt_ids)
-        if pooled is None or self.request.params.pooling == "last":
-            return pooled
+        if pooled is None:
+            return None
+        if self.request.params.pooling == "last":
+            return list(pooled)
         return [total / POOL_SCALE / count for total in pooled]
 
     def push(self, row: RowResult, first_processed: int) -> bool:

@@ -21,6 +21,7 @@ from hunch.models.load import dtype_of, load_decoder
 from hunch.models.native import DTYPES, load_native, not_native
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
+from hunch.models.weights.adapter import AdaptedWeights
 from hunch.parallel.group import SINGLE, Group
 
 log = logging.getLogger("hunch")
@@ -93,6 +94,8 @@ def load_target(
     Each rank of a group loads its part.
     """
     dtype = dtype_of(model, weights)
+    if model.lora is not None:
+        weights = AdaptedWeights(weights, model.lora)
     is_native = model.kernels == "auto" and dtype in DTYPES
     if device.type == "cpu" and is_native:
         target = load_native(

@@ -19,11 +19,13 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from hunch.pooling import pooling_params, unit
+from hunch.server.ollama import name_of
 from hunch.server.problems import ProblemError, at_most
 from hunch.server.schemas import MAX_COUNT, Body, Ids, Some
 from hunch.server.service import Service
 from hunch.server.streaming import collect
-from hunch.types import RequestOutput, pooling_params, unit
+from hunch.types import RequestOutput
 
 MAX_AT_ONCE = 64  # texts of one request in the engine; others' requests get rows between them
 
@@ -89,7 +91,7 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/embed", response_class=Response)
     async def embed(body: OllamaEmbedBody, request: Request) -> Response:
-        model = service.short_name(body.model)
+        model = name_of(service, body.model)
         inputs: list[Input] = [body.input] if isinstance(body.input, str) else list(body.input)
         most = -1 if body.truncate else None
         began = time.monotonic()

@@ -34,8 +34,9 @@ Open = Callable[[], Awaitable[tuple[Service, App]]]  # loads a model and builds 
 class Model:
     """A model that may or may not be loaded."""
 
-    def __init__(self, names: tuple[str, ...], open_model: Open) -> None:
+    def __init__(self, names: tuple[str, ...], open_model: Open, parent: str | None = None) -> None:
         self.names = names
+        self.parent = parent  # the model it is an adapter of
         self.is_kept = False  # somebody else starts its engine again when it dies
         self.service: Service | None = None  # once it was loaded for the first time
         self.num_busy = 0  # requests it is answering
@@ -210,6 +211,7 @@ class Switch:
                 "created": int(model.service.started) if model.service is not None else 0,
                 "owned_by": "hunch",
                 "root": model.names[0],
+                "parent": model.parent,
                 "max_model_len": None
                 if model.service is None
                 else model.service.engine.info.max_len,

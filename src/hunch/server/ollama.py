@@ -96,10 +96,18 @@ def add_ollama(app: FastAPI, service: Service) -> None:
     _add_lists(app, service)
 
 
+def name_of(service: Service, given: str) -> str:
+    """Ollama's clients say `name:latest` where no version is meant."""
+    is_known = given in service.settings.served_model_names
+    name = given if is_known else given.removesuffix(":latest")
+    service.check_model(name)
+    return name
+
+
 def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/api/chat", response_class=Response)
     async def chat(body: OllamaChatBody, request: Request) -> Response:
-        model = service.short_name(body.model)
+        model = name_of(service, body.model)
         if not body.messages:  # how Ollama's clients ask for a model to be loaded
             return JSONResponse(
                 {**_head(model), "message": _said(), "done": True, "done_reason": "load"}
@@ -110,7 +118,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/generate", response_class=Response)
     async def generate(body: GenerateBody, request: Request) -> Response:
-        model = service.short_name(body.model)
+        model = name_of(service, body.model)
         if not body.prompt:
             return JSONResponse(
                 {**_head(model), "response": "", "done": True, "done_reason": "load"}
@@ -148,7 +156,7 @@ def _add_lists(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/show")
     async def show(body: ShowBody) -> dict[str, Any]:
-        service.short_name(body.model or body.name or service.settings.served_model_names[0])
+        name_of(service, body.model or body.name or service.settings.served_model_names[0])
         abilities = ["completion", "tools"]
         if service.chat_format.has_reasoning:
             abilities.append("thinking")

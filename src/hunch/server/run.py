@@ -77,6 +77,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def _serve(
     config: Config, settings: ServeConfig, engine_factory: str, text_factory: str
 ) -> int:
+    if settings.num_engines > 1:
+        cache = replace(config.cache, engines_per_device=settings.num_engines)
+        config = replace(config, cache=cache)
     sock = _bind(settings)  # before the model is loaded: a taken port is told at once
     workers = Workers(config, settings, text_factory)
     workers.start(sock)
@@ -100,6 +103,9 @@ async def _serve(
     service = new_service(config, settings, engine, text)
     factories = (engine_factory, text_factory)
     others = [_other(config, settings, name, path, factories) for name, path in settings.models]
+    others += [
+        _adapted(config, settings, name, path, factories) for name, path in settings.adapters
+    ]
     switch = Switch(settings, [Model(settings.served_model_names, _never), *others])
     if not settings.api_keys and not settings.is_local:
         logs.event(
@@ -182,8 +188,26 @@ def _other(
     """A further model. A drafter or template that was given belongs to the first one."""
     model = replace(config.model, model=path, tokenizer=None, revision=None, chat_template=None)
     spec = config.spec if config.spec.path is None else SpecConfig()
-    config = replace(config, model=model, spec=spec)
-    settings = replace(settings, served_model_names=(name,), models=())
+    return _lazy(replace(config, model=model, spec=spec), settings, name, factories)
+
+
+def _adapted(
+    config: Config, settings: ServeConfig, name: str, path: str, factories: tuple[str, str]
+) -> Model:
+    """The first model with an adapter: all but its weights is the first one's, the drafter too."""
+    config = replace(config, model=replace(config.model, lora=path))
+    parent = settings.served_model_names[0]
+    return _lazy(config, settings, name, factories, parent=parent)
+
+
+def _lazy(
+    config: Config,
+    settings: ServeConfig,
+    name: str,
+    factories: tuple[str, str],
+    parent: str | None = None,
+) -> Model:
+    settings = replace(settings, served_model_names=(name,), models=(), adapters=())
 
     async def open_model() -> tuple[Service, App]:
         engine = RemoteEngine(
@@ -197,7 +221,7 @@ def _other(
         service = new_service(config, settings, engine, text)
         return service, build_routes(service)
 
-    return Model((name,), open_model)
+    return Model((name,), open_model, parent)
 
 
 async def _never() -> tuple[Service, App]:

@@ -116,13 +116,6 @@ class Service:
                 param="model",
             )
 
-    def short_name(self, given: str) -> str:
-        """A name as Ollama's clients say it: `name:latest` where no version is meant."""
-        is_known = given in self.settings.served_model_names
-        name = given if is_known else given.removesuffix(":latest")
-        self.check_model(name)
-        return name
-
     def check_speculation(self, body: SamplingBody) -> None:
         methods = dict.fromkeys(("auto", "off", *self.engine.info.methods))
         if body.speculation is not None and body.speculation.mode not in methods:
@@ -248,7 +241,9 @@ class Service:
         turn = await asyncio.to_thread(
             open_turn, form, self.text, plain, params, body.wish(), **rendering
         )
-        return replace(turn, prompt_ids=self.truncated(turn.prompt_ids, body.truncate_prompt_tokens))
+        return replace(
+            turn, prompt_ids=self.truncated(turn.prompt_ids, body.truncate_prompt_tokens)
+        )
 
     async def tokens(self, text: str) -> list[int]:
         """Token ids of a part of a prompt."""

@@ -51,6 +51,7 @@ class ServeConfig:
     workers: int = 1  # HTTP processes over the one engine
     replicas: int = 1  # engines, each with a copy of the model, that share the requests
     models: tuple[tuple[str, str], ...] = ()  # further models: name, and what is loaded for it
+    adapters: tuple[tuple[str, str], ...] = ()  # LoRA adapters of the first: name and directory
     idle_unload: float = 0.0  # seconds without a request that unload a model; 0: never
     max_loaded_models: int = 0  # models loaded at once; 0: all that are asked for
     max_model_bytes: int = 0  # memory of all models' processes together; 0: no limit
@@ -72,6 +73,12 @@ class ServeConfig:
     hides_guesses: bool = False  # `origins` leave out what was guessed wrong
     version: str = "unknown"
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that may be loaded at once, each with a model or an adapter of its own."""
+        count = 1 + len(self.models) + len(self.adapters)
+        return min(count, self.max_loaded_models or count)
 
     @property
     def is_local(self) -> bool:
@@ -111,11 +118,12 @@ class ServeConfig:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.engine_timeout < 5:
             raise ConfigError(f"engine_timeout={self.engine_timeout} must be 5 or more")
-        if self.replicas > 1 and (self.workers > 1 or self.models):
+        others = (*self.models, *self.adapters)
+        if self.replicas > 1 and (self.workers > 1 or others):
             raise ConfigError("replicas above 1 go with one HTTP process and one model")
-        if self.models and self.workers > 1:
+        if others and self.workers > 1:
             raise ConfigError("workers above 1 serve one model; give one, or --workers 1")
-        names = [*self.served_model_names, *(name for name, _ in self.models)]
+        names = [*self.served_model_names, *(name for name, _ in others)]
         if len(set(names)) < len(names):
             raise ConfigError(f"two models have the same name: {', '.join(names)}")
         for name in (

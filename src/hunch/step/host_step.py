@@ -20,6 +20,7 @@ from hunch.drafting.base import Drafter
 from hunch.drafting.costs import CostCurve
 from hunch.kernels.attention import KVCache
 from hunch.models.target import Target
+from hunch.pooling import POOL_SCALE
 from hunch.sampling.logprobs import logprobs_at
 from hunch.sampling.state import SamplingState
 from hunch.sampling.stop import finish
@@ -28,15 +29,7 @@ from hunch.step.grammars import RowGrammars
 from hunch.step.kv_cache import compact
 from hunch.step.rows import RowBuffers
 from hunch.step.step_logits import StepLogits
-from hunch.types import (
-    POOL_SCALE,
-    Capacity,
-    DraftTrace,
-    Logprob,
-    RowResult,
-    StepPlan,
-    StepResult,
-)
+from hunch.types import Capacity, DraftTrace, Logprob, RowResult, StepPlan, StepResult
 
 log = logging.getLogger("hunch")
 

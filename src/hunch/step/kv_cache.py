@@ -48,7 +48,8 @@ def count_blocks(
     block_bytes = bytes_per_slot(shapes) * cache.block_size
     budget = cache.kv_bytes
     if budget is None:
-        budget = max(_free_memory(device, cache.gpu_memory_utilization) - working_bytes, 0)
+        share = cache.gpu_memory_utilization, cache.engines_per_device
+        budget = max(_free_memory(device, *share) - working_bytes, 0)
         budget //= num_sharing
     useful = max_rows * (-(-(max_len + 2 * max_nodes + 2) // cache.block_size))
     num_blocks = min(budget // block_bytes, useful)
@@ -108,11 +109,13 @@ def compact(kv: KVCache, source: np.ndarray, target: np.ndarray) -> None:
     kv.move(source_P, target_P)
 
 
-def _free_memory(device: torch.device, utilization: float) -> int:
+def _free_memory(device: torch.device, utilization: float, num_engines: int = 1) -> int:
     """What KV may take: the rest of a GPU's share, or a quarter of what a machine has free."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return max(int(total * utilization) - (total - free), 0)
+        rest = int(total * utilization) - (total - free)
+        own = int(total * utilization) // num_engines - torch.cuda.memory_reserved(device)
+        return max(rest if num_engines == 1 else min(rest, own), 0)
     return _free_ram() // 4
 
 
