@@ -6,7 +6,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,11 +31,15 @@ from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
 from hunch.train.loss import check_loss
 from hunch.train.pretrain import PretrainOptions, pretrain, store_text
 from hunch.train.progress import Progress
-from hunch.train.prompts import read_prompts
+from hunch.train.prompts import BUILTIN, read_prompts
+from hunch.train.questions import ask_target
 from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
 from hunch.train.student import CountRecipe, Recipe, Student
 from hunch.train.vocab import columns_of, count_columns, enough_columns
+
+if TYPE_CHECKING:
+    from hunch import LLM
 
 JOB, PROMPTS = "job.json", "prompts.json"
 _TEXT = 512  # tokens of plain text that are read as one
@@ -188,8 +193,41 @@ def answer_prompts(
             write_json(work / PROMPTS, stored)
         assert stored is not None
         store_text(llm, settings.pretrain, work, min(settings.loop.context, _TEXT))
-        regenerate(llm, stored["train"], work / "answers", answers, show, seconds)
+        if seconds is None:
+            regenerate(llm, stored["train"], work / "answers", answers, show)
+        else:
+            _answer_for(seconds, llm, job, settings, stored, work, show)
     return stored["train"], stored["held_out"]
+
+
+def _answer_for(
+    seconds: float,
+    llm: LLM,
+    job: Job,
+    settings: Settings,
+    stored: dict[str, list[list[int]]],
+    work: Path,
+    show: Progress,
+) -> None:
+    """Answer for so long. When the prompts that come with hunch are used up, the target asks."""
+    ends, folder, answers = perf_counter() + seconds, work / "answers", settings.answers
+    rate = regenerate(llm, stored["train"], folder, answers, show, seconds)
+    context = min(settings.loop.context, llm.engine.capacity.max_len)
+    while job.prompts == BUILTIN and ends - perf_counter() > max(0.1 * seconds, 2.0):
+        left = ends - perf_counter()
+        # A question takes about a fourth of what its answer takes.
+        count = int(rate * left / (1.25 * answers.max_tokens * len(answers.read_temperatures())))
+        seed = answers.seed + len(stored["train"])
+        more = ask_target(llm, count, show, seconds=0.3 * left, seed=seed)
+        known = {tuple(ids) for ids in stored["train"]}
+        room = context - min(answers.max_tokens, context // 2)
+        new = [ids for ids in more if len(ids) <= room and tuple(ids) not in known]
+        if not new:
+            return
+        stored["train"] += new
+        write_json(work / PROMPTS, stored)
+        left = ends - perf_counter()
+        rate = regenerate(llm, stored["train"], folder, answers, show, max(left, 1.0)) or rate
 
 
 def _hold_out(prompts: list[list[int]], count: int, seed: int) -> dict[str, list[list[int]]]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SHARD = "shard-{:05d}.npz"
 NUM_ROWS = 1024  # answers written at once on a GPU
+ROUND = 2**32  # numbers of answers at one temperature; prompts may become more
 _MIN_ANSWER = 8  # tokens of an answer that ran out of time, to be worth learning from
 
 
@@ -67,10 +68,11 @@ def regenerate(
     quarter later the open ones end where they are. Returns tokens per second.
     """
     temperatures, store = options.read_temperatures(), _Store(folder, prompts, options.shard)
-    num_answers = len(prompts) * len(temperatures)
-    order = list(range(num_answers))
+    rounds = range(len(temperatures))
+    order = [at * ROUND + number for at in rounds for number in range(len(prompts))]
+    num_answers = len(order)
     if seconds is not None:  # whatever is answered has some of every kind
-        order = np.random.default_rng(options.seed).permutation(num_answers).tolist()
+        order = [order[n] for n in np.random.default_rng(options.seed).permutation(num_answers)]
     todo = iter([n for n in order if n not in store.done])
     began, num_tokens = perf_counter(), 0
 
@@ -116,13 +118,13 @@ def _answer(
                 return
             for number in islice(todo, num_free):
                 params = SamplingParams(
-                    temperature=temperatures[number // len(prompts)],
+                    temperature=temperatures[number // ROUND],
                     max_tokens=options.max_tokens,
                     seed=options.seed + number,
                     ignore_eos=options.ignore_eos,
                 )
                 name = str(number)
-                engine.add(name, prompts[number % len(prompts)], params, stream=False)
+                engine.add(name, prompts[number % ROUND], params, stream=False)
                 open_ids.add(name)
             if not open_ids:
                 return
@@ -170,7 +172,7 @@ class _Store:
         if not self.waiting:
             return False
         numbers, answers = zip(*self.waiting, strict=True)
-        prompts = [self.prompts[number % len(self.prompts)] for number in numbers]
+        prompts = [self.prompts[number % ROUND] for number in numbers]
         path = self.folder / SHARD.format(self.num_shards)
         write_shard(path, list(numbers), prompts, list(answers))
         self.num_shards += 1

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
 from hunch.models.decoder import Decoder
-from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
+from hunch.train.compiled import Masters
 from hunch.train.loss import teach
 from hunch.train.states import TargetOutputs, TopOpinions
 from hunch.train.vocab import Columns
@@ -61,6 +61,7 @@ class Student:
     needs_hidden = False  # the target's last state too
     plain: Collection[str] = ()  # tensors that Adam steps: embeddings and output matrices
     num_walks = 1  # times its network goes over a text for one loss
+    layer_names: Collection[str] = ()  # prefixes of layers, whose tensors become `sources`
 
     def __init__(self, target: Decoder, columns: Columns) -> None:
         self.target, self.columns = target, columns
@@ -73,10 +74,11 @@ class Student:
             name: tensor.detach().to(device, torch.float32, copy=True).requires_grad_()
             for name, tensor in tensors.items()
         }
+        self.sources = [self.source().below(prefix) for prefix in self.layer_names]
 
-    def source(self) -> Source:
+    def source(self) -> Masters:
         """The tensors as networks take them, in the target's precision; gradients flow back."""
-        return _Masters(self.tensors, self.target.dtype, self.target.device)
+        return Masters(self.tensors, self.target.dtype, self.target.device)
 
     def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
         """The loss on a batch; a test looks at what a draft would reach, and at nothing else."""
@@ -98,19 +100,6 @@ class Student:
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """config.json and the tensors of the published form."""
         raise NotImplementedError
-
-
-class _Masters(Source):
-    def __init__(
-        self, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(dtype, device)
-        self.tensors = tensors
-
-    def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
-        tensor = self.tensors[name]
-        assert tuple(tensor.shape) == shape, f"{name}: {tuple(tensor.shape)}, not {shape}"
-        return tensor
 
 
 def narrow(outputs: TargetOutputs, share: float, num_columns: int) -> TargetOutputs:

@@ -20,13 +20,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.errors import ConfigError, UnsupportedModelError
-from hunch.layers.attention import Heads, split_heads
+from hunch.layers.attention import Attend, Attention, Heads, split_heads
 from hunch.layers.rope import Rope
+from hunch.models.build import build_block
 from hunch.models.decoder import Decoder
-from hunch.models.heads.block import BlockBody, BlockShape, build_body
+from hunch.models.heads.block import BlockBody, BlockShape, build_body, context_heads
 from hunch.models.source import ShapeSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
+from hunch.train.compiled import Masters
 from hunch.train.loss import teach
 from hunch.train.recipes.eagle3 import read_features
 from hunch.train.states import TargetOutputs
@@ -62,38 +64,50 @@ class BlockOptions:
 class BlocksOfTexts:
     """Who sees whom: places of a block their own block, and the context before its anchor."""
 
-    def __init__(self, body: BlockBody, context_TD: Tensor, anchor_BR: Tensor, rope: Rope) -> None:
-        (num_texts, num_blocks), size = anchor_BR.shape, body.shape.num_places
+    def __init__(self, context_TD: Tensor, anchor_BR: Tensor, num_places: int, rope: Rope) -> None:
+        num_texts, num_blocks = anchor_BR.shape
         length, device = len(context_TD) // num_texts, context_TD.device
-        self.num_texts = num_texts
+        self.context_TD = context_TD
+        self.known, self.own = (num_texts, length), (num_texts, num_blocks * num_places)
         pos_L = torch.arange(length, device=device)
-        place_P = torch.arange(size, device=device)
-        pos_T = (anchor_BR[:, :, None] + place_P).flatten()
-        self.rotation = rope(pos_T)
-        self.kv = [
-            [x.view(num_texts, length, *x.shape[1:]) for x in both]
-            for both in body.context_kv(context_TD, rope(pos_L.repeat(num_texts)))
-        ]
-        anchor_BT = anchor_BR.repeat_interleave(size, dim=1)
-        block_T = torch.arange(num_blocks, device=device).repeat_interleave(size)
+        place_P = torch.arange(num_places, device=device)
+        self.rotation = rope((anchor_BR[:, :, None] + place_P).flatten())
+        self.context_rotation = rope(pos_L.repeat(num_texts))
+        anchor_BT = anchor_BR.repeat_interleave(num_places, dim=1)
+        block_T = torch.arange(num_blocks, device=device).repeat_interleave(num_places)
         is_own_BTT = (block_T[:, None] == block_T).expand(num_texts, -1, -1)
-        self.is_seen_B1TK = torch.cat((pos_L < anchor_BT[:, :, None], is_own_BTT), dim=2)[:, None]
+        is_seen_BTK = torch.cat((pos_L < anchor_BT[:, :, None], is_own_BTT), dim=2)
+        # What is added to scores: made once, not by every layer.
+        hidden = torch.finfo(context_TD.dtype).min
+        self.bias_B1TK = torch.zeros(
+            is_seen_BTK.shape, dtype=context_TD.dtype, device=device
+        ).masked_fill_(~is_seen_BTK, hidden)[:, None]
 
-    def __call__(
-        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
-    ) -> Tensor:
-        parts = split_heads(qkv_TAH, heads, self.rotation)
-        q, k, v = (x.reshape(self.num_texts, -1, *x.shape[1:]).transpose(1, 2) for x in parts)
-        known_k, known_v = (x.transpose(1, 2) for x in self.kv[layer])
-        out = functional.scaled_dot_product_attention(
-            q,
-            torch.cat((known_k, k), dim=2),
-            torch.cat((known_v, v), dim=2),
-            attn_mask=self.is_seen_B1TK,
-            scale=heads.scale,
-            enable_gqa=heads.num_heads != heads.num_kv_heads,
-        )
-        return out.transpose(1, 2).flatten(0, 1)
+    def of(self, attn: Attention) -> Attend:
+        """How a layer's places attend, over its own keys and values of the context."""
+        known = context_heads(attn, self.context_TD, self.context_rotation)
+
+        def attend(
+            qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+        ) -> Tensor:
+            parts = split_heads(qkv_TAH, heads, self.rotation)
+            q, own_k, own_v = (_by_text(x, self.own) for x in parts)
+            known_k, known_v = (_by_text(x, self.known) for x in known)
+            group = heads.num_heads // heads.num_kv_heads
+            # Kernels that add to scores take as many heads of keys as of queries.
+            k = torch.cat((known_k, own_k), dim=2).repeat_interleave(group, dim=1)
+            v = torch.cat((known_v, own_v), dim=2).repeat_interleave(group, dim=1)
+            out = functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=self.bias_B1TK, scale=heads.scale
+            )
+            return out.transpose(1, 2).flatten(0, 1)
+
+        return attend
+
+
+def _by_text(x_TNH: Tensor, shape: tuple[int, int]) -> Tensor:
+    """As attention takes them: text, head, position, width."""
+    return x_TNH.reshape(*shape, *x_TNH.shape[1:]).transpose(1, 2)
 
 
 class BlockStudent(Student):
@@ -126,7 +140,12 @@ class BlockStudent(Student):
         )
         self.config = weights.config
         self.head_CD = target.head.weight_NK[columns.ids_C] * spec.logits_scale
+        self.layer_names = [f"layers.{layer}." for layer in range(layers)]
         self.start(self._begin(weights))
+
+    def layer(self, x_TD: Tensor, source: Masters, texts: BlocksOfTexts) -> Tensor:
+        block = build_block(self.shape.spec, source, "", 0)
+        return block(x_TD, texts.of(block.attn))
 
     def _begin(self, weights: Weights) -> dict[str, Tensor]:
         """Layers start as the target's last ones, the rest as what changes nothing."""
@@ -212,8 +231,11 @@ class BlockStudent(Student):
         token_BR = t.ids_BL.gather(1, anchor_BR)
         assert body.mask_D is not None
         x = body.inputs(self.target.embed(token_BR.flatten()), body.mask_D)
-        attend = BlocksOfTexts(body, context_TD, anchor_BR, self.target.rope)
-        told_TD = body.telling(body.states(x, attend)).flatten(0, 1)
+        size = self.shape.num_places
+        texts = BlocksOfTexts(context_TD, anchor_BR, size, self.target.rope)
+        for source in self.sources:
+            x = self.layer(x, source, texts)
+        told_TD = body.telling(body.norm(x)).flatten(0, 1)
         depth_P = torch.arange(self.shape.num_places, device=anchor_BR.device)
         pos_BRP = anchor_BR[:, :, None] + depth_P
         start_B = length * torch.arange(len(anchor_BR), device=anchor_BR.device)
