@@ -52,6 +52,11 @@ TABLE: dict[str, set[str]] = {
     "bench": {"torch", "hunch", "errors", "types"},
     # What measures a part alone, or makes a target of another cost, reaches inside.
     "bench.device": {"torch", "hunch", "errors", "types", "hub", "models", "kernels", "step"},
+    # What measures one part alone reaches inside all of them.
+    "bench.parts": {
+        "torch", "hunch", "errors", "types", "hub", "models", "kernels", "step", "layers",
+        "registry", "config", "engine", "text", "server", "parallel", "parallel.group", "llm",
+    },
     "parallel": {
         "torch", "types", "draft", "errors", "config", "kernels", "models", "step",
         "parallel.group",
@@ -62,8 +67,7 @@ TABLE: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat",
-        "train", "drafters",
-        "advice",
+        "train", "drafters", "advice", "bench.parts",
     },
     # What looks at the machine asks which kernels it has.
     "cli.doctor": {
@@ -86,7 +90,7 @@ def room_of(module: str) -> str:
     if len(parts) == 1:
         return "hunch"
     name = ".".join(parts[1:])
-    for room in ("parallel.group", "bench.device", "cli.doctor"):
+    for room in ("parallel.group", "bench.device", "bench.parts", "cli.doctor"):
         if name == room or name.startswith(room + "."):
             return room
     return parts[1]

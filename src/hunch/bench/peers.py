@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from hunch.errors import ConfigError, EngineError
 
@@ -99,37 +100,37 @@ def _binary(text: str, path: Path, threads: int, parallel: int) -> Peer:
 def running(found: Sequence[Peer]) -> Iterator[list[str]]:
     """Starts all of them, one after the other; yields NAME=URL of each. They end with the block."""
     with ExitStack() as stack:
-        log = stack.enter_context(tempfile.TemporaryDirectory())
-        yield [stack.enter_context(_running(peer, Path(log))) for peer in found]
+        started = [(peer, stack.enter_context(serving(peer))) for peer in found]
+        yield [f"{peer.name}={url}" for peer, (url, _) in started]
 
 
 @contextmanager
-def _running(peer: Peer, folder: Path) -> Iterator[str]:
+def serving(peer: Peer) -> Iterator[tuple[str, int]]:
+    """Starts one; yields its address and its process."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = int(sock.getsockname()[1])
     words = [word.replace("{port}", str(port)) for word in peer.command]
-    log = folder / f"{peer.name.replace('/', '-')}.log"
-    with log.open("wb") as file:
+    with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT
+                words, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
             )
         except OSError as error:
             raise ConfigError(f"{peer.name} cannot be started: {error}") from None
-    try:
-        _wait(peer, process, port, log)
-        yield f"{peer.name}=http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _wait(peer, process, port, log)
+            yield f"http://127.0.0.1:{port}", process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
-def _wait(peer: Peer, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait(peer: Peer, process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
     from urllib.error import HTTPError, URLError
     from urllib.request import urlopen
 
@@ -140,5 +141,6 @@ def _wait(peer: Peer, process: subprocess.Popen[bytes], port: int, log: Path) ->
                 return
         except (HTTPError, URLError, OSError):  # not listening yet, or still loading
             time.sleep(0.3)
-    said = log.read_text("utf-8", "replace").strip()[-600:]
+    log.seek(0)
+    said = log.read().decode("utf-8", "replace").strip()[-600:]
     raise EngineError(f"{peer.name} did not start. It said:\n{said}")

@@ -241,6 +241,23 @@ def verifiers(
         print(json.dumps(report))
 
 
+def part(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Which; without one, all are named.")] = None,
+) -> None:
+    """One part measured alone: each prints a table of the docs."""
+    from hunch.bench.parts import PARTS, main_of
+
+    if name is not None and name not in ("-h", "--help"):
+        main_of(name)(context.args)
+        return
+    typer.echo("hunch bench part NAME [OPTIONS]; NAME --help says which\n")
+    for one, (_, needs, prints) in PARTS.items():
+        typer.echo(f"  {one:10} {needs:4} {prints}")
+
+
 def add_to(app: typer.Typer) -> None:
     for command in (readme, gpu, peers, served, soak, verifiers):
         app.command()(command)
+    others = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(context_settings=others)(part)

@@ -1,7 +1,5 @@
 """How near hunch's kernels and llama.cpp's come to float32, on the same file and page of text.
 
-    python benchmarks/fidelity.py [--model FILE.gguf] [--tokens 128] [--skip-llama] [--json]
-
 The reference is the float32 forward of the file's weights. llama.cpp's server tells its likeliest
 tokens alone, so every engine is held to the same question: the KL over the NUM_LIKELY tokens
 llama.cpp named and all others together, which is at most the whole KL.
@@ -11,37 +9,36 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hunch.bench.device.fidelity import PAGE, scores
+from hunch.bench.peers import Peer, serving
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig
+from hunch.errors import ConfigError
 from hunch.hub import resolve
 from hunch.llm import load_text
 from hunch.models.target import load_target
 from hunch.models.weights import open_weights
 
 NUM_LIKELY = 1000
-SECONDS = 120.0  # llama.cpp's server may take to start
+SECONDS = 120.0  # llama.cpp's server may take to answer
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part fidelity", description=__doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--skip-llama", action="store_true")
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     files = resolve(args.model)
     ids = load_text(Config(model=ModelConfig(model=args.model))).encode(PAGE)[: args.tokens]
     log_p_TV = torch.cat(list(_log_probs(files.path, ids, dtype="float32")))
@@ -113,28 +110,11 @@ def _ask_llama(path: str, ids: list[int]) -> Iterator[dict[int, float]]:
 @contextmanager
 def start_llama(path: str, threads: int = 2) -> Iterator[tuple[str, int]]:
     """llama.cpp's server: its address, and its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "hunch.bench.llama_server", path, "--port", str(port)]
-    command += ["--threads", str(threads)]
-    quiet = subprocess.DEVNULL
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
-    url, until = f"http://127.0.0.1:{port}", time.monotonic() + SECONDS
-    try:
-        while True:
-            try:
-                post(f"{url}/completion", {"prompt": "a", "n_predict": 1})
-                break
-            except (urllib.error.URLError, OSError) as error:
-                if server.poll() is not None or time.monotonic() > until:
-                    words = "llama.cpp's server did not start: pip install xllamacpp"
-                    raise SystemExit(words) from error
-                time.sleep(0.5)
-        yield url, server.pid
-    finally:
-        server.stdin.close()
-        server.wait(timeout=30)
+    if find_spec("xllamacpp") is None:
+        raise ConfigError("llama.cpp's wheel is not installed: pip install xllamacpp")
+    words = ("-m", "hunch.bench.llama_server", path, "--port", "{port}", "--threads", str(threads))
+    with serving(Peer("llama.cpp", (sys.executable, *words))) as (url, pid):
+        yield url, pid
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +123,3 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     with urllib.request.urlopen(request, timeout=SECONDS) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
-
-
-if __name__ == "__main__":
-    main()

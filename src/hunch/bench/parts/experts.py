@@ -1,17 +1,16 @@
-"""A decode step of a 30B model with 3B of it active, on random weights: time against bytes touched.
-
-python benchmarks/experts_gpu.py [LAYERS]      (48 layers without arguments: 61 GB in bfloat16)
-"""
+"""A decode step of a 30B model with 3B active on random weights: time against bytes touched."""
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from kernels_gpu import WALL, DeviceSource, graph_ms
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, Span
+from hunch.bench.parts.kernels import WALL, RandomSource, graph_ms
+from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
@@ -32,7 +31,7 @@ def build(num_layers: int) -> CudaDecoder:
         experts=ExpertSpec(routing=routing, width=768, layers=(True,) * num_layers),
     )  # fmt: skip
     torch.manual_seed(0)
-    return CudaDecoder(resolve(MODELS, spec.architecture)(spec, DeviceSource()))
+    return CudaDecoder(resolve(MODELS, spec.architecture)(spec, RandomSource()))
 
 
 def step(model: CudaDecoder, num_rows: int) -> tuple[Tensor, AttnInputs]:
@@ -50,25 +49,28 @@ def step(model: CudaDecoder, num_rows: int) -> tuple[Tensor, AttnInputs]:
     return ids, attn
 
 
-def count_touched(model: CudaDecoder, ids: Tensor, attn: AttnInputs, kv: object) -> float:
+def count_touched(model: CudaDecoder, ids: Tensor, attn: AttnInputs, kv: KVCache) -> float:
     """Experts that the step's tokens ask, per layer on average."""
     seen: list[Tensor] = []
-    route = fused_experts.route
+    module: Any = fused_experts
+    route = module.route
 
-    def watched(*arguments: object) -> tuple[Tensor, Tensor]:
+    def watched(*arguments: Any) -> tuple[Tensor, Tensor]:
         chosen, weight = route(*arguments)
         seen.append(chosen)
         return chosen, weight
 
-    fused_experts.route = watched
+    module.route = watched
     model.forward(ids, attn, kv)
-    fused_experts.route = route
-    return sum(len(chosen.unique()) for chosen in seen) / len(seen)
+    module.route = route
+    return sum(len(set(chosen.flatten().tolist())) for chosen in seen) / len(seen)
 
 
 @torch.inference_mode()
-def main() -> None:
-    num_layers = int(sys.argv[1]) if len(sys.argv) > 1 else 48
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part experts", description=__doc__)
+    parser.add_argument("--layers", type=int, default=48, help="48 take 61 GB in bfloat16")
+    num_layers: int = parser.parse_args(words).layers
     model = build(num_layers)
     experts = model.spec.experts
     assert experts is not None
@@ -91,7 +93,3 @@ def main() -> None:
             f"{num_rows:3} rows: {touched:5.1f} experts per layer, {num_bytes / 1e9:6.2f} GB, "
             f"{ms:7.3f} ms, {wall:7.3f} ms at the wall: {wall / ms:.2f}"
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """A head that continues the target's states on a GPU: one level of a draft, and prompts to cover.
 
-python benchmarks/heads_gpu.py --head DIR [--rows 1,8,64] [--context 500] [--prompts 12]
-
 The target is the default model, the head its EAGLE-3. A level is one pass and its logits, captured
 as a step holds it: by fused kernels, and by torch's with our attention. Prompts are covered as the
 host does it, one by one, each of a length that was not seen before: by both, and with torch's
@@ -13,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -81,17 +79,15 @@ def wait(device: torch.device) -> None:
 
 
 @torch.inference_mode()
-def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part heads", description=__doc__)
     parser.add_argument("--head", type=Path, required=True, help="an eagle3 head's directory")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", default="1,8,64")
     parser.add_argument("--context", type=int, default=500)
     parser.add_argument("--prompts", type=int, default=12)
-    asked = parser.parse_args(given)
+    asked = parser.parse_args(words)
     weights, device = open_weights(resolve(MODEL)), torch.device(asked.device)
     target = CudaDecoder(load_decoder(weights, dtype=asked.dtype, device=device))
     net = load_eagle3(asked.head, target)
@@ -119,7 +115,3 @@ def main(given: list[str] | None = None) -> None:
             for rows in map(int, asked.rows.split(",")):
                 line += f"; level of {rows}: {level(net, rows, asked.context, device) * 1e6:.0f} us"
         print(line, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """What requests that ask for more cost on a GPU: rules, scores, a schema, traces, beside free ones.
 
-python benchmarks/gpu_requests.py --prompts spec_mix_48.jsonl [--targets small,7b]
-                                  [--methods off,auto] [--rounds 3] [--json FILE]
-
 Sixteen requests at once, 128 new tokens each, the kinds in turn in every round; the median of the
 rounds after one that is not counted, and its share of the free requests' speed. Token ids must be
 the same in every round; with --json they are kept, to be compared with another version's.
@@ -14,12 +11,14 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gpu
-
 from hunch import LLM, SamplingParams, Speculation
+from hunch.bench.device.enlarged import enlarged
+from hunch.bench.readers import read_workloads
+from hunch.bench.workloads import Prompt, cycle
 
 NUM_REQUESTS, NUM_TOKENS = 16, 128
 ITEM = {
@@ -50,7 +49,29 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(llm: LLM, texts: list[str], num_rounds: int) -> dict[str, dict[str, Any]]:
+def load(target: str, method: str, max_rows: int) -> LLM:
+    """The default model on a GPU (`small`), or enlarged to 7B's cost (`7b`)."""
+    is_small = target == "small"
+    return LLM(
+        "smollm2-135m",
+        weights=None if is_small else enlarged("smollm2-135m", target, "cuda"),
+        speculate=method,
+        device="cuda",
+        dtype="bfloat16",
+        max_model_len=2048,
+        max_num_seqs=max_rows,
+        max_num_batched_tokens=16384,
+        kv_bytes=(8 if is_small else 24) * 2**30,
+        enable_prefix_caching=False,
+    )
+
+
+def encode(llm: LLM, prompt: Prompt) -> list[int]:
+    said = [{"role": role, "content": content} for role, content in prompt.messages]
+    return llm.encode_messages(said) if said else llm.tokenizer.encode(prompt.text)
+
+
+def measure(llm: LLM, texts: list[list[int]], num_rounds: int) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {kind: {"rates": []} for kind in KINDS}
     for number in range(num_rounds + 1):
         for kind, asked in KINDS.items():
@@ -68,21 +89,22 @@ def measure(llm: LLM, texts: list[str], num_rounds: int) -> dict[str, dict[str, 
     return found
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--prompts", type=Path, required=True)
+def main(words: Sequence[str] = ()) -> None:
+    options = argparse.ArgumentParser("hunch bench part requests", description=__doc__)
+    options.add_argument(
+        "--prompts", default="chat,code,summary,math", help="[FORM:]PATH or workloads"
+    )
     options.add_argument("--targets", default="small,7b")
     options.add_argument("--methods", default="off,auto")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--json", type=Path)
-    given = options.parse_args()
-    lines = given.prompts.read_text().splitlines()[:NUM_REQUESTS]
-    texts = [json.loads(line)["turns"][0] for line in lines]
+    given = options.parse_args(words)
+    prompts = cycle(read_workloads(given.prompts, None), NUM_REQUESTS)
     kept: dict[str, Any] = {}
     for target in given.targets.split(","):
-        decoder = gpu.build(target)
         for method in given.methods.split(","):
-            llm = gpu.load(decoder, target, method, NUM_REQUESTS)
+            llm = load(target, method, NUM_REQUESTS)
+            texts = [encode(llm, prompt) for prompt in prompts]
             found = kept[f"{target} {method}"] = measure(llm, texts, given.rounds)
             free = statistics.median(found["free"]["rates"])
             for kind, figures in found.items():
@@ -93,7 +115,3 @@ def main() -> None:
             llm.close()
     if given.json is not None:
         given.json.write_text(json.dumps(kept))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """What a quantised file costs on a CPU: memory, and processor time of a pass, beside llama.cpp's.
 
-    python benchmarks/quantised.py FILE.gguf [--repeats 5] [--bits 8] [--skip-llama]
-
 One thread each, in turn. Processor time, not time on the clock: a busy machine disturbs it least.
 llama.cpp's is its server's between two requests that differ by 32 tokens.
 """
@@ -12,12 +10,14 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from fidelity import post, start_llama
 
+from hunch.bench.parts.fidelity import post, start_llama
+from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs
 from hunch.models.native import NativeDecoder, load_native
 from hunch.models.weights import open_weights
@@ -25,18 +25,18 @@ from hunch.models.weights import open_weights
 CONTEXT, ROWS = 32, 8
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part quantised", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--bits", type=int, default=8)
     parser.add_argument("--skip-llama", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     torch.set_num_threads(1)
     before, size = _resident(), args.file.stat().st_size
     model = load_native(open_weights(args.file), num_threads=1, bits=args.bits)
     if model is None:
-        raise SystemExit("the CPU's kernels do not compute this model")
+        raise ConfigError(f"{args.file}: the CPU's kernels do not compute this model")
     grown = _resident() - before
     print(f"file {size / 1e6:.0f} MB, weights {model.weight_bytes / 1e6:.0f} MB", end="; ")
     print(f"memory grew by {grown / 1e6:.0f} MB, {grown / size:.2f} times the file")
@@ -92,7 +92,3 @@ def _llama_seconds(url: str, pid: int) -> float:
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-if __name__ == "__main__":
-    main()

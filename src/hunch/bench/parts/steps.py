@@ -1,8 +1,5 @@
 """What a step costs in Python: its wall time less the native calls and matrix products within it.
 
-    python benchmarks/step_python.py                      # every method, greedy and sampled
-    python benchmarks/step_python.py --only draft,eagle3 --profile
-
 One row on the CPU, the default model, drafts of 5 nodes. Shipped drafters are used where there are
 some; EAGLE and MTP get random weights of the target's width, as the time of a step does not ask
 what the weights say. `drafter` is the part of it within observe and propose; the rest is the
@@ -17,7 +14,7 @@ import cProfile
 import json
 import pstats
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -171,15 +168,15 @@ def measure(
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part steps", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--only", help="methods, with commas between them")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--profile", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     meter = Meter()
     meter.install()
     print("milliseconds per step: Python in all (in the drafter); native")
@@ -205,7 +202,3 @@ def main() -> None:
                 for kind, ms in found.items()
             ]
             print(f"{method:22} {'   '.join(state)}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

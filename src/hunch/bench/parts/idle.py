@@ -1,7 +1,5 @@
 """How long a GPU waits while one request decodes: between steps, and between their kernels.
 
-python benchmarks/gpu_idle.py --prompts spec_mix_48.jsonl [--targets small,7b] [--method off]
-
 Two measurements of the same steady state. The device's own clock: what steps took on it (from the
 first kernel's start to the last one's end, written with each result) against the time that passed
 while their results came. And torch's profiler, which names the gaps but makes the host slower with
@@ -11,28 +9,29 @@ every kernel it records; what it finds is an upper bound.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import torch
-from gpu import build, load
 from torch.profiler import ProfilerActivity, profile
 
-import hunch.llm as front
 from hunch import LLM, SamplingParams
+from hunch.bench.parts.requests import encode, load
+from hunch.bench.readers import read_workloads
 
 STEPS, WARM = 200, 20  # steps looked at, and steps before them
 LONG = 20.0  # microseconds: a gap worth naming
 
 
 def by_clock(llm: LLM, prompt: list[int]) -> dict[str, float]:
-    """Share of the time in which no step was under source, by the device's clock."""
-    policy, seconds, moments = llm.engine.runner.captured.policy, [], []
+    """Share of the time in which no step was under way, by the device's clock."""
+    runner: Any = llm.engine.runner
+    policy = runner.captured.policy
+    seconds: list[float] = []
+    moments: list[float] = []
     timed = policy.timed
 
     def listen(graph: Any, took: float, *others: Any) -> Any:
@@ -59,7 +58,7 @@ def by_profiler(llm: LLM, prompt: list[int]) -> dict[str, Any]:
     kernels = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in found.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type.name == "CUDA"
     )
     firsts = [at for at, kernel in enumerate(kernels) if kernel[2].startswith("_pack_kernel")]
     firsts = firsts[-STEPS:]
@@ -87,18 +86,17 @@ def params(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--prompts", type=Path, required=True)
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part idle", description=__doc__)
+    parser.add_argument("--prompts", default="chat", help="[FORM:]PATH or a workload")
     parser.add_argument("--targets", default="small,7b")
     parser.add_argument("--method", default="off")
     parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    tokenizer = front.load_text(front.config_from_vllm(model="smollm2-135m"))
-    line = json.loads(args.prompts.read_text().splitlines()[0])
-    prompt = tokenizer.render_chat([{"role": "user", "content": line["turns"][0]}])
+    args = parser.parse_args(words)
+    first = read_workloads(args.prompts, 1)[0]
     for target in args.targets.split(","):
-        llm = load(build(target), target, args.method, 1)
+        llm = load(target, args.method, 1)
+        prompt = encode(llm, first)
         llm.generate(prompt, params(WARM))
         for _ in range(args.rounds):
             clock = by_clock(llm, prompt)
@@ -117,7 +115,3 @@ def main() -> None:
                 flush=True,
             )
         llm.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,16 @@
 """Requests that begin alike, over three engines: by their beginnings, or to each in turn.
 
-    python benchmarks/routing.py
-
 Each engine has KV memory for about six of the prompts. One request at a time, so times are those of
 reading what the prefix cache does not have.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import time
+from collections.abc import Sequence
 
 from hunch import LLM, SamplingParams
 from hunch.server.routing import Router
@@ -21,10 +21,12 @@ WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "
 
 def prefix_counts(engines: list[LLM]) -> tuple[int, int]:
     reports = [engine.stats() for engine in engines]
-    return tuple(sum(r[key] for r in reports) for key in ("prefix_hits", "prefix_queries"))
+    hits, queries = (sum(r[key] for r in reports) for key in ("prefix_hits", "prefix_queries"))
+    return hits, queries
 
 
-def main() -> None:
+def main(words: Sequence[str] = ()) -> None:
+    argparse.ArgumentParser("hunch bench part routing", description=__doc__).parse_args(words)
     first = LLM(speculate="off", max_model_len=512, num_blocks=NUM_BLOCKS, threads=1)
     engines = [first, *(first.sibling("off") for _ in range(NUM_ENGINES - 1))]
     rng = random.Random(1)
@@ -49,7 +51,3 @@ def main() -> None:
             f"{1e3 * statistics.median(times):.0f} ms (median), "
             f"{1e3 * statistics.mean(times):.0f} ms (mean)"
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,18 @@
 """What CPU ranks spend on each other, measured, beside what the simulator says of the same link.
 
-    python benchmarks/ranks.py [MODEL] [RANKS]
-
 First gathers of several sizes give the link; then passes of the model are timed, with the time its
 gathers took on rank 0, and compared with the prediction for as many rows.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def gather_times(num_ranks: int, width: int) -> list[tuple[float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         words = [str(num_ranks), str(width), folder]
         others = [
-            subprocess.Popen([sys.executable, __file__, "--gathers", str(rank), *words])
+            subprocess.Popen([sys.executable, "-m", __name__, str(rank), *words])
             for rank in range(1, num_ranks)
         ]
         times = _gather(0, num_ranks, width, Path(folder))
@@ -116,18 +116,18 @@ def measure(ranks: Ranks, path: Path, num_ranks: int) -> None:
         )
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["--gathers"]:
-        rank, num_ranks, width = map(int, sys.argv[2:5])
-        _gather(rank, num_ranks, width, Path(sys.argv[5]))
-        return
-    path = resolve(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m").path
-    num_ranks = int(sys.argv[2]) if len(sys.argv) > 2 else 2
-    ranks = start_ranks(num_ranks, "cpu")
-    with torch.inference_mode():
-        measure(ranks, path, num_ranks)
-    ranks.close()
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part ranks", description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--ranks", type=int, default=2)
+    given = parser.parse_args(words)
+    ranks = start_ranks(given.ranks, "cpu")
+    try:
+        with torch.inference_mode():
+            measure(ranks, resolve(given.model).path, given.ranks)
+    finally:
+        ranks.close()
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # a further rank of `gather_times`
+    _gather(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -6,11 +6,14 @@ norms and sampling are the same for both and left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hunch.bench.parts.requests import load
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, num_parts
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
 from hunch.kernels.slices import split_of
@@ -35,11 +38,12 @@ def price(decoder: CudaDecoder) -> dict[int, tuple[float, float]]:
 
 
 def _body(decoder: CudaDecoder, rows: int, is_exact: bool) -> Callable[[], None]:
-    weights = [
+    weights: list[Any] = [
         weight
         for layer in decoder.layers
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    ] + [decoder.decoder.head]
+    ]
+    weights.append(decoder.decoder.head)
     is_wide = decoder.fused.is_wide and rows >= MIN_ROWS
     height = padded(rows) if is_exact and is_wide else rows
     inputs = {
@@ -81,3 +85,18 @@ def _exact(x_MK: Tensor, w_NK: Tensor, kind: int, is_wide: bool) -> None:
 
 def _empty(x_MK: Tensor, w_NK: Tensor) -> Tensor:
     return torch.empty(len(x_MK), len(w_NK), dtype=torch.float32, device=x_MK.device)
+
+
+@torch.inference_mode()
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part exactness", description=__doc__)
+    parser.add_argument("--targets", default="small,7b")
+    for target in parser.parse_args(words).targets.split(","):
+        with load(target, "off", 1) as llm:
+            runner: Any = llm.engine.runner
+            for num_rows, (exact, free) in price(runner.target).items():
+                print(
+                    f"{target:6} products of {num_rows:3} rows: {1e3 * exact:.2f} ms in a fixed "
+                    f"order, {1e3 * free:.2f} in any: exactness costs {exact / free - 1:+.0%}",
+                    flush=True,
+                )

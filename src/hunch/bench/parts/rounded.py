@@ -1,7 +1,5 @@
 """What weights in few bits bring on a GPU: a target of 7B's cost, rounded when it is loaded.
 
-python benchmarks/quantised_gpu.py [--dtypes bfloat16,fp8,int4] [--concurrency 1,8,64]
-
 Plain decoding, greedy, 64 new tokens, the better of two rounds after one that is not counted; the
 first answer must be the same at every number of requests. Then four prompts of 1,500 tokens.
 """
@@ -10,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 
 from hunch import LLM, SamplingParams
 from hunch.bench.device.enlarged import enlarged
@@ -41,11 +40,11 @@ def prompt_rate(llm: LLM) -> float:
     return 4 * 1500 / (time.perf_counter() - began)
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(words: Sequence[str] = ()) -> None:
+    options = argparse.ArgumentParser("hunch bench part rounded", description=__doc__)
     options.add_argument("--dtypes", default="bfloat16,fp8,int4")
     options.add_argument("--concurrency", default="1,8,64")
-    given = options.parse_args()
+    given = options.parse_args(words)
     counts = [int(count) for count in given.concurrency.split(",")]
     for dtype in given.dtypes.split(","):
         weights = enlarged("smollm2-135m", "7b", "auto")
@@ -56,7 +55,3 @@ def main() -> None:
             assert all(answer == answers[0] for answer in answers), f"{dtype}: another text"
             rates = ", ".join(f"{count}: {each:,.0f}" for count, (each, _) in found.items())
             print(f"{dtype}: tok/s by requests {rates}; prompts {prompt_rate(llm):,.0f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """A hundred simple questions: how often quantised kernels answer as float32 does, and how fast.
 
-    python benchmarks/first_words.py [--model smollm2-135m] [--limit 100] [--json]
-
 Greedy, 48 tokens each. `identical` counts answers equal to float32's token for token, `begins
 alike` those whose first eight tokens are. Speeds are of one request at a time, medians of
 interleaved runs.
@@ -13,13 +11,15 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hunch import LLM, SamplingParams
 
 QUESTIONS = Path(__file__).with_name("simple_questions.jsonl")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=48)
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "8 bits": {"activation_bits": 8},
     "14 bits": {"activation_bits": 14},
@@ -38,13 +38,13 @@ def speed(llm: LLM) -> float:
     return 64 / (time.perf_counter() - started)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part answers", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--limit", type=int, default=100, help="questions to ask")
     parser.add_argument("--repeats", type=int, default=7, help="speed runs of each way")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     lines = QUESTIONS.read_text(encoding="utf-8").splitlines()[: args.limit]
     questions = [json.loads(line)["turns"][0] for line in lines]
     llms = {
@@ -73,7 +73,3 @@ def main() -> None:
             f"{name:8} identical {row['identical']:3}/{row['of']}  begins alike "
             f"{row['begins_alike']:3}/{row['of']}  {row['tokens_per_second']:6.1f} tok/s"
         )
-
-
-if __name__ == "__main__":
-    main()

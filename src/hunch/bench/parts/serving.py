@@ -3,8 +3,6 @@
 The engine is the real one over a runner that computes nothing, so all that is measured is Python:
 planning, results, messages between the processes, events, sockets. CPU seconds, not the clock,
 count: what else the machine does falls out of the figures.
-
-    python benchmarks/serve_cost.py --streams 1 16 64 200 --workers 1
 """
 
 from __future__ import annotations
@@ -26,9 +24,11 @@ from typing import Any
 
 from hunch.config import Config, ModelConfig, ScheduleConfig
 from hunch.engine.engine import Engine
+from hunch.errors import EngineError
 from hunch.text.tokenizer import Tokenizer
 from hunch.types import Capacity, RowResult, StepPlan, StepResult
 
+NAME = "hunch.bench.parts.serving"
 PROMPT = "Once upon a time, in a small town by the sea, there lived an old clockmaker who"
 
 
@@ -76,6 +76,9 @@ class EmptyRunner:
     def reset(self) -> None:
         pass
 
+    def check_alive(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -100,8 +103,8 @@ def serve(port: int, workers: int) -> int:
     return serve_forever(
         Config(model=ModelConfig(), schedule=ScheduleConfig(max_num_seqs=512)),
         ServeConfig(**settings),
-        engine_factory="serve_cost:build_engine",
-        text_factory="serve_cost:load_text",
+        engine_factory=f"{NAME}:build_engine",
+        text_factory=f"{NAME}:load_text",
     )
 
 
@@ -151,11 +154,7 @@ def start(workers: int) -> tuple[subprocess.Popen[bytes], int]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = int(sock.getsockname()[1])
-    here = str(Path(__file__).parent)
-    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    words = [sys.executable, __file__, "--serve", str(port), "--workers", str(workers)]
-    process = subprocess.Popen(words, env=env)
+    process = subprocess.Popen([sys.executable, "-m", NAME, str(port), str(workers)])
     for _ in range(600):
         assert process.poll() is None, "the server left"
         try:
@@ -163,7 +162,7 @@ def start(workers: int) -> tuple[subprocess.Popen[bytes], int]:
             return process, port
         except OSError:
             time.sleep(0.1)
-    raise SystemExit("the server did not start")
+    raise EngineError("the server did not start")
 
 
 def measure(pid: int, port: int, num_streams: int, num_tokens: int) -> dict[str, float]:
@@ -180,16 +179,13 @@ def measure(pid: int, port: int, num_streams: int, num_tokens: int) -> dict[str,
     return found
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part serving", description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 200])
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--serve", type=int, metavar="PORT", help="used by itself")
     args = parser.parse_args(words)
-    if args.serve:
-        return serve(args.serve, args.workers)
     process, port = start(args.workers)
     try:
         for num_streams in args.streams:
@@ -202,8 +198,7 @@ def main(words: Sequence[str] | None = None) -> int:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # the server that `start` begins
+    sys.exit(serve(int(sys.argv[1]), int(sys.argv[2])))

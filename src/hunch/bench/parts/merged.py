@@ -1,7 +1,5 @@
 """Merged drafts against each part alone: tokens per pass on six kinds of prompt, on a CPU.
 
-    python benchmarks/merged_drafts.py [--tokens 64] [--each 3]
-
 The default model with the draft that comes with hunch; every method drafts all it can, so that
 figures are the same in every run. Texts are compared token for token.
 """
@@ -9,6 +7,7 @@ figures are the same in every run. Texts are compared token for token.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from hunch import LLM, SamplingParams
 from hunch.bench.readers import read_workloads
@@ -17,11 +16,11 @@ KINDS = ("chat", "math", "summary", "code", "rewrite", "retrieval")
 METHODS = ("suffix:adaptive=false", "draft", "suffix+draft")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part merged", description=__doc__)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--each", type=int, default=3)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     prompts = {
         kind: [p for p in read_workloads("mixed", None) if p.category == kind][: given.each]
         for kind in KINDS
@@ -51,7 +50,3 @@ def main() -> None:
         print(f"| {kind} | " + " | ".join(f"{rates[m]:.2f}" for m in METHODS) + " |")
     means = [sum(rates[m] for rates in found.values()) / len(found) for m in METHODS]
     print("| mean | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
-
-
-if __name__ == "__main__":
-    main()

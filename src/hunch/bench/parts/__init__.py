@@ -1,0 +1,44 @@
+"""One part measured alone: each module prints a table of the docs, `hunch bench part NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from hunch.errors import ConfigError
+
+
+class Part(NamedTuple):
+    """A measurement of `hunch.bench.parts`; its module's `main` takes the words after its name."""
+
+    module: str
+    needs: str  # what it runs on
+    prints: str
+
+
+PARTS = {
+    "answers": Part("answers", "CPU", "questions answered as float32 does, by activation bits"),
+    "exactness": Part("exactness", "GPU", "what products in a fixed order cost"),
+    "experts": Part("experts", "GPU", "a decode step of a 30B mixture of experts"),
+    "fidelity": Part("fidelity", "CPU", "distance to float32, beside llama.cpp's"),
+    "heads": Part("heads", "GPU", "a level of an EAGLE-3 head, and prompts it reads"),
+    "idle": Part("idle", "GPU", "how long the GPU waits while one request decodes"),
+    "kernels": Part("kernels", "GPU", "a decoder's pass alone, by rows"),
+    "merged": Part("merged", "any", "tokens per pass of merged drafts and of their parts"),
+    "quantised": Part("quantised", "CPU", "memory and passes of a GGUF file, beside llama.cpp's"),
+    "ranks": Part("ranks", "CPU", "what ranks spend on each other, beside the formula"),
+    "requests": Part("requests", "GPU", "requests with penalties, schemas, log-probabilities"),
+    "rounded": Part("rounded", "GPU", "a 7B-cost target in 16, 8 and 4 bits"),
+    "routing": Part("routing", "CPU", "requests that begin alike, over three engines"),
+    "serving": Part("serving", "CPU", "CPU time of a token outside of the model"),
+    "steps": Part("steps", "CPU", "what a step costs in Python, by method"),
+}
+
+
+def main_of(name: str) -> Callable[[Sequence[str]], None]:
+    """What runs the part of this name."""
+    if name not in PARTS:
+        raise ConfigError(f"there is no part {name!r}: one of {', '.join(PARTS)}")
+    found: Callable[[Sequence[str]], None] = import_module(f"{__name__}.{PARTS[name].module}").main
+    return found

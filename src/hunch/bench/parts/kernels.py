@@ -1,0 +1,125 @@
+"""A decoder's pass alone on a GPU, random weights, in a CUDA graph: time, and share of the wall."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.layers.rope import RopeSpec
+from hunch.models.cuda import CudaDecoder
+from hunch.models.decoder import Decoder
+from hunch.models.source import Source
+from hunch.models.spec import ModelSpec
+from hunch.registry import MODELS, resolve
+
+GEOMETRIES = {  # width, layers, heads, KV heads, head width, FFN, vocabulary
+    "7B": (4096, 32, 32, 8, 128, 14336, 49152),
+    "135M": (576, 30, 9, 3, 64, 1536, 49152),
+}
+WALL = 4.45e12  # bytes per second an H200 was measured to read
+BLOCK = 16
+BF16 = torch.bfloat16
+
+
+class RandomSource(Source):
+    """Random weights, made where they are used."""
+
+    def __init__(self) -> None:
+        super().__init__(BF16, "cuda")
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        noise = torch.randn(shape, device="cuda", dtype=BF16)
+        noise = 1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
+        return noise.to(dtype or BF16)
+
+
+def build(geometry: str) -> Decoder:
+    width, layers, heads, kv, head, ffn, vocab_size = GEOMETRIES[geometry]
+    spec = ModelSpec(
+        architecture="LlamaForCausalLM", vocab_size=vocab_size, width=width, num_layers=layers,
+        num_heads=heads, num_kv_heads=kv, head_dim=head, ffn_width=ffn, max_len=8192,
+        rope=RopeSpec(), windows=(None,) * layers, is_tied=geometry == "135M",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    decoder: Decoder = resolve(MODELS, spec.architecture)(spec, RandomSource())
+    return decoder
+
+
+def graph_ms(run: Callable[[], None], repeat: int = 10) -> float:
+    """Median milliseconds of one call, replayed from a CUDA graph."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]  # type: ignore[no-untyped-call]
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    torch.cuda.synchronize()
+    times = sorted(float(a.elapsed_time(b)) for a, b in pairwise(events))
+    return times[len(times) // 2]
+
+
+def last_tokens(lengths: Sequence[int], news: Sequence[int]) -> AttnInputs:
+    """Sequences of `lengths` positions, the last `news` of each packed; blocks in any order."""
+    counts = [n // BLOCK + 2 for n in lengths]
+    order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0))
+    table = torch.zeros(len(lengths), max(counts), dtype=torch.int64)
+    pos: list[Tensor] = []
+    slot: list[Tensor] = []
+    seq: list[int] = []
+    spans: list[Span] = []
+    at = 0
+    for s, (length, new) in enumerate(zip(lengths, news, strict=True)):
+        table[s, : counts[s]] = order[at : at + counts[s]]
+        at += counts[s]
+        p = torch.arange(length - new, length)
+        spans.append(Span(len(seq), len(seq) + new, s, length - new, new))
+        pos.append(p)
+        slot.append(table[s, p // BLOCK] * BLOCK + p % BLOCK)
+        seq += [s] * new
+    pos_T = torch.cat(pos).cuda()
+    return AttnInputs(pos_T, torch.cat(slot).cuda(), torch.tensor(seq).cuda(),
+                      table.cuda(), pos_T + 1, None, BLOCK, tuple(spans))  # fmt: skip
+
+
+@torch.inference_mode()
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part kernels", description=__doc__)
+    parser.add_argument("--context", type=int, default=300, help="tokens before each row")
+    parser.add_argument("--rows", default="1,8,32,64,128,256,512")
+    parser.add_argument("--geometries", default="7B,135M")
+    given = parser.parse_args(words)
+    print(f"whole pass in a CUDA graph, context {given.context}: ms (share of the wall)")
+    for geometry in given.geometries.split(","):
+        decoder = build(geometry)
+        fast = CudaDecoder(decoder)
+        size = decoder.weight_bytes - (0 if geometry == "135M" else decoder.embedding_VD.nbytes)
+        for num_rows in map(int, given.rows.split(",")):
+            kv = fast.new_kv((given.context // BLOCK + 2) * BLOCK * num_rows)
+            ids = torch.randint(0, 1000, (num_rows,), device="cuda")
+            several = last_tokens([given.context] * num_rows, [1] * num_rows)
+            one = last_tokens([given.context + num_rows], [num_rows])
+
+            def run(
+                attn: AttnInputs, ids: Tensor = ids, fast: CudaDecoder = fast, kv: KVCache = kv
+            ) -> None:
+                fast.logits(fast.forward(ids, attn, kv).last_TD)
+
+            ms = graph_ms(lambda attn=several, run=run: run(attn))  # type: ignore[misc]
+            of_one = graph_ms(lambda attn=one, run=run: run(attn))  # type: ignore[misc]
+            print(
+                f"{geometry:5} {num_rows:4} rows {ms:7.3f} ms  {size / WALL / ms * 1e5:5.1f}%   "
+                f"as nodes of one sequence {of_one:7.3f} ms",
+                flush=True,
+            )

@@ -1,0 +1,38 @@
+"""Every measurement of one part is named, says what it takes, and is one of the docs' commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hunch.bench import parts
+from hunch.cli import app
+from hunch.errors import ConfigError
+
+FOLDER = Path(parts.__file__).parent
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_module_is_named_and_every_name_is_in_the_docs() -> None:
+    modules = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+    assert {part.module for part in parts.PARTS.values()} == modules
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    assert [name for name in parts.PARTS if f"hunch bench part {name}" not in text] == []
+
+
+@pytest.mark.parametrize("name", sorted(parts.PARTS))
+def test_a_part_says_what_it_takes(name: str) -> None:
+    pytest.importorskip("triton")
+    found = CliRunner().invoke(app, ["bench", "part", name, "--help"])
+    assert found.exit_code == 0
+    assert f"hunch bench part {name}" in found.output
+
+
+def test_parts_are_listed_and_an_unknown_one_is_refused() -> None:
+    listed = CliRunner().invoke(app, ["bench", "part"]).output
+    assert all(name in listed for name in parts.PARTS)
+    with pytest.raises(ConfigError, match="no part 'kernel'"):
+        parts.main_of("kernel")
