@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hunch import LLM
 
 MAX_TOKENS = 96  # of a question; longer ones are cut off by their last line
-MIN_LETTERS = 8
+MIN_CHARS = 8
 _PROBES = ("Alpha", "zebra", "7")  # have nothing in common: what stands before them is the opening
 
 
@@ -77,5 +77,5 @@ def tidy(text: str, is_cut: bool) -> str:
     if is_cut and len(lines) > 1:
         lines = lines[:-1]
     kept = "\n".join(lines).strip()
-    has_words = sum(letter.isalpha() for letter in kept) >= MIN_LETTERS
+    has_words = sum(char.isalpha() for char in kept) >= MIN_CHARS
     return kept if has_words and len(set(lines)) * 2 >= len(lines) else ""
