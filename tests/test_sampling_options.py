@@ -134,7 +134,7 @@ def test_mistakes_in_sampling_are_errors_of_ours(given: dict[str, Any]) -> None:
     ("prompts", "params"),
     [
         (5, None), ([5.5], None), ({"promt": "x"}, None), ({}, None), ("x", "hot"), ("x", 3),
-        (["x"], [{"temperature": 0}]), ({"prompt": "x", "multi_modal_data": {}}, None),
+        (["x"], [{"temprature": 0}]), ({"prompt": "x", "multi_modal_data": {}}, None),
         (["x", "y"], [SamplingParams()]),
     ],
     ids=str,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hunch.async_llm import AsyncEngineArgs as AsyncEngineArgs
+    from hunch.async_llm import AsyncLLM as AsyncLLM
     from hunch.errors import HunchError as HunchError
     from hunch.llm import LLM as LLM
     from hunch.types import CompletionOutput as CompletionOutput
@@ -13,9 +15,14 @@ if TYPE_CHECKING:
     from hunch.types import Speculation as Speculation
     from hunch.types import StructuredOutput as StructuredOutput
 
+    GuidedDecodingParams = StructuredOutput
+    StructuredOutputsParams = StructuredOutput
+
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncEngineArgs": "hunch.async_llm",
+    "AsyncLLM": "hunch.async_llm",
     "LLM": "hunch.llm",
     "SamplingParams": "hunch.types",
     "Speculation": "hunch.types",
@@ -24,8 +31,15 @@ _HOMES = {
     "CompletionOutput": "hunch.types",
     "HunchError": "hunch.errors",
 }
+# vLLM's names of what has another one here.
+_ALIASES = {
+    "GuidedDecodingParams": "StructuredOutput",
+    "StructuredOutputsParams": "StructuredOutput",
+}
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
     "CompletionOutput",
     "HunchError",
     "RequestOutput",
@@ -36,6 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    name = _ALIASES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module 'hunch' has no attribute {name!r}")
     from importlib import import_module

@@ -9,9 +9,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hunch.adapt import adapter_for
+from hunch.arguments import Arguments
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import config_from_vllm, spec_from_vllm, unused_arguments
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig, load_drafter, say_once
@@ -24,7 +25,7 @@ from hunch.errors import (
 )
 from hunch.hub import ModelFiles, resolve
 from hunch.pooling import EmbeddingOutput, EmbeddingRequestOutput, pooling_params, unit
-from hunch.prompts import Prompt, list_prompts, params_for, progress, read_prompt
+from hunch.prompts import Params, Prompt, list_prompts, params_for, progress, read_prompt
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import (
@@ -56,7 +57,11 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = DEFAULT_MODEL, *, weights: Weights | None = None, **arguments: Any
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        weights: Weights | None = None,
+        **arguments: Unpack[Arguments],
     ) -> None:
         """`weights`: tensors to use in place of those in the model's files."""
         load = None if weights is None else partial(_load_target, weights=weights)
@@ -89,9 +94,9 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: texts, token ids, or vLLM's prompt dicts."""
@@ -109,9 +114,9 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,

@@ -11,6 +11,8 @@ from hunch.errors import RequestError
 from hunch.types import SamplingParams, TextCodec
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+OneParams = SamplingParams | Mapping[str, Any]  # a dict: its fields
+Params = OneParams | Sequence[OneParams] | None  # the same for all prompts, or one for each
 _DICT = {"prompt", "prompt_token_ids"}  # what vLLM's prompt dicts hold
 
 
@@ -47,23 +49,29 @@ def read_prompt(prompt: Prompt, codec: TextCodec) -> tuple[str | None, list[int]
 
 def params_for(
     num_prompts: int,
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    vllms: SamplingParams | Sequence[SamplingParams] | None = None,
+    params: Params,
+    vllms: Params = None,
 ) -> list[SamplingParams]:
     """Each prompt's parameters: the same for all, or one for each; `vllms`: by vLLM's name."""
     if params is not None and vllms is not None:
         raise RequestError("give either params or sampling_params, not both")
     params = vllms if params is None else params
     params = SamplingParams() if params is None else params
-    if isinstance(params, SamplingParams):
-        return [params] * num_prompts
-    each = list(params) if isinstance(params, Sequence) else [params]
-    for one in each:
-        if not isinstance(one, SamplingParams):
-            raise RequestError(f"params: a {type(one).__name__} given, not SamplingParams")
+    if not isinstance(params, Sequence):
+        return [_read_params(params)] * num_prompts
+    each = [_read_params(one) for one in params]
     if len(each) != num_prompts:
         raise RequestError(f"{num_prompts} prompts but {len(each)} sampling parameters")
     return each
+
+
+def _read_params(params: OneParams) -> SamplingParams:
+    if isinstance(params, Mapping):
+        return SamplingParams(**params)
+    if not isinstance(params, SamplingParams):
+        kind = type(params).__name__
+        raise RequestError(f"params: a {kind} given, not SamplingParams or a dict of its fields")
+    return params
 
 
 @contextmanager

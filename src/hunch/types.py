@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from hunch.checks import (
@@ -102,6 +102,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutput | None = None  # also as a dict of its fields
+    guided_decoding: InitVar[StructuredOutput | Mapping[str, Any] | None] = None  # its older name
     speculation: Speculation = field(default_factory=Speculation)  # also as a dict of its fields
     prediction: str | Sequence[int] | None = None  # the answer as expected: text, or token ids
     pooling: str | None = None  # last or mean: the prompt's states come back as one, see LLM.embed
@@ -110,7 +111,7 @@ class SamplingParams:
         known_names("sampling parameters", cls, given)
         return object.__new__(cls)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, guided_decoding: StructuredOutput | Mapping[str, Any] | None) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
@@ -119,6 +120,10 @@ class SamplingParams:
         put("stop_token_ids", as_row(self.stop_token_ids or ()))
         put("allowed_token_ids", as_row(self.allowed_token_ids))
         put("prediction", as_row(self.prediction))
+        if guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise RequestError("give either structured_outputs or guided_decoding, not both")
+            put("structured_outputs", guided_decoding)
         if isinstance(self.structured_outputs, Mapping):
             put("structured_outputs", StructuredOutput.read(self.structured_outputs))
         if isinstance(self.speculation, Mapping):

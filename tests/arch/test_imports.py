@@ -18,6 +18,7 @@ TABLE: dict[str, set[str]] = {
     "prompts": {"errors", "types"},
     "pooling": {"types"},
     "registry": set(),
+    "arguments": set(),
     "config": {"errors", "registry", "types"},
     "compat": {"errors", "registry", "types", "config"},
     "hub": {"errors"},
@@ -76,6 +77,7 @@ TABLE: dict[str, set[str]] = {
     },
     "integrations": {"compat", "config", "errors", "llm", "server", "types"},
     "sglang": {"compat", "errors", "llm", "types"},
+    "async_llm": {"arguments", "config", "errors", "llm", "prompts", "text", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},
 }  # fmt: skip
 

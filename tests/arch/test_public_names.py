@@ -11,6 +11,8 @@ from hunch.registry import DRAFTERS, MODELS, VERIFIERS, resolve
 
 def test_public_names() -> None:
     assert sorted(hunch.__all__) == [
+        "AsyncEngineArgs",
+        "AsyncLLM",
         "CompletionOutput",
         "HunchError",
         "LLM",

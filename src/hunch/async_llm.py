@@ -1,0 +1,207 @@
+"""`LLM` for asyncio, as vLLM's AsyncLLM: many requests at once, each an async generator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Self, Unpack
+
+from hunch.arguments import Arguments
+from hunch.config import DEFAULT_MODEL
+from hunch.errors import EngineError, HunchError
+from hunch.llm import LLM
+from hunch.prompts import Prompt, params_for, read_prompt
+from hunch.text.tokenizer import Tokenizer
+from hunch.types import RequestOutput, SamplingParams
+
+log = logging.getLogger("hunch")
+
+
+class AsyncEngineArgs:
+    """Arguments of an `AsyncLLM`, kept for `from_engine_args`."""
+
+    def __init__(self, model: str = DEFAULT_MODEL, **arguments: Unpack[Arguments]) -> None:
+        self.model, self.arguments = model, arguments
+
+
+class AsyncLLM:
+    """A model whose answers are async generators. Requests of one moment share steps.
+
+    >>> llm = AsyncLLM("smollm2-135m")
+    >>> async for output in llm.generate("The future of AI is"):
+    ...     print(output.outputs[0].text)
+
+    The engine runs in a thread of its own; generators may be used from any event loop.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **arguments: Unpack[Arguments]) -> None:
+        self._open(LLM(model, **arguments))
+
+    def _open(self, llm: LLM) -> None:
+        self._llm = llm
+        self._streams: dict[str, _Stream] = {}  # only the engine's thread changes it
+        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._trouble: Exception | None = None
+        self._thread = Thread(target=self._work, name="hunch-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> Self:
+        return cls(engine_args.model, **engine_args.arguments)
+
+    @classmethod
+    def from_llm(cls, llm: LLM) -> Self:
+        """Over a model that is loaded already; `llm` itself must not be used any more."""
+        made = cls.__new__(cls)
+        made._open(llm)
+        return made
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answer as it grows, all of it so far each time; the last output is `finished`.
+
+        Who reads slowly misses outputs, never text. Leaving the loop, closing the generator or
+        cancelling its task aborts the request.
+        """
+        self._check()
+        (params,) = params_for(1, sampling_params)
+        text, ids = await asyncio.to_thread(read_prompt, prompt, self._llm.tokenizer)
+        request_id = request_id or f"request-{uuid.uuid4().hex}"
+        engine, stream = self._llm.engine, _Stream(asyncio.get_running_loop())
+
+        def start() -> None:
+            try:
+                engine.add(request_id, ids, params, prompt=text, stream=True)
+            except HunchError as error:
+                stream.put(error)
+                return
+            self._streams[request_id] = stream
+
+        self._orders.put(start)
+        is_over = False
+        try:
+            while not is_over:
+                output = await stream.get()
+                is_over = output.finished
+                yield output
+        finally:
+            if not is_over:
+                self._orders.put(lambda: self._abort(request_id))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its generator gives one more output, with finish reason "abort"."""
+        self._orders.put(lambda: self._llm.engine.abort(request_id))
+
+    async def get_tokenizer(self) -> Tokenizer:
+        return self._llm.get_tokenizer()
+
+    async def check_health(self) -> None:
+        """Raises where no request can be answered any more."""
+        self._check()
+
+    async def reset_prefix_cache(self) -> None:
+        self._orders.put(self._llm.reset_cache)
+
+    @property
+    def errored(self) -> bool:
+        return self._trouble is not None
+
+    def stats(self) -> dict[str, Any]:
+        """Totals since the start, with the keys every hunch tool uses."""
+        return self._llm.stats()
+
+    def shutdown(self) -> None:
+        """End every request and give the model's memory back."""
+        if self._thread.is_alive():
+            self._orders.put(None)
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _check(self) -> None:
+        if self._trouble is not None:
+            raise EngineError(f"the engine stopped: {self._trouble}") from self._trouble
+
+    def _work(self) -> None:
+        """What the engine's thread does: orders first, then a step while there is work."""
+        try:
+            while self._take_orders():
+                if self._llm.engine.has_work():
+                    self._deliver(self._llm.engine.step())
+            self._trouble = EngineError("it was shut down")
+        except Exception as error:  # whatever it is, those who wait must hear of it
+            log.exception("the engine stopped")
+            self._trouble = error
+        for stream in self._streams.values():
+            stream.put(EngineError(f"the engine stopped: {self._trouble}"))
+        self._streams.clear()
+        self._llm.close()
+
+    def _take_orders(self) -> bool:
+        """Waits for one where nothing else is to do; False: shut down."""
+        is_idle = not self._llm.engine.has_work()
+        while True:
+            try:
+                order = self._orders.get(block=is_idle)
+            except Empty:
+                return True
+            if order is None:
+                return False
+            order()
+            is_idle = False
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            if output.finished:
+                del self._streams[output.request_id]
+            if not stream.put(output):
+                self._abort(output.request_id)
+
+    def _abort(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        self._llm.engine.abort(request_id)
+
+
+class _Stream:
+    """The newest output of a request, on its way from the engine's thread to an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_there = asyncio.Event()
+        self._newest: RequestOutput | Exception | None = None
+
+    def put(self, item: RequestOutput | Exception) -> bool:
+        """From the engine's thread; False where the loop is closed."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, item)
+        except RuntimeError:
+            return False
+        return True
+
+    def _take(self, item: RequestOutput | Exception) -> None:
+        self._newest = item
+        self._is_there.set()
+
+    async def get(self) -> RequestOutput:
+        await self._is_there.wait()
+        self._is_there.clear()
+        item = self._newest
+        assert item is not None
+        if isinstance(item, Exception):
+            raise item
+        return item

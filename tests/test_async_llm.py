@@ -1,0 +1,113 @@
+"""AsyncLLM: generators over one engine, beside a plain LLM's answers; and vLLM's ways to ask."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from hunch import LLM, AsyncEngineArgs, AsyncLLM, GuidedDecodingParams, SamplingParams
+from hunch.arguments import Arguments
+from hunch.compat import known_arguments
+from hunch.errors import EngineError, RequestError
+from tiny_models import write_llama
+
+PROMPTS = ["the model", "a b a b a b", "one two three"]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SMALL = {"max_num_seqs": 4, "kv_bytes": 4_000_000, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    model = write_llama(tmp_path_factory.mktemp("async") / "model")
+    with LLM(str(model), speculate="ngram", **SMALL) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def llm(plain: LLM) -> Iterator[AsyncLLM]:
+    with AsyncLLM.from_engine_args(AsyncEngineArgs(plain.config.model.model, **SMALL)) as made:
+        yield made
+
+
+async def _read(llm, prompt, params=GREEDY, **options):
+    return [output async for output in llm.generate(prompt, params, **options)]
+
+
+def test_requests_of_one_moment_get_the_answers_of_a_plain_llm(plain, llm):
+    async def ask():
+        return await asyncio.gather(*(_read(llm, prompt) for prompt in PROMPTS))
+
+    expected = [output.outputs[0].token_ids for output in plain.generate(PROMPTS, GREEDY)]
+    for prompt, outputs, ids in zip(PROMPTS, asyncio.run(ask()), expected, strict=True):
+        assert outputs[-1].finished
+        assert outputs[-1].prompt == prompt
+        assert outputs[-1].outputs[0].token_ids == ids
+        lengths = [len(output.outputs[0].token_ids) for output in outputs]
+        assert lengths == sorted(lengths)
+
+
+def test_leaving_the_loop_ends_the_request(llm):
+    async def ask():
+        params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        generator = llm.generate("the model", params)
+        await anext(generator)
+        assert llm.stats()["num_running"] == 1
+        await generator.aclose()
+        for _ in range(1000):
+            if not llm.stats()["num_running"]:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it still runs")
+
+    asyncio.run(ask())
+
+
+def test_an_abort_by_its_id_is_the_last_output(llm):
+    async def ask():
+        params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        reasons = []
+        async for output in llm.generate("the model", params, request_id="mine"):
+            reasons.append(output.outputs[0].finish_reason)
+            await llm.abort("mine")
+        return reasons
+
+    assert asyncio.run(ask())[-1] == "abort"
+
+
+def test_a_request_that_cannot_be_is_its_own_error_alone(llm):
+    async def ask():
+        wrong = llm.generate([10**9], GREEDY)
+        with pytest.raises(RequestError):
+            await anext(wrong)
+        await llm.check_health()
+        return await _read(llm, "the model", {"temperature": 0, "max_tokens": 2})
+
+    assert asyncio.run(ask())[-1].finished
+
+
+def test_after_a_shutdown_it_says_so(plain):
+    other = AsyncLLM.from_llm(plain.sibling("off"))
+    other.shutdown()
+    assert other.errored
+    with pytest.raises(EngineError, match="shut down"):
+        asyncio.run(_read(other, "the model"))
+
+
+def test_vllms_ways_to_ask(plain):
+    (output,) = plain.generate("the model", {"temperature": 0, "max_tokens": 4})
+    assert len(output.outputs[0].token_ids) <= 4
+    with pytest.raises(RequestError, match="temprature"):
+        plain.generate("the model", {"temprature": 0})
+    asked = SamplingParams(guided_decoding=GuidedDecodingParams(choice=["yes", "no"]), max_tokens=8)
+    assert asked == SamplingParams(structured_outputs={"choice": ["yes", "no"]}, max_tokens=8)
+    assert asked.clone() == asked
+    assert asked.clone() is not asked
+    (answer,) = plain.generate("is it?", asked)
+    assert answer.outputs[0].text in ("yes", "no")
+    with pytest.raises(RequestError, match="either structured_outputs or guided_decoding"):
+        SamplingParams(guided_decoding={"regex": "a"}, structured_outputs={"regex": "a"})
+
+
+def test_arguments_have_types():
+    """A new argument of the config or of vLLM is also written down in arguments.py."""
+    assert {"model", *Arguments.__annotations__} == known_arguments()
