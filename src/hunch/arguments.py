@@ -41,6 +41,11 @@ class Arguments(TypedDict, total=False):
     reasoning_parser: str | None
     logprobs_mode: str | None
     tensor_parallel_size: int | None
+    engines_per_device: int | None
+    enable_lora: bool | None
+    lora: str | None
+    max_loras: int | None
+    max_lora_rank: int | None
     # KV cache and batches
     block_size: int | None
     kv_bytes: int | None
