@@ -55,8 +55,7 @@ def texts(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for batch in outputs for output in batch]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["torch"])
+@pytest.mark.parametrize("kernels", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_text_depends_on_the_target_and_the_seed_alone(
     kernels: str, target: Path, tmp_path: Path
 ) -> None:
@@ -69,12 +68,12 @@ def test_text_depends_on_the_target_and_the_seed_alone(
         speculate = f"draft:{draft}:tree=dynamic" if method == "draft" else method
         given = {**options, **arguments, "always_draft": True}
         with LLM(str(target), speculate=speculate, **given) as llm:
-            for _ in range(2):  # the second time, lookups know the answers
+            for _ in range(1 + ("shared" in method)):  # the second time, it knows the answers
                 assert texts(llm) == expected, method
             stats = llm.stats()
             assert stats["drafted"] > 0
             assert stats["num_preemptions"] > 0 or "num_blocks" not in arguments
-            assert stats["accepted"] > 0 or method == "draft"
+            assert stats["accepted"] > 0 or "shared" not in method
 
 
 def test_what_cannot_be_done_yet_is_refused(target: Path) -> None:

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from builders import Seq, pack, plain_logits, tables
+from hunch.kernels import native
 from hunch.models.load import load_decoder
+from hunch.models.native import load_native
 from hunch.models.weights import open_weights
 from recurrent_models import CASES, IDS, make
 
@@ -23,6 +25,21 @@ def test_logits_are_those_of_transformers(pair):
     torch.testing.assert_close(
         plain_logits(load_decoder(weights), IDS), expected, atol=2e-4, rtol=2e-4
     )
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@torch.no_grad()
+def test_native_kernels_compute_what_transformers_does(pair):
+    theirs, weights = pair
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    ours = load_native(weights, dtype="float32", num_threads=2)
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=5e-4, rtol=5e-4)
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
+def test_native_rows_are_the_same_bits(pair, dtype):
+    check_rows(load_native(pair[1], dtype=dtype, num_threads=2))
 
 
 @pytest.mark.slow

@@ -190,6 +190,11 @@ def recur(
     return out_TND
 
 
+def sequences_of(attn: AttnInputs) -> list[tuple[int, int, int, int]]:
+    """Of each sequence: its first packed token, its last, how many are known, the engine's row."""
+    return [(span.first, span.last, span.num_known, row) for span, row in _live(attn)]
+
+
 def _live(attn: AttnInputs) -> Iterator[tuple[Span, int]]:
     """The step's sequences and the engine's rows they are."""
     for span in spans_of(attn):

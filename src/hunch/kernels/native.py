@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.build import load_library, num_cores
+from hunch.kernels.delta import RowStates, sequences_of
 from hunch.kernels.native_structs import (
     _F32,
     _I32,
@@ -30,6 +31,7 @@ from hunch.kernels.native_structs import (
     _Layer,
     _Pass,
     _Spec,
+    _States,
 )
 
 if TYPE_CHECKING:
@@ -190,6 +192,23 @@ class NativeMatrix:
             _lib().hunch_matrix_free(self.handle)
 
 
+def states_of(states: RowStates, attn: AttnInputs) -> tuple[_States, Tensor]:
+    """Rows' states as a pass takes them, and what it points at."""
+    assert states.inputs_LXGI.dtype == torch.float32
+    spans_S4 = torch.tensor(sequences_of(attn), dtype=torch.int64).view(-1, 4)
+    _, num_rows, num_places, _ = states.inputs_LXGI.shape
+    found = _States(
+        state=states.state_LXNHD.data_ptr(),
+        inputs=states.inputs_LXGI.data_ptr(),
+        folded=states.folded_LX.data_ptr(),
+        num_rows=num_rows,
+        num_places=num_places,
+        num_spans=len(spans_S4),
+        spans=spans_S4.data_ptr(),
+    )
+    return found, spans_S4
+
+
 class NativeNetwork:
     """All layers of a decoder behind one call. It keeps what the kernels point at alive."""
 
@@ -214,7 +233,9 @@ class NativeNetwork:
         self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
         self.team = team(num_threads)
         self._reduce = None if reduce is None else Reduce(reduce)
-        self._structs = (_Layer * len(layers))(*(layer._struct() for layer in layers))
+        self._structs = (_Layer * len(layers))(
+            *(layer._struct(at) for at, layer in enumerate(layers))
+        )
         self._keep = (embedding, head, final_norm, final_norm_bias, rope_LH, positions_LD, join)
         self.num_out = head.num_out
         self._kv: KVCache | None = None
@@ -262,6 +283,8 @@ class NativeNetwork:
         step.k, step.v, step.layer_stride = self._places_of(kv)
         step.hidden, step.num_features = hidden_TD.data_ptr(), len(features)
         step.tree, step.tree_stride = None, 0
+        held = None if kv.states is None else states_of(kv.states, attn)
+        step.states = None if held is None else ctypes.addressof(held[0])
         if tree_TP is not None:
             step.tree, step.tree_stride = tree_TP.data_ptr(), tree_TP.stride(0)
         if features:

@@ -14,6 +14,7 @@ from hunch.kernels.activation import KERNEL_NAMES
 
 if TYPE_CHECKING:
     from hunch.kernels.native import NativeMatrix
+    from hunch.kernels.native_delta import NativeDelta
     from hunch.kernels.native_experts import NativeExperts
 
 _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -33,6 +34,27 @@ class _Layer(ctypes.Structure):
         *((name, _POINTER) for name in (*_ROWS, *_BIASES)),
         *((name, _I64) for name in ("window", "k_row", "v_row", "up_row")),
         ("experts", _POINTER),
+        *((name, _POINTER) for name in ("delta", "attn_gate", "attn_gate_bias")),
+        ("place", _I64),
+    )
+
+
+class _Delta(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, _POINTER)
+            for name in ("qkv", "beta", "decay", "gate", "conv", "rate", "bias", "norm")
+        ),
+        *((name, _I32) for name in ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps")),
+        ("eps", _F32),
+    )
+
+
+class _States(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("state", "inputs", "folded")),
+        *((name, _I64) for name in ("num_rows", "num_places", "num_spans")),
+        ("spans", _POINTER),
     )
 
 
@@ -99,6 +121,7 @@ class _Pass(ctypes.Structure):
         ("layer_stride", _I64),
         ("num_features", _I64),
         *((name, _POINTER) for name in ("feature_layers", "features", "hidden", "state")),
+        ("states", _POINTER),
     )
 
 
@@ -116,12 +139,14 @@ class NativeLayer:
     """One decoder layer; norms and biases are float32."""
 
     MATRICES: ClassVar[tuple[str, ...]] = _MATRICES
-    ATTENTION: ClassVar[tuple[str, ...]] = _MATRICES[:4]
 
-    q: NativeMatrix
-    k: NativeMatrix
-    v: NativeMatrix
+    q: NativeMatrix | None  # None, as k and v: the layer is recurrent
+    k: NativeMatrix | None
+    v: NativeMatrix | None
     out: NativeMatrix
+    delta: NativeDelta | None = None
+    attn_gate: NativeMatrix | None = None  # of what attention read
+    place: int | None = None  # among the layers of its kind; None: all are of one kind
     gate: NativeMatrix | None = None  # None, as up and down: there are experts
     up: NativeMatrix | None = None
     down: NativeMatrix | None = None
@@ -140,10 +165,18 @@ class NativeLayer:
     def matrices(self) -> list[NativeMatrix]:
         found = [getattr(self, name) for name in _MATRICES]
         found += self.experts.matrices() if self.experts else []
+        found += self.delta.matrices() if self.delta else []
+        found.append(self.attn_gate)
         return [matrix for matrix in found if matrix is not None]
 
-    def _struct(self) -> _Layer:
-        struct = _Layer(window=self.window or 0)
+    def _struct(self, number: int) -> _Layer:
+        place = number if self.place is None else self.place
+        struct = _Layer(window=self.window or 0, place=place)
+        if self.delta is not None:
+            struct.delta = self.delta.address
+        if self.attn_gate is not None:
+            struct.attn_gate = self.attn_gate.handle
+            struct.attn_gate_bias = _address(self.biases.get("attn_gate"))
         if self.experts is not None:
             struct.experts = self.experts.address
         for name in _MATRICES:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.build import num_cores
-from hunch.kernels.delta import RowStates
+from hunch.kernels.delta import DeltaShape, RowStates
 from hunch.kernels.native import (
     EXACT_KIND,
     FLOAT,
@@ -26,6 +26,7 @@ from hunch.kernels.native import (
     NativeNetwork,
     is_available,
 )
+from hunch.kernels.native_delta import NativeDelta
 from hunch.kernels.native_experts import NativeExperts
 from hunch.kernels.native_structs import NativeLayer, NativeShape, activation_number
 from hunch.layers.attention import Heads
@@ -192,8 +193,8 @@ def load_native(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
     spec = ModelSpec.from_config(weights.config)
-    has_split_experts = spec.experts is not None and group.size > 1  # torch alone can split them
-    if not is_supported(spec) or has_split_experts or not is_available():
+    is_whole = spec.experts is not None or spec.delta is not None  # torch alone can split experts
+    if not is_supported(spec) or (is_whole and group.size > 1) or not is_available():
         return None
     read_ahead(weights.path)
     is_fine = bits == 14
@@ -210,7 +211,7 @@ def not_native(spec: ModelSpec) -> list[str]:
     heads = spec.head_dim % (2 * _LANES) != 0 or spec.head_dim > MAX_HEAD_DIM
     problems = {
         "latent attention": spec.latent is not None,
-        "recurrent layers": spec.delta is not None,
+        "these heads of recurrent layers": spec.delta is not None and not _fits_delta(spec.delta),
         f"a width of {spec.width}": spec.width % _LANES != 0,
         f"heads of {spec.head_dim}": heads,
         "these widths of experts": spec.experts is not None and not _fits(spec.experts),
@@ -222,6 +223,10 @@ def _fits(experts: ExpertSpec) -> bool:
     """Whether an expert's rows begin where the kernels read whole vectors."""
     widths = (experts.width, experts.shared_width)
     return all(width % _LANES == 0 for width in widths)
+
+
+def _fits_delta(shape: DeltaShape) -> bool:
+    return shape.k_dim % _LANES == 0 and shape.v_dim % _LANES == 0
 
 
 class _Reader:
@@ -305,12 +310,10 @@ def _layer(
     tables_LH: list[Tensor],
 ) -> NativeLayer:
     has_experts = spec.experts is not None and spec.experts.layers[layer]
-    matrices = NativeLayer.ATTENTION if has_experts else NativeLayer.MATRICES
-    where = {
-        name: prefix + getattr(names, name) for name in matrices if name != "gate" or spec.is_gated
-    }
-    has_bias = dict.fromkeys(("q", "k", "v"), spec.has_qkv_bias)
-    has_bias["out"] = spec.has_out_bias
+    is_recurrent = bool(spec.is_recurrent) and spec.is_recurrent[layer]
+    where = _matrices(spec, prefix, names, has_experts=has_experts, is_recurrent=is_recurrent)
+    has_bias = dict.fromkeys(("q", "k", "v", "attn_gate"), spec.has_qkv_bias)
+    has_bias["out"] = spec.has_out_bias and not is_recurrent
     has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
 
     norms = {"attn_norm": True, "mlp_norm": not spec.is_parallel}
@@ -322,7 +325,7 @@ def _layer(
         return reader.tensor(f"{prefix}{name}.weight")
 
     parts: dict[str, Any] = {name: reader.matrix(f"{path}.weight") for name, path in where.items()}
-    parts |= dict.fromkeys(norms)
+    parts = dict.fromkeys(("q", "k", "v")) | parts | dict.fromkeys(norms)
     parts |= {name: reader.tensor(f"{path}.weight") for name, path in paths.items()}
     return NativeLayer(
         **parts,
@@ -332,11 +335,44 @@ def _layer(
             if has_bias[name]
         },
         experts=_experts(spec, reader, prefix, names.experts) if has_experts else None,
-        q_norm=norm(names.q_norm) if spec.has_qk_norm else None,
-        k_norm=norm(names.k_norm) if spec.has_qk_norm else None,
+        delta=_delta(spec, reader, prefix + names.recurrent) if is_recurrent else None,
+        place=spec.place_of(layer),
+        q_norm=norm(names.q_norm) if spec.has_qk_norm and not is_recurrent else None,
+        k_norm=norm(names.k_norm) if spec.has_qk_norm and not is_recurrent else None,
         sinks=reader.tensor(prefix + names.sinks) if spec.has_sinks else None,
         rope=tables_LH[spec.rope_index(layer)] if tables_LH else None,
         window=spec.windows[layer],
+    )
+
+
+def _matrices(
+    spec: ModelSpec, prefix: str, names: Names, *, has_experts: bool, is_recurrent: bool
+) -> dict[str, str]:
+    """Where the matrices that a layer has are in the file."""
+    absent = {"gate", "up", "down"} if has_experts else set()
+    absent |= {"q", "k", "v", "out"} if is_recurrent else set()
+    absent |= set() if spec.is_gated else {"gate"}
+    where = {n: prefix + getattr(names, n) for n in NativeLayer.MATRICES if n not in absent}
+    if is_recurrent:
+        where["out"] = f"{prefix}{names.recurrent}out_proj"
+    elif spec.has_attn_gate:
+        where["attn_gate"] = prefix + names.attn_gate
+    return where
+
+
+def _delta(spec: ModelSpec, reader: _Reader, prefix: str) -> NativeDelta:
+    assert spec.delta is not None
+    return NativeDelta(
+        shape=spec.delta,
+        qkv=reader.matrix(f"{prefix}in_proj_qkv.weight"),
+        beta=reader.floats(f"{prefix}in_proj_b.weight"),
+        decay=reader.floats(f"{prefix}in_proj_a.weight"),
+        gate=reader.matrix(f"{prefix}in_proj_z.weight"),
+        conv=reader.tensor(f"{prefix}conv1d.weight").flatten(1).t().contiguous(),
+        rate=-reader.tensor(f"{prefix}A_log").exp(),
+        bias=reader.tensor(f"{prefix}dt_bias"),
+        norm=reader.tensor(f"{prefix}norm.weight"),
+        eps=spec.norm_eps,
     )
 
 

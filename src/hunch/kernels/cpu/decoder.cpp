@@ -72,13 +72,23 @@ Decoder::Decoder(const DecoderSpec& spec)
         if (w) (w->kind == Kind::FLOAT ? needs_float_ : needs_int_) = true;
     };
     std::vector<const ExpertsSpec*> experts;
+    std::vector<const DeltaSpec*> deltas;
+    std::vector<const Matrix*> outs;
     for (const LayerSpec& layer : layers_) {
+        if (layer.delta) {
+            deltas.push_back(layer.delta);
+            outs.push_back(layer.out);
+            for (auto* w : {layer.delta->qkv, layer.delta->beta, layer.delta->decay, layer.delta->gate})
+                note(w);
+        }
+        note(layer.attn_gate);
         if (layer.experts) experts.push_back(layer.experts);
         for (auto* w : {layer.q, layer.k, layer.v, layer.out, layer.gate, layer.up, layer.down}) note(w);
         if (layer.experts)
             for (auto* w : {layer.experts->up, layer.experts->shared_up, layer.experts->router}) note(w);
     }
     if (!experts.empty()) experts_.reset(new Experts(experts, spec.width, spec.is_fine));
+    if (!deltas.empty()) delta_.reset(new Delta(deltas, outs, spec.width, spec.is_fine));
     note(spec.head);
     if (spec.project) note(spec.project);
     input_[NORMED].num_in = spec.width;
@@ -103,6 +113,7 @@ void Decoder::reserve(int num_rows, int num_threads) {
         }
     }
     if (experts_) experts_->reserve(num_rows, num_threads);
+    if (delta_) delta_->reserve(num_rows, num_threads);
     if (num_rows <= num_rows_) return;
     num_rows_ = num_rows;
     x_.resize((size_t)num_rows * spec_.width);
@@ -111,6 +122,8 @@ void Decoder::reserve(int num_rows, int num_threads) {
         has_branches |= layer.attn_out_norm.weight || (layer.experts && spec_.residual_scale != 1);
     if (has_branches) branch_.resize(x_.size());
     if (spec_.reduce) part_.resize(x_.size());
+    for (const LayerSpec& layer : layers_)
+        if (layer.attn_gate) gate_.resize((size_t)num_rows * layer.attn_gate->num_out);
     q_.resize((size_t)num_rows * spec_.num_heads * spec_.head_dim);
     for (int i = 0; i < NUM_INPUTS; i++) {
         Input& input = input_[i];
@@ -241,6 +254,42 @@ void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Input& inp
     });
 }
 
+void Decoder::gate_phase(Worker& worker, const LayerSpec& layer, const Input& input, int num_rows) {
+    const int width = layer.attn_gate->num_out, num_parts = (width + CHANNELS - 1) / CHANNELS;
+    worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
+        int row = item / num_parts * ROW_CHUNK, first = item % num_parts * CHANNELS;
+        int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + CHANNELS, width);
+        Thread& mine = threads_[worker.id()];
+        multiply(*layer.attn_gate, first, last, input, row, count, mine.out.data(), CHANNELS,
+                 Scratch{mine.panel.data()});
+        for (int r = 0; r < count; r++) {
+            float* out = &mine.out[r * CHANNELS];
+            if (layer.attn_gate_bias) add_bias(out, layer.attn_gate_bias + first, last - first);
+            std::memcpy(&gate_[(size_t)(row + r) * width + first], out, (last - first) * sizeof(float));
+        }
+    });
+}
+
+// Queries, keys and values, what the rows read with them, and how much of it they take.
+void Decoder::attend_phase(Worker& worker, const LayerSpec& layer, const Step& step,
+                           const Input& input, Attention& attention) {
+    Thread& mine = threads_[worker.id()];
+    qkv_phase(worker, layer, input, step);
+    if (layer.attn_gate) gate_phase(worker, layer, input, step.num_rows);
+    AttnCall call{q_.data(), step.k, step.v, layer.window, spec_.attn_cap * LOG2_E, layer.sinks};
+    attention.run(worker, call, mine.attn.data());
+    worker.each(step.num_rows, [&](int row) {
+        float* read = mine.row.data();
+        attention.read_row(row, call, read);
+        const int width = layer.attn_gate ? layer.attn_gate->num_out : 0;
+        for (int i = 0; i < width; i += P) {
+            vf wave = exp(min(sub(zero(), load(&gate_[(size_t)row * width + i])), set1(87.0f)));
+            store(read + i, div(load(read + i), add(set1(1.0f), wave)));
+        }
+        input_[ATTENDED].put_row(row, read);
+    });
+}
+
 // x += w * input * scale; a branch that is normed first goes to its own place.
 void Decoder::residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
                              int num_rows, bool is_branch) {
@@ -336,23 +385,23 @@ int Decoder::forward(Team& team, const Pass& pass) {
         for (int l = 0; l < spec_.num_layers; l++) {
             const LayerSpec& layer = layers_[l];
             if (worker.id() == 0) keep_features(l);
-            Step step{num_rows, pass.pos, pass.slot, (uint8_t*)pass.k + l * layer_bytes,
-                      (uint8_t*)pass.v + l * layer_bytes};
+            Step step{num_rows, pass.pos, pass.slot, (uint8_t*)pass.k + layer.place * layer_bytes,
+                      (uint8_t*)pass.v + layer.place * layer_bytes};
             const bool is_joined = l == 0 && spec_.joins && !spec_.project;
             const NormSpec none{nullptr, nullptr};
             const bool is_post = spec_.is_post_norm;
             if (!is_joined)
                 norm_phase(worker, is_post ? none : layer.attn_norm, input_[NORMED], num_rows);
-            qkv_phase(worker, layer, input_[is_joined ? JOINED : NORMED], step);
-            AttnCall call{q_.data(), step.k, step.v, layer.window, spec_.attn_cap * LOG2_E,
-                          layer.sinks};
-            attention.run(worker, call, mine.attn.data());
-            worker.each(num_rows, [&](int row) {
-                attention.read_row(row, call, mine.row.data());
-                input_[ATTENDED].put_row(row, mine.row.data());
-            });
+            const Input* attended = &input_[ATTENDED];
+            if (layer.delta) {
+                delta_->run(worker, *layer.delta, *pass.states, (int)layer.place, input_[NORMED],
+                            pass.pos, pass.slot, num_rows);
+                attended = &delta_->output();
+            } else {
+                attend_phase(worker, layer, step, input_[is_joined ? JOINED : NORMED], attention);
+            }
             const bool has_branch = layer.attn_out_norm.weight;
-            residual_phase(worker, *layer.out, layer.out_bias, input_[ATTENDED], num_rows, has_branch);
+            residual_phase(worker, *layer.out, layer.out_bias, *attended, num_rows, has_branch);
             if (has_branch || is_post)
                 after_branch(worker, layer.attn_out_norm, is_post ? layer.attn_norm : none, num_rows);
             if (layer.mlp_norm.weight || is_post)  // else the MLP reads what attention read

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "delta.h"
 #include "experts.h"
 #include "gemm.h"
 
@@ -26,6 +27,10 @@ struct LayerSpec {
     int64_t window;                                    // positions a token sees; 0: all
     int64_t k_row, v_row, up_row;  // where they begin, should q, k, v or gate, up be one matrix
     const ExpertsSpec* experts;    // in place of gate, up and down, which then are null
+    const DeltaSpec* delta;        // in place of q, k and v, which then are null
+    const Matrix* attn_gate;       // of what attention read, by a sigmoid; null: none
+    const float* attn_gate_bias;   // may be null
+    int64_t place;                 // among the layers of its kind: of the cache, or of the states
 };
 
 struct DecoderSpec {
@@ -64,6 +69,7 @@ struct Pass {
     float* const* features;   // [row][width] each
     float* hidden;            // [row][width], after the final norm
     const float* state;       // [row][width], where the network joins
+    const DeltaStates* states;  // null where no layer is recurrent
 };
 
 class Decoder {
@@ -91,6 +97,9 @@ private:
     void residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
                         int num_rows, bool is_branch = false);
     void add_parts(Worker& worker, const float* bias, int num_rows, bool is_branch);
+    void attend_phase(Worker& worker, const LayerSpec& layer, const Step& step, const Input& input,
+                      Attention& attention);
+    void gate_phase(Worker& worker, const LayerSpec& layer, const Input& input, int num_rows);
     void mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows);
     void finish_logits(float* logits, int count) const;
     void finish_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const;
@@ -102,11 +111,13 @@ private:
     std::vector<Thread> threads_;
     std::vector<float> x_, q_;
     std::vector<float> branch_;  // what is normed before it is added to x_
+    std::vector<float> gate_;    // of what attention reads
     std::vector<float> part_;    // this process's share of a sum over processes
     static constexpr int NUM_INPUTS = 4;
     std::vector<uint8_t> tiles_[NUM_INPUTS];
     std::vector<float> rows_[NUM_INPUTS];
     std::unique_ptr<Experts> experts_;  // null where no layer has any
+    std::unique_ptr<Delta> delta_;
     Input input_[NUM_INPUTS];  // normed stream, attention's result, gated MLP, token and state
 };
 

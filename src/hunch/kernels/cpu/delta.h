@@ -1,0 +1,73 @@
+// A gated delta net in attention's place. The structs are filled by Python (kernels/native_delta.py),
+// the specification is kernels/delta.py.
+//
+// A work item folds one sequence's tokens into the state of one head, token by token, so a row's
+// bits follow from its tokens alone. Drafted nodes go on in a copy that is dropped.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "gemm.h"
+#include "pool.h"
+
+namespace hunch {
+
+struct DeltaSpec {
+    const Matrix *qkv, *beta, *decay, *gate;  // what they give is [q, k, v], [head], [head], [v]
+    const float *conv;                        // [tap][channel]; the token's own is the last
+    const float *rate, *bias;                 // [head]
+    const float *norm;                        // [v_dim]
+    int32_t num_k_heads, num_v_heads, k_dim, v_dim, num_taps;
+    float eps;
+
+    int key_width() const { return num_k_heads * k_dim; }
+    int value_width() const { return num_v_heads * v_dim; }
+    int num_channels() const { return 2 * key_width() + value_width(); }
+    int num_inputs() const { return num_channels() + 2 * num_v_heads; }
+};
+
+// What the layers remember of rows; `inputs` of position p stands in place p % num_places.
+struct DeltaStates {
+    float* state;     // [layer][row][v head][k_dim][v_dim]
+    float* inputs;    // [layer][row][place][num_inputs]
+    int64_t* folded;  // [layer][row]: tokens that the state holds
+    int64_t num_rows, num_places;
+    int64_t num_spans;
+    const int64_t* spans;  // [span][4]: first packed token, last, known ones of them, row
+};
+
+class Delta {
+public:
+    // `specs` are those of the recurrent layers; all are of one size.
+    Delta(const std::vector<const DeltaSpec*>& specs, const std::vector<const Matrix*>& outs,
+          int width, bool is_fine);
+    void reserve(int num_rows, int num_threads);
+    // What the layer's last product takes is then in `output`.
+    void run(Worker& worker, const DeltaSpec& spec, const DeltaStates& states, int layer,
+             const Input& input, const int64_t* pos, const int64_t* slot, int num_rows);
+    const Input& output() const { return output_; }
+
+private:
+    struct Thread {
+        std::vector<uint8_t> panel;
+        std::vector<float> out, row, state;
+    };
+    void project(Worker& worker, const DeltaSpec& spec, const Input& input, int num_rows);
+    void fold(Thread& mine, const DeltaSpec& spec, const DeltaStates& states, int layer,
+              const int64_t* span, int head, const int64_t* pos);
+    void keep(const DeltaSpec& spec, const DeltaStates& states, int layer, const int64_t* span,
+              const int64_t* pos) const;
+    void finish_row(Thread& mine, const DeltaSpec& spec, int row, bool is_live);
+
+    const int width_;
+    int num_inputs_ = 0, value_width_ = 0, state_size_ = 0, row_size_ = 0;
+    bool needs_int_ = false, needs_float_ = false;
+    int num_rows_ = 0;
+    std::vector<Thread> threads_;
+    std::vector<float> inputs_, gates_, read_;  // [row][num_inputs], [row][v], [row][v]
+    std::vector<uint8_t> tiles_;
+    std::vector<float> rows_;
+    Input output_;
+};
+
+}  // namespace hunch
