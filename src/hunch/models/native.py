@@ -5,51 +5,37 @@ Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocab
 
 from __future__ import annotations
 
-import logging
-import math
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.build import num_cores
 from hunch.kernels.delta import DeltaShape, RowStates
 from hunch.kernels.native import (
-    EXACT_KIND,
     FLOAT,
-    INT4,
-    INT8,
     NativeMatrix,
     NativeNetwork,
     is_available,
 )
-from hunch.kernels.native_delta import NativeDelta
-from hunch.kernels.native_experts import NativeExperts
-from hunch.kernels.native_structs import NativeLayer, NativeShape, activation_number
+from hunch.kernels.native_structs import NativeShape, activation_number
 from hunch.layers.attention import Heads
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import Rope
 from hunch.models.arrange import Arranged
 from hunch.models.backends import NATIVE
-from hunch.models.build import Names, local_heads
+from hunch.models.build import local_heads
 from hunch.models.decoder import Decoder, Hidden, Progress
-from hunch.models.experts import ExpertNames
 from hunch.models.load import check_tensors
+from hunch.models.native_layers import Reader, build_native_layer
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Packed, Weights, iterate, read_ahead
+from hunch.models.weights.base import Weights, iterate, read_ahead
 from hunch.parallel.group import SINGLE, Group, spans
 from hunch.registry import MODELS, resolve
 
-log = logging.getLogger("hunch")
-
 DTYPES = ("auto", "int8", "int4", "float32")
 ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
-_EXPANDED = 1 << 20  # weights that a thread holds as floats while they are packed
 _LANES = 16  # widths and heads are whole vectors on every CPU
 MAX_HEAD_DIM = 512
 
@@ -84,17 +70,17 @@ class NativeDecoder:
         check_tensors(spec, source, given)
         local = local_spec(spec, group)
         self.head_sizes = spans(spec.vocab_size, group.size)
-        self._whole: _Reader | None = None
+        self._whole: Reader | None = None
         if group.size > 1:
-            self._whole = _Reader(source, dtype, num_threads)
+            self._whole = Reader(source, dtype, num_threads)
             shared = SharedWeights(source.weights, spec, self.names, group)
             source = FileSource(shared, torch.float32)
-        reader = _Reader(source, dtype, num_threads)
+        reader = Reader(source, dtype, num_threads)
         ropes = [Rope(rope, spec.head_dim, spec.max_len) for rope in spec.ropes]
         tables_LH = [rope.table_LH.contiguous() for rope in ropes]
         prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         layers = [
-            _layer(local, reader, prefix, self.names, i, tables_LH)
+            build_native_layer(local, reader, prefix, self.names, i, tables_LH)
             for i, prefix in enumerate(prefixes)
         ]
         if tables is not None:
@@ -227,188 +213,6 @@ def _fits(experts: ExpertSpec) -> bool:
 
 def _fits_delta(shape: DeltaShape) -> bool:
     return shape.k_dim % _LANES == 0 and shape.v_dim % _LANES == 0
-
-
-class _Reader:
-    """Tensors of a file as the kernels hold them, by the precision that was asked for."""
-
-    def __init__(self, source: FileSource, dtype: str, num_threads: int | None) -> None:
-        self.source, self.dtype, self.num_threads = source, dtype, num_threads
-        self.expanded: set[str] = set()  # formats that were said not to be kept
-
-    def tensor(self, name: str) -> Tensor:
-        """A copy: a view would keep the whole file in memory."""
-        return self._floats(name).clone(memory_format=torch.contiguous_format)
-
-    def _floats(self, name: str) -> Tensor:
-        found = self.source.find(name)
-        assert found is not None  # check_tensors saw it
-        return self.source.weights.tensor(found, torch.float32)
-
-    def matrix(self, name: str, *, is_table: bool = False) -> NativeMatrix:
-        """`is_table`: an embedding or output matrix, which 4 bits would hurt most."""
-        return self.stack([name], is_table=is_table)
-
-    def _kind(self, is_packed: bool, exact: int | None, is_table: bool) -> int:
-        if self.dtype == "auto":
-            return exact if exact is not None else INT8 if is_packed else FLOAT
-        return {"int8": INT8, "int4": INT8 if is_table else INT4, "float32": FLOAT}[self.dtype]
-
-    def floats(self, name: str) -> NativeMatrix:
-        """A matrix that is never rounded."""
-        return NativeMatrix.from_floats(self._floats(name), FLOAT, self.num_threads)
-
-    def stack(self, names: list[str], *, is_table: bool = False) -> NativeMatrix:
-        """The rows of several tensors, one beneath the other, as one matrix."""
-        weights = self.source.weights
-        found = [there for name in names if (there := self.source.find(name)) is not None]
-        assert len(found) == len(names)
-        packed = [weights.packed(name) for name in found]
-        kinds = {None if pack is None else pack.kind for pack in packed}
-        exact = EXACT_KIND.get(next(iter(kinds)) or "") if len(kinds) == 1 else None
-        kind = self._kind(any(packed), exact, is_table)
-        sizes = [math.prod(weights.shape(name)[:-1]) for name in found]
-        matrix = NativeMatrix(kind, sum(sizes), weights.shape(found[0])[-1], self.num_threads)
-        first = 0
-        for name, pack, size in zip(names, packed, sizes, strict=True):
-            if pack is None:
-                matrix.put_floats(first, self._floats(name).flatten(0, -2))
-            elif kind == exact:
-                matrix.put_blocks(pack.kind, first, pack.data)
-                pack.release()
-            else:
-                self._expand(matrix, first, pack)
-            first += size
-        return matrix
-
-    def _expand(self, matrix: NativeMatrix, first: int, packed: Packed) -> None:
-        """Blocks as numbers, a part per thread: all of a vocabulary's would be gigabytes."""
-        if self.dtype == "auto" and packed.kind not in self.expanded:
-            self.expanded.add(packed.kind)
-            log.warning(
-                "the CPU's kernels do not hold %s as it is: its matrices become 8-bit numbers, "
-                "each at most 1/254 of its group's largest away",
-                packed.kind,
-            )
-        num_out, num_in = packed.shape
-        step = max(16, _EXPANDED // num_in // 16 * 16)
-
-        def put(row: int) -> None:
-            matrix.put_floats(first + row, packed.numbers(row, min(row + step, num_out)))
-
-        with ThreadPoolExecutor(self.num_threads or num_cores()) as pool:
-            list(pool.map(put, range(0, num_out, step)))
-        packed.release()
-
-
-def _layer(
-    spec: ModelSpec,
-    reader: _Reader,
-    prefix: str,
-    names: Names,
-    layer: int,
-    tables_LH: list[Tensor],
-) -> NativeLayer:
-    has_experts = spec.experts is not None and spec.experts.layers[layer]
-    is_recurrent = bool(spec.is_recurrent) and spec.is_recurrent[layer]
-    where = _matrices(spec, prefix, names, has_experts=has_experts, is_recurrent=is_recurrent)
-    has_bias = dict.fromkeys(("q", "k", "v", "attn_gate"), spec.has_qkv_bias)
-    has_bias["out"] = spec.has_out_bias and not is_recurrent
-    has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
-
-    norms = {"attn_norm": True, "mlp_norm": not spec.is_parallel}
-    norms |= dict.fromkeys(("attn_out_norm", "mlp_out_norm"), spec.has_branch_norms)
-    paths = {name: prefix + getattr(names, name) for name, is_there in norms.items() if is_there}
-    has_bias |= dict.fromkeys(paths, spec.norm == "layer" and spec.has_norm_bias)
-
-    def norm(name: str) -> Tensor:
-        return reader.tensor(f"{prefix}{name}.weight")
-
-    parts: dict[str, Any] = {name: reader.matrix(f"{path}.weight") for name, path in where.items()}
-    parts = dict.fromkeys(("q", "k", "v")) | parts | dict.fromkeys(norms)
-    parts |= {name: reader.tensor(f"{path}.weight") for name, path in paths.items()}
-    return NativeLayer(
-        **parts,
-        biases={
-            name: reader.tensor(f"{path}.bias")
-            for name, path in (where | paths).items()
-            if has_bias[name]
-        },
-        experts=_experts(spec, reader, prefix, names.experts) if has_experts else None,
-        delta=_delta(spec, reader, prefix + names.recurrent) if is_recurrent else None,
-        place=spec.place_of(layer),
-        q_norm=norm(names.q_norm) if spec.has_qk_norm and not is_recurrent else None,
-        k_norm=norm(names.k_norm) if spec.has_qk_norm and not is_recurrent else None,
-        sinks=reader.tensor(prefix + names.sinks) if spec.has_sinks else None,
-        rope=tables_LH[spec.rope_index(layer)] if tables_LH else None,
-        window=spec.windows[layer],
-    )
-
-
-def _matrices(
-    spec: ModelSpec, prefix: str, names: Names, *, has_experts: bool, is_recurrent: bool
-) -> dict[str, str]:
-    """Where the matrices that a layer has are in the file."""
-    absent = {"gate", "up", "down"} if has_experts else set()
-    absent |= {"q", "k", "v", "out"} if is_recurrent else set()
-    absent |= set() if spec.is_gated else {"gate"}
-    where = {n: prefix + getattr(names, n) for n in NativeLayer.MATRICES if n not in absent}
-    if is_recurrent:
-        where["out"] = f"{prefix}{names.recurrent}out_proj"
-    elif spec.has_attn_gate:
-        where["attn_gate"] = prefix + names.attn_gate
-    return where
-
-
-def _delta(spec: ModelSpec, reader: _Reader, prefix: str) -> NativeDelta:
-    assert spec.delta is not None
-    return NativeDelta(
-        shape=spec.delta,
-        qkv=reader.matrix(f"{prefix}in_proj_qkv.weight"),
-        beta=reader.floats(f"{prefix}in_proj_b.weight"),
-        decay=reader.floats(f"{prefix}in_proj_a.weight"),
-        gate=reader.matrix(f"{prefix}in_proj_z.weight"),
-        conv=reader.tensor(f"{prefix}conv1d.weight").flatten(1).t().contiguous(),
-        rate=-reader.tensor(f"{prefix}A_log").exp(),
-        bias=reader.tensor(f"{prefix}dt_bias"),
-        norm=reader.tensor(f"{prefix}norm.weight"),
-        eps=spec.norm_eps,
-    )
-
-
-def _experts(spec: ModelSpec, reader: _Reader, prefix: str, names: ExpertNames) -> NativeExperts:
-    experts = spec.experts
-    assert experts is not None
-    count, shared = experts.routing.num_experts, prefix + names.shared
-
-    def stack(*paths: str) -> NativeMatrix:
-        return reader.stack([f"{path}.weight" for path in paths])
-
-    found: dict[str, Any] = {}
-    if experts.has_router_bias:
-        found["router_bias"] = reader.tensor(f"{prefix}{names.router}.bias")
-    if experts.has_choice_bias:
-        found["choice_bias"] = reader.tensor(prefix + names.choice_bias)
-    if experts.shared_width:
-        found["shared_up"] = stack(f"{shared}gate_proj", f"{shared}up_proj")
-        found["shared_down"] = reader.matrix(f"{shared}down_proj.weight")
-    if experts.is_shared_gated:
-        found["shared_gate"] = reader.floats(f"{prefix}{names.shared_gate}.weight")
-    up = [prefix + n.format(e) for e in range(count) for n in (names.gate, names.up)]
-    down = [prefix + names.down.format(e) for e in range(count)]
-    if experts.has_bias:
-        found["up_bias"] = torch.cat([reader.tensor(f"{path}.bias") for path in up])
-        found["down_bias"] = torch.cat([reader.tensor(f"{path}.bias") for path in down])
-    return NativeExperts(
-        routing=experts.routing,
-        width=experts.width,
-        activation=spec.activation,
-        router=reader.floats(f"{prefix}{names.router}.weight"),
-        up=stack(*up),
-        down=stack(*down),
-        shared_width=experts.shared_width,
-        **found,
-    )
 
 
 def _shape(spec: ModelSpec, heads: Heads) -> NativeShape:
