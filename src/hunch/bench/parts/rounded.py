@@ -48,8 +48,14 @@ def main(words: Sequence[str] = ()) -> None:
     counts = [int(count) for count in given.concurrency.split(",")]
     for dtype in given.dtypes.split(","):
         weights = enlarged("smollm2-135m", "7b", "auto")
-        size = {"max_model_len": 2048, "max_num_seqs": max(counts)}
-        with LLM("smollm2-135m", weights=weights, speculate="off", dtype=dtype, **size) as llm:
+        with LLM(
+            "smollm2-135m",
+            weights=weights,
+            speculate="off",
+            dtype=dtype,
+            max_model_len=2048,
+            max_num_seqs=max(counts),
+        ) as llm:
             found = {count: rate(llm, count) for count in counts}
             answers = [answer for _, answer in found.values()]
             assert all(answer == answers[0] for answer in answers), f"{dtype}: another text"
