@@ -31,8 +31,8 @@ class FusedLayer(NativeLayer):
     v_row: int
     up_row: int
 
-    def _struct(self) -> _Layer:
-        struct = NativeLayer._struct(self)
+    def _struct(self, number: int) -> _Layer:
+        struct = NativeLayer._struct(self, number)
         struct.k_row, struct.v_row, struct.up_row = self.k_row, self.v_row, self.up_row
         return struct
 
