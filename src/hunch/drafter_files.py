@@ -13,6 +13,9 @@ from hunch.hub.drafters import find_trained
 
 log = logging.getLogger("hunch")
 
+# What `auto` drafts with beside lookups; other trained heads take its place.
+BESIDE_LOOKUPS = ("draft", "eagle3", "dspark", "dflash", "dflash2")
+
 
 def find_files(
     spec: SpecConfig, target: ModelFiles, device: str = "cpu", download_dir: str | None = None
@@ -62,7 +65,7 @@ def _with_draft(
         trained = find_trained(target.name, target.path, device)
         if trained is not None:
             log.info("auto drafts with %s (%s, trained here)", trained.path, trained.method)
-        if trained is not None and trained.method != "draft":
+        if trained is not None and trained.method not in BESIDE_LOOKUPS:
             return replace(spec, method=trained.method, path=trained.path, options={})
         found = shipped("draft", target.name, target.path)
         if trained is None and found is None:

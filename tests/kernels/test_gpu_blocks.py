@@ -12,8 +12,10 @@ pytest.importorskip("triton")
 import head_files
 from head_files import Study
 from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.models.fused import FusedLayers
 from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import BlockNet, TiledBlocks
+from hunch.models.heads.fused_block import FusedBlocks
 from models.heads.test_blocks import FORMS, make
 from tiny_models import write_llama
 
@@ -73,3 +75,33 @@ def test_a_pass_on_the_device(form: str, study: Study, tmp_path: Path) -> None:
     end_T = (pos_R + size - 1).repeat_interleave(size)
     found = net.told(token_R, TiledBlocks(attn, end_T, kv, net, tiling))
     torch.testing.assert_close(found.state_RSD, expected.state_RSD, rtol=1e-3, atol=1e-3)
+
+
+def test_a_pass_by_fused_kernels(study: Study, tmp_path: Path) -> None:
+    """The same keys, values and scores as torch's, place by place, also for several nodes a row."""
+    make(study, tmp_path, **FORMS["dspark"])
+    net = load_block(tmp_path, study.target, "dspark")
+    layers = FusedLayers(net.body.blocks, [net.rope.table_LH], net.spec.norm_eps)
+    fused, size = FusedBlocks(net, layers, study.target), net.shape.num_places
+    table_SB = torch.randperm(16, generator=torch.Generator().manual_seed(0)).view(ROWS, 8)
+    kv, plain = new_kv(net), new_kv(net)
+    attn = inputs([list(range(length)) for length in LENGTHS], table_SB, padding=0)
+    features = [
+        torch.cat([study.features[layer][row][:n] for row, n in enumerate(LENGTHS)])
+        for layer in net.feature_layers
+    ]
+    fused.cover(features, attn, kv)
+    net.cover_tiled(features, attn, plain)
+    torch.testing.assert_close(kv.k_LCMH, plain.k_LCMH, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kv.v_LCMH, plain.v_LCMH, rtol=1e-4, atol=1e-4)
+    token_R, pos_R = torch.tensor([5, 77]), torch.tensor(LENGTHS)
+    places = [list(range(length, length + size)) for length in LENGTHS]
+    attn = inputs(places, table_SB, padding=0)
+    spans = tuple(Span(r * size, (r + 1) * size, r, 0, size) for r in range(ROWS))
+    tiling = net.tiler(attn).tiling(spans, ROWS * size)
+    end_T = (pos_R + size - 1).repeat_interleave(size)
+    blocks = TiledBlocks(attn, end_T, kv, net, tiling)
+    expected, found = net.told(token_R, blocks), fused.told(token_R, blocks)
+    for depth, token_M in ((0, token_R), (2, torch.tensor([3, 9, 11, 4]))):
+        scores = expected.level(depth, token_M)
+        torch.testing.assert_close(found.level(depth, token_M), scores, rtol=2e-3, atol=2e-3)

@@ -137,3 +137,22 @@ def test_compiled_layers_teach_the_same(train: Callable[..., Any]) -> None:
     assert dynamo.utils.counters["stats"]["unique_graphs"] == 1
     for name, slope in found[0].items():
         torch.testing.assert_close(found[1][name], slope, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["block", "eagle3"])
+def test_auto_drafts_with_a_head_beside_lookups(
+    method: str, train: Callable[..., Any], target: Path
+) -> None:
+    job, _ = train(method, **next(case for name, case in CASES if name == method))
+    texts = read_answers(job.out / "work" / "answers")
+    prompts = [texts.text(i)[: texts.prompt_len[i]].tolist() for i in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    found = {}
+    for way in ("off", f"auto:draft={job.out}:any_size=true"):
+        with LLM(str(target), speculate=way, **ENGINE) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            found[way] = [output.outputs[0].token_ids for output in outputs]
+            stats = llm.stats()
+    first, second = found.values()
+    assert first == second
+    assert stats["accepted"] > 0

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hunch.config import SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.auto_head import CHAIN_NODES, SURE, DeviceAutoHead
 from hunch.drafting.base import (
     Clears,
     DeviceDrafter,
@@ -33,6 +34,7 @@ from hunch.drafting.base import (
 )
 from hunch.drafting.costs import DraftSource, StepShape, levels_after
 from hunch.drafting.draft_model import DeviceDraft
+from hunch.drafting.following import DeviceFollower
 from hunch.drafting.host_network import NetworkDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.policy import share_nodes
@@ -40,6 +42,7 @@ from hunch.drafting.trees import Node, side_by_side, to_draft
 from hunch.kernels.phrases import PhraseTable
 from hunch.models.decoder import Hidden
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share
+from hunch.models.heads.files import detect
 from hunch.models.weights import open_weights
 from hunch.registry import DRAFTERS, resolve
 
@@ -54,9 +57,7 @@ HINTED = "prediction"  # drafts from what a request expects; stands beside every
 MARGIN, FUSED_MARGIN = 0.03, 0.01
 DRAFT = "draft"  # the option that names a draft model's files, and the method it is loaded as
 # On a device:
-SURE = 4  # tokens a match must have to be asked before the draft model
-CHAIN_NODES = (1, 3, 7)  # checked in steps of the one
-TREE_WIDTH = 3  # of the other
+TREE_WIDTH = 3  # of the steps of a draft model that check trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,8 @@ class RoutedDrafter:
         if matches is None or network is None:
             return matches
         assert isinstance(matches, DeviceLookup)
+        if isinstance(network, DeviceFollower):
+            return DeviceAutoHead(matches, network)
         assert isinstance(network, DeviceDraft)
         return DeviceAuto(matches, network)
 
@@ -289,7 +292,13 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
 def _load_draft(
     path: str, is_adaptive: bool, context: DrafterContext, max_share: float
 ) -> NetworkDrafts | None:
-    """The draft model, unless every node of it would cost too much of a pass to pay."""
+    """The draft model, unless every node of it would cost too much of a pass to pay. Files of a
+    head are drafted with as their kind is."""
+    kind = detect(path)
+    if kind != DRAFT:
+        head: Drafter = resolve(DRAFTERS, kind)({}, path, context)
+        share = head.needs.weight_bytes / max(getattr(context.target, "weight_bytes", 0), 1)
+        return NetworkDrafts(head, context, share=min(share, 1.0), is_adaptive=is_adaptive)
     share = byte_share(open_weights(path), context.target)
     if share > max_share:
         say = log.info if comes_with_hunch(path) else log.warning

@@ -272,12 +272,11 @@ class DeviceBlock(DeviceFollower):
         if not source:
             return
         row_R, token_R = attn.seq_T[::width], ids_T.index_select(0, last_R)
-        guess = net.told(token_R, self._blocks(state, step, row_R))
-        everyone_R = torch.arange(num_rows, device=row_R.device)
+        guess = net.told_tiled(token_R, self._blocks(state, step, row_R))
         chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=row_R.device)
         num_levels = levels_after(width, self.num_levels)
         for level in range(num_levels):
-            logits_RC = guess.scores(everyone_R, level, token_R).contiguous()
+            logits_RC = guess.level(level, token_R)
             following = None if level + 1 == num_levels else new_inputs(state, num_rows)
             grow_level(
                 state, step, logits_RC, chances_R1, self.sampling, depth=level,

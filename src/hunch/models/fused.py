@@ -34,6 +34,7 @@ from hunch.parallel.group import SINGLE, Group
 
 MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
 MIN_QUANTISED_ROWS = 769  # below, expanding weights for the library takes longer than it saves
+READS = "reads"  # in a step's memo: what its tokens read, where that is not up to themselves
 MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
 
 
@@ -180,8 +181,8 @@ class FusedLayers:
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
         out_TNH = out_PN[:num_tokens].view_as(q_TNH)
         attention(
-            q_TNH, k_CMH, v_CMH, attn, heads.scale, out_TNH, window=heads.window, cap=heads.cap,
-            sinks_N=layer.sinks_N, tiling=tiling,
+            q_TNH, k_CMH, v_CMH, attn.memo.get(READS, attn), heads.scale, out_TNH,
+            window=heads.window, cap=heads.cap, sinks_N=layer.sinks_N, tiling=tiling,
         )  # fmt: skip
         return self._parts(out_PN, layer.out, num_tokens)
 

@@ -27,7 +27,8 @@ from hunch.models.heads.step import MARGIN, TiledNet
 from hunch.models.target import Target
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_attention import Tiling  # needs Triton, which a CPU may not have
+    from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
+    from hunch.models.heads.fused_block import FusedBlocks, FusedGuess
 
 
 def seen_from(pos_P: Tensor, pos_K: Tensor, window: int | None, is_causal: bool) -> Tensor | None:
@@ -95,10 +96,11 @@ class TiledBlocks:
     ) -> None:
         from hunch.layers.tiled import Tiled
 
-        whole = replace(attn, pos_T=end_T, base_T=end_T + 1, memo={})
+        self.attn, self.kv, self.tiling = attn, kv, tiling
+        self.whole = replace(attn, pos_T=end_T, base_T=end_T + 1, memo={})
         self.is_causal = net.shape.is_causal
         self.by_place = Tiled(attn, kv, net.rope.table_LH, tiling)
-        self.by_block = Tiled(attn, kv, net.rope.table_LH, tiling, whole)
+        self.by_block = Tiled(attn, kv, net.rope.table_LH, tiling, self.whole)
 
     def __call__(
         self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
@@ -192,6 +194,11 @@ class BlockNet(TiledNet):
             mask_1 = torch.tensor([shape.mask_token], device=target.device)
             mask_D = self.embed(mask_1)[0]
         self.mask_D = mask_D
+        self.fused: FusedBlocks | None = None  # the same by a GPU's fused kernels
+        if target.backend.captures_steps:
+            from hunch.models.heads.fused_block import build_fused_blocks
+
+            self.fused = build_fused_blocks(self, target)
 
     def cover(self, features: Sequence[Tensor], pos_T: Tensor, slot_T: Tensor, kv: KVCache) -> None:
         """Keep the keys and values of known positions, from the target's states of them."""
@@ -203,6 +210,9 @@ class BlockNet(TiledNet):
 
     def cover_tiled(self, features: Sequence[Tensor], attn: AttnInputs, kv: KVCache) -> None:
         """`cover` by a GPU's kernels, which tell padding by its slot."""
+        if self.fused is not None:
+            self.fused.cover(features, attn, kv)
+            return
         from hunch.kernels.gpu_attention import Tiling
         from hunch.layers.tiled import Tiled
 
@@ -218,6 +228,12 @@ class BlockNet(TiledNet):
         size = self.shape.num_places
         pos_T = (pos_R[:, None] + torch.arange(size, device=pos_R.device)).flatten()
         return self.told(token_R, PagedBlocks(kv, slots, self.rope(pos_T), self.shape))
+
+    def told_tiled(self, token_R: Tensor, blocks: TiledBlocks) -> BlockGuess | FusedGuess:
+        """`told` by a GPU's kernels."""
+        if self.fused is not None:
+            return self.fused.told(token_R, blocks)
+        return self.told(token_R, blocks)
 
     def told(self, token_R: Tensor, attend: Attend) -> BlockGuess:
         """The pass over blocks that begin with these tokens."""
@@ -241,6 +257,12 @@ class BlockGuess:
         net = self.net
         state_MD, logits_MC = self.state_RSD[row_M, depth], self.logits_RSC[row_M, depth]
         return net.body.scores(logits_MC, token_M, state_MD, net.ids_C)
+
+    def level(self, depth: int, token_M: Tensor) -> Tensor:
+        """`scores` of every row, of as many nodes each."""
+        row_M = torch.arange(len(self.state_RSD), device=token_M.device)
+        row_M = row_M.repeat_interleave(len(token_M) // len(row_M))
+        return self.scores(row_M, depth, token_M).contiguous()
 
     def confidences(self, row_M: Tensor, depth: int, token_M: Tensor) -> Tensor | None:
         """Log-odds that such a token is accepted; None: the files do not say."""

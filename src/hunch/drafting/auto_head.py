@@ -1,0 +1,83 @@
+"""Lookup and a head over the target's states on a device, in one step: a long match goes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hunch.draft import Rows
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.costs import DraftSource, StepShape
+from hunch.drafting.following import DeviceFollower
+from hunch.drafting.lookup import DeviceLookup
+from hunch.models.decoder import Hidden
+
+if TYPE_CHECKING:
+    from hunch.kernels.step import RowState, StepRows
+
+SURE = 4  # tokens a match must have to be asked before the head
+CHAIN_NODES = (1, 3, 7)  # checked in steps of the head
+
+
+class DeviceAutoHead(DeviceDrafter):
+    """The head keeps up with the states of every step, whoever drafted for it.
+
+    The cheaper source of its steps is the lookup alone. In the others the head guesses for every
+    row, and rows whose end stood in their text before, for `SURE` tokens or more, take what
+    followed.
+    """
+
+    def __init__(self, matches: DeviceLookup, head: DeviceFollower) -> None:
+        num_nodes = max(matches.num_nodes, head.num_nodes)
+        super().__init__(
+            name="auto", num_levels=head.num_levels, num_nodes=num_nodes, margin=matches.margin
+        )
+        self.matches = matches
+        self.head = replace(head, num_nodes=num_nodes)  # guesses of both stand in one place
+
+    @property
+    def is_guided(self) -> bool:
+        return self.matches.is_guided
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.head.feature_layers
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        sizes = {min(size, self.num_levels) for size in CHAIN_NODES}
+        chains = [StepShape(size, DraftSource.CHAIN) for size in sorted(sizes)]
+        return (*self.matches.shapes, *chains)
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
+        from hunch.kernels.gpu_lookup import lookup
+
+        at = self.matches
+        self.head.draft(state, step, hidden, kind, source)
+        if source:
+            lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
+        else:
+            at.look(state, step, self.num_nodes)
+
+    def works(self, source: int) -> bool:
+        return True
+
+    def writes_kv(self, source: int) -> bool:
+        return True
+
+    def can_follow(self, rows: Rows) -> bool:
+        return self.head.can_follow(rows)
+
+    def needs_host(self, rows: Rows) -> bool:
+        return self.head.needs_host(rows)
+
+    def is_ready(self, rows: Rows) -> np.ndarray | None:
+        return self.head.is_ready(rows)
+
+    def drafted_by(self, source: int, matched: int) -> str:
+        is_looked_up = not source or matched >= SURE
+        return self.matches.name if is_looked_up else self.head.name

@@ -1,0 +1,136 @@
+"""A block drafter's pass on a GPU: seven kernels per layer, two products per guessed place.
+
+Where it fits, `BlockNet` hands its parts over to this; the torch code there is the specification.
+Weights are shared, not copied.
+
+Shape letters: T packed places, P the same padded where a library wants it, R rows, S places of a
+block, M packed nodes, D width, K keys and values of a layer side by side, C columns of logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.gpu_fused import add_norm, rope_kv
+from hunch.kernels.gpu_gemm import gemm
+from hunch.layers.block import Block
+from hunch.models.fused import MIN_WIDTH, READS, FusedLayers, has_bias, unknown_to_kernels
+from hunch.models.heads.block import MarkovHead
+
+if TYPE_CHECKING:
+    from hunch.models.heads.block_net import BlockNet, TiledBlocks
+
+Heads = tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]  # weight, bias, norms
+
+
+class FusedBlocks:
+    """`BlockNet.cover_tiled` and `told` by fused kernels."""
+
+    def __init__(self, net: BlockNet, layers: FusedLayers, target: Any) -> None:
+        body = net.body
+        self.net, self.layers, self.eps = net, layers, layers.eps
+        self.context_norm_D, self.norm_D = body.hidden_norm.weight_D, body.norm.weight_D
+        self.fc, self.markov = body.fc, body.markov
+        self.table_LH = net.rope.table_LH
+        self.heads = [_context_heads(block) for block in body.blocks if isinstance(block, Block)]
+        self.output_CD: Tensor | None = None if net.lm_head is None else net.lm_head.weight_NK
+        self.target_logits: Callable[[Tensor], Tensor] = target.logits
+
+    def cover(self, features: Sequence[Tensor], attn: AttnInputs, kv: KVCache) -> None:
+        """Keep keys and values of known positions; padding is told by its slot."""
+        joined = features[0] if len(features) == 1 else torch.cat(tuple(features), dim=-1)
+        context_TD = joined.new_empty(len(joined), len(self.context_norm_D))
+        gemm(joined, self.fc.weight, context_TD, self.fc.bias_N)
+        add_norm(context_TD, self.context_norm_D, self.eps, context_TD)
+        no_queries = context_TD.new_empty(len(context_TD), 0)
+        for layer, (weight_KD, bias_K, norms) in enumerate(self.heads):
+            kv_TK = context_TD.new_empty(len(context_TD), len(weight_KD))
+            gemm(context_TD, weight_KD, kv_TK, bias_K)
+            where = kv.k_LCMH[layer], kv.v_LCMH[layer], attn.pos_T, attn.slot_T
+            rope_kv(kv_TK, no_queries, *where, self.table_LH, norms, self.eps)
+
+    def told(self, token_R: Tensor, blocks: TiledBlocks) -> FusedGuess:
+        """The pass over blocks that begin with these tokens."""
+        net, layers, num_rows = self.net, self.layers, len(token_R)
+        size, width = net.shape.num_places, net.spec.width
+        x_RSD = net.mask_D.to(net.kv_dtype).expand(num_rows, size, width).clone()
+        x_RSD[:, 0] = net.embed(token_R)
+        x_TD = x_RSD.flatten(0, 1)
+        h_PD = x_TD.new_empty(layers.num_rows(len(x_TD)), width)
+        add_norm(x_TD, layers.layers[0].attn_norm, self.eps, h_PD[: len(x_TD)])
+        attn = blocks.attn
+        attn.memo[READS] = blocks.whole
+        _, last_TD = layers.run(x_TD, h_PD, attn, blocks.kv, blocks.tiling, norm=self.norm_D)
+        assert last_TD is not None
+        # Places side by side, so that what all rows say of one lies in a piece.
+        state_SRD = last_TD.view(num_rows, size, width).transpose(0, 1).contiguous()
+        state_TD = state_SRD.flatten(0, 1)
+        if self.output_CD is None:
+            logits_TC = self.target_logits(state_TD)
+        else:
+            shape = len(state_TD), len(self.output_CD)
+            logits_TC = torch.empty(shape, dtype=torch.float32, device=state_TD.device)
+            gemm(state_TD, self.output_CD, logits_TC)
+        return FusedGuess(self.markov, logits_TC.view(size, num_rows, -1))
+
+
+@dataclass(slots=True)
+class FusedGuess:
+    """What one pass said, asked place by place as tokens are chosen."""
+
+    markov: MarkovHead | None
+    logits_SRC: Tensor
+
+    def level(self, depth: int, token_M: Tensor) -> Tensor:
+        """Logits of the token at `depth`, given the ones before it: as many for every row."""
+        logits_MC = self.logits_SRC[depth]
+        if len(token_M) > len(logits_MC):
+            logits_MC = logits_MC.repeat_interleave(len(token_M) // len(logits_MC), dim=0)
+        if self.markov is None:
+            return logits_MC
+        scores_MC = torch.empty_like(logits_MC)
+        latent_MK = self.markov.before(token_M)
+        gemm(latent_MK, self.markov.after.weight, scores_MC, residual_MN=logits_MC)
+        return scores_MC
+
+
+def _context_heads(block: Block) -> Heads:
+    attn = block.attn
+    first = attn.heads.num_heads * attn.heads.head_dim
+    bias_K = None if attn.qkv.bias_N is None else attn.qkv.bias_N[first:].contiguous()
+    norms = None
+    if attn.q_norm is not None and attn.k_norm is not None:
+        norms = attn.q_norm.weight_D, attn.k_norm.weight_D
+    return attn.qkv.weight_NK[first:], bias_K, norms
+
+
+def build_fused_blocks(net: BlockNet, target: Any) -> FusedBlocks | None:
+    """The network by fused kernels, or None where they cannot compute it."""
+    body, shape, spec = net.body, net.shape, net.spec
+    blocks = [block for block in body.blocks if isinstance(block, Block)]
+    markov = body.markov
+    num_columns = len(net.ids_C) if net.ids_C is not None else target.spec.vocab_size
+    is_plain = (
+        not any(unknown_to_kernels(spec, target.dtype).values())
+        and len(blocks) == len(body.blocks)  # no convolutions
+        and body.selector is None
+        and shape.is_shifted
+        and all(window is None for window in spec.windows)
+        and (shape.embed_scale, shape.output_scale, shape.softcap) == (1.0, 1.0, None)
+        and (markov is None or (markov.gate is None and len(markov.after.weight) == num_columns))
+    )
+    matrices = [body.fc, *(block.attn.qkv for block in blocks)]
+    matrices += [] if net.lm_head is None else [net.lm_head]
+    if not is_plain or not all(isinstance(one.weight, Tensor) for one in matrices):
+        return None
+    layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
+    # In whichever order a library adds: what is drafted is checked.
+    layers.is_wide = target.device.type == "cuda" and spec.width >= MIN_WIDTH
+    layers.is_wide = layers.is_wide and not has_bias(layers.layers)
+    return FusedBlocks(net, layers, target)
