@@ -40,15 +40,25 @@ CASES |= {
 }
 LATENT = COMMON | {
     "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 12, "v_head_dim": 20, "num_key_value_heads": 2, "n_shared_experts": 2,
+    "moe_intermediate_size": 16, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32, "v_head_dim": 16, "num_key_value_heads": 2, "n_shared_experts": 2,
 }  # fmt: skip
 LATENT.pop("head_dim")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 YARN |= {"rope_theta": 1000.0, "mscale": 0.8, "mscale_all_dim": 1.0}
 OSS_64 = ("GptOss", COMMON | OSS | {"hidden_size": 64, "intermediate_size": 64})
+NARROW = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_rope_head_dim": 8, "v_head_dim": 20}
 TORCH_CASES = {
+    "deepseek-v3, narrow": ("DeepseekV3", LATENT | NARROW | {"n_group": 4, "topk_group": 2}),
+}
+CASES |= {
     "deepseek-v3": ("DeepseekV3", LATENT | {"n_group": 4, "topk_group": 2}),
+    "deepseek-v3, biases, many heads": (
+        "DeepseekV3",
+        LATENT
+        | {"attention_bias": True, "num_attention_heads": 66, "num_key_value_heads": 66}
+        | {"n_group": 1, "topk_group": 1},
+    ),
     "deepseek-v3, yarn": (
         "DeepseekV3",
         LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": YARN},

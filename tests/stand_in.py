@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hunch.kernels import draft, step
 from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
-from hunch.kernels.gpu_attention import Tiling, Workspace
+from hunch.kernels.gpu_tiling import Tiling, Workspace
 from hunch.kernels.kv_store import kv_store_ref
 from hunch.kernels.process import count_committed_ref, draft_paths_ref, process_ref
 from hunch.kernels.rope import rope, rotation

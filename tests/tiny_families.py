@@ -1,4 +1,4 @@
-"""A small random checkpoint of every dense family, as files on disk."""
+"""A small random checkpoint of every family, as files on disk."""
 
 import json
 from pathlib import Path
@@ -24,6 +24,12 @@ OPT |= {"head_dim": None, "ffn_dim": 96, "word_embed_proj_dim": 128}
 SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
 CAPS = {"attn_logit_softcapping": 8.0, "final_logit_softcapping": 30.0}
 GEMMA = {**SIZES, "query_pre_attn_scalar": 24, "sliding_window": 24, "sliding_window_pattern": 2}
+EXPERTS = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LOCAL = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
+GROUPED = {**SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GROUPED |= {"n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
+LATENT = {**GROUPED, "head_dim": None, "num_key_value_heads": 4, "kv_lora_rank": 32}
+LATENT |= {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 16}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", SIZES),
     "mistral": ("MistralForCausalLM", {**SIZES, "sliding_window": 24}),
@@ -40,6 +46,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLmForCausalLM", {**SIZES, "use_parallel_residual": True}),
     "starcoder 2": ("Starcoder2ForCausalLM", {**SIZES, "sliding_window": 24}),
     "opt": ("OPTForCausalLM", OPT),
+    "mixtral": ("MixtralForCausalLM", {**LOCAL, "sliding_window": 24}),
+    "qwen2-moe": ("Qwen2MoeForCausalLM", {**EXPERTS, "shared_expert_intermediate_size": 48}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {**EXPERTS, "norm_topk_prob": True}),
+    "granite-moe": ("GraniteMoeForCausalLM", {**LOCAL, **SCALES}),
+    "gpt-oss": ("GptOssForCausalLM", {**LOCAL, "sliding_window": 24}),
+    "glm 4.5": ("Glm4MoeForCausalLM", {**GROUPED, "use_qk_norm": True}),
+    "deepseek v2": ("DeepseekV2ForCausalLM", {**LATENT, "n_group": 1, "topk_group": 1}),
+    "deepseek v3": ("DeepseekV3ForCausalLM", {**LATENT, "q_lora_rank": 48}),
+    "glm 4.7 flash": ("Glm4MoeLiteForCausalLM", {**LATENT, "q_lora_rank": 48}),
     "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
 }
 

@@ -75,8 +75,8 @@ def latent_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = transformers.DeepseekV3Config(
         vocab_size=write_tokenizer(folder), hidden_size=64, intermediate_size=96,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, n_routed_experts=8,
-        num_experts_per_tok=2, moe_intermediate_size=32, kv_lora_rank=24, q_lora_rank=32,
-        qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16, n_group=4, topk_group=2,
+        num_experts_per_tok=2, moe_intermediate_size=32, kv_lora_rank=32, q_lora_rank=32,
+        qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16, n_group=4, topk_group=2,
         first_k_dense_replace=1, max_position_embeddings=256, initializer_range=0.3,
     )  # fmt: skip
     with torch.random.fork_rng():
@@ -86,12 +86,21 @@ def latent_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "speculate", [pytest.param("suffix:adaptive=false", marks=pytest.mark.slow), "recycling"]
+    ("speculate", "kernels"),
+    [
+        pytest.param("suffix:adaptive=false", "native", marks=pytest.mark.slow),
+        ("recycling", "native"),
+        pytest.param("draft", "native", marks=pytest.mark.slow),
+        pytest.param("recycling", "torch", marks=pytest.mark.slow),
+    ],
 )
-def test_latent_attention_too(speculate: str, latent_target: Path) -> None:
+def test_latent_attention_too(speculate: str, kernels: str, latent_target: Path) -> None:
     """Trees move one vector per token, not two; prompts come in chunks, texts share blocks."""
-    options = {"dtype": "float32", **SMALL}
+    if speculate == "draft":
+        speculate = f"draft:{latent_target}"
+    options = {"dtype": "float32", "kernels": "torch" if kernels == "torch" else "auto", **SMALL}
     with LLM(str(latent_target), speculate="off", max_num_seqs=1, **options) as llm:
+        assert llm.engine.capacity.kernels == kernels
         expected = texts(llm)
     options |= {"always_draft": True, "max_num_batched_tokens": 17, "block_size": 8}
     with LLM(str(latent_target), speculate=speculate, **options) as llm:
@@ -100,7 +109,6 @@ def test_latent_attention_too(speculate: str, latent_target: Path) -> None:
         assert llm.stats()["accepted"] > 0
 
 
-@pytest.mark.slow
 def test_a_latent_target_with_its_own_mtp_layer(latent_target: Path, tmp_path: Path) -> None:
     """As DeepSeek publishes it: one more layer of the target's kind, after its last."""
     tensors = load_file(latent_target / "model.safetensors")

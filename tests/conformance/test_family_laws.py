@@ -52,6 +52,13 @@ SLOW = (
     "gemma",
     "opt, norms after",
     "gpt-bigcode",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "granite-moe",
+    "glm 4.5",
+    "deepseek v2",
+    "glm 4.7 flash",
 )
 CASES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES]
 

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from gpu_inputs import DEVICE, step
 from hunch.errors import ConfigError, UnsupportedModelError
-from hunch.kernels.attention import AttnInputs, Span
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
@@ -18,7 +18,6 @@ from hunch.models.target import with_kv
 from hunch.registry import MODELS, resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def build(
@@ -36,14 +35,6 @@ def build(
     decoder.replace_tensors(lambda tensor: tensor.to(DEVICE))
     decoder.device = torch.device(DEVICE)
     return decoder
-
-
-def step(first: int, last: int) -> AttnInputs:
-    pos = torch.arange(first, last, device=DEVICE)
-    table = torch.tensor([[3, 0, 2]], device=DEVICE)
-    slot = table[0, pos // 16] * 16 + pos % 16
-    span = Span(0, last - first, 0, first, last - first)
-    return AttnInputs(pos, slot, torch.zeros_like(pos), table, pos + 1, None, 16, (span,))
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:

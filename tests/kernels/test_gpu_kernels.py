@@ -7,22 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from hunch.kernels import gpu_activation, gpu_attention, gpu_fused, gpu_gemm
+from gpu_inputs import DEVICE, close, packed, rand
+from hunch.kernels import gpu_activation, gpu_attention, gpu_fused, gpu_gemm, gpu_tiling
 from hunch.kernels.activation import ACTIVATIONS, gated_ref
-from hunch.kernels.attention import AttnInputs, Span, attention_ref
+from hunch.kernels.attention import attention_ref
 from hunch.kernels.slices import split_of
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
-
-
-def rand(*shape: int, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
-    gen = torch.Generator().manual_seed(seed + sum(shape))
-    return (torch.randn(*shape, generator=gen) * scale).to(DEVICE)
-
-
-def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 2e-5) -> None:
-    assert (got.double() - want.double()).norm() / want.double().norm() < tolerance
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 48, 64), (5, 40, 96), (17, 33, 80), (70, 64, 64)])
@@ -159,41 +150,6 @@ def test_activations(name: str) -> None:
         close(y, ACTIVATIONS[name](gated_ref(x, name)))
 
 
-def packed(lengths: list[int], news: list[int], tree: list[int] | None = None) -> AttnInputs:
-    """Sequences of `lengths` positions, the last `news` packed; tree: parents of extra nodes."""
-    block = 16
-    num_blocks = [(n + 64) // block + 1 for n in lengths]
-    gen = torch.Generator().manual_seed(sum(lengths))
-    order = torch.randperm(sum(num_blocks), generator=gen)
-    table = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int64)
-    pos, slot, seq, base, paths, spans, at = [], [], [], [], [], [], 0
-    for s, (length, new) in enumerate(zip(lengths, news, strict=True)):
-        table[s, : num_blocks[s]] = order[at : at + num_blocks[s]]
-        at += num_blocks[s]
-        first = len(pos)
-
-        def slot_of(p: int, s: int = s) -> int:
-            return int(table[s, p // block]) * block + p % block
-
-        for p in range(length - new, length):
-            pos.append(p), slot.append(slot_of(p)), seq.append(s)
-            base.append(length), paths.append([])
-        for n, parent in enumerate(tree or []):
-            path = [] if parent < 0 else paths[first + new + parent]
-            slot.append(slot_of(length + n)), seq.append(s)
-            pos.append(length + len(path)), base.append(length)
-            paths.append([*path, slot[-1]])
-        spans.append(Span(first, len(pos), s, length - new, new, bool(tree)))
-    depth = max(map(len, paths))
-    tree_TP = torch.tensor([p + [0] * (depth - len(p)) for p in paths]) if tree else None
-    slot[-1] = -1  # the last token is padding
-    return AttnInputs(
-        *(torch.tensor(v).to(DEVICE) for v in (pos, slot, seq)), table.to(DEVICE),
-        torch.tensor(base).to(DEVICE), None if tree_TP is None else tree_TP.to(DEVICE), block,
-        tuple(spans),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("programs", [1, 3])
 @pytest.mark.parametrize("block_tokens", [1, 4])
 @pytest.mark.parametrize("window", [None, 70])
@@ -209,9 +165,9 @@ def test_attention(
     out = torch.full_like(q, float("nan"))
     tiles = None
     if block_tokens > 1:
-        tiles = gpu_attention.tiles_of(attn.spans, block_tokens, 10).to(DEVICE)
-    space = gpu_attention.Workspace.create(num_tokens, heads, head, 512, DEVICE)
-    tiling = gpu_attention.Tiling(tiles, block_tokens, programs, space)
+        tiles = gpu_tiling.tiles_of(attn.spans, block_tokens, 10).to(DEVICE)
+    space = gpu_tiling.Workspace.create(num_tokens, heads, head, 512, DEVICE)
+    tiling = gpu_tiling.Tiling(tiles, block_tokens, programs, space)
     gpu_attention.attention(q, k, v, attn, 0.2, out, window=window, tiling=tiling)
     close(out, attention_ref(q, k, v, attn, 0.2, window))
     assert not space.count.any()
@@ -224,8 +180,8 @@ def test_attention_with_caps_and_sinks(programs: int) -> None:
     q, k, v = (rand(n, h, 16) for n, h in ((num_tokens, 2), (num_slots, 1), (num_slots, 1)))
     sinks = torch.tensor([0.7, -3.0], device=DEVICE)
     out = torch.full_like(q, float("nan"))
-    space = gpu_attention.Workspace.create(num_tokens, 2, 16, 512, DEVICE)
-    tiling = gpu_attention.Tiling(None, 1, programs, space)
+    space = gpu_tiling.Workspace.create(num_tokens, 2, 16, 512, DEVICE)
+    tiling = gpu_tiling.Tiling(None, 1, programs, space)
     gpu_attention.attention(q, k, v, attn, 0.9, out, cap=1.5, sinks_N=sinks, tiling=tiling)
     close(out, attention_ref(q, k, v, attn, 0.9, None, 1.5, sinks))
 
@@ -244,9 +200,9 @@ def test_attention_over_a_long_context(
     q = rand(num_tokens, num_heads, head)
     k, v = rand(num_slots, kv, head), rand(num_slots, kv, head)
     out = torch.full_like(q, float("nan"))
-    tiles = gpu_attention.tiles_of(attn.spans, 4).to(DEVICE)
-    space = gpu_attention.Workspace.create(num_tokens, num_heads, head, 32_768, DEVICE)
-    tiling = gpu_attention.Tiling(tiles, 4, programs, space)
+    tiles = gpu_tiling.tiles_of(attn.spans, 4).to(DEVICE)
+    space = gpu_tiling.Workspace.create(num_tokens, num_heads, head, 32_768, DEVICE)
+    tiling = gpu_tiling.Tiling(tiles, 4, programs, space)
     gpu_attention.attention(q, k, v, attn, 0.1, out, tiling=tiling)
     close(out, attention_ref(q, k, v, attn, 0.1, None))
     assert not space.count.any()

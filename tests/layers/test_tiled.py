@@ -11,8 +11,7 @@ pytest.importorskip("triton")
 
 from builders import Seq, pack, tables
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_attention import Tiling
-from hunch.kernels.gpu_tiling import Tiler
+from hunch.kernels.gpu_tiling import Tiler, Tiling
 from hunch.layers.attention import Heads, Paged
 from hunch.layers.rope import Rope, RopeSpec
 from hunch.layers.tiled import Tiled

@@ -27,6 +27,17 @@ CONFIGS = {
         "Qwen2MoeForCausalLM", **SIZES, num_experts=12, shared_expert_intermediate_size=640
     ),
 }
+LATENT = SIZES | {
+    "num_attention_heads": 24, "num_key_value_heads": 24, "head_dim": None, "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 16,
+    "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+CONFIGS |= {
+    "deepseek v3": tiny_config(
+        "DeepseekV3ForCausalLM", **LATENT, q_lora_rank=384, n_group=4, topk_group=2
+    ),
+    "deepseek v2": tiny_config("DeepseekV2ForCausalLM", **LATENT, n_group=1, topk_group=1),
+}
 CUDA = torch.device("cuda")
 
 

@@ -38,7 +38,7 @@ from hunch.models.heads.block_net import BlockGuess, BlockNet, TiledBlocks
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
+    from hunch.kernels.gpu_tiling import Tiling  # these need Triton, which a CPU may not have
     from hunch.kernels.step import RowState, StepRows
 
 

@@ -93,6 +93,7 @@ class DraftModelDrafter:
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
                 dtype=self.model.kv_dtype,
+                is_shared=self.model.spec.latent is not None,
             ),
             group=GroupInfo(name="draft"),
             weight_bytes=self.model.weight_bytes,

@@ -33,7 +33,7 @@ from hunch.models.heads.step import MARGIN, StepNet
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
+    from hunch.kernels.gpu_tiling import Tiling  # these need Triton, which a CPU may not have
     from hunch.kernels.step import RowState, StepRows
 
 PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for

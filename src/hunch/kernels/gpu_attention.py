@@ -9,38 +9,39 @@ S splits, B blocks of a table, P tree depth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, Span
-from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_tiling import NUM_SMS, SPLIT, Tiling, parts_of
 
 TILE = 64  # positions per step of the walk
-SPLIT = 128  # positions per partial result
-MAX_PROGRAMS = 32  # that share one row's splits
-NUM_SMS = 132
 LOG2E = 1.4426950408889634
 
 
 @triton.jit
 def _attend(
-    q, k_ptr, v_ptr, slot_P, is_key, is_pair, m, z, acc, scale, cap, offs_h, kv_stride,
-    HEAD: tl.constexpr, TILE: tl.constexpr, IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr,
+    q, q_tail, k_ptr, v_ptr, slot_P, is_key, is_pair, m, z, acc, scale, cap, offs_h, offs_t,
+    kv_stride, HEAD: tl.constexpr, TAIL: tl.constexpr, TILE: tl.constexpr, IS_NEAR: tl.constexpr,
+    HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """Fold one tile of positions into (m, z, acc). A row with no pair here is left as it was."""
     is_h = offs_h < HEAD
     at = slot_P.to(tl.int32) * kv_stride if IS_NEAR else slot_P.to(tl.int64) * kv_stride
     k = tl.load(k_ptr + at[None, :] + offs_h[:, None], mask=is_key[None, :] & is_h[:, None],
                 other=0.0)  # fmt: skip
-    v = tl.load(v_ptr + at[:, None] + offs_h[None, :], mask=is_key[:, None] & is_h[None, :],
-                other=0.0)  # fmt: skip
-    k, v = k.to(q.dtype), v.to(q.dtype)  # a cache may hold 8 bits; elsewhere nothing happens
+    k = k.to(q.dtype)  # a cache may hold 8 bits; elsewhere nothing happens
     scores = tl.dot(q, k, input_precision="ieee")
+    if TAIL > 0:  # values are the first part of keys
+        tail = tl.load(k_ptr + HEAD + at[None, :] + offs_t[:, None],
+                       mask=is_key[None, :] & (offs_t < TAIL)[:, None], other=0.0)  # fmt: skip
+        scores = tl.dot(q_tail, tail.to(q.dtype), scores, input_precision="ieee")
+        v = tl.trans(k)
+    else:
+        v = tl.load(v_ptr + at[:, None] + offs_h[None, :], mask=is_key[:, None] & is_h[None, :],
+                    other=0.0).to(q.dtype)  # fmt: skip
     if HAS_CAP:  # cap * tanh(score / cap), in units of log2 from here on
         wave = tl.math.exp2(tl.minimum(tl.maximum(scores * (scale * 2.885390082 / cap), -60), 60))
         scores = cap * (1.0 - 2.0 / (wave + 1.0))
@@ -106,11 +107,12 @@ def _own_keys(table_ptr, tree_ptr, p, token, tok_R, pos_R, base_R, tree_stride,
 
 @triton.jit
 def _walk(
-    q, k_ptr, v_ptr, table_ptr, tree_ptr, acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, part_R,
-    is_row, token0, num_tokens, first, last, is_alone, scale, cap, offs_h, kv_stride, tree_stride,
-    ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TILE: tl.constexpr,
-    SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
-    IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr,
+    q, q_tail, k_ptr, v_ptr, table_ptr, tree_ptr, acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R,
+    part_R, is_row, token0, num_tokens, first, last, is_alone, scale, cap, offs_h, offs_t,
+    kv_stride, tree_stride,
+    ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TAIL: tl.constexpr,
+    TILE: tl.constexpr, SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HAS_TREE: tl.constexpr, IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """Positions [first, last), tile by tile; (m1, z1, acc1) is the split at hand."""
     m = tl.full((ROWS,), -1e30, tl.float32)
@@ -128,9 +130,9 @@ def _walk(
         is_key = p < last
         block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
-        m1, z1, acc1 = _attend(q, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key,
-                               is_pair, m1, z1, acc1, scale, cap, offs_h, kv_stride, HEAD,
-                               TILE, IS_NEAR, HAS_CAP)  # fmt: skip
+        m1, z1, acc1 = _attend(q, q_tail, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key,
+                               is_pair, m1, z1, acc1, scale, cap, offs_h, offs_t, kv_stride, HEAD,
+                               TAIL, TILE, IS_NEAR, HAS_CAP)  # fmt: skip
         if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
             m, z, acc, m1, z1, acc1 = _end_split(
                 m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr, part_R,
@@ -143,9 +145,9 @@ def _walk(
                                            tree_stride, BLOCK_SIZE)  # fmt: skip
                 is_pair = is_key[None, :] & (tok_R == token0 + j)[:, None]
                 is_pair &= p[None, :] >= low_R[:, None]
-                m1, z1, acc1 = _attend(q, k_ptr, v_ptr, slot_P, is_key, is_pair, m1, z1, acc1,
-                                       scale, cap, offs_h, kv_stride, HEAD, TILE,
-                                       IS_NEAR, HAS_CAP)  # fmt: skip
+                m1, z1, acc1 = _attend(q, q_tail, k_ptr, v_ptr, slot_P, is_key, is_pair, m1, z1,
+                                       acc1, scale, cap, offs_h, offs_t, kv_stride, HEAD, TAIL,
+                                       TILE, IS_NEAR, HAS_CAP)  # fmt: skip
             if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
                 m, z, acc, m1, z1, acc1 = _end_split(
                     m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr,
@@ -168,6 +170,25 @@ def _merge_all(m, z, acc, acc_ptr, stat_ptr, part_R, is_row, first, last, offs_h
     return m, z, acc
 
 
+@triton.jit
+def _tail(q, row_ptrs, offs_t, is_row, TAIL: tl.constexpr):
+    """The part of queries that meets keys past what is a value; q itself where there is none."""
+    tail = q
+    if TAIL > 0:
+        is_in = is_row[:, None] & (offs_t < TAIL)[None, :]
+        tail = tl.load(row_ptrs[:, None] + offs_t[None, :], mask=is_in, other=0.0)
+    return tail
+
+
+@triton.jit
+def _join_sinks(m, z, acc, sink_ptrs, is_row):
+    """One more score in each row's softmax, which reads nothing."""
+    sink_R = tl.load(sink_ptrs, mask=is_row, other=-1e30).to(tl.float32) * 1.44269504
+    m_new = tl.maximum(m, sink_R)
+    shrink = tl.math.exp2(m - m_new)
+    return z * shrink + tl.math.exp2(sink_R - m_new), acc * shrink[:, None]
+
+
 @triton.jit(
     do_not_specialize=["num_packed", "max_splits", "table_stride", "tree_stride", "min_share"]
 )
@@ -176,12 +197,14 @@ def _attention_kernel(
     pos_ptr, slot_ptr, seq_ptr, table_ptr, base_ptr, tree_ptr, tile_ptr, sink_ptr,
     scale, cap, window, table_stride, tree_stride, max_splits, num_packed, min_share,
     NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
-    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KV_PARTS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TAIL: tl.constexpr,
+    TAIL_PAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
+    IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
     IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of tokens of one sequence, KV head, share of the splits)."""
+    """Program (tile of tokens of one sequence, heads that share keys, share of the splits);
+    KV_PARTS programs read the same KV head, each for some of its heads."""
     tile, kv_head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_inputs()
     token0, num_tokens = tile, 1
@@ -200,7 +223,9 @@ def _attention_kernel(
     offs_h = tl.arange(0, HEAD_PAD)
     at_R = tok_R.to(tl.int64) * NUM_HEADS + head_R
     is_q = is_row[:, None] & (offs_h < HEAD)[None, :]
-    q = tl.load(q_ptr + at_R[:, None] * HEAD + offs_h[None, :], mask=is_q, other=0.0)
+    q = tl.load(q_ptr + at_R[:, None] * (HEAD + TAIL) + offs_h[None, :], mask=is_q, other=0.0)
+    offs_t = tl.arange(0, TAIL_PAD)
+    q_tail = _tail(q, q_ptr + at_R * (HEAD + TAIL) + HEAD, offs_t, is_row, TAIL)
     out_ptrs = out_ptr + at_R[:, None] * HEAD + offs_h[None, :]
     pos_R = tl.where(is_live, pos_R, -1)
     base_R = tl.where(base_R > pos_R, 2147483647, base_R)  # no drafted ancestor
@@ -218,12 +243,13 @@ def _attention_kernel(
         return
     first = (first_split + share * share_size) * SPLIT
     last = tl.minimum(first + share_size * SPLIT, num_keys)
+    kv_start = kv_head // KV_PARTS * (HEAD + TAIL)
     m, z, acc = _walk(
-        q, k_ptr + kv_head * HEAD, v_ptr + kv_head * HEAD, table_ptr + seq * table_stride, tree_ptr,
+        q, q_tail, k_ptr + kv_start, v_ptr + kv_start, table_ptr + seq * table_stride, tree_ptr,
         acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, at_R * max_splits, is_row, token0,
         num_tokens, tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, cap,
-        offs_h, NUM_KV * HEAD, tree_stride, ROWS, HEAD, HEAD_PAD, TILE, SPLIT, IS_SHARED,
-        BLOCK_SIZE, HAS_TREE, IS_NEAR, HAS_CAP)  # fmt: skip
+        offs_h, offs_t, NUM_KV // KV_PARTS * (HEAD + TAIL), tree_stride, ROWS, HEAD, HEAD_PAD, TAIL,
+        TILE, SPLIT, IS_SHARED, BLOCK_SIZE, HAS_TREE, IS_NEAR, HAS_CAP)  # fmt: skip
     let_next_start()
     if num_shares > 1:  # whoever comes last merges all
         tl.debug_barrier()
@@ -234,76 +260,9 @@ def _attention_kernel(
                                num_splits, offs_h, HEAD)  # fmt: skip
         tl.store(count_ptr + tile * NUM_KV + kv_head, 0)
     if HAS_SINKS:
-        sink_R = tl.load(sink_ptr + head_R, mask=is_row, other=-1e30).to(tl.float32) * 1.44269504
-        m_new = tl.maximum(m, sink_R)
-        shrink = tl.math.exp2(m - m_new)
-        z = z * shrink + tl.math.exp2(sink_R - m_new)
-        acc = acc * shrink[:, None]
+        z, acc = _join_sinks(m, z, acc, sink_ptr + head_R, is_row)
     out = acc / tl.where(z > 0, z, 1.0)[:, None]
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=is_q)
-
-
-@dataclass(slots=True)
-class Workspace:
-    """Partial results of rows whose splits are shared out. Counts return to zero by themselves."""
-
-    acc: Tensor
-    stat: Tensor
-    count: Tensor
-    max_tokens: int
-    max_splits: int
-
-    @staticmethod
-    def create(
-        max_tokens: int, num_heads: int, head: int, max_len: int, device: torch.device | str,
-        max_bytes: int | None = None,
-    ) -> Workspace:  # fmt: skip
-        """Room for rows of up to max_len positions; for fewer tokens where it would be too much."""
-        max_splits = cdiv(max_len, SPLIT)
-        if max_bytes is not None:
-            token_bytes = num_heads * max_splits * (head + 2) * 4
-            max_tokens = max(1, min(max_tokens, max_bytes // token_bytes))
-        parts = max_tokens * num_heads * max_splits
-        return Workspace(
-            torch.empty(parts * head, dtype=torch.float32, device=device),
-            torch.empty(parts * 2, dtype=torch.float32, device=device),
-            torch.zeros(max_tokens * num_heads, dtype=torch.int32, device=device),
-            max_tokens,
-            max_splits,
-        )
-
-
-@dataclass(slots=True)
-class Tiling:
-    """How one launch shares out the work; set by size, never by content. Any tiling gives the
-    same bits. It stands in `AttnInputs.memo["tiling"]`."""
-
-    tiles_I2: Tensor | None  # (first token, tokens) of each tile; None: every token is one
-    block_tokens: int = 1  # most tokens of a tile
-    programs: int = 1  # programs that share one tile's splits
-    workspace: Workspace | None = None
-    num_warps: int = 0  # 0: by size
-
-
-def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> Tensor:
-    """Tiles of up to block_tokens tokens, none across two sequences, padded to num_tiles."""
-    firsts = [np.arange(span.first, span.last, block_tokens) for span in spans]
-    count = sum(map(len, firsts))
-    tiles_I2 = np.zeros((max(count, num_tiles), 2), dtype=np.int32)
-    if count:
-        tiles_I2[:count, 0] = np.concatenate(firsts)
-        last_S = np.repeat([span.last for span in spans], [len(some) for some in firsts])
-        tiles_I2[:count, 1] = np.minimum(last_S - tiles_I2[:count, 0], block_tokens)
-    return torch.from_numpy(tiles_I2)
-
-
-def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
-    """Into how many programs a row's splits are shared out: enough to fill the chip, and some
-    for a long row among short ones, which all would wait for."""
-    num_rows = max(num_tiles * num_kv_heads, 1)
-    least = 8 if num_rows < 3 * NUM_SMS else 4
-    wanted = max(cdiv(2 * NUM_SMS, num_rows), least)
-    return max(1, min(wanted, cdiv(max_len, SPLIT), MAX_PROGRAMS))
 
 
 def attention(
@@ -313,13 +272,17 @@ def attention(
 ) -> None:  # fmt: skip
     """softmax(q K^T * scale) V over each token's positions. No tiling: every token is a tile.
 
-    Caps and sinks as in `attention_ref`.
+    Caps and sinks as in `attention_ref`. Where out_TNH is narrower than keys, values are the keys'
+    first numbers.
     """
     tiling = tiling or Tiling(None)
     tiles_I2, block_tokens, workspace = tiling.tiles_I2, tiling.block_tokens, tiling.workspace
     programs = tiling.programs
-    num_tokens, num_heads, head = q_TNH.shape
-    num_kv = k_CMH.shape[1]
+    num_tokens, num_heads, head = out_TNH.shape
+    tail = q_TNH.shape[2] - head
+    assert tail == 0 or k_CMH is v_CMH or k_CMH.data_ptr() == v_CMH.data_ptr()
+    parts = parts_of(num_heads, k_CMH.shape[1], head)
+    num_kv = k_CMH.shape[1] * parts
     group = num_heads // num_kv
     group_pad = next_power_of_2(group)
     rows = max(16, block_tokens * group_pad)
@@ -341,12 +304,13 @@ def attention(
         0 if window is None else window, attn.table_SB.stride(0),
         0 if tree is None else tree.stride(0), max_splits, num_tokens,
         _least_share(num_tiles * num_kv),
-        NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, HEAD=head,
-        HEAD_PAD=head_pad, ROWS=rows, TILE=TILE, SPLIT=SPLIT, IS_SHARED=programs > 1,
+        NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, KV_PARTS=parts,
+        HEAD=head, HEAD_PAD=head_pad, TAIL=tail, TAIL_PAD=max(16, next_power_of_2(tail)), ROWS=rows,
+        TILE=TILE, SPLIT=SPLIT, IS_SHARED=programs > 1,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
         HAS_WINDOW=window is not None, IS_NEAR=k_CMH.numel() < 2**31, HAS_CAP=cap > 0,
         HAS_SINKS=sinks_N is not None,
-        **_options(tiling, rows, num_tiles * num_kv, head_pad),
+        **_options(tiling, rows, num_tiles * num_kv, head_pad, tail > 0),
     )  # fmt: skip
 
 
@@ -355,11 +319,15 @@ def _least_share(num_rows: int) -> int:
     return 1 if num_rows < 1.25 * NUM_SMS else 2 if num_rows < 2.5 * NUM_SMS else 3
 
 
-def _options(tiling: Tiling, rows: int, num_rows: int, head: int) -> dict[str, object]:
+def _options(
+    tiling: Tiling, rows: int, num_rows: int, head: int, is_latent: bool
+) -> dict[str, object]:
     """Few programs want many warps, to be done soon; many want few, so that more of them fit, and
     to read further ahead where heads leave room for it."""
     num_warps = 8 if num_rows < NUM_SMS // 2 else 4 if num_rows < 1.25 * NUM_SMS else 2
     if rows >= 64:
         num_warps = 8 if rows >= 128 else 4
     is_ahead = num_warps == 2 and head <= 64
+    if head > 256:
+        return options(8, 2 if is_latent else 1)
     return options(tiling.num_warps or num_warps, 3 if is_ahead else 2)

@@ -7,13 +7,89 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.kernels.gpu_attention import Tiling, Workspace, programs_for, tiles_of
-from hunch.kernels.gpu_launch import next_power_of_2
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2
 
+SPLIT = 128  # positions per partial result
+MAX_PROGRAMS = 32  # that share one row's splits
+MAX_WIDE_ROWS = 32  # rows of a program where heads are wider than 256
+NUM_SMS = 132
 SHARED_TOKENS = 256  # up to so many packed tokens, programs share a row's positions
+
+
+@dataclass(slots=True)
+class Workspace:
+    """Partial results of rows whose splits are shared out. Counts return to zero by themselves."""
+
+    acc: Tensor
+    stat: Tensor
+    count: Tensor
+    max_tokens: int
+    max_splits: int
+
+    @staticmethod
+    def create(
+        max_tokens: int, num_heads: int, head: int, max_len: int, device: torch.device | str,
+        max_bytes: int | None = None,
+    ) -> Workspace:  # fmt: skip
+        """Room for rows of up to max_len positions; for fewer tokens where it would be too much."""
+        max_splits = cdiv(max_len, SPLIT)
+        if max_bytes is not None:
+            token_bytes = num_heads * max_splits * (head + 2) * 4
+            max_tokens = max(1, min(max_tokens, max_bytes // token_bytes))
+        parts = max_tokens * num_heads * max_splits
+        return Workspace(
+            torch.empty(parts * head, dtype=torch.float32, device=device),
+            torch.empty(parts * 2, dtype=torch.float32, device=device),
+            torch.zeros(max_tokens * num_heads, dtype=torch.int32, device=device),
+            max_tokens,
+            max_splits,
+        )
+
+
+@dataclass(slots=True)
+class Tiling:
+    """How one launch shares out the work; set by size, never by content. Any tiling gives the
+    same bits. It stands in `AttnInputs.memo["tiling"]`."""
+
+    tiles_I2: Tensor | None  # (first token, tokens) of each tile; None: every token is one
+    block_tokens: int = 1  # most tokens of a tile
+    programs: int = 1  # programs that share one tile's splits
+    workspace: Workspace | None = None
+    num_warps: int = 0  # 0: by size
+
+
+def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> Tensor:
+    """Tiles of up to block_tokens tokens, none across two sequences, padded to num_tiles."""
+    firsts = [np.arange(span.first, span.last, block_tokens) for span in spans]
+    count = sum(map(len, firsts))
+    tiles_I2 = np.zeros((max(count, num_tiles), 2), dtype=np.int32)
+    if count:
+        tiles_I2[:count, 0] = np.concatenate(firsts)
+        last_S = np.repeat([span.last for span in spans], [len(some) for some in firsts])
+        tiles_I2[:count, 1] = np.minimum(last_S - tiles_I2[:count, 0], block_tokens)
+    return torch.from_numpy(tiles_I2)
+
+
+def parts_of(num_heads: int, num_kv_heads: int, head: int) -> int:
+    """Into how many programs the heads of a KV head are divided: sums of wide heads take room."""
+    group, parts = num_heads // num_kv_heads, 1
+    while head > 256 and (group % parts or next_power_of_2(group // parts) > MAX_WIDE_ROWS):
+        parts += 1
+    return parts
+
+
+def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
+    """Into how many programs a row's splits are shared out: enough to fill the chip, and some
+    for a long row among short ones, which all would wait for."""
+    num_rows = max(num_tiles * num_kv_heads, 1)
+    least = 8 if num_rows < 3 * NUM_SMS else 4
+    wanted = max(cdiv(2 * NUM_SMS, num_rows), least)
+    return max(1, min(wanted, cdiv(max_len, SPLIT), MAX_PROGRAMS))
 
 
 @dataclass(slots=True)
@@ -21,10 +97,11 @@ class Tiler:
     """What tilings depend on besides a step's spans, and the room all of them share."""
 
     num_heads: int
-    num_kv_heads: int
+    num_kv_heads: int  # programs per tile of tokens
     max_len: int  # no token has a position from here on
     workspace: Workspace
     device: torch.device
+    max_rows: int = 0  # of a tile: tokens times the heads that share keys; 0: no limit
 
     @staticmethod
     def create(
@@ -33,7 +110,9 @@ class Tiler:
     ) -> Tiler:  # fmt: skip
         """Partial results of rows that are shared out take up to max_bytes."""
         workspace = Workspace.create(SHARED_TOKENS, num_heads, head, max_len, device, max_bytes)
-        return Tiler(num_heads, num_kv_heads, max_len, workspace, device)
+        num_groups = num_kv_heads * parts_of(num_heads, num_kv_heads, head)
+        most = MAX_WIDE_ROWS if head > 256 else 0
+        return Tiler(num_heads, num_groups, max_len, workspace, device, most)
 
     def of(self, attn: AttnInputs) -> Tiling:
         """The step's tiling. A captured step brings its own: its host knows no spans."""
@@ -47,10 +126,22 @@ class Tiler:
         is_shared = num_tokens <= self.workspace.max_tokens
         if longest == 1:
             return Tiling(None, 1, self._programs(num_tokens, is_shared), self.workspace)
-        group = next_power_of_2(self.num_heads // self.num_kv_heads)
-        block = 4 if num_tokens <= 64 or longest <= 16 else max(4, 64 // group)
+        block = self.block(num_tokens if longest > 16 else 1)
         tiles = tiles_of(spans, block).to(self.device, non_blocking=True)
         return Tiling(tiles, block, self._programs(len(tiles), is_shared), self.workspace)
+
+    def block(self, num_tokens: int) -> int:
+        """Most tokens of a tile."""
+        group = next_power_of_2(self.num_heads // self.num_kv_heads)
+        size = 4 if num_tokens <= 64 else max(4, 64 // group)
+        return max(1, min(size, self.max_rows // group)) if self.max_rows else size
+
+    def padded(self, num_tiles: int, num_tokens: int) -> Tiling:
+        """Room for so many tiles, which whoever captures a pass fills in before each."""
+        tiles_I2 = torch.zeros(num_tiles, 2, dtype=torch.int32, device=self.device)
+        is_shared = num_tokens <= self.workspace.max_tokens
+        programs = self._programs(num_tiles, is_shared)
+        return Tiling(tiles_I2, self.block(num_tokens), programs, self.workspace)
 
     def _programs(self, num_tiles: int, is_shared: bool) -> int:
         return programs_for(num_tiles, self.num_kv_heads, self.max_len) if is_shared else 1

@@ -13,7 +13,7 @@ from hunch.kernels.attention import AttnInputs
 from hunch.kernels.native import _address, _floats, _lib, is_available, team
 
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # weights that are read in place
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 1024
 LOG2_E = 1.4426950408889634
 
 

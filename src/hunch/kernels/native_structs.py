@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hunch.kernels.native import NativeMatrix
     from hunch.kernels.native_delta import NativeDelta
     from hunch.kernels.native_experts import NativeExperts
+    from hunch.kernels.native_latent import NativeLatent
 
 _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -36,6 +37,7 @@ class _Layer(ctypes.Structure):
         ("experts", _POINTER),
         *((name, _POINTER) for name in ("delta", "attn_gate", "attn_gate_bias")),
         ("place", _I64),
+        ("latent", _POINTER),
     )
 
 
@@ -56,6 +58,19 @@ class _States(ctypes.Structure):
         *((name, _I64) for name in ("num_rows", "num_places", "num_spans")),
         ("spans", _POINTER),
     )
+
+
+class _Latent(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, _POINTER)
+            for name in (
+                "q_down", "q", "kv", "k_up", "v_up", "q_norm", "kv_norm", "q_bias", "kv_bias",
+            )
+        ),
+        *((name, _I32) for name in ("flat", "turned", "latent", "value")),
+        ("norm_eps", _F32),
+    )  # fmt: skip
 
 
 class _Experts(ctypes.Structure):
@@ -140,7 +155,7 @@ class NativeLayer:
 
     MATRICES: ClassVar[tuple[str, ...]] = _MATRICES
 
-    q: NativeMatrix | None  # None, as k and v: the layer is recurrent
+    q: NativeMatrix | None  # None, as k and v: there is `delta` or `latent`
     k: NativeMatrix | None
     v: NativeMatrix | None
     out: NativeMatrix
@@ -151,6 +166,7 @@ class NativeLayer:
     up: NativeMatrix | None = None
     down: NativeMatrix | None = None
     experts: NativeExperts | None = None
+    latent: NativeLatent | None = None
     attn_norm: Tensor | None
     mlp_norm: Tensor | None  # None: the MLP reads what attention read
     attn_out_norm: Tensor | None = None  # of what is added to the stream
@@ -164,8 +180,8 @@ class NativeLayer:
 
     def matrices(self) -> list[NativeMatrix]:
         found = [getattr(self, name) for name in _MATRICES]
-        found += self.experts.matrices() if self.experts else []
-        found += self.delta.matrices() if self.delta else []
+        for part in (self.experts, self.delta, self.latent):
+            found += [] if part is None else part.matrices()
         found.append(self.attn_gate)
         return [matrix for matrix in found if matrix is not None]
 
@@ -179,6 +195,8 @@ class NativeLayer:
             struct.attn_gate_bias = _address(self.biases.get("attn_gate"))
         if self.experts is not None:
             struct.experts = self.experts.address
+        if self.latent is not None:
+            struct.latent = self.latent.address
         for name in _MATRICES:
             matrix = getattr(self, name)
             setattr(struct, name, None if matrix is None else matrix.handle)

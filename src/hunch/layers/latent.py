@@ -85,9 +85,9 @@ class LatentAttention(Part):
 
     def __init__(
         self,
-        q: list[Linear],  # one matrix, or two with q_norm between them
+        down: Linear,  # the queries' latent where q_norm is, the latent, the key's turned part
+        q: Linear,  # from the queries' latent, or from the stream
         q_norm: RMSNorm | None,
-        kv: Linear,  # the latent, then the key's part that is turned
         kv_norm: RMSNorm,
         k_up: HeadLinear,  # a head's key without position from the latent
         v_up: HeadLinear,  # a head's value from the latent
@@ -95,19 +95,20 @@ class LatentAttention(Part):
         heads: Heads,
         layer: int,
     ) -> None:
-        self.q, self.q_norm, self.kv, self.kv_norm = q, q_norm, kv, kv_norm
+        self.down, self.q, self.q_norm, self.kv_norm = down, q, q_norm, kv_norm
         self.k_up, self.v_up, self.out = k_up, v_up, out
         self.heads, self.layer = heads, layer
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         num_rows, num_latent = self.k_up.weight_NK.shape
         num_heads = self.heads.num_heads
-        q = self.q[0](x_TD)
-        if self.q_norm is not None:
-            q = self.q[1](self.q_norm(q))
+        num_turned = self.heads.head_dim - num_latent
+        narrow = self.down(x_TD)
+        sizes = (narrow.shape[1] - self.heads.head_dim, num_latent, num_turned)
+        q_TQ, latent_TC, turned_TR = narrow.split_with_sizes(sizes, dim=1)
+        q = self.q(x_TD if self.q_norm is None else self.q_norm(q_TQ))
         q_TNX = q.view(len(x_TD), num_heads, -1)
         num_flat = num_rows // num_heads
-        latent_TC, turned_TR = self.kv(x_TD).tensor_split([num_latent], dim=1)
         latent_TC = self.kv_norm(latent_TC)
         qkv_TAH = x_TD.new_zeros(len(x_TD), num_heads + 2, self.heads.head_dim)
         qkv_TAH[:, :num_heads, :num_latent] = self.k_up.by_head(

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_attention import Tiling, attention
+from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_fused import rope_kv
+from hunch.kernels.gpu_tiling import Tiling
 from hunch.layers.attention import Heads
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hunch.errors import UnsupportedModelError
-from hunch.layers.block import Block
 from hunch.layers.linear import Linear
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Backend:
         """A drafter's layer as it is kept beside this target, and its bytes outside of tensors."""
         return layer, 0
 
-    def accelerate(self, net: StepNet, target: Any, blocks: list[Block], **parts: Any) -> None:
+    def accelerate(self, net: StepNet, target: Any, blocks: list[Any], **parts: Any) -> None:
         """Let this backend's kernels compute what `net` describes, where they can.
 
         `parts` are what stands around the blocks; see `build_network` and `build_fused`.
@@ -80,7 +79,7 @@ class NativeBackend(Backend):
         held = NativeLinear(layer.weight_NK, layer.bias_N, is_rounded=target.is_quantised)
         return held, held.matrix.nbytes
 
-    def accelerate(self, net: StepNet, target: Any, blocks: list[Block], **parts: Any) -> None:
+    def accelerate(self, net: StepNet, target: Any, blocks: list[Any], **parts: Any) -> None:
         from hunch.models.heads.native import build_network
 
         net.network = build_network(net, target, blocks, **parts)
@@ -115,7 +114,7 @@ class TritonBackend(Backend):
     about = "the GPU's fused kernels"
     captures_steps = True
 
-    def accelerate(self, net: StepNet, target: Any, blocks: list[Block], **parts: Any) -> None:
+    def accelerate(self, net: StepNet, target: Any, blocks: list[Any], **parts: Any) -> None:
         from hunch.models.heads.fused import build_fused
 
         net.fused = build_fused(net, target, blocks, **parts)

@@ -18,6 +18,7 @@ from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import is_exact
 from hunch.kernels.quant import Quantised, slices_of
 from hunch.layers.block import Block
+from hunch.layers.latent import LatentBlock
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden, finish_logits
 from hunch.models.fused import (
@@ -49,9 +50,8 @@ class CudaDecoder:
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         tables = [rope.table_LH for rope in decoder.ropes]
-        blocks = [
-            block for block in decoder.layers if isinstance(block, Block)
-        ]  # no other is known
+        blocks = [layer for layer in decoder.layers if isinstance(layer, Block | LatentBlock)]
+        assert len(blocks) == len(decoder.layers)  # check_supported refused all others
         self.fused = FusedLayers(blocks, tables, decoder.spec.norm_eps, group=decoder.group)
         self.layers = self.fused.layers
         self.timing = self.fused.timing  # for steps that are timed with nobody in them
@@ -64,7 +64,7 @@ class CudaDecoder:
         self.tiler = Tiler.create(
             heads.num_heads,
             heads.num_kv_heads,
-            heads.head_dim,
+            decoder.spec.value_dim,
             decoder.spec.max_len,
             decoder.device,
             max_bytes=SHARED_BYTES,
@@ -82,10 +82,9 @@ class CudaDecoder:
         if has_bias(self.layers):
             return False
         layer = next((each for each in self.layers if each.experts is None), self.layers[0])
-        plain = [linear for linear in (layer.qkv, layer.gate_up) if linear is not None]
-        split = [linear for linear in (layer.out, layer.down) if linear is not None]
-        if isinstance(layer.qkv.weight, Quantised) and slices_of(layer.qkv.weight) > 1:
-            plain, split = plain[1:], [layer.qkv, *split]
+        plain, split, qkv = layer.plain(), layer.sliced(), layer.qkv
+        if qkv and isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
+            plain, split = plain[1:], [qkv, *split]
         is_same = all(is_exact(linear.weight, is_split=False) for linear in plain)
         is_same = is_same and all(is_exact(linear.weight, is_split=True) for linear in split)
         if not is_same:

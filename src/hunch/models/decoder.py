@@ -72,8 +72,9 @@ class Decoder(Part):
         # A row's bits are the same whatever rows are beside it: on a CPU, or after make_exact.
         self.is_exact = source.device.type == "cpu"
         self.heads = local_heads(spec, source.group)
-        turned = spec.head_dim if spec.latent is None else spec.latent.rope_dim
-        self.ropes = [Rope(rope, turned, spec.max_len, source.device) for rope in spec.ropes]
+        self.ropes = [
+            Rope(rope, spec.turned_dim, spec.max_len, source.device) for rope in spec.ropes
+        ]
         self.positions_LD = None
         if not self.ropes:
             num_positions = spec.max_len + spec.position_offset

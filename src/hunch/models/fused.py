@@ -16,19 +16,22 @@ from torch import Tensor
 from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_activation import activated
-from hunch.kernels.gpu_attention import Tiling, attention
+from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
 from hunch.kernels.gpu_route import Timing
+from hunch.kernels.gpu_tiling import Tiling
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
 from hunch.kernels.quant import Quantised, Weight, slices_of
 from hunch.layers.attention import Heads
 from hunch.layers.block import Block, PostNormBlock
 from hunch.layers.experts import Experts
+from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP, PlainMLP
 from hunch.layers.norm import Norm, RMSNorm
 from hunch.models.fused_experts import FusedExperts
+from hunch.models.fused_latent import FusedLatent
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import SINGLE, Group
 
@@ -43,7 +46,7 @@ class Layer:
     """One layer's weights, as the kernels take them."""
 
     attn_norm: RowNorm | None  # None: the input comes as it is
-    qkv: Linear
+    qkv: Linear | None  # None: there is `latent`
     heads: Heads
     head_norms: tuple[Tensor, Tensor] | None
     sinks_N: Tensor | None
@@ -59,9 +62,17 @@ class Layer:
     is_post_norm: bool  # norms stand after the sums
     number: int  # of the cache's layer
     experts: FusedExperts | None = None
+    latent: FusedLatent | None = None
 
-    def linears(self) -> list[Linear]:
-        return [x for x in (self.qkv, self.out, self.gate_up, self.down) if x is not None]
+    def plain(self) -> list[Linear]:
+        """Products that are rounded once."""
+        q = self.qkv if self.latent is None else self.latent.q
+        return [x for x in (q, self.gate_up) if x is not None]
+
+    def sliced(self) -> list[Linear]:
+        """Products whose slices are added by whoever reads them."""
+        down = None if self.latent is None else self.latent.down
+        return [x for x in (down, self.out, self.down) if x is not None]
 
 
 class FusedLayers:
@@ -70,19 +81,19 @@ class FusedLayers:
 
     def __init__(
         self,
-        blocks: Sequence[Block],
+        blocks: Sequence[Block | LatentBlock],
         tables: Sequence[Tensor],
         eps: float,
         is_wide: bool = False,
         group: Group = SINGLE,  # whose other ranks hold the rest of every layer
     ) -> None:
         self.group = group
-        self.timing = Timing(blocks[0].attn.qkv.weight.device)
+        self.timing = Timing(blocks[0].attn.out.weight.device)
         self.layers = [_layer(block, self.timing) for block in blocks]
         assert all(layer.attn_norm is not None for layer in self.layers[1:])
         self.tables = tables  # rotary, LH each; none: positions are not in the heads
         self.eps, self.is_wide = eps, is_wide
-        is_small = any(isinstance(layer.qkv.weight, Quantised) for layer in self.layers)
+        is_small = any(isinstance(layer.out.weight, Quantised) for layer in self.layers)
         self.min_rows = MIN_QUANTISED_ROWS if is_small else MIN_ROWS
 
     def num_rows(self, num_tokens: int) -> int:
@@ -159,6 +170,9 @@ class FusedLayers:
     ) -> Tensor:
         """Attention's share of the stream, as slice sums."""
         heads, qkv, num_tokens = layer.heads, layer.qkv, len(attn.pos_T)
+        if layer.latent is not None:
+            return self._attend_latent(h_PE, layer, layer.latent, attn, kv, tiling)
+        assert qkv is not None
         k_CMH, v_CMH = kv.k_LCMH[layer.number], kv.v_LCMH[layer.number]
         width = heads.num_heads * heads.head_dim
         q_TN = h_PE.new_empty(num_tokens, width)
@@ -171,11 +185,7 @@ class FusedLayers:
         elif table_LH is not None and layer.head_norms is None and is_small:
             gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
         else:
-            qkv_PK = h_PE.new_empty(len(h_PE), qkv.shape[0])
-            if self._is_for_many(num_tokens):
-                product(h_PE, qkv.weight, qkv_PK)
-            else:
-                gemm(h_PE, qkv.weight, qkv_PK, qkv.bias_N)
+            qkv_PK = self._product(h_PE, qkv, num_tokens)
             rope_kv(qkv_PK[:num_tokens], *where, table_LH, layer.head_norms, self.eps)
         out_PN = h_PE.new_empty(len(h_PE), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
@@ -186,21 +196,44 @@ class FusedLayers:
         )  # fmt: skip
         return self._parts(out_PN, layer.out, num_tokens)
 
+    def _attend_latent(
+        self,
+        h_PD: Tensor,
+        layer: Layer,
+        latent: FusedLatent,
+        attn: AttnInputs,
+        kv: KVCache,
+        tiling: Tiling,
+    ) -> Tensor:
+        num_tokens, cache_CMH = len(attn.pos_T), kv.k_LCMH[layer.number]
+        q_PQ = latent.narrow(
+            self._parts(h_PD, latent.down, num_tokens), h_PD, cache_CMH, attn, self.tables[0]
+        )
+        q_PX = self._product(h_PD if q_PQ is None else q_PQ, latent.q, num_tokens)
+        out_PN = h_PD.new_empty(len(h_PD), latent.num_values)
+        latent.read(q_PX, cache_CMH, attn, self.tables[0], tiling, out_PN)
+        return self._parts(out_PN, layer.out, num_tokens)
+
+    def _product(self, x_PK: Tensor, linear: Linear, num_tokens: int) -> Tensor:
+        y_PN = x_PK.new_empty(len(x_PK), linear.shape[0])
+        if self._is_for_many(num_tokens):
+            product(x_PK, linear.weight, y_PN)
+        else:
+            gemm(x_PK, linear.weight, y_PN, linear.bias_N)
+        return y_PN
+
     def _mlp(self, h_PD: Tensor, layer: Layer, num_tokens: int) -> Tensor:
         """The MLP's share of the stream, as slice sums."""
         up, down, act = layer.gate_up, layer.down, layer.activation
         assert up is not None
         assert down is not None
-        num_outputs = up.shape[0]
-        y_PF = h_PD.new_empty(len(h_PD), num_outputs // 2 if layer.is_gated else num_outputs)
-        if layer.is_gated and not self._is_for_many(num_tokens):
-            gemm_gated(h_PD, up.weight, y_PF, up.bias_N, activation=act)
-            return self._parts(y_PF, down, num_tokens)
-        up_PN = h_PD.new_empty(len(h_PD), num_outputs) if layer.is_gated else y_PF
-        if self._is_for_many(num_tokens):
-            product(h_PD, up.weight, up_PN)
-        else:
-            gemm(h_PD, up.weight, up_PN, up.bias_N)
+        if layer.is_gated:
+            y_PF = h_PD.new_empty(len(h_PD), up.shape[0] // 2)
+            if not self._is_for_many(num_tokens):
+                gemm_gated(h_PD, up.weight, y_PF, up.bias_N, activation=act)
+                return self._parts(y_PF, down, num_tokens)
+        up_PN = self._product(h_PD, up, num_tokens)
+        y_PF = y_PF if layer.is_gated else up_PN  # in place
         activated(up_PN, y_PF, num_tokens, act, is_gated=layer.is_gated)
         return self._parts(y_PF, down, num_tokens)
 
@@ -232,17 +265,44 @@ def float_logits(hidden_MD: Tensor, weight_VD: Weight) -> Tensor:
 def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
     """What the fused layers do not compute, by name, and whether it is there."""
     return {
-        "latent attention": spec.latent is not None,
         "recurrent layers": spec.delta is not None,
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }
 
 
 def has_bias(layers: Sequence[Layer]) -> bool:
-    return any(linear.bias_N is not None for layer in layers for linear in layer.linears())
+    every = [linear for layer in layers for linear in (*layer.plain(), *layer.sliced())]
+    return any(linear.bias_N is not None for linear in every)
 
 
-def _layer(block: Block, timing: Timing) -> Layer:
+def _latent_layer(block: LatentBlock, timing: Timing) -> Layer:
+    attn, mlp = block.attn, block.mlp
+    dense = mlp if isinstance(mlp, GatedMLP) else None
+    return Layer(
+        attn_norm=row_norm(block.attn_norm),
+        qkv=None,
+        heads=attn.heads,
+        head_norms=None,
+        sinks_N=None,
+        out=attn.out,
+        attn_out_norm=None,
+        mlp_norm=row_norm(block.mlp_norm),
+        gate_up=None if dense is None else dense.gate_up,
+        activation=KERNEL_NAMES[mlp.activation],
+        is_gated=True,
+        down=None if dense is None else dense.down,
+        mlp_out_norm=None,
+        residual_scale=1.0,
+        is_post_norm=False,
+        number=attn.layer,
+        experts=FusedExperts(mlp, timing) if isinstance(mlp, Experts) else None,
+        latent=FusedLatent(attn),
+    )
+
+
+def _layer(block: Block | LatentBlock, timing: Timing) -> Layer:
+    if isinstance(block, LatentBlock):
+        return _latent_layer(block, timing)
     attn, mlp = block.attn, block.mlp
     experts = mlp if isinstance(mlp, Experts) else None
     up = mlp.gate_up if isinstance(mlp, GatedMLP) else mlp.up if isinstance(mlp, PlainMLP) else None

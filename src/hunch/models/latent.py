@@ -80,28 +80,27 @@ def _attention(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Late
     )
     num_q, rank = heads * (shape.flat_dim + shape.rope_dim), shape.q_latent_dim
 
-    def dense(name: str, num_out: int, num_in: int, has_bias: bool = False) -> Linear:
-        paths = (prefix + name,)
-        return source.linear(paths, (num_out,), num_in, has_bias=has_bias, is_split=False)
+    def dense(names: dict[str, int], num_in: int, has_bias: bool = False) -> Linear:
+        paths, sizes = tuple(prefix + name for name in names), tuple(names.values())
+        return source.linear(paths, sizes, num_in, has_bias=has_bias, is_split=False)
 
     def by_head(name: str, num_out: int) -> HeadLinear:
         layer = HeadLinear(source.take(f"{prefix}{name}.weight", num_out, shape.latent_dim))
         layer.is_exact = True
         return layer
 
-    if rank is None:
-        q, q_norm = [dense("q_proj", num_q, width)], None
-    else:
-        q = [dense("q_a_proj", rank, width, bias), dense("q_b_proj", num_q, rank)]
+    down, q_norm = {"kv_a_proj_with_mqa": shape.latent_dim + shape.rope_dim}, None
+    if rank is not None:
+        down = {"q_a_proj": rank} | down
         q_norm = source.rms_norm(f"{prefix}q_a_layernorm", rank, NORM_EPS)
     return LatentAttention(
-        q,
+        dense(down, width, bias),
+        dense({"q_proj" if rank is None else "q_b_proj": num_q}, rank or width),
         q_norm,
-        dense("kv_a_proj_with_mqa", shape.latent_dim + shape.rope_dim, width, bias),
         source.rms_norm(f"{prefix}kv_a_layernorm", shape.latent_dim, NORM_EPS),
         by_head("k_up", heads * shape.flat_dim),
         by_head("v_up", heads * shape.value_dim),
-        dense("o_proj", width, heads * shape.value_dim, bias),
+        dense({"o_proj": width}, heads * shape.value_dim, bias),
         Heads(num_heads=heads, num_kv_heads=1, head_dim=spec.head_dim, scale=shape.scale),
         layer,
     )

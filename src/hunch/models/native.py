@@ -20,6 +20,7 @@ from hunch.kernels.native import (
 from hunch.kernels.native_structs import NativeShape, activation_number
 from hunch.layers.attention import Heads
 from hunch.layers.experts import ExpertSpec
+from hunch.layers.latent import LatentShape
 from hunch.layers.rope import Rope
 from hunch.models.arrange import Arranged
 from hunch.models.backends import NATIVE
@@ -37,7 +38,7 @@ from hunch.registry import MODELS, resolve
 DTYPES = ("auto", "int8", "int4", "float32")
 ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
 _LANES = 16  # widths and heads are whole vectors on every CPU
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 1024
 
 
 class NativeDecoder:
@@ -76,7 +77,7 @@ class NativeDecoder:
             shared = SharedWeights(source.weights, spec, self.names, group)
             source = FileSource(shared, torch.float32)
         reader = Reader(source, dtype, num_threads)
-        ropes = [Rope(rope, spec.head_dim, spec.max_len) for rope in spec.ropes]
+        ropes = [Rope(rope, spec.turned_dim, spec.max_len) for rope in spec.ropes]
         tables_LH = [rope.table_LH.contiguous() for rope in ropes]
         prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         layers = [
@@ -157,7 +158,8 @@ class NativeDecoder:
         """An empty cache of so many slots, with states of so many rows."""
         num_layers, num_kv_heads, head_dim = self.kv_shape()
         shape = (num_layers, num_slots, num_kv_heads, head_dim)
-        k_LCMH, v_LCMH = (torch.zeros(shape, dtype=self.kv_dtype) for _ in range(2))
+        k_LCMH = torch.zeros(shape, dtype=self.kv_dtype)
+        v_LCMH = k_LCMH if self.spec.latent else torch.zeros_like(k_LCMH)
         states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
         return KVCache(k_LCMH, v_LCMH, states)
 
@@ -179,7 +181,8 @@ def load_native(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
     spec = ModelSpec.from_config(weights.config)
-    is_whole = spec.experts is not None or spec.delta is not None  # torch alone can split experts
+    parts = (spec.experts, spec.delta, spec.latent)  # which the native pass does not split
+    is_whole = any(part is not None for part in parts)
     if not is_supported(spec) or (is_whole and group.size > 1) or not is_available():
         return None
     read_ahead(weights.path)
@@ -195,8 +198,10 @@ def is_supported(spec: ModelSpec) -> bool:
 def not_native(spec: ModelSpec) -> list[str]:
     """What keeps a model from the native kernels, in words."""
     heads = spec.head_dim % (2 * _LANES) != 0 or spec.head_dim > MAX_HEAD_DIM
+    if spec.latent is not None:
+        heads = spec.head_dim > MAX_HEAD_DIM  # they are whole vectors where their parts are
     problems = {
-        "latent attention": spec.latent is not None,
+        "these widths of latent attention": spec.latent is not None and not _are_whole(spec.latent),
         "these heads of recurrent layers": spec.delta is not None and not _fits_delta(spec.delta),
         f"a width of {spec.width}": spec.width % _LANES != 0,
         f"heads of {spec.head_dim}": heads,
@@ -209,6 +214,12 @@ def _fits(experts: ExpertSpec) -> bool:
     """Whether an expert's rows begin where the kernels read whole vectors."""
     widths = (experts.width, experts.shared_width)
     return all(width % _LANES == 0 for width in widths)
+
+
+def _are_whole(shape: LatentShape) -> bool:
+    """Whether every part of a head is of whole vectors."""
+    widths = (shape.flat_dim, shape.rope_dim, shape.value_dim, shape.latent_dim)
+    return all(width % _LANES == 0 for width in (*widths, shape.q_latent_dim or 0))
 
 
 def _fits_delta(shape: DeltaShape) -> bool:

@@ -14,9 +14,12 @@ from hunch.kernels.build import num_cores
 from hunch.kernels.native import EXACT_KIND, FLOAT, INT4, INT8, NativeMatrix
 from hunch.kernels.native_delta import NativeDelta
 from hunch.kernels.native_experts import NativeExperts
+from hunch.kernels.native_latent import NativeLatent
 from hunch.kernels.native_structs import NativeLayer
+from hunch.layers.latent import LatentShape
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames
+from hunch.models.latent import NORM_EPS as LATENT_EPS
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed
@@ -54,6 +57,15 @@ class Reader:
     def floats(self, name: str) -> NativeMatrix:
         """A matrix that is never rounded."""
         return NativeMatrix.from_floats(self._floats(name), FLOAT, self.num_threads)
+
+    def turned(self, name: str, num_heads: int) -> NativeMatrix:
+        """A matrix per head, each turned: [head][in][out] of a file's [head][out][in]."""
+        found = self.source.find(name)
+        assert found is not None
+        weight = self._floats(name)
+        weight = weight.view(num_heads, -1, weight.shape[1]).transpose(1, 2).flatten(0, 1)
+        kind = self._kind(self.source.weights.packed(found) is not None, None, False)
+        return NativeMatrix.from_floats(weight, kind, self.num_threads)
 
     def stack(self, names: list[str], *, is_table: bool = False) -> NativeMatrix:
         """The rows of several tensors, one beneath the other, as one matrix."""
@@ -133,6 +145,7 @@ def build_native_layer(
         },
         experts=_experts(spec, reader, prefix, names.experts) if has_experts else None,
         delta=_delta(spec, reader, prefix + names.recurrent) if is_recurrent else None,
+        latent=_latent(spec, spec.latent, reader, prefix) if spec.latent else None,
         place=spec.place_of(layer),
         q_norm=norm(names.q_norm) if spec.has_qk_norm and not is_recurrent else None,
         k_norm=norm(names.k_norm) if spec.has_qk_norm and not is_recurrent else None,
@@ -147,6 +160,7 @@ def _matrices(
 ) -> dict[str, str]:
     """Where the matrices that a layer has are in the file."""
     absent = {"gate", "up", "down"} if has_experts else set()
+    absent |= {"q", "k", "v"} if spec.latent else set()
     absent |= {"q", "k", "v", "out"} if is_recurrent else set()
     absent |= set() if spec.is_gated else {"gate"}
     where = {n: prefix + getattr(names, n) for n in NativeLayer.MATRICES if n not in absent}
@@ -170,6 +184,33 @@ def _delta(spec: ModelSpec, reader: Reader, prefix: str) -> NativeDelta:
         bias=reader.tensor(f"{prefix}dt_bias"),
         norm=reader.tensor(f"{prefix}norm.weight"),
         eps=spec.norm_eps,
+    )
+
+
+def _latent(spec: ModelSpec, shape: LatentShape, reader: Reader, prefix: str) -> NativeLatent:
+    prefix = f"{prefix}self_attn."
+    has_bias, is_narrow = spec.has_qkv_bias, shape.q_latent_dim is not None
+    names = {"q": "q_b_proj" if is_narrow else "q_proj", "kv": "kv_a_proj_with_mqa"}
+    matrices = {part: reader.matrix(f"{prefix}{name}.weight") for part, name in names.items()}
+    q_norm = q_bias = q_down = None
+    if is_narrow:
+        q_down = reader.matrix(f"{prefix}q_a_proj.weight")
+        q_norm = reader.tensor(f"{prefix}q_a_layernorm.weight")
+        q_bias = reader.tensor(f"{prefix}q_a_proj.bias") if has_bias else None
+    return NativeLatent(
+        **matrices,
+        q_down=q_down,
+        k_up=reader.turned(f"{prefix}k_up.weight", spec.num_heads),
+        v_up=reader.matrix(f"{prefix}v_up.weight"),
+        q_norm=q_norm,
+        kv_norm=reader.tensor(f"{prefix}kv_a_layernorm.weight"),
+        q_bias=q_bias,
+        kv_bias=reader.tensor(f"{prefix}kv_a_proj_with_mqa.bias") if has_bias else None,
+        flat=shape.flat_dim,
+        turned=shape.rope_dim,
+        latent=shape.latent_dim,
+        value=shape.value_dim,
+        norm_eps=LATENT_EPS,
     )
 
 

@@ -152,6 +152,16 @@ class ModelSpec:
             self.delta, num_layers=num_layers, num_rows=num_rows, max_nodes=max_nodes
         )
 
+    @property
+    def value_dim(self) -> int:
+        """Numbers of what a head reads out of the cache."""
+        return self.head_dim if self.latent is None else self.latent.latent_dim
+
+    @property
+    def turned_dim(self) -> int:
+        """Numbers of a head that rotary tables turn, in their own order."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
     def rope_index(self, layer: int) -> int:
         return self.rope_of[layer] if self.rope_of else 0
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_attention import Tiling, programs_for, tiles_of
+from hunch.kernels.gpu_tiling import tiles_of
 from hunch.step.batch import Batch, pack_known
 from hunch.step.capture import Graph
 from hunch.step.rows import RowBuffers
@@ -49,7 +49,7 @@ class PassGraphs:
         size = max(16, 1 << (num_tokens - 1).bit_length())
         if size > 256:
             size = -(-num_tokens // 256) * 256
-        tiles_I2 = tiles_of(attn.spans, self._block(size)) if size <= MAX_PASS else None
+        tiles_I2 = tiles_of(attn.spans, self.target.tiler.block(size)) if size <= MAX_PASS else None
         if tiles_I2 is None or len(tiles_I2) > self._max_tiles(size):
             batch = batch.to(self.device)
             return self.target.forward(batch.ids_T, batch.attn, self.kv, self.layers)
@@ -77,21 +77,15 @@ class PassGraphs:
         if (size, depth) not in self._passes:
             self._passes[size, depth] = self._capture(size, depth)
 
-    def _block(self, size: int) -> int:
-        """Tokens of an attention tile."""
-        group = self.target.spec.num_heads // self.target.spec.num_kv_heads
-        return 4 if size <= 64 else max(4, 64 // (1 << (group - 1).bit_length()))
-
     def _max_tiles(self, size: int) -> int:
-        return min(size, -(-size // self._block(size)) + SPARE_TILES)
+        block: int = self.target.tiler.block(size)
+        return min(size, -(-size // block) + SPARE_TILES)
 
     def _capture(self, size: int, depth: int) -> tuple[Graph, Tensor, AttnInputs]:
         packed_5T = torch.zeros(5, size, dtype=torch.int64, device=self.device)
         packed_5T[2] = -1
         tree_TP = packed_5T.new_zeros(size, depth) if depth else None
-        num_tiles, target = self._max_tiles(size), self.target
-        is_shared = size <= target.workspace.max_tokens
-        programs = programs_for(num_tiles, target.spec.num_kv_heads, target.spec.max_len)
+        target = self.target
         attn = AttnInputs(
             pos_T=packed_5T[1],
             slot_T=packed_5T[2],
@@ -101,12 +95,7 @@ class PassGraphs:
             tree_TP=tree_TP,
             block_size=self.block_size,
         )
-        attn.memo["tiling"] = Tiling(
-            torch.zeros(num_tiles, 2, dtype=torch.int32, device=self.device),
-            self._block(size),
-            programs if is_shared else 1,
-            target.workspace,
-        )
+        attn.memo["tiling"] = target.tiler.padded(self._max_tiles(size), size)
 
         def body() -> Any:
             return target.forward(packed_5T[0], attn, self.kv, self.layers)

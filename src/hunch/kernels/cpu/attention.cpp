@@ -66,7 +66,7 @@ Attention::Attention(const Heads& heads, const Places& places, int num_threads)
         }
     }
     for (RowBlock& block : blocks_) place(block);
-    is_split_ = (int)blocks_.size() * heads.num_kv_heads < 4 * num_threads && max_tiles_ > 1;
+    is_split_ = (int)blocks_.size() * heads.num_groups() < 4 * num_threads && max_tiles_ > 1;
     states_per_head_ = is_split_ ? max_tiles_ : 1;
     size_t num_states = (size_t)places.num_rows * heads.num_heads * states_per_head_;
     states_.reset(new float[num_states * (heads.head_dim + 2)]);
@@ -91,7 +91,7 @@ void Attention::place(RowBlock& block) {
 template <class Math>
 void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const AttnCall& call,
                          float* scratch) const {
-    const int kv_head = now.kv_head, tile = now.tile;
+    const int tile = now.tile, first_head = now.group * heads_.group();
     typedef typename Math::Stored Stored;
     typedef typename Math::Number Number;
     const int size = heads_.head_dim, group = heads_.group();
@@ -101,7 +101,8 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
     const bool is_shared = start + reach <= block.shared_end;
     const Buffers buffer(scratch, size);
     Number *queries = (Number*)buffer.queries, *scores = (Number*)buffer.scores;
-    const Stored *k = (const Stored*)call.k + kv_head * size, *v = (const Stored*)call.v + kv_head * size;
+    const Stored *k = (const Stored*)call.k + heads_.start_of(now.group);
+    const Stored* v = (const Stored*)call.v + heads_.start_of(now.group);
     const int64_t* at = &at_[block.at + start];
 
     auto count_of = [&](int row) {  // positions of the tile the row sees, from the first on
@@ -127,7 +128,7 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
                 __builtin_prefetch(cache + where[j] + h);
     };
     for (int i = 0; i < num_queries; i++) {
-        int head = kv_head * group + i % group, row = block.first + i / group;
+        int head = first_head + i % group, row = block.first + i / group;
         Math::put(call.q + ((size_t)row * heads_.num_heads + head) * size, size, queries + i * size);
     }
     each_reader([&](int first, int last, const int64_t* where, int count) {
@@ -155,15 +156,15 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
     each_reader([&](int first, int last, const int64_t* where, int count) {
         each_query<Math>(first, last, [&](auto q, int i) {
             if (next.tile >= 0)
-                read_ahead((const Stored*)call.k + next.kv_head * size, &at_[block.at + next.tile * TILE],
-                           i * TILE / num_queries, (i + q) * TILE / num_queries);
+                read_ahead((const Stored*)call.k + heads_.start_of(next.group),
+                           &at_[block.at + next.tile * TILE], i * TILE / num_queries, (i + q) * TILE / num_queries);
             Math::template add_values<decltype(q)::value>(buffer.sums + i * size, scores + i * TILE,
                                                           TILE, v, where, count, size);
         });
     });
     for (int i = 0; i < num_queries; i++) {
         if (total[i] == 0) continue;
-        int row = block.first + i / group, head = kv_head * group + i % group;
+        int row = block.first + i / group, head = first_head + i % group;
         keep(row, head, tile, call, largest[i], total[i], buffer.sums + (size_t)i * size);
     }
 }
@@ -200,10 +201,12 @@ int64_t Attention::slot_of(int row, int64_t position) const {
 }
 
 void Attention::run(Worker& worker, const AttnCall& call, float* scratch) {
-    const int num_kv = heads_.num_kv_heads, per_block = is_split_ ? max_tiles_ * num_kv : num_kv;
+    const int size = heads_.head_dim;
+    const int num_groups = heads_.num_groups();
+    const int per_block = is_split_ ? max_tiles_ * num_groups : num_groups;
     worker.each((int)blocks_.size() * per_block, [&](int item) {
         const RowBlock& block = blocks_[item / per_block];
-        int head = item % per_block % num_kv, tile = item % per_block / num_kv;
+        int group = item % per_block % num_groups, tile = item % per_block / num_groups;
         int first = INT32_MAX, last = (int)(block.highest / TILE) + 1;
         for (int row = block.first; row < block.last; row++)
             first = std::min(first, first_tile(row, call));
@@ -212,10 +215,12 @@ void Attention::run(Worker& worker, const AttnCall& call, float* scratch) {
             first = tile, last = tile + 1;
         }
         for (int t = first; t < last; t++) {
-            TileOf now{head, t}, next{head, t + 1 < last ? t + 1 : -1};
-            if (is_split_) next = head + 1 < num_kv ? TileOf{head + 1, t} : TileOf{0, t + 1};
+            TileOf now{group, t}, next{group, t + 1 < last ? t + 1 : -1};
+            if (is_split_) next = group + 1 < num_groups ? TileOf{group + 1, t} : TileOf{0, t + 1};
             if (next.tile > block.highest / TILE) next.tile = -1;
-            if (heads_.is_half)
+            if (heads_.is_half && size > MAX_HALF_DIM)
+                run_tile<FloatMath<uint16_t>>(block, now, next, call, scratch);
+            else if (heads_.is_half)
                 run_tile<StoredHalfMath>(block, now, next, call, scratch);
             else
                 run_tile<FloatMath<float>>(block, now, next, call, scratch);

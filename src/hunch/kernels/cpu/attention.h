@@ -14,7 +14,8 @@
 namespace hunch {
 
 constexpr int TILE = 128;        // positions whose softmax is computed at once
-constexpr int MAX_HEAD_DIM = 512;
+constexpr int MAX_HEAD_DIM = 1024;
+constexpr int MAX_HALF_DIM = 256;  // longer sums of products are never made in half floats
 constexpr float LOG2_E = 1.44269504f;
 constexpr int MAX_QUERIES = 48;  // (row, head) pairs that share the keys of a tile
 
@@ -33,7 +34,18 @@ struct Places {
 struct Heads {
     int num_heads, num_kv_heads, head_dim;
     bool is_half;  // keys and values are stored as half floats
-    int group() const { return num_heads / num_kv_heads; }
+    // A KV head's queries are computed in groups of so many, all of which read the same keys.
+    int group() const { return num_heads / num_groups(); }
+    int num_groups() const { return num_kv_heads * num_parts(); }
+    int start_of(int group) const { return group / num_parts() * head_dim; }
+
+private:
+    int num_parts() const {
+        const int all = num_heads / num_kv_heads;
+        int parts = 1;
+        while (all % parts || all / parts > MAX_QUERIES) parts++;
+        return parts;
+    }
 };
 
 // One layer. Key (slot, head) starts at (slot * num_kv_heads + head) * head_dim.
@@ -55,7 +67,7 @@ struct RowBlock {
 };
 
 struct TileOf {
-    int kv_head, tile;
+    int group, tile;
 };
 
 class Attention {

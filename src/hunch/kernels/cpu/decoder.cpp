@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "activation.h"
+#include "rowmath.h"
 
 namespace hunch {
 
@@ -15,17 +16,6 @@ constexpr int CHANNELS = 32;  // output channels of one work item: a group of th
 enum { NORMED, ATTENDED, GATED, JOINED };
 
 int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
-
-// x / rms(x) * weight; x and out may be the same.
-void rms_norm(const float* x, const float* weight, int size, float eps, float* out) {
-    vf sum = zero();
-    for (int i = 0; i < size; i += P) {
-        vf a = load(x + i);
-        sum = fma(sum, a, a);
-    }
-    vf factor = set1(1.0f / std::sqrt(sum_lanes(sum) / (float)size + eps));
-    for (int i = 0; i < size; i += P) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
-}
 
 // (x - mean) / deviation * weight + bias; x and out may be the same.
 void layer_norm(const float* x, NormSpec norm, int size, float eps, float* out) {
@@ -40,21 +30,6 @@ void layer_norm(const float* x, NormSpec norm, int size, float eps, float* out) 
     for (int i = 0; i < size; i += P) {
         vf y = mul(mul(sub(load(x + i), mean), factor), load(norm.weight + i));
         store(out + i, norm.bias ? add(y, load(norm.bias + i)) : y);
-    }
-}
-
-void add_bias(float* x, const float* bias, int size) {
-    for (int i = 0; bias && i < size; i++) x[i] += bias[i];
-}
-
-// Pairs (h, h + size / 2) turn by the position's angles.
-void rotate(float* x, const float* angles, int size) {
-    int half = size / 2;
-    const float *cosines = angles, *sines = angles + half;
-    for (int h = 0; h < half; h++) {
-        float a = x[h], b = x[h + half];
-        x[h] = a * cosines[h] - b * sines[h];
-        x[h + half] = b * cosines[h] + a * sines[h];
     }
 }
 
@@ -74,6 +49,7 @@ Decoder::Decoder(const DecoderSpec& spec)
     std::vector<const ExpertsSpec*> experts;
     std::vector<const DeltaSpec*> deltas;
     std::vector<const Matrix*> outs;
+    std::vector<const LatentSpec*> latents;
     for (const LayerSpec& layer : layers_) {
         if (layer.delta) {
             deltas.push_back(layer.delta);
@@ -83,16 +59,20 @@ Decoder::Decoder(const DecoderSpec& spec)
         }
         note(layer.attn_gate);
         if (layer.experts) experts.push_back(layer.experts);
+        if (layer.latent) latents.push_back(layer.latent);
         for (auto* w : {layer.q, layer.k, layer.v, layer.out, layer.gate, layer.up, layer.down}) note(w);
         if (layer.experts)
             for (auto* w : {layer.experts->up, layer.experts->shared_up, layer.experts->router}) note(w);
+        if (layer.latent)
+            for (auto* w : {layer.latent->q_down, layer.latent->q, layer.latent->kv}) note(w);
     }
     if (!experts.empty()) experts_.reset(new Experts(experts, spec.width, spec.is_fine));
     if (!deltas.empty()) delta_.reset(new Delta(deltas, outs, spec.width, spec.is_fine));
+    if (!latents.empty()) latent_.reset(new Latent(latents, spec.num_heads, spec.width, spec.is_fine));
     note(spec.head);
     if (spec.project) note(spec.project);
     input_[NORMED].num_in = spec.width;
-    input_[ATTENDED].num_in = spec.num_heads * spec.head_dim;
+    input_[ATTENDED].num_in = spec.num_heads * (latents.empty() ? spec.head_dim : latents[0]->value);
     input_[GATED].num_in = spec.ffn_width;
     input_[JOINED].num_in = spec.joins ? 2 * spec.width : 0;
     for (Input& input : input_) input.is_fine = spec.is_fine;
@@ -114,6 +94,7 @@ void Decoder::reserve(int num_rows, int num_threads) {
     }
     if (experts_) experts_->reserve(num_rows, num_threads);
     if (delta_) delta_->reserve(num_rows, num_threads);
+    if (latent_) latent_->reserve(num_rows, num_threads);
     if (num_rows <= num_rows_) return;
     num_rows_ = num_rows;
     x_.resize((size_t)num_rows * spec_.width);
@@ -224,15 +205,12 @@ void Decoder::finish_head(const LayerSpec& layer, const Step& step, int head, in
     }
     if (step.slot[row] < 0) return;
     size_t at = ((size_t)step.slot[row] * num_kv + index) * size;
-    uint8_t* cache = is_k ? step.k : step.v;
-    if (!spec_.is_half) {
-        std::memcpy((float*)cache + at, x, size * sizeof(float));
-        return;
-    }
-    // Saturated: an infinity times a weight of zero would reach rows that must not see it.
-    vf top = set1(65504.0f), bottom = set1(-65504.0f);
-    for (int h = 0; h < size; h += P)
-        store_half((uint16_t*)cache + at + h, min(max(load(x + h), bottom), top));
+    store_kept(is_k ? step.k : step.v, at, x, size, spec_.is_half != 0);
+}
+
+LatentStep Decoder::latent_step(const LayerSpec& layer, const Step& step) const {
+    return LatentStep{step.num_rows, step.pos, step.slot, step.k, spec_.is_half != 0,
+                      layer.rope ? layer.rope : spec_.rope, spec_.scale * LOG2_E};
 }
 
 void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Input& input,
@@ -274,10 +252,16 @@ void Decoder::gate_phase(Worker& worker, const LayerSpec& layer, const Input& in
 void Decoder::attend_phase(Worker& worker, const LayerSpec& layer, const Step& step,
                            const Input& input, Attention& attention) {
     Thread& mine = threads_[worker.id()];
-    qkv_phase(worker, layer, input, step);
+    if (layer.latent)
+        latent_->project(worker, *layer.latent, input, latent_step(layer, step), q_.data());
+    else
+        qkv_phase(worker, layer, input, step);
     if (layer.attn_gate) gate_phase(worker, layer, input, step.num_rows);
-    AttnCall call{q_.data(), step.k, step.v, layer.window, spec_.attn_cap * LOG2_E, layer.sinks};
+    const uint8_t* values = layer.latent ? step.k : step.v;
+    AttnCall call{q_.data(), step.k, values, layer.window, spec_.attn_cap * LOG2_E, layer.sinks};
     attention.run(worker, call, mine.attn.data());
+    if (layer.latent)
+        return latent_->expand(worker, *layer.latent, attention, call, step.num_rows, input_[ATTENDED]);
     worker.each(step.num_rows, [&](int row) {
         float* read = mine.row.data();
         attention.read_row(row, call, read);

@@ -8,6 +8,7 @@
 #include "delta.h"
 #include "experts.h"
 #include "gemm.h"
+#include "latent.h"
 
 namespace hunch {
 
@@ -31,6 +32,7 @@ struct LayerSpec {
     const Matrix* attn_gate;       // of what attention read, by a sigmoid; null: none
     const float* attn_gate_bias;   // may be null
     int64_t place;                 // among the layers of its kind: of the cache, or of the states
+    const LatentSpec* latent;      // in place of q, k and v, which then are null
 };
 
 struct DecoderSpec {
@@ -101,6 +103,7 @@ private:
                       Attention& attention);
     void gate_phase(Worker& worker, const LayerSpec& layer, const Input& input, int num_rows);
     void mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows);
+    LatentStep latent_step(const LayerSpec& layer, const Step& step) const;
     void finish_logits(float* logits, int count) const;
     void finish_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const;
 
@@ -118,6 +121,7 @@ private:
     std::vector<float> rows_[NUM_INPUTS];
     std::unique_ptr<Experts> experts_;  // null where no layer has any
     std::unique_ptr<Delta> delta_;
+    std::unique_ptr<Latent> latent_;    // null where layers have q, k and v
     Input input_[NUM_INPUTS];  // normed stream, attention's result, gated MLP, token and state
 };
 

@@ -30,7 +30,8 @@ class DeepseekV3(Decoder):
         experts = cls.read_experts(config, spec.num_layers)
         layers = first_dense(config, spec.num_layers)
         has_bias = bool(config.get("attention_bias", False))
-        return replace(spec, experts=replace(experts, layers=layers), has_qkv_bias=has_bias)
+        experts = replace(experts, layers=layers)
+        return replace(spec, experts=experts, has_qkv_bias=has_bias, has_out_bias=has_bias)
 
     @classmethod
     def read_experts(cls, config: Config, num_layers: int) -> ExpertSpec:

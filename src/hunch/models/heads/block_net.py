@@ -27,7 +27,7 @@ from hunch.models.heads.step import MARGIN, TiledNet
 from hunch.models.target import Target
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_attention import Tiling  # these need Triton, which a CPU may not have
+    from hunch.kernels.gpu_tiling import Tiling  # these need Triton, which a CPU may not have
     from hunch.models.heads.fused_block import FusedBlocks, FusedGuess
 
 
@@ -213,7 +213,7 @@ class BlockNet(TiledNet):
         if self.fused is not None:
             self.fused.cover(features, attn, kv)
             return
-        from hunch.kernels.gpu_attention import Tiling
+        from hunch.kernels.gpu_tiling import Tiling
         from hunch.layers.tiled import Tiled
 
         context_TD = self.body.context(features)

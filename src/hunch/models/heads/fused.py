@@ -16,11 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_attention import Tiling
 from hunch.kernels.gpu_fused import add_norm, join
 from hunch.kernels.gpu_gemm import gemm
+from hunch.kernels.gpu_tiling import Tiling
 from hunch.kernels.quant import Weight
 from hunch.layers.block import Block
+from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
 from hunch.models.fused import MIN_WIDTH, FusedLayers, float_logits, has_bias, unknown_to_kernels
@@ -91,7 +92,7 @@ class FusedHead:
 def build_fused(
     net: StepNet,
     target: Any,
-    blocks: Sequence[Block],
+    blocks: Sequence[Block | LatentBlock],
     *,
     project: Linear | None,
     lm_head: Linear | None,  # None: the target's

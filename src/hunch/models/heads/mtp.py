@@ -113,7 +113,7 @@ class MtpNet(StepNet):
         super().__init__(spec, target, embed, num_kv_layers=len(stages), rope_dim=rope_dim)
         self.stages = stages
         self.is_staged = len(stages) > 1
-        self.is_capturable = len(stages) == 1 and isinstance(stages[0].block, Block)
+        self.is_capturable = False  # until load_mtp finds kernels for it
         self.state_width = spec.width * len(stages)
 
     def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
@@ -204,7 +204,7 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
     net = MtpNet(spec, target, embed, stages, None if shape is None else shape.rope_dim)
     net.matrix_bytes = source.matrix_bytes
     stage = stages[0]
-    if isinstance(stage.block, Block) and not net.is_staged:
+    if not net.is_staged:
         target.backend.accelerate(
             net,
             target,
@@ -217,6 +217,7 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
             is_state_first=stage.form.is_state_first,
             is_first_masked=stage.form.is_first_masked,
         )
+        net.is_capturable = net.fused is not None or isinstance(stage.block, Block)
     return net
 
 

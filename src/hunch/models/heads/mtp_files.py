@@ -152,26 +152,29 @@ def _attention(
     heads, flat, latent = spec.num_heads, shape.flat_dim, shape.latent_dim
     q_sizes = (heads, flat + shape.rope_dim)
     rank, width = shape.q_latent_dim, spec.width
-    first, q_norm = [], None
+    q_norm = None
     if rank is not None:
-        first = [source.dense(f"{prefix}q_a_proj", rank, width)]
         q_norm = source.rms(f"{prefix}q_a_layernorm", rank, NORM_EPS)
     q_name, num_in = (f"{prefix}q_proj", width) if rank is None else (f"{prefix}q_b_proj", rank)
     q_NK = source.take(f"{q_name}.weight", math.prod(q_sizes), num_in)
     q_NK = _apart(q_NK.view(*q_sizes, num_in), shape).flatten(0, 1)
     kv_name = f"{prefix}kv_a_proj_with_mqa"
     kv_NK = source.take(f"{kv_name}.weight", latent + shape.rope_dim, width)
-    kv_bias = None
+    down, biases = [_apart(kv_NK[None], shape)[0]], []
     if f"{kv_name}.bias" in source:
         kv_bias = source.take(f"{kv_name}.bias", latent + shape.rope_dim)
-        kv_bias = _apart(kv_bias[None, :, None], shape).flatten()
+        biases = [_apart(kv_bias[None, :, None], shape).flatten()]
+    if rank is not None:
+        down.insert(0, source.take(f"{prefix}q_a_proj.weight", rank, width))
+        if biases:
+            biases.insert(0, source.take(f"{prefix}q_a_proj.bias", rank))
     up_size = flat + shape.value_dim
     up_NXC = source.take(f"{prefix}kv_b_proj.weight", heads * up_size, latent)
     k_up, v_up = up_NXC.view(heads, up_size, latent).split_with_sizes((flat, shape.value_dim), 1)
     return LatentAttention(
-        [*first, source.held(q_NK)],
+        source.held(torch.cat(down), torch.cat(biases) if biases else None),
+        source.held(q_NK),
         q_norm,
-        source.held(_apart(kv_NK[None], shape)[0], kv_bias),
         source.rms(f"{prefix}kv_a_layernorm", latent, NORM_EPS),
         HeadLinear(k_up.flatten(0, 1).contiguous()),
         HeadLinear(v_up.flatten(0, 1).contiguous()),

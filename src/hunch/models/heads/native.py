@@ -35,7 +35,7 @@ _PANEL = 32  # rows of a matrix that another one may begin after
 def build_network(
     net: StepNet,
     target: NativeDecoder,
-    blocks: list[Block],
+    blocks: list[Any],
     *,
     project: Linear | None,
     lm_head: Linear | None,
@@ -44,12 +44,12 @@ def build_network(
 ) -> NativeNetwork | None:
     """The network `net` describes, or None where the kernels cannot compute it."""
     spec = net.spec
-    if not is_available():
+    if not is_available() or not all(map(_fits, blocks)):
         return None
     linears = [project, lm_head, *(linear for block in blocks for linear in _linears(block))]
     if any(linear is not None and not isinstance(linear, NativeLinear) for linear in linears):
         return None
-    if not is_supported(spec) or spec.ffn_width % _PANEL or not all(map(_fits, blocks)):
+    if not is_supported(spec) or spec.ffn_width % _PANEL:
         return None
     table = target.embedding
     if isinstance(net.embed, Table):
@@ -104,7 +104,9 @@ def _native(linear: Linear) -> NativeLinear:
     return linear
 
 
-def _fits(block: Block) -> bool:
+def _fits(block: Any) -> bool:
+    if not isinstance(block, Block):
+        return False  # latent attention of a head is torch's
     norms = (block.attn_norm, block.mlp_norm)
     return (
         type(block) is Block

@@ -44,7 +44,7 @@ class TiledNet(Part):
         if self._tiler is None or self._tiler.max_len < max_len:
             spec, device = self.spec, self.rope.table_LH.device
             self._tiler = Tiler.create(
-                spec.num_heads, spec.num_kv_heads, spec.head_dim, max_len, device, SHARED_BYTES
+                spec.num_heads, spec.num_kv_heads, spec.value_dim, max_len, device, SHARED_BYTES
             )
         return self._tiler
 

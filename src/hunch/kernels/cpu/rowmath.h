@@ -1,0 +1,49 @@
+// What is done to one row, or one head of it, between products.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "vecmath.h"
+
+namespace hunch {
+
+// x / rms(x) * weight; x and out may be the same.
+inline void rms_norm(const float* x, const float* weight, int size, float eps, float* out) {
+    vf sum = zero();
+    for (int i = 0; i < size; i += P) {
+        vf a = load(x + i);
+        sum = fma(sum, a, a);
+    }
+    vf factor = set1(1.0f / std::sqrt(sum_lanes(sum) / (float)size + eps));
+    for (int i = 0; i < size; i += P) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+}
+
+inline void add_bias(float* x, const float* bias, int size) {
+    for (int i = 0; bias && i < size; i++) x[i] += bias[i];
+}
+
+// Pairs (h, h + size / 2) turn by the position's angles.
+inline void rotate(float* x, const float* angles, int size) {
+    int half = size / 2;
+    const float *cosines = angles, *sines = angles + half;
+    for (int h = 0; h < half; h++) {
+        float a = x[h], b = x[h + half];
+        x[h] = a * cosines[h] - b * sines[h];
+        x[h + half] = b * cosines[h] + a * sines[h];
+    }
+}
+
+// To place `at` of a cache of floats or half floats.
+inline void store_kept(uint8_t* cache, size_t at, const float* x, int size, bool is_half) {
+    if (!is_half) {
+        std::memcpy((float*)cache + at, x, size * sizeof(float));
+        return;
+    }
+    // Saturated: an infinity times a weight of zero would reach rows that must not see it.
+    vf top = set1(65504.0f), bottom = set1(-65504.0f);
+    for (int h = 0; h < size; h += P)
+        store_half((uint16_t*)cache + at + h, min(max(load(x + h), bottom), top));
+}
+
+}  // namespace hunch
