@@ -248,7 +248,7 @@ class StepPlan:
         return sum(work.num_tokens + work.num_nodes for work in self.work)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Logprob:
     """Natural log of a token's probability under the target, before sampling filters."""
 

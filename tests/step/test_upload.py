@@ -1,4 +1,4 @@
-"""The device's state hold what the host's rows do, and a step's inputs, however much changed."""
+"""The device's state holds what the host's rows do, and a step's inputs, however much changed."""
 
 import pytest
 import torch
@@ -42,12 +42,12 @@ def assert_same(state: RowState, rows: RowBuffers, row: int) -> None:
 
 
 @UPDATES
-def test_cells_are_what_the_host_holds(update: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_is_what_the_host_holds(update: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "update", update)
     rows = RowBuffers(CAPACITY)
-    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    device = DeviceRows(rows, 4, DEVICE)
     sit_down(rows, 0, [5, 6, 7])
-    sit_down(rows, 2, list(range(PINNED + 50)))  # more than a letter holds
+    sit_down(rows, 2, list(range(PINNED + 50)))  # more than a buffer holds
     assert device.update([2, 0], [0, 1], [3, 4], 4) == [2, 0]
     assert device.inputs_3R.tolist() == [[2, 0, -1, -1], [0, 1, -1, -1], [3, 4, -1, -1]]
     for row in (0, 2):
@@ -62,12 +62,12 @@ def test_cells_are_what_the_host_holds(update: object, monkeypatch: pytest.Monke
 def test_rows_that_only_decode_send_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
-    def update(state: RowState, inputs_3R: object, letter_W: object, num_changes: int) -> None:
+    def update(state: RowState, inputs_3R: object, buffer_W: object, num_changes: int) -> None:
         sent.append(num_changes)
 
     monkeypatch.setattr(upload, "update", update)
     rows = RowBuffers(CAPACITY)
-    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    device = DeviceRows(rows, 4, DEVICE)
     sit_down(rows, 1, [5, 6, 7])
     sent.clear()
     for _ in range(5):
@@ -82,7 +82,7 @@ def test_rows_that_only_decode_send_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_row_that_somebody_else_takes(update: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "update", update)
     rows = RowBuffers(CAPACITY)
-    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    device = DeviceRows(rows, 4, DEVICE)
     sit_down(rows, 0, list(range(30)))
     device.update([0], [0], [0], 1)
     rows.leave(0)
@@ -99,7 +99,7 @@ def test_a_request_that_ended_where_a_longer_one_sat(
 ) -> None:
     monkeypatch.setattr(upload, "update", update)
     rows = RowBuffers(CAPACITY)
-    device = DeviceRows(CAPACITY, rows, 4, DEVICE)
+    device = DeviceRows(rows, 4, DEVICE)
     for row in (0, 1):
         sit_down(rows, row, list(range(30)))
     device.update([0, 1], [0, 0], [0, 0], 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hunch.engine.stats import Tally
 from hunch.pooling import POOL_SCALE
@@ -48,9 +47,9 @@ class SequenceOutput:
             self.logprobs, self.cumulative_logprob = [], 0.0
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # nothing comes before the first token
-        # Most requests ask for neither: their tokens need no look one by one.
         self._pooled: Sequence[float] | None = None  # states of the prompt: their sum, or the last
-        self._is_simple = self._matcher is None and self.logprobs is None
+        # Most requests have no stop strings: their tokens need no look one by one.
+        self._is_simple = self._matcher is None
         self._snapshot: CompletionOutput | None = None
 
     @property
@@ -84,6 +83,9 @@ class SequenceOutput:
             self.trace.append(row.trace)
         if row.finish is None and self._is_simple:
             self.token_ids += row.tokens  # their text is read when somebody asks
+            if self.logprobs is not None and row.logprobs is not None:
+                for scores, token in zip(row.logprobs, row.tokens, strict=True):
+                    self._add_logprobs(scores, token)
             return False
         self._read()
         is_stopped = row.finish == "stop"
@@ -106,7 +108,7 @@ class SequenceOutput:
 
     def push_token(self, token: int) -> bool:
         """The same for a row that did nothing but say a token."""
-        if not self._is_simple:
+        if not self._is_simple or self.logprobs is not None:
             return self.push(RowResult(row=-1, tokens=[token], num_processed=1), 0)
         self.token_ids.append(token)
         self._snapshot = None
@@ -170,12 +172,9 @@ class SequenceOutput:
             self._snapshot = None
 
     def _with_text(self, scores: dict[int, Logprob]) -> dict[int, Logprob]:
-        return {
-            token: replace(
-                score, decoded_token=self._codec.decode([token], skip_special_tokens=False)
-            )
-            for token, score in scores.items()
-        }
+        for token, score in scores.items():
+            score.decoded_token = self._codec.decode([token], skip_special_tokens=False)
+        return scores
 
     def completion(self) -> CompletionOutput:
         """Everything up to now, as a value that later steps do not change."""

@@ -76,13 +76,14 @@ class GrammarCompiler:
         return Budget(max_tokens, begin.encode(), end.encode(), tuple(ids))
 
     def _compile(self, source: str, budget: Budget | None) -> Grammar:
+        tokenizer = self._load()  # the first time takes long, and is not the grammar's fault
         if not self._places.acquire(timeout=self._max_seconds):
             raise GrammarError("other grammars are being compiled; try again later")
         found: list[LLMatcher] = []
 
         def work() -> None:
             try:
-                matcher = LLMatcher(self._load(), source, limits=_limits(), log_level=0)
+                matcher = LLMatcher(tokenizer, source, limits=_limits(), log_level=0)
                 if not matcher.is_error():
                     matcher.compute_bitmask()  # the first mask does the rest of the work
                 found.append(matcher)
@@ -97,7 +98,7 @@ class GrammarCompiler:
             raise GrammarError("the grammar cannot be compiled")
         if found[0].is_error():
             raise GrammarError(f"the grammar cannot be compiled: {_short(found[0].get_error())}")
-        return Grammar(found[0], self._load(), self._codec, budget)
+        return Grammar(found[0], tokenizer, self._codec, budget)
 
     def _load(self) -> LLTokenizer:
         with self._tokenizer_lock:

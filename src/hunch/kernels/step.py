@@ -24,17 +24,22 @@ from hunch.kernels.attention import AttnInputs, KVCache
 
 GOES_ON, STOP, LENGTH = 0, 1, 2  # why a row ended
 TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
+MAX_STOPS = 64  # stop ids of a row
 
 
 @dataclass(slots=True)
 class RowState:
-    """Per-request state on the device, all in one buffer: one scatter updates any of it."""
+    """Per-request state, all in one buffer, so that one scatter updates any of it.
+
+    It is where steps run. On a GPU the host has another of the same layout: it is ahead while a
+    prompt is read, and a step behind while the row decodes.
+    """
 
     flat: Tensor
     known_X: Tensor
     end_X: Tensor  # known length at which max_tokens is reached
-    is_done_X: Tensor  # ended on the device; the host may not know yet
-    count_X: Tensor  # nodes of the waiting draft
+    is_done_X: Tensor  # ended; on a GPU the host may not know yet
+    count_X: Tensor  # nodes of the draft that waits on the device
     stop_XS: Tensor  # padded with -1
     table_XB: Tensor
     draft_XG: Tensor
@@ -53,6 +58,14 @@ class RowState:
         parts = flat.split([num_rows * width for width in widths])
         tables = (part.view(num_rows, -1) for part in parts[4:])
         return RowState(flat, *parts[:4], *tables, block_size, flat.new_zeros(2))
+
+    def copy_to(self, device: torch.device) -> RowState:
+        """Another of the same layout: what stands at a place of `flat` means the same in both."""
+        tables = (self.table_XB, self.draft_XG, self.stop_XS)
+        widths = [table.shape[1] for table in tables]
+        made = RowState.create(*self.tokens_XL.shape, *widths, self.block_size, device)
+        made.flat.copy_(self.flat)
+        return made
 
 
 @dataclass(slots=True)

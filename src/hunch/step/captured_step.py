@@ -22,6 +22,7 @@ import torch
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.costs import StepShape
 from hunch.drafting.step_policy import Policy
+from hunch.kernels.step import MAX_STOPS
 from hunch.sampling.state import HISTORY
 from hunch.step.host_step import Parts
 from hunch.step.passes import Reader
@@ -38,7 +39,7 @@ from hunch.step.step_graphs import (
     best_size,
     bucket,
 )
-from hunch.step.upload import MAX_STOPS, DeviceRows
+from hunch.step.upload import DeviceRows
 from hunch.types import DraftTrace, Request, RowResult, RowStart, RowWork, StepResult
 
 log = logging.getLogger("hunch")
@@ -50,7 +51,13 @@ SAMPLING = (0, 1, 2)  # greedy, sampled, filtered: all are captured at the start
 class Group:
     """The rows of a captured step, and what they ask of it."""
 
-    def __init__(self, work: list[RowWork], asks_X: np.ndarray, best_X: np.ndarray) -> None:
+    def __init__(
+        self,
+        work: list[RowWork],
+        asks_X: np.ndarray,
+        best_X: np.ndarray,
+        is_traced_X: np.ndarray,
+    ) -> None:
         self.work = work
         self.ids = [item.row for item in work]
         self.row_R = np.array(self.ids)
@@ -61,10 +68,9 @@ class Group:
         self.extras = int(np.bitwise_or.reduce(asks_X[self.row_R]))
         self.num_best = int(best_X[self.row_R].max())
         self.asks = asks_of(self.extras, self.num_best)
-        self.is_watched_R: np.ndarray | None = None  # rows whose results are more than tokens
-        if self.extras & DRAFTS or self.num_best != NO_SCORES:
-            self.is_watched_R = (asks_X[self.row_R] & DRAFTS) > 0
-            self.is_watched_R |= best_X[self.row_R] != NO_SCORES
+        is_watched_R = is_traced_X[self.row_R] | (best_X[self.row_R] != NO_SCORES)
+        # Rows whose results are more than tokens.
+        self.is_watched_R: np.ndarray | None = is_watched_R if is_watched_R.any() else None
 
 
 @dataclass(slots=True)
@@ -89,7 +95,7 @@ class CapturedSteps:
         capacity, host_drafter = parts.capacity, parts.drafter
         device: torch.device = parts.target.device
         width = bucket(capacity.max_rows)
-        self.device_rows = DeviceRows(capacity, self.rows, width, device)
+        self.device_rows = DeviceRows(self.rows, width, device)
         found = host_drafter.on_device() if isinstance(host_drafter, WorksOnDevice) else None
         self.drafter: DeviceDrafter | None = found
         self.policy = Policy(
@@ -115,6 +121,7 @@ class CapturedSteps:
         self._is_taken = np.zeros(capacity.max_rows, dtype=np.bool_)  # once it is caught up
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
         self._asks = np.zeros(capacity.max_rows, dtype=np.int64)  # RULES, MASKS, DRAFTS
+        self._is_traced = np.zeros(capacity.max_rows, dtype=np.bool_)
         self._num_best = np.full(capacity.max_rows, NO_SCORES)
         self._drafts: dict[int, tuple[list[int], list[int]]] = {}  # tokens, parents of who is shown
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and who of it took part
@@ -169,6 +176,7 @@ class CapturedSteps:
             if start.request.grammar is not None:
                 asks |= MASKS | DRAFTS
             self._asks[row] = asks | DRAFTS * params.speculation.trace
+            self._is_traced[row] = params.speculation.trace
             self._num_best[row] = NO_SCORES if params.logprobs is None else params.logprobs
 
     def _takes(self, request: Request) -> bool:
@@ -258,8 +266,11 @@ class CapturedSteps:
         taken = [item for item, is_taken in zip(work, is_taken_R, strict=True) if is_taken]
         if not taken:
             return None
-        self._last = work, Group(taken, self._asks, self._num_best)
+        self._last = work, self._new_group(taken)
         return self._last[1]
+
+    def _new_group(self, work: list[RowWork]) -> Group:
+        return Group(work, self._asks, self._num_best, self._is_traced)
 
     def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
         """Those whom the drafter is ready for; nobody, where one's result is not read yet."""
@@ -270,7 +281,7 @@ class CapturedSteps:
             return None
         pairs = zip(group.work, is_ready_R.tolist(), strict=True)
         ready = [work for work, is_ready in pairs if is_ready]
-        return Group(ready, self._asks, self._num_best) if ready else None
+        return self._new_group(ready) if ready else None
 
     def _shape(self, group: Group) -> StepShape | None:
         """The step's shape, if the rows' network has seen enough for it."""
@@ -325,6 +336,10 @@ class CapturedSteps:
         )
         if group.is_watched_R is not None:
             self._show(pending, result_RC, tokens, results, is_here)
+        if group.extras & DRAFTS:
+            self._keep_drafts(pending, result_RC, is_here)
+        if group.extras & MASKS:
+            tokens, results = self._follow_grammars(pending, tokens, results, is_here)
         since = None if before is None else self._read_at - before
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since)
         result = StepResult(
@@ -348,28 +363,68 @@ class CapturedSteps:
         results: list[RowResult],
         is_here: list[bool],
     ) -> None:
-        """Scores, traces and grammars of the rows that asked for them."""
+        """Scores and traces of the rows that asked for them."""
         group, columns = pending.group, self.steps.columns(pending.graph.kind)
+        scores = columns.scores(result_RC) if group.num_best != NO_SCORES else None
         whole = iter(results)
         for place, token in enumerate(tokens):
             if token >= 0:
                 continue
-            result, request, line_C = next(whole), pending.requests[place], result_RC[place]
+            result, request = next(whole), pending.requests[place]
             if request is None or not result.tokens or not is_here[place]:
                 continue
-            row, params = group.ids[place], request.params
-            if params.logprobs is not None:
-                result.logprobs = columns.scores_of(line_C, params.logprobs)
+            params = request.params
+            if params.logprobs is not None and scores is not None:
+                result.logprobs = scores.of(place, len(result.tokens), params.logprobs)
             if params.speculation.trace:
-                result.trace = self._trace(row, result)
-            if pending.graph.kind.extras & DRAFTS:
-                self._drafts[row] = columns.draft_of(line_C)
-            num_kept, problem = self.grammars.commit(row, result.tokens)
+                result.trace = self._trace(group.ids[place], result)
+
+    def _keep_drafts(
+        self, pending: PendingStep, result_RC: np.ndarray, is_here: list[bool]
+    ) -> None:
+        """The drafts that wait now, for masks and traces of the next step."""
+        columns, asks = self.steps.columns(pending.graph.kind), self._asks
+        for place, row in enumerate(pending.group.ids):
+            if asks[row] & DRAFTS and is_here[place]:
+                self._drafts[row] = columns.draft_of(result_RC[place])
+
+    def _follow_grammars(
+        self,
+        pending: PendingStep,
+        tokens: list[int],
+        results: list[RowResult],
+        is_here: list[bool],
+    ) -> tuple[list[int], list[RowResult]]:
+        """Grammars go on by what was committed; a row that one of them cannot follow ends."""
+        whole, ended = iter(results), False
+        found: list[RowResult | None] = [next(whole) if token < 0 else None for token in tokens]
+        for place, (row, token) in enumerate(zip(pending.group.ids, tokens, strict=True)):
+            result = found[place]
+            committed = [token] if result is None else result.tokens
+            if not committed or not is_here[place]:
+                continue
+            num_kept, problem = self.grammars.commit(row, committed)
             if problem is not None:
-                result.finish, result.problem = "abort", problem
-                result.tokens = result.tokens[:num_kept]
-                self.rows.leave(row)
-                self.device_rows.touch(row)
+                found[place] = self._end_row(row, result, committed[:num_kept], problem)
+                ended = True
+        if not ended:
+            return tokens, results
+        singles = [
+            token if result is None else -1 for token, result in zip(tokens, found, strict=True)
+        ]
+        return singles, [result for result in found if result is not None]
+
+    def _end_row(
+        self, row: int, result: RowResult | None, tokens: list[int], problem: str
+    ) -> RowResult:
+        """A row that cannot go on: what it keeps, and why it ends."""
+        if result is None:
+            computed = tuple(self.rows.computed[:, row].tolist())
+            result = RowResult(row=row, num_processed=1, computed=computed)
+        result.tokens, result.finish, result.problem = tokens, "abort", problem
+        self.rows.leave(row)
+        self.device_rows.touch(row)
+        return result
 
     def _trace(self, row: int, result: RowResult) -> DraftTrace:
         """The draft that the step checked, and the nodes of it that were accepted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class Columns:
     num_guesses: int  # guesses of the next draft's lookup, after them
     num_best: int  # tokens scored beside each committed one; NO_SCORES: none is scored
     draft: int  # tokens of the next draft, then the parents of its nodes, where they are asked for
-    scores: int  # per committed token its rank, then (id, logprob) of it and of the best ones
+    scores_at: int  # per committed token its rank, then (id, logprob) of it and of the best ones
     end: int
 
     @staticmethod
@@ -48,13 +48,25 @@ class Columns:
         second = first + self.num_guesses
         return line_C[first : first + count].tolist(), line_C[second : second + count].tolist()
 
-    def scores_of(self, line_C: np.ndarray, num_wanted: int) -> list[dict[int, Logprob]]:
-        """Of each committed token: its own entry first, then the best tokens'."""
-        num_tokens, size = int(line_C[TOKENS]), _entry(self.num_best)
-        scored_KE = line_C[self.scores : self.scores + num_tokens * size].reshape(num_tokens, size)
-        scored_KE = scored_KE[:, : _entry(num_wanted)]
-        value_KC = np.ascontiguousarray(scored_KE[:, 2::2]).astype(np.int32).view(np.float32)
-        return entries(scored_KE[:, 1::2].tolist(), value_KC.tolist(), scored_KE[:, 0].tolist())
+    def scores(self, result_RC: np.ndarray) -> Scores:
+        """Those of all rows: of each committed token its rank, then ids and logprobs."""
+        num_rows, size = len(result_RC), _entry(self.num_best)
+        scored = result_RC[:, self.scores_at : self.end].reshape(num_rows, self.num_tokens, size)
+        value = np.ascontiguousarray(scored[:, :, 2::2]).astype(np.int32).view(np.float32)
+        return Scores(scored[:, :, 1::2].tolist(), value.tolist(), scored[:, :, 0].tolist())
+
+
+class Scores(NamedTuple):
+    """By row and committed token; the token's own entry stands first, then the best tokens'."""
+
+    ids: list[list[list[int]]]
+    values: list[list[list[float]]]
+    ranks: list[list[int]]
+
+    def of(self, place: int, num_tokens: int, num_wanted: int) -> list[dict[int, Logprob]]:
+        """A row's entries, with so many of the best."""
+        ids = [some[: 1 + num_wanted] for some in self.ids[place][:num_tokens]]
+        return entries(ids, self.values[place][:num_tokens], self.ranks[place][:num_tokens])
 
 
 def _entry(num_best: int) -> int:

@@ -1,7 +1,9 @@
-"""Persistent per-request state on the device: tokens, lengths, block tables, the pending draft.
+"""The host's rows: their state, who sits in each, and the drafts that wait on the host.
+
+On a CPU this is the state that steps work on. On a GPU steps have a copy of it (`upload`).
 
 Shape letters: X rows of the engine, L longest sequence, B blocks of a table, G KV groups, N nodes.
-On a CPU the numpy views share the tensors' memory: scalar work on them costs a tenth of torch's.
+The numpy views share the tensors' memory: scalar work on them costs a tenth of torch's.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Rows
+from hunch.kernels.step import MAX_STOPS, RowState
 from hunch.types import Capacity, Request, RowStart
 
 MAX_STAGED = 64  # tokens of a step whose columns are kept for the next one
@@ -77,20 +80,21 @@ class RowBuffers:
         self.block_size = capacity.block_size
         self.has_states = capacity.has_states
         self._only_method = next(iter(capacity.methods), "")
-        self.tokens_XL = torch.zeros(num_rows, room, dtype=torch.int64)
-        self.known_X = torch.zeros(num_rows, dtype=torch.int64)
+        max_nodes = max(capacity.max_nodes, 1)
+        self.state = state = RowState.create(
+            num_rows, room, max_blocks, max_nodes, MAX_STOPS, capacity.block_size, "cpu"
+        )
         self.prompt_X = torch.zeros(num_rows, dtype=torch.int64)
-        self.end_X = torch.zeros(num_rows, dtype=torch.int64)
         self.computed_GX = torch.zeros(len(capacity.groups), num_rows, dtype=torch.int64)
-        self.table_XB = torch.zeros(num_rows, max_blocks, dtype=torch.int64)
         self.max_draft_X = torch.zeros(num_rows, dtype=torch.int64)
-        self.tokens, self.known = self.tokens_XL.numpy(), self.known_X.numpy()
-        self.end, self.table = self.end_X.numpy(), self.table_XB.numpy()
+        self.tokens, self.known = state.tokens_XL.numpy(), state.known_X.numpy()
+        self.end, self.table = state.end_X.numpy(), state.table_XB.numpy()
+        self.stops, self.is_done = state.stop_XS.numpy(), state.is_done_X.numpy()
         self.computed, self.max_draft = self.computed_GX.numpy(), self.max_draft_X.numpy()
         self.num_blocks = [0] * num_rows
         self.requests: list[Request | None] = [None] * num_rows  # None: free, or finished
         self.drafts: list[Nodes | None] = [None] * num_rows
-        self.tables_1B = list(self.table_XB[:, None])  # one row's each
+        self.tables_1B = list(state.table_XB[:, None])  # one row's each
         self.rows_1 = list(torch.arange(num_rows)[:, None]) if self.has_states else []
         self.positions = np.arange(room)
         self._view: tuple[list[int], Rows] | None = None  # of the step before
@@ -102,6 +106,9 @@ class RowBuffers:
         self.known[row] = num_known
         self.prompt_X[row] = len(request.prompt_ids)
         self.end[row] = len(request.prompt_ids) + request.max_tokens
+        stops = list(request.stop_ids)[:MAX_STOPS]  # with more of them the host leads the row
+        self.stops[row, : len(stops)], self.stops[row, len(stops) :] = stops, -1
+        self.is_done[row] = 0
         self.computed[:, row] = start.num_computed
         self.max_draft[row] = 0
         self.num_blocks[row] = 0
@@ -117,6 +124,7 @@ class RowBuffers:
     def leave(self, row: int) -> None:
         self.requests[row] = None
         self.drafts[row] = None
+        self.is_done[row] = 1
 
     def commit(self, row: int, tokens: list[int]) -> None:
         """Append decided tokens. The last of them has no KV yet."""
@@ -154,12 +162,12 @@ class RowBuffers:
             return self._view[1]
         view = Rows(
             ids_R=torch.tensor(rows, dtype=torch.int64),
-            tokens_XL=self.tokens_XL,
-            known_X=self.known_X,
+            tokens_XL=self.state.tokens_XL,
+            known_X=self.state.known_X,
             prompt_X=self.prompt_X,
-            end_X=self.end_X,
+            end_X=self.state.end_X,
             computed_GX=self.computed_GX,
-            table_XB=self.table_XB,
+            table_XB=self.state.table_XB,
             max_draft_X=self.max_draft_X,
             block_size=self.block_size,
             requests=self.requests,

@@ -28,18 +28,21 @@ class StepMasks:
         self.is_masked_M = torch.zeros(num_logits, dtype=torch.bool, device=device)
         self._mask_MW = torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda)
         self._is_masked_M = torch.zeros(num_logits, dtype=torch.bool, pin_memory=is_cuda)
+        self._words, self._flags = self._mask_MW.numpy(), self._is_masked_M.numpy()
+        self._sent = np.zeros(0, dtype=np.bool_)  # the flags that the device holds
 
     def fill(self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], None]) -> None:
         """Let `write` fill in words and which rows of logits they hold for; send them.
 
         The words come zeroed: a mask that nobody writes allows nothing.
         """
-        mask_MW, is_masked_M = self._mask_MW[:num_logits], self._is_masked_M[:num_logits]
-        mask_MW.zero_()
-        is_masked_M.zero_()
-        write(mask_MW.numpy(), is_masked_M.numpy())
-        self.mask_MW[:num_logits].copy_(mask_MW, non_blocking=True)
-        self.is_masked_M[:num_logits].copy_(is_masked_M, non_blocking=True)
+        words_MW, flags_M = self._words[:num_logits], self._flags[:num_logits]
+        words_MW[...], flags_M[...] = 0, False
+        write(words_MW, flags_M)
+        self.mask_MW[:num_logits].copy_(self._mask_MW[:num_logits], non_blocking=True)
+        if not np.array_equal(flags_M, self._sent):
+            self._sent = flags_M.copy()
+            self.is_masked_M[:num_logits].copy_(self._is_masked_M[:num_logits], non_blocking=True)
 
 
 def drafted_paths(state: RowState, rows: StepRows, num_nodes: int) -> Tensor:
@@ -76,4 +79,4 @@ def write_scores(logits_MV: Tensor, rows: StepRows, num_best: int, columns: Colu
     bits_SC = logprob_SC.view(torch.int32).to(torch.int64)
     pairs_SE = torch.stack([ids_SC, bits_SC], dim=2).flatten(1)
     line_SE = torch.cat([rank_S[:, None], pairs_SE], dim=1)
-    rows.result_RC[:, columns.scores : columns.end] = line_SE.view(num_rows, -1)
+    rows.result_RC[:, columns.scores_at : columns.end] = line_SE.view(num_rows, -1)

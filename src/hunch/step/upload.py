@@ -1,6 +1,8 @@
 """The host's rows as state on the device: what changed is written there before a step.
 
-Shape letters: R rows of the step, X rows of the engine, L longest sequence, S stop ids, W room of
+Both states have one layout, so that a change is a place and the value that stands there.
+
+Shape letters: R rows of the step, X rows of the engine, C columns of a table, N changes, W room of
 a buffer.
 """
 
@@ -8,13 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hunch.kernels.gpu_transfer import update
-from hunch.kernels.step import RowState
+from hunch.kernels.step import MAX_STOPS
 from hunch.step.rows import RowBuffers
-from hunch.types import Capacity
 
-MAX_STOPS = 64  # stop ids a row on the device can have
 PINNED = 4096  # changes that fit the buffers which the device reads where they lie
 RING = 4  # buffers in turn: a step reads its own until the one after the next is written
 
@@ -22,27 +23,11 @@ RING = 4  # buffers in turn: a step reads its own until the one after the next i
 class DeviceRows:
     """Rows change on the host when requests come and go; while they decode, on the device alone."""
 
-    def __init__(
-        self, capacity: Capacity, rows: RowBuffers, width: int, device: torch.device
-    ) -> None:
-        num_rows, room = rows.tokens.shape
+    def __init__(self, rows: RowBuffers, width: int, device: torch.device) -> None:
         self.rows, self.device = rows, device
-        max_nodes = max(capacity.max_nodes, 1)
-        self.state = RowState.create(
-            num_rows,
-            room,
-            rows.table.shape[1],
-            max_nodes,
-            MAX_STOPS,
-            rows.block_size,
-            device,
-        )
-        state = self.state
-        self._at = {
-            name: getattr(state, name).storage_offset()
-            for name in ("known_X", "end_X", "is_done_X", "count_X", "stop_XS", "table_XB")
-        }
-        self._tokens_at = state.tokens_XL.storage_offset()
+        self.state = rows.state.copy_to(device)
+        self._host_state = rows.state.flat.numpy()
+        num_rows = len(rows.known)
         self._stale = set(range(num_rows))
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
         # What a step's rows are and may do, for up to `width` of them.
@@ -75,58 +60,45 @@ class DeviceRows:
         if not self._stale.isdisjoint(rows):
             stale = [row for row in rows if row in self._stale]
         places: list[np.ndarray] = []
-        values: list[np.ndarray] = []
         if stale:
-            self._renew(stale, places, values)
+            places += self._places(stale)
         num_blocks, on_device = self.rows.num_blocks, self._num_blocks
         grown = [row for row in rows if num_blocks[row] != on_device[row]]
         if grown:
-            self._add_blocks(grown, places, values)
+            places.append(self._new_blocks(grown))
         inputs = num_rows, rows, allowed, room
         if places or inputs != self._sent:
-            self._send(inputs, places, values)
+            self._send(inputs, places)
         return stale
 
-    def _renew(self, stale: list[int], places: list[np.ndarray], values: list[np.ndarray]) -> None:
-        rows, at = self.rows, self._at
-        requests = {row: rows.requests[row] for row in stale}
+    def _places(self, stale: list[int]) -> list[np.ndarray]:
+        """Where the state of these rows lies; their blocks follow, from the first one on."""
+        state, requests = self.rows.state, self.rows.requests
         # Those without a request ended in a step that the engine has not read yet.
-        over = [row for row, request in requests.items() if request is None]
-        here = {row: request for row, request in requests.items() if request is not None}
-        places.append(at["is_done_X"] + np.array(over, dtype=np.int64))
-        values.append(np.ones(len(over), dtype=np.int64))
-        ids_R = np.array(list(here), dtype=np.int64)
-        known_R, none_R = rows.known[ids_R], np.zeros(len(ids_R), dtype=np.int64)
-        places += [at[name] + ids_R for name in ("known_X", "end_X", "is_done_X", "count_X")]
-        values += [known_R, rows.end[ids_R], none_R, none_R]
-        stops_RS = np.full((len(here), MAX_STOPS), -1, dtype=np.int64)
-        for stops_S, request in zip(stops_RS, here.values(), strict=True):
-            stops_S[: len(request.stop_ids)] = list(request.stop_ids)
-        places.append((at["stop_XS"] + ids_R[:, None] * MAX_STOPS + np.arange(MAX_STOPS)).ravel())
-        values.append(stops_RS.ravel())
-        row_N, place_N = _spans(ids_R, none_R, known_R)
-        places.append(self._tokens_at + row_N * rows.tokens.shape[1] + place_N)
-        values.append(rows.tokens[row_N, place_N])
-        self._stale.difference_update(here)
+        here_R = np.array([row for row in stale if requests[row] is not None], dtype=np.int64)
         for row in stale:  # whoever sat there before may have had more
             self._num_blocks[row] = 0
+        self._stale.difference_update(here_R.tolist())
+        none_R, stops_R = np.zeros_like(here_R), np.full_like(here_R, MAX_STOPS)
+        return [
+            int(state.is_done_X.storage_offset()) + np.array(stale),
+            int(state.known_X.storage_offset()) + here_R,
+            int(state.end_X.storage_offset()) + here_R,
+            int(state.count_X.storage_offset()) + here_R,
+            _spans(state.stop_XS, here_R, none_R, stops_R),
+            _spans(state.tokens_XL, here_R, none_R, self.rows.known[here_R]),
+        ]
 
-    def _add_blocks(
-        self, grown: list[int], places: list[np.ndarray], values: list[np.ndarray]
-    ) -> None:
-        have, want, table = self._num_blocks, self.rows.num_blocks, self.rows.table
+    def _new_blocks(self, grown: list[int]) -> np.ndarray:
+        """Where the blocks lie that the device does not know."""
+        have, want = self._num_blocks, self.rows.num_blocks
         have_R, want_R = (np.array([counts[row] for row in grown]) for counts in (have, want))
-        row_N, place_N = _spans(np.array(grown), have_R, want_R)
-        places.append(self._at["table_XB"] + row_N * table.shape[1] + place_N)
-        values.append(table[row_N, place_N])
         for row in grown:
             have[row] = want[row]
+        return _spans(self.rows.state.table_XB, np.array(grown), have_R, want_R)
 
     def _send(
-        self,
-        inputs: tuple[int, list[int], list[int], list[int]],
-        places: list[np.ndarray],
-        values: list[np.ndarray],
+        self, inputs: tuple[int, list[int], list[int], list[int]], places: list[np.ndarray]
     ) -> None:
         num_rows, *lines = inputs
         num_inputs, num_changes = self.inputs_3R.numel(), sum(map(len, places))
@@ -141,16 +113,21 @@ class DeviceRows:
         inputs_3R[:, : len(lines[0])] = lines
         inputs_3R[:, len(lines[0]) : num_rows] = -1
         if num_changes:
-            np.concatenate(places + values, out=held_W[num_inputs:])
+            place_N, value_N = held_W[num_inputs:].reshape(2, num_changes)
+            np.concatenate(places, out=place_N)
+            np.take(self._host_state, place_N, out=value_N)
         if num_changes > PINNED:
             buffer_W = buffer_W.to(self.device)
         update(self.state, self.inputs_3R, buffer_W, num_changes)
         self._sent = inputs
 
 
-def _spans(ids_R: np.ndarray, first_R: np.ndarray, end_R: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Every place of each row from its first to before its end, beside the row's id."""
+def _spans(
+    table_XC: Tensor, ids_R: np.ndarray, first_R: np.ndarray, end_R: np.ndarray
+) -> np.ndarray:
+    """Where the columns of each row lie, from its first to before its end."""
     num_R = end_R - first_R
     past_R = np.cumsum(num_R)
-    place_N = np.arange(num_R.sum()) + np.repeat(first_R - (past_R - num_R), num_R)
-    return np.repeat(ids_R, num_R), place_N
+    column_N = np.arange(num_R.sum()) + np.repeat(first_R - (past_R - num_R), num_R)
+    place_N = np.repeat(ids_R, num_R) * table_XC.shape[1] + column_N
+    return np.asarray(int(table_XC.storage_offset()) + place_N)
