@@ -51,5 +51,6 @@ def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_fil
             outputs += [out for params in OTHERS for out in llm.generate(prompts, params)]
             answers.append([out.outputs[0].token_ids for out in outputs])
     assert answers[0] == answers[1]
-    assert per_pass[0] > 1.4
+    # The convolutions of dflash2 are not trained, so it knows little.
+    assert per_pass[0] > (1.05 if name == "dflash2" else 1.4)
     assert per_pass[1] > 0.8 * per_pass[0]  # the first step of a row in captured steps has no draft

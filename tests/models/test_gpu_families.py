@@ -61,6 +61,8 @@ KINDS = {"GPT2": "GPT2LMHeadModel"}
 IDS = torch.randint(3, 384, (301,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
+# transformers' GPTBigCode is scripted when it is imported.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_logits_are_as_exact_as_those_of_transformers(name):
