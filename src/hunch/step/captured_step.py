@@ -23,54 +23,26 @@ from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.costs import StepShape
 from hunch.drafting.step_policy import Policy
 from hunch.kernels.step import MAX_STOPS
-from hunch.sampling.state import HISTORY
 from hunch.step.host_step import Parts
 from hunch.step.passes import Reader
 from hunch.step.results import NO_SCORES, apply_rows, together
+from hunch.step.row_extras import Group, RowExtras
 from hunch.step.step_graphs import (
-    DRAFTS,
     MASKS,
-    RULES,
     SCORE_SIZES,
     StepGraph,
     StepGraphs,
     StepKind,
-    asks_of,
     best_size,
     bucket,
 )
 from hunch.step.upload import DeviceRows
-from hunch.types import DraftTrace, Request, RowResult, RowStart, RowWork, StepResult
+from hunch.types import Request, RowStart, RowWork, StepResult
 
 log = logging.getLogger("hunch")
 
 MAX_PREPARED = 256  # rows up to which steps are captured at the start
 SAMPLING = (0, 1, 2)  # greedy, sampled, filtered: all are captured at the start
-
-
-class Group:
-    """The rows of a captured step, and what they ask of it."""
-
-    def __init__(
-        self,
-        work: list[RowWork],
-        asks_X: np.ndarray,
-        best_X: np.ndarray,
-        is_traced_X: np.ndarray,
-    ) -> None:
-        self.work = work
-        self.ids = [item.row for item in work]
-        self.row_R = np.array(self.ids)
-        self.allowed = [item.num_nodes for item in work]  # nodes that may be checked
-        self.room = [item.max_draft for item in work]  # and drafted
-        self.has_waiting = any(self.allowed)
-        self.is_drafting = self.has_waiting or any(self.room)
-        self.extras = int(np.bitwise_or.reduce(asks_X[self.row_R]))
-        self.num_best = int(best_X[self.row_R].max())
-        self.asks = asks_of(self.extras, self.num_best)
-        is_watched_R = is_traced_X[self.row_R] | (best_X[self.row_R] != NO_SCORES)
-        # Rows whose results are more than tokens.
-        self.is_watched_R: np.ndarray | None = is_watched_R if is_watched_R.any() else None
 
 
 @dataclass(slots=True)
@@ -120,10 +92,7 @@ class CapturedSteps:
             self.reader = Reader(found.network.model, found.network.kv, self.rows, pool)
         self._is_taken = np.zeros(capacity.max_rows, dtype=np.bool_)  # once it is caught up
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
-        self._asks = np.zeros(capacity.max_rows, dtype=np.int64)  # RULES, MASKS, DRAFTS
-        self._is_traced = np.zeros(capacity.max_rows, dtype=np.bool_)
-        self._num_best = np.full(capacity.max_rows, NO_SCORES)
-        self._drafts: dict[int, tuple[list[int], list[int]]] = {}  # tokens, parents of who is shown
+        self.extras = RowExtras(self.rows, parts.grammars, self.sampling, self.device_rows.touch)
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and who of it took part
         # When the last result was read, if the host did nothing but captured steps since.
         self._read_at: float | None = None
@@ -168,16 +137,9 @@ class CapturedSteps:
         self._last = None
         self.policy.start([start.row for start in starts])
         for start in starts:
-            row, params = start.row, start.request.params
-            self._is_decoding[row] = False
-            self._is_taken[row] = self._takes(start.request)
-            self._drafts.pop(row, None)
-            asks = RULES if self.sampling.asks_X[row] & HISTORY else 0
-            if start.request.grammar is not None:
-                asks |= MASKS | DRAFTS
-            self._asks[row] = asks | DRAFTS * params.speculation.trace
-            self._is_traced[row] = params.speculation.trace
-            self._num_best[row] = NO_SCORES if params.logprobs is None else params.logprobs
+            self._is_decoding[start.row] = False
+            self._is_taken[start.row] = self._takes(start.request)
+            self.extras.start(start.row, start.request)
 
     def _takes(self, request: Request) -> bool:
         """Whether captured steps do all that the request asks for."""
@@ -217,7 +179,7 @@ class CapturedSteps:
         for row in result.rows:
             self.device_rows.touch(row.row)
             self._is_decoding[row.row] |= bool(row.tokens)
-            self._drafts.pop(row.row, None)
+            self.extras.forget_draft(row.row)
         if self.reader is None:
             return
         began = perf_counter()
@@ -253,7 +215,8 @@ class CapturedSteps:
         graph.forward.replay()
         if kind.extras & MASKS:
             read_pending()
-            self._fill_masks(group, graph)
+            masks = self.steps.step_masks()
+            self.extras.fill_masks(group, graph.num_rows, graph.num_nodes, masks)
         graph.finish.replay()
         return PendingStep(group, requests, graph, self.steps.download.expect())
 
@@ -266,11 +229,8 @@ class CapturedSteps:
         taken = [item for item, is_taken in zip(work, is_taken_R, strict=True) if is_taken]
         if not taken:
             return None
-        self._last = work, self._new_group(taken)
+        self._last = work, Group(taken, self.extras)
         return self._last[1]
-
-    def _new_group(self, work: list[RowWork]) -> Group:
-        return Group(work, self._asks, self._num_best, self._is_traced)
 
     def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
         """Those whom the drafter is ready for; nobody, where one's result is not read yet."""
@@ -281,7 +241,7 @@ class CapturedSteps:
             return None
         pairs = zip(group.work, is_ready_R.tolist(), strict=True)
         ready = [work for work, is_ready in pairs if is_ready]
-        return self._new_group(ready) if ready else None
+        return Group(ready, self.extras) if ready else None
 
     def _shape(self, group: Group) -> StepShape | None:
         """The step's shape, if the rows' network has seen enough for it."""
@@ -297,18 +257,6 @@ class CapturedSteps:
             for row in renewed:
                 self.rows.drafts[row] = None
 
-    def _fill_masks(self, group: Group, graph: StepGraph) -> None:
-        """What grammars allow after each root and node that the step checks."""
-        num_k, drafts = graph.num_nodes + 1, {}
-        for row, count in zip(group.ids, group.allowed, strict=True):
-            tokens, parents = self._drafts.get(row, ([], []))
-            count = min(count, graph.num_nodes)
-            drafts[row] = tokens[:count], parents[:count]
-        num_logits = graph.num_rows * num_k
-        self.steps.step_masks(num_logits)
-        assert self.steps.masks is not None
-        self.steps.masks.fill(num_logits, partial(self.grammars.fill, drafts, num_k))
-
     # --- after a step -----------------------------------------------------------------------------
 
     def read(self, pending: PendingStep) -> StepResult:
@@ -321,8 +269,8 @@ class CapturedSteps:
         if drafter is not None:
             sources = self.policy.learn(group.row_R, result_RC[:, : columns.draft], graph)
         writes_kv = drafter is not None and drafter.writes_kv(graph.source)
-        is_here = [
-            self.rows.requests[row] is request
+        here = [
+            request if self.rows.requests[row] is request else None
             for row, request in zip(group.ids, pending.requests, strict=True)
         ]
         tokens, results = apply_rows(
@@ -334,12 +282,7 @@ class CapturedSteps:
             writes_kv=writes_kv,
             is_watched_R=group.is_watched_R,
         )
-        if group.is_watched_R is not None:
-            self._show(pending, result_RC, tokens, results, is_here)
-        if group.extras & DRAFTS:
-            self._keep_drafts(pending, result_RC, is_here)
-        if group.extras & MASKS:
-            tokens, results = self._follow_grammars(pending, tokens, results, is_here)
+        tokens, results = self.extras.show(group, here, result_RC, columns, tokens, results)
         since = None if before is None else self._read_at - before
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since)
         result = StepResult(
@@ -354,85 +297,3 @@ class CapturedSteps:
             return result
         assert pending.order is not None
         return together(group.ids, pending.order, result, pending.others)
-
-    def _show(
-        self,
-        pending: PendingStep,
-        result_RC: np.ndarray,
-        tokens: list[int],
-        results: list[RowResult],
-        is_here: list[bool],
-    ) -> None:
-        """Scores and traces of the rows that asked for them."""
-        group, columns = pending.group, self.steps.columns(pending.graph.kind)
-        scores = columns.scores(result_RC) if group.num_best != NO_SCORES else None
-        whole = iter(results)
-        for place, token in enumerate(tokens):
-            if token >= 0:
-                continue
-            result, request = next(whole), pending.requests[place]
-            if request is None or not result.tokens or not is_here[place]:
-                continue
-            params = request.params
-            if params.logprobs is not None and scores is not None:
-                result.logprobs = scores.of(place, len(result.tokens), params.logprobs)
-            if params.speculation.trace:
-                result.trace = self._trace(group.ids[place], result)
-
-    def _keep_drafts(
-        self, pending: PendingStep, result_RC: np.ndarray, is_here: list[bool]
-    ) -> None:
-        """The drafts that wait now, for masks and traces of the next step."""
-        columns, asks = self.steps.columns(pending.graph.kind), self._asks
-        for place, row in enumerate(pending.group.ids):
-            if asks[row] & DRAFTS and is_here[place]:
-                self._drafts[row] = columns.draft_of(result_RC[place])
-
-    def _follow_grammars(
-        self,
-        pending: PendingStep,
-        tokens: list[int],
-        results: list[RowResult],
-        is_here: list[bool],
-    ) -> tuple[list[int], list[RowResult]]:
-        """Grammars go on by what was committed; a row that one of them cannot follow ends."""
-        whole, ended = iter(results), False
-        found: list[RowResult | None] = [next(whole) if token < 0 else None for token in tokens]
-        for place, (row, token) in enumerate(zip(pending.group.ids, tokens, strict=True)):
-            result = found[place]
-            committed = [token] if result is None else result.tokens
-            if not committed or not is_here[place]:
-                continue
-            num_kept, problem = self.grammars.commit(row, committed)
-            if problem is not None:
-                found[place] = self._end_row(row, result, committed[:num_kept], problem)
-                ended = True
-        if not ended:
-            return tokens, results
-        singles = [
-            token if result is None else -1 for token, result in zip(tokens, found, strict=True)
-        ]
-        return singles, [result for result in found if result is not None]
-
-    def _end_row(
-        self, row: int, result: RowResult | None, tokens: list[int], problem: str
-    ) -> RowResult:
-        """A row that cannot go on: what it keeps, and why it ends."""
-        if result is None:
-            computed = tuple(self.rows.computed[:, row].tolist())
-            result = RowResult(row=row, num_processed=1, computed=computed)
-        result.tokens, result.finish, result.problem = tokens, "abort", problem
-        self.rows.leave(row)
-        self.device_rows.touch(row)
-        return result
-
-    def _trace(self, row: int, result: RowResult) -> DraftTrace:
-        """The draft that the step checked, and the nodes of it that were accepted."""
-        tokens, parents = self._drafts.get(row, ([], []))
-        tokens, parents = tokens[: result.num_drafted], parents[: result.num_drafted]
-        accepted, node = [], -1
-        for token in result.tokens[: result.num_accepted]:
-            pairs = zip(parents, tokens, strict=True)
-            node = next(n for n, pair in enumerate(pairs) if pair == (node, token))
-            accepted.append(node)
-        return DraftTrace(tokens=tokens, parents=parents, accepted=accepted, method=result.method)

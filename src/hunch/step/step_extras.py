@@ -31,6 +31,10 @@ class StepMasks:
         self._words, self._flags = self._mask_MW.numpy(), self._is_masked_M.numpy()
         self._sent = np.zeros(0, dtype=np.bool_)  # the flags that the device holds
 
+    def of(self, num_logits: int) -> tuple[Tensor, Tensor]:
+        """The masks of so many rows of logits, and which of them have one."""
+        return self.mask_MW[:num_logits], self.is_masked_M[:num_logits]
+
     def fill(self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], None]) -> None:
         """Let `write` fill in words and which rows of logits they hold for; send them.
 

@@ -220,7 +220,8 @@ class StepGraphs:
         sampling, pos_M = self.sampling, attn.pos_T + 1 if kind.sampling else attn.pos_T
         if kind.extras & (RULES | MASKS):
             path_MP = drafted_paths(self.state, rows, kind.num_nodes)
-            masks = self.step_masks(len(logits_MV)) if kind.extras & MASKS else (None, None)
+            has_masks = bool(kind.extras & MASKS)
+            masks = self.step_masks().of(len(logits_MV)) if has_masks else (None, None)
             place = attn.seq_T, attn.pos_T + 1, path_MP
             logits_MV = process(logits_MV, *place, self.rules.tables, *masks)
         return choose(
@@ -237,12 +238,12 @@ class StepGraphs:
             is_filtered=kind.sampling > 1,
         )
 
-    def step_masks(self, num_logits: int) -> tuple[Tensor, Tensor]:
-        """The masks of a step's rows of logits, and which of them have one."""
+    def step_masks(self) -> StepMasks:
+        """The masks of grammars; made with the first one."""
         if self.masks is None:
             most = max(self.inputs_3R.shape[1], MAX_LOGITS)
             self.masks = StepMasks(most, self.target.spec.vocab_size, self.device)
-        return self.masks.mask_MW[:num_logits], self.masks.is_masked_M[:num_logits]
+        return self.masks
 
     def _buffers_of(self, size: tuple[int, int, int]) -> StepBuffers:
         """A step's packed tokens, its rows and what attention needs."""

@@ -1,0 +1,173 @@
+"""What rows of captured steps ask for beside tokens: rules, masks of grammars, scores, traces.
+
+Shape letters: R rows of the step, X rows of the engine, C columns of a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from hunch.sampling.state import HISTORY, SamplingState
+from hunch.step.grammars import RowGrammars
+from hunch.step.results import NO_SCORES, Columns
+from hunch.step.rows import RowBuffers
+from hunch.step.step_extras import StepMasks
+from hunch.step.step_graphs import DRAFTS, MASKS, RULES, asks_of
+from hunch.types import DraftTrace, Request, RowResult, RowWork
+
+
+class Group:
+    """The rows of a captured step, and what they ask of it."""
+
+    def __init__(self, work: list[RowWork], rows: RowExtras) -> None:
+        self.work = work
+        self.ids = [item.row for item in work]
+        self.row_R = np.array(self.ids)
+        self.allowed = [item.num_nodes for item in work]  # nodes that may be checked
+        self.room = [item.max_draft for item in work]  # and drafted
+        self.has_waiting = any(self.allowed)
+        self.is_drafting = self.has_waiting or any(self.room)
+        self.extras = int(np.bitwise_or.reduce(rows.asks_X[self.row_R]))
+        best_R = rows.num_best_X[self.row_R]
+        self.num_best = int(best_R.max())
+        self.asks = asks_of(self.extras, self.num_best)
+        is_watched_R = rows.is_traced_X[self.row_R] | (best_R != NO_SCORES)
+        # Rows whose results are more than tokens.
+        self.is_watched_R: np.ndarray | None = is_watched_R if is_watched_R.any() else None
+
+
+class RowExtras:
+    """Knows what each row asks for, and adds it to the results of captured steps."""
+
+    def __init__(
+        self,
+        rows: RowBuffers,
+        grammars: RowGrammars,
+        sampling: SamplingState,
+        touch: Callable[[int], None],  # says that the host changed a row
+    ) -> None:
+        num_rows = len(rows.known)
+        self.rows, self.grammars, self.sampling, self.touch = rows, grammars, sampling, touch
+        self.asks_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS, DRAFTS
+        self.num_best_X = np.full(num_rows, NO_SCORES)
+        self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
+        # Tokens and parents of the drafts that wait, of rows with a grammar or a trace.
+        self._drafts: dict[int, tuple[list[int], list[int]]] = {}
+
+    def start(self, row: int, request: Request) -> None:
+        params = request.params
+        self.forget_draft(row)
+        asks = RULES if self.sampling.asks_X[row] & HISTORY else 0
+        if request.grammar is not None:
+            asks |= MASKS | DRAFTS
+        self.is_traced_X[row] = params.speculation.trace
+        self.asks_X[row] = asks | DRAFTS * params.speculation.trace
+        self.num_best_X[row] = NO_SCORES if params.logprobs is None else params.logprobs
+
+    def forget_draft(self, row: int) -> None:
+        self._drafts.pop(row, None)
+
+    def fill_masks(self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks) -> None:
+        """What grammars allow after each root and node that a step checks."""
+        num_k, drafts = num_nodes + 1, {}
+        for row, count in zip(group.ids, group.allowed, strict=True):
+            tokens, parents = self._drafts.get(row, ([], []))
+            count = min(count, num_nodes)
+            drafts[row] = tokens[:count], parents[:count]
+        masks.fill(num_rows * num_k, partial(self.grammars.fill, drafts, num_k))
+
+    def show(
+        self,
+        group: Group,
+        requests: list[Request | None],  # those that are still in their rows
+        result_RC: np.ndarray,
+        columns: Columns,
+        tokens: list[int],
+        results: list[RowResult],
+    ) -> tuple[list[int], list[RowResult]]:
+        """Tokens and results of a step, with what its rows asked for."""
+        if group.is_watched_R is not None:
+            self._add(group, requests, result_RC, columns, tokens, results)
+        if group.extras & DRAFTS:
+            for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
+                if request is not None and self.asks_X[row] & DRAFTS:
+                    self._drafts[row] = columns.draft_of(line_C)
+        if group.extras & MASKS:
+            return self._follow_grammars(group, requests, tokens, results)
+        return tokens, results
+
+    def _add(
+        self,
+        group: Group,
+        requests: list[Request | None],
+        result_RC: np.ndarray,
+        columns: Columns,
+        tokens: list[int],
+        results: list[RowResult],
+    ) -> None:
+        """Scores, and traces of the drafts that were checked."""
+        scores = columns.scores(result_RC) if group.num_best != NO_SCORES else None
+        whole = iter(results)
+        for place, token in enumerate(tokens):
+            if token >= 0:
+                continue
+            result, request = next(whole), requests[place]
+            if request is None or not result.tokens:
+                continue
+            params = request.params
+            if params.logprobs is not None and scores is not None:
+                result.logprobs = scores.of(place, len(result.tokens), params.logprobs)
+            if params.speculation.trace:
+                result.trace = self._trace(group.ids[place], result)
+
+    def _trace(self, row: int, result: RowResult) -> DraftTrace:
+        """The draft that the step checked, and the nodes of it that were accepted."""
+        tokens, parents = self._drafts.get(row, ([], []))
+        tokens, parents = tokens[: result.num_drafted], parents[: result.num_drafted]
+        accepted, node = [], -1
+        for token in result.tokens[: result.num_accepted]:
+            pairs = zip(parents, tokens, strict=True)
+            node = next(n for n, pair in enumerate(pairs) if pair == (node, token))
+            accepted.append(node)
+        return DraftTrace(tokens=tokens, parents=parents, accepted=accepted, method=result.method)
+
+    def _follow_grammars(
+        self,
+        group: Group,
+        requests: list[Request | None],
+        tokens: list[int],
+        results: list[RowResult],
+    ) -> tuple[list[int], list[RowResult]]:
+        """Grammars go on by what was committed; a row that one of them cannot follow ends."""
+        whole, has_ended = iter(results), False
+        found: list[RowResult | None] = [next(whole) if token < 0 else None for token in tokens]
+        for place, (row, token) in enumerate(zip(group.ids, tokens, strict=True)):
+            result = found[place]
+            committed = [token] if result is None else result.tokens
+            if not committed or requests[place] is None:
+                continue
+            num_kept, problem = self.grammars.commit(row, committed)
+            if problem is not None:
+                found[place] = self._end(row, result, committed[:num_kept], problem)
+                has_ended = True
+        if not has_ended:
+            return tokens, results
+        singles = [
+            token if result is None else -1 for token, result in zip(tokens, found, strict=True)
+        ]
+        return singles, [result for result in found if result is not None]
+
+    def _end(
+        self, row: int, result: RowResult | None, tokens: list[int], problem: str
+    ) -> RowResult:
+        """A row that cannot go on: what it keeps, and why it ends."""
+        if result is None:
+            computed = tuple(self.rows.computed[:, row].tolist())
+            result = RowResult(row=row, num_processed=1, computed=computed)
+        result.tokens, result.finish, result.problem = tokens, "abort", problem
+        self.rows.leave(row)
+        self.touch(row)
+        return result
