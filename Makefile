@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check lint types docs peers speculators clean
+.PHONY: demo test check lint types docs examples peers speculators clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hunch bench --workload demo --show --limit 4 --repeats 1
@@ -33,11 +33,16 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# Other engines on the same model, each as a server: llama.cpp and its own speculation, transformers
-# and assisted generation. PEERS="--repeats 5 --html peers.html" measures, --quick only looks.
+# Other engines on the same file, each as a server: llama.cpp and its own speculation, ik_llama.cpp,
+# transformers and assisted generation. MODEL=FILE.gguf takes another model than the default;
+# PEERS="--repeats 5 --html peers.html" measures, --quick only looks.
 PEERS ?= --quick
 peers: $(VENV)/.installed-peers
-	$(BIN)/hunch bench peers $(PEERS)
+	$(BIN)/hunch bench peers $(if $(MODEL),--model "$(MODEL)") $(PEERS)
+
+# Every example and the notebook, as a user runs them.
+examples: $(VENV)/.installed-examples
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_examples.py
 
 # EAGLE-3 against the package its files come from; without what its training needs.
 speculators: $(VENV)/.installed-speculators
@@ -59,6 +64,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-peers: $(VENV)/.installed
 	$(PIP) -e '.[serve,bench]' xllamacpp accelerate
+	-$(PIP) --only-binary :all: ik-llama-cpp-python
+	@touch $@
+
+$(VENV)/.installed-examples: $(VENV)/.installed-dev
+	$(PIP) -e '.[examples]'
 	@touch $@
 
 $(VENV)/.installed-speculators: $(VENV)/.installed-dev

@@ -6,10 +6,12 @@ import itertools
 import time
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
 
 from hunch import LLM
+from hunch.bench import peers
 from hunch.bench.energy import EnergyMeter
 from hunch.bench.loads import Load
 from hunch.bench.measure import make_jobs
@@ -139,3 +141,23 @@ def test_what_serving_costs_is_measured_in_turn(
     assert found["streams"] == 2
     assert found["offline"] > 0 < found["served"]
     assert found["low"] <= found["cost"] <= found["high"]
+
+
+def test_the_peers_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"xllamacpp"}
+    monkeypatch.setattr(peers, "find_spec", lambda name: name if name in there else None)
+
+    def names(**more: Any) -> list[str]:
+        return [peer.name for peer in peers.peers(Path("a.gguf"), threads=2, **more)]
+
+    assert "ik_llama.cpp off" not in names()
+    assert "transformers assisted" not in names()
+    assert "transformers assisted" in names(draft=Path("draft"))
+    there.add("ik_llama_cpp")
+    assert "ik_llama.cpp off" in names()
+    assert names(skip=["hunch", "llama.cpp", "transformers"]) == ["ik_llama.cpp off"]
+    mine = peers.peers(Path("a.gguf"), threads=2, skip=peers.KNOWN, binaries=["ik=./server -fa"])
+    assert mine[0].command[:2] == ("./server", "-fa")
+    there.clear()
+    with pytest.raises(ConfigError, match="pip install xllamacpp"):
+        names()

@@ -1,8 +1,8 @@
 """Other engines beside hunch: same file, same prompts, same threads, taking turns.
 
 Every engine runs as a server of its own and is measured by the same client: hunch plain and with
-`auto`, llama.cpp plain and with its own speculation, any llama-server binary (ik_llama.cpp's, say),
-and transformers, in a process of its own too.
+`auto`, llama.cpp plain and with its own speculation, ik_llama.cpp where its wheel is installed, any
+llama-server binary, and transformers, plain and with its own speculation.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SECONDS = 300.0  # a server may take to start
 LLAMA_KINDS = ("off", "ngram-simple", "ngram-mod")
 HUNCH_KINDS = ("off", "suffix", "auto")
 TRANSFORMERS_KINDS = ("off", "lookup", "assisted")
+KNOWN = ("hunch", "llama.cpp", "ik_llama.cpp", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def peers(
     binaries: Sequence[str] = (),
     draft: Path | None = None,
 ) -> list[Peer]:
-    """What is set side by side; `skip` leaves out hunch, llama.cpp or transformers."""
+    """What is set side by side; `skip` leaves out some of KNOWN."""
     found: list[Peer] = []
     if "hunch" not in skip:
         for kind in HUNCH_KINDS:
@@ -68,6 +69,9 @@ def peers(
             words = f"hunch.bench.llama_server --port {{port}} --spec-type {kind}"
             more = f"{words} --threads {threads} --parallel {parallel}"
             found.append(_python(f"llama.cpp {kind}", more, path))
+    if "ik_llama.cpp" not in skip and find_spec("ik_llama_cpp") is not None:
+        words = f"hunch.bench.ik_server --port {{port}} --threads {threads}"
+        found.append(_python("ik_llama.cpp off", words, path))
     if "transformers" not in skip:
         for kind in TRANSFORMERS_KINDS:
             words = f"hunch.bench.transformers_server --port {{port}} --kind {kind}"

@@ -160,6 +160,7 @@ def _speedup_by(report: Report, axis: str) -> Chart:
         lines = _lines(report, axis, value)
         axes.axhline(1.0, color=ink["soft"], linewidth=1.2, linestyle="--", label=plain)
         _draw_lines(axes, ink, report, lines)
+        height = 9  # of a number above its point; each above the one before, as they stand close
         for inversion in analysis.inversions(report):
             if axis == inversion.axis and inversion.at is not None and not inversion.is_always:
                 colour, _ = _colour(report, inversion.method, ink)
@@ -169,8 +170,9 @@ def _speedup_by(report: Report, axis: str) -> Chart:
                 )  # fmt: skip
                 axes.annotate(
                     f"{inversion.at:.3g}", (inversion.at, 1.0), textcoords="offset points",
-                    xytext=(0, 9), ha="center", fontsize=8.5, color=colour,
+                    xytext=(0, height), ha="center", fontsize=8.5, color=colour,
                 )  # fmt: skip
+                height += 11
         _load_axis(axes, axis, lines)
         axes.set_ylabel("times as fast as plain decoding")
 

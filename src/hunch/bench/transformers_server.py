@@ -8,16 +8,38 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 LOOKUP = 5  # tokens guessed by prompt lookup
 MAX_BODY = 2**22
 
 
+class Streams(Protocol):
+    """An engine that answers one request at a time."""
+
+    name: str
+
+    def stream(self, body: dict[str, Any], write: Callable[[str], None]) -> dict[str, int]: ...
+
+
+def encode(tokenizer: Any, body: dict[str, Any]) -> list[int]:
+    """The prompt of a body, by the tokenizer's chat template where it has messages."""
+    text = body.get("prompt")
+    if "messages" in body:
+        text = tokenizer.apply_chat_template(
+            body["messages"], tokenize=False, add_generation_prompt=True
+        )
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids
+
+
 class Model:
     """A causal language model in float32, greedy, plain or assisted."""
+
+    name = "transformers"
 
     def __init__(self, path: Path, kind: str, draft: Path | None) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -37,18 +59,12 @@ class Model:
             assistant.set_output_embeddings(self.model.get_output_embeddings())
             self.more["assistant_model"] = assistant
 
-    def stream(self, body: dict[str, Any], write: Any) -> dict[str, int]:
+    def stream(self, body: dict[str, Any], write: Callable[[str], None]) -> dict[str, int]:
         """Calls `write` with each piece of text; returns the usage."""
         import torch
         from transformers.generation.streamers import BaseStreamer
 
-        if "messages" in body:
-            text = self.tokenizer.apply_chat_template(
-                body["messages"], tokenize=False, add_generation_prompt=True
-            )
-        else:
-            text = body["prompt"]
-        ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+        ids = torch.tensor([encode(self.tokenizer, body)])
         tokenizer = self.tokenizer
 
         class Pieces(BaseStreamer):  # type: ignore[misc]
@@ -72,13 +88,13 @@ class Model:
         return {"prompt_tokens": ids.shape[1], "completion_tokens": out.shape[1] - ids.shape[1]}
 
 
-def handler(model: Model) -> type[BaseHTTPRequestHandler]:
+def handler(model: Streams) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
         def do_GET(self) -> None:
-            data = json.dumps({"object": "list", "data": [{"id": "transformers"}]}).encode()
+            data = json.dumps({"object": "list", "data": [{"id": model.name}]}).encode()
             self._head("application/json")
             self.wfile.write(data)
 
@@ -106,6 +122,12 @@ def handler(model: Model) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+def serve(model: Streams, port: int) -> int:
+    """Until the process is ended."""
+    HTTPServer(("127.0.0.1", port), handler(model)).serve_forever()
+    return 0
+
+
 def main(words: list[str]) -> int:
     import torch
 
@@ -117,9 +139,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--draft", type=Path, help="the assistant model's directory")
     args = parser.parse_args(words)
     torch.set_num_threads(args.threads)
-    model = Model(args.model, args.kind, args.draft)
-    HTTPServer(("127.0.0.1", args.port), handler(model)).serve_forever()
-    return 0
+    return serve(Model(args.model, args.kind, args.draft), args.port)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def peers(
     repeats: m.Repeats = 3,
     threads: Annotated[int, typer.Option(help="Of every engine.", min=1)] = 2,
     skip: Annotated[
-        str, typer.Option(help="Leave out: hunch, llama.cpp, transformers; commas between.")
+        str, typer.Option(help="Leave out: hunch, llama.cpp, ik_llama.cpp, transformers.")
     ] = "",
     server: Annotated[
         list[str] | None,
@@ -114,8 +114,8 @@ def peers(
     as_json: o.Json = False,
 ) -> None:
     """Other engines beside hunch on one GGUF file: each a server, all measured the same way."""
+    from hunch.bench.peers import KNOWN, running
     from hunch.bench.peers import peers as find_peers
-    from hunch.bench.peers import running
     from hunch.bench.session import Asked
     from hunch.drafters import shipped
     from hunch.hub import resolve
@@ -124,9 +124,8 @@ def peers(
     files = resolve(model)
     if files.path.suffix != ".gguf":
         raise ConfigError(f"--model {model!r}: the engines share a .gguf file, and this is none")
-    unknown = set(m.words(skip)) - {"hunch", "llama.cpp", "transformers"}
-    if unknown:
-        raise ConfigError(f"--skip {skip!r}: not one of hunch, llama.cpp, transformers")
+    if set(m.words(skip)) - set(KNOWN):
+        raise ConfigError(f"--skip {skip!r}: not one of {', '.join(KNOWN)}")
     found = find_peers(
         files.path, threads=threads, parallel=concurrency, skip=m.words(skip),
         binaries=server or (), draft=shipped("draft", files.name, files.path),

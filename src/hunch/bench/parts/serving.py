@@ -172,7 +172,10 @@ def measure(pid: int, port: int, num_streams: int, num_tokens: int) -> dict[str,
     gaps = sorted(asyncio.run(read_streams(port, num_streams, num_tokens)))
     seconds = time.perf_counter() - began
     total = num_streams * num_tokens
-    found = {"tokens_per_second": total / seconds, "gap_p99_ms": 1e3 * gaps[int(0.99 * len(gaps))]}
+    found = {
+        "tokens_per_second": total / seconds,
+        "gap_p99_ms": 1e3 * gaps[int(0.99 * len(gaps))] if gaps else 0.0,
+    }
     for part in ("http", "worker", "engine"):
         spent = sum(cpu_seconds(one) - before[one] for one in names if names[one] == part)
         found[f"{part}_us_per_token"] = 1e6 * spent / total
