@@ -138,6 +138,7 @@ SMALL = [*WORDS, "steps=6", "--device", "cpu", "--max-model-len", "96", "--minut
 def speeds_of(lookups: float, drafter: float, phrases: float = 1.0) -> Any:
     def compare(llm: LLM, ways: dict[str, str], prompts: list[Any], **_: Any) -> Speeds:
         figures = {"lookups": lookups, "drafter": drafter, "phrases": phrases}
+        figures |= {"draft": 1.2, "block": 1.4}  # of trials
         own = {name: figures[name] for name in ways}
         return Speeds(
             num_prompts=len(prompts), num_tokens=10, plain=100.0, speedup=own,
@@ -192,6 +193,30 @@ def test_a_drafter_that_pays_is_found_by_auto(
     assert run(capsys, "drafters", "rm", out)[0] == 0
     assert run(capsys, "drafters", "rm", out)[0] == 2
     assert find_trained(str(target), files.path, "cpu") is None
+
+
+@pytest.mark.slow
+def test_the_faster_drafter_of_two_trials_goes_on(
+    target: Path, prompts: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: COSTS)
+    monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
+    monkeypatch.setattr(hunch.train.auto, "compare_speeds", speeds_of(1.1, 1.9))
+    monkeypatch.setattr(hunch.train.auto, "LONG", 0.0)
+    monkeypatch.setattr(hunch.train.auto, "CLOSE", 0.0)
+    out = tmp_path / "out"
+    given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force"]
+    code, text, _ = run(capsys, "train", *given)
+    assert code == 0, text
+    assert "trial of draft of" in text
+    assert "trial of block of" in text
+    (drafter,) = (one for one in trained_drafters() if one.path == str(out))
+    assert drafter.method == "dspark"
+    spec = find_files(SpecConfig.parse("auto"), resolve(str(target)), "cpu")
+    assert (spec.method, spec.options["draft"]) == ("auto", str(out))
+    with LLM(str(target), **ENGINE) as llm:
+        assert "draft" in llm.engine.capacity.methods
 
 
 def test_phrases_are_counted_where_no_network_pays(

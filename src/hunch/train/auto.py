@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hunch.drafter_files import BESIDE_LOOKUPS
 from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.hub.drafters import PHRASES, TrainedDrafter, add_trained, digest_of, find_trained
@@ -20,9 +21,17 @@ from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
 from hunch.train.clock import Clock
-from hunch.train.costs import Costs
-from hunch.train.expect import Expected, Size, best_chain, chain_tokens, rank
-from hunch.train.files import read_json
+from hunch.train.expect import (
+    METHODS,
+    Expected,
+    Size,
+    best_chain,
+    chain_tokens,
+    node_seconds,
+    possible,
+    rank,
+)
+from hunch.train.files import read_json, write_json
 from hunch.train.job import (
     JOB,
     PROMPTS,
@@ -36,7 +45,7 @@ from hunch.train.job import (
     read_settings,
     write_student,
 )
-from hunch.train.loop import CANDIDATE, Loop
+from hunch.train.loop import CANDIDATE, LAST, Loop, restore
 from hunch.train.phrase_job import PhraseCount
 from hunch.train.plan import (
     ANSWERED,
@@ -64,6 +73,11 @@ from hunch.train.vocab import coverage_of
 
 DRAFTER, BEFORE = "drafter", "before"
 MIN_ANSWERS = 8
+TRIALS = "trials.json"
+TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
+CLOSE = 0.8  # of the best expected speed, to be tried beside it
+LONG = 240.0  # seconds of a job that has time for trials,
+TRIAL = 0.045  # and the share of them that each is trained for
 LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
 
 
@@ -108,10 +122,13 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     ways = {LOOKUPS: WITHOUT}
     try:
         if is_training:
-            job, settings, chosen = _with_columns(asked, plan, spec, texts, clock)
+            run = Run(asked, plan, spec, work, texts, test_ids, clock)
+            with clock.stage("trials"):
+                best, before = _choose(run, show, say)
+            job, settings, chosen = _with_columns(run, best)
             say(f"trains {chosen.size.text()}: {expectation(chosen)}")
             with clock.stage("train"):
-                student = _train(job, settings, plan.costs, work, texts, show, clock)
+                student = _train(job, settings, run, work / "train", show, before)
             give_back()
             write_student(job, settings, student, work / "select" / "last")
             ways[DRAFTER] = _way(job.method, work / "select" / "last")
@@ -122,9 +139,11 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
             table = asked.out / PHRASES
             if count is not None and count.finish(table, seconds):
                 ways[PHRASES] = f"{WITHOUT}:phrases={table}"
-                if DRAFTER in ways and job.method == "draft":
+                if DRAFTER in ways and _is_beside(job.method):
                     ways[DRAFTER] += f":phrases={table}"
-            speeds = _compare(asked, ways, test_ids, clock)
+            if _has_other(asked):
+                ways[BEFORE] = "auto"
+            speeds = _compare(asked, ways, test_ids, max(clock.until(1.0) - 2.0, 2.0))
     finally:
         if count is not None:
             count.stop()
@@ -143,7 +162,9 @@ def _check(asked: Asked, work: Path) -> ModelSpec:
         if key in asked.options:
             raise ConfigError(f"{key}= belongs to a method: hunch train draft {key}=...")
     recipe = resolve(RECIPES, "draft")
-    recipe.check(read_settings("draft", asked.options).recipe, spec)
+    settings = read_settings("draft", asked.options)
+    if not possible(spec):
+        recipe.check(settings.recipe, spec)
     if read_json(work / PROMPTS) is None:
         read_prompts(asked.prompts)
     there = read_json(work / JOB)
@@ -184,11 +205,61 @@ def _answers(
     return min(len(train_ids), len(texts)), test_ids, texts
 
 
+@dataclass(slots=True)
+class Run:
+    """What training has to go by."""
+
+    asked: Asked
+    plan: Plan
+    spec: ModelSpec
+    work: Path
+    texts: Texts
+    test_ids: list[list[int]]
+    clock: Clock
+
+
+def _choose(run: Run, show: Progress, say: Say) -> tuple[Size, Path | None]:
+    """The drafter to train, and the checkpoint of its trial.
+
+    Where there is time, the most promising drafter of each kind is trained for a while and then
+    tried in the engine: the faster one goes on. What was only expected is no reason to take one.
+    """
+    plan, notes = run.plan, run.work / TRIALS
+    kinds: dict[str, Expected] = {}
+    for one in plan.expected:
+        if one.speedup > CLOSE * plan.best.speedup and one.size.method in TRIED:
+            kinds.setdefault(one.size.method, one)
+    if len(kinds) < 2 or run.clock.seconds < LONG:
+        return plan.best.size, None
+    ways, names = {}, {name: run.work / "trials" / name for name in kinds}
+    found: dict[str, float] = read_json(notes) or {}
+    for name, one in kinds.items():
+        if found:
+            break
+        job, settings, _ = _with_columns(run, one.size, TRIAL)
+        student = _train(job, settings, run, names[name], show)
+        write_student(job, settings, student, names[name] / "files")
+        ways[name] = _way(name, names[name] / "files")
+        del student
+        give_back()
+    if not found:
+        speeds = _compare(run.asked, ways, run.test_ids, TRIAL * run.clock.seconds / 3)
+        found = speeds.speedup
+        write_json(notes, found)
+        give_back()
+    for name, speedup in found.items():
+        say(f"trial of {kinds[name].size.text()}: {speedup:.2f}x of plain decoding so far")
+    best = max(found, key=lambda name: found[name])
+    return kinds[best].size, names[best] / CANDIDATE.format(0)
+
+
 def _with_columns(
-    asked: Asked, plan: Plan, spec: ModelSpec, texts: Texts, clock: Clock
+    run: Run, best: Size, share: float | None = None
 ) -> tuple[Job, Settings, Expected]:
-    """The job with the draft vocabulary that pays best, now that there are answers to count."""
-    coverage, best = coverage_of(texts, spec.vocab_size), plan.best.size
+    """The job with the draft vocabulary that pays best, now that there are answers to count; for a
+    share of all minutes, or as long as there is time."""
+    asked, plan, spec, clock = run.asked, run.plan, run.spec, run.clock
+    coverage = coverage_of(run.texts, spec.vocab_size)
     same = {one.size for one in plan.expected if one.size.method == best.method}
     sizes = [one for one in same if one.layers == best.layers]
     device, seconds = device_of(asked), max(clock.until(TRAINED), 1.0)
@@ -198,6 +269,8 @@ def _with_columns(
     job.options |= {"stops_flat": "true", "precision": asked.options.get("precision", "float16")}
     seconds = TRAINED * clock.seconds - _before_training(clock)
     minutes = max(seconds, LEAST * clock.seconds) / 60
+    if share is not None:
+        minutes = share * clock.seconds / 60
     job.options |= {"minutes": f"{minutes:.4f}"}
     every = max(3.6 * minutes, 2.0)  # a look at held-out answers costs little beside that
     job.options |= {"test_every": f"{every:.1f}", **asked.options}
@@ -205,30 +278,38 @@ def _with_columns(
 
 
 def _before_training(clock: Clock) -> float:
-    return clock.spent.get("measure", 0.0) + clock.spent.get("regenerate", 0.0)
+    return sum(clock.spent.get(name, 0.0) for name in ("measure", "regenerate", "trials"))
 
 
 def _train(
-    job: Job,
-    settings: Settings,
-    costs: Costs,
-    work: Path,
-    texts: Texts,
-    show: Progress,
-    clock: Clock,
+    job: Job, settings: Settings, run: Run, folder: Path, show: Progress, before: Path | None = None
 ) -> Any:
-    student, target = build_student(job, settings, texts)
-    node = costs.of_node(float(job.options.get("layers", "1")), len(student.columns))
+    """A student after its time; it goes on from the checkpoint `before` where that is there."""
+    student, target = build_student(job, settings, run.texts)
+    size = Size(
+        method=job.method,
+        layers=int(job.options.get("layers", "1")),
+        columns=len(student.columns),
+    )
+    node, method = node_seconds(run.plan.costs, run.spec, size), METHODS[job.method]
 
     def remark(replay: Replay) -> str:
-        chance = _chance(replay)
-        return f"about {best_chain(costs, chance, node)[1]:.2f}x of plain"
+        _, speedup = best_chain(
+            run.plan.costs,
+            _chance(replay),
+            node,
+            depth=method.depth,
+            sequential=method.is_sequential,
+        )
+        return f"about {speedup:.2f}x of plain"
 
     recipe = resolve(RECIPES, job.method)
-    loop = Loop(student, target, work / "train", settings.loop, recipe.lr, remark=remark)
+    if before is not None and before.is_file() and not (folder / LAST).is_file():
+        restore(student, before)
+    loop = Loop(student, target, folder, settings.loop, recipe.lr, remark=remark)
     loop.marks = (1.0,)  # one candidate: what each costs to compare is better spent on learning
-    num_held = min(max(len(texts) // 10, 1), 32)
-    learn, held = texts.split(num_held, settings.loop.seed)
+    num_held = min(max(len(run.texts) // 10, 1), 32)
+    learn, held = run.texts.split(num_held, settings.loop.seed)
     loop.run(learn, held, show)
     return student
 
@@ -246,20 +327,23 @@ def _chance(replay: Replay) -> float:
 
 
 def _way(method: str, folder: Path) -> str:
-    """How the engine is told to draft with it: a draft model beside lookups, a head alone."""
-    if method == "draft":
+    """How the engine is told to draft with it: beside lookups where it can, else alone."""
+    if _is_beside(method):
         return f"auto:draft={folder}:any_size=true"
     return f"{drafts_as(method)}:{folder}"
 
 
-def _compare(asked: Asked, ways: dict[str, str], test_ids: list[list[int]], clock: Clock) -> Speeds:
+def _is_beside(method: str) -> bool:
+    return drafts_as(method) in BESIDE_LOOKUPS
+
+
+def _compare(
+    asked: Asked, ways: dict[str, str], test_ids: list[list[int]], seconds: float
+) -> Speeds:
     from hunch import LLM
 
-    if _has_other(asked):
-        ways[BEFORE] = "auto"
     engine = engine_for_one(asked.target, asked.engine, context_of(asked))
     with LLM(asked.target, speculate="off", **engine) as llm:
-        seconds = max(clock.until(1.0) - 2.0, 2.0)
         return compare_speeds(llm, ways, test_ids[:NUM_TRIED], seconds=seconds)
 
 
@@ -315,7 +399,7 @@ def _outcome(
     if found[best] < PAYS * max(found[LOOKUPS], 1.0) or found[best] < found.get(BEFORE, 0.0):
         return Outcome(False, plan, f"{facts} {_remedy(asked, job)}", speeds, measured)
     names = [PHRASES] if best == PHRASES else [name for name in new if name != PHRASES]
-    if best == DRAFTER and PHRASES in new and job.method == "draft":
+    if best == DRAFTER and PHRASES in new and _is_beside(job.method):
         names.append(PHRASES)
     if DRAFTER in new and best == PHRASES:
         facts += " The network does not pay here, the phrases do."

@@ -16,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.models.spec import ModelSpec
+from hunch.registry import RECIPES, resolve
 from hunch.train.costs import Costs, layer_parameters
 
 FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it gets
 MAX_NODES = 8  # of the chains that are weighed
 MAX_SHARE = 0.5  # of a target's layers that a drafter may have
+BLOCK = 7  # tokens that a block drafter guesses by one pass
 COLUMNS = (2048, 4096, 8192, 16384, 32768, 65536)
 LAYERS = (1, 2, 3, 4, 6, 8, 10, 12)
 # Of the answers' tokens, what the most frequent ones of a vocabulary of 49,152 cover.
@@ -44,6 +47,14 @@ class Method:
 
 METHODS = {
     "draft": Method(best=lambda layers: 0.75 * (1 - 0.41 / layers**1.31)),
+    "block": Method(
+        best=lambda layers: 0.7 * (1 - 0.25 / layers),
+        extra=1.0,
+        is_sequential=False,
+        depth=BLOCK,
+        passes=2,
+        layers=(2, 3, 4),
+    ),
     "eagle3": Method(
         best=lambda layers: 0.6 * (1 - 0.2 / layers), extra=0.5, depth=5, passes=5, layers=(1, 2, 3)
     ),
@@ -141,10 +152,7 @@ def expect(
     if coverage is not None:
         share = coverage(size.columns)
     chance = method.best(size.layers) * share * seen / (seen + FAMILIARITY)
-    node = costs.of_node(size.layers + method.extra, size.columns)
-    if not method.is_sequential:
-        heads = method.depth * (size.columns + spec.width)
-        node = costs.node + heads * costs.per_column
+    node = node_seconds(costs, spec, size)
     num_nodes, speedup = best_chain(
         costs, chance, node, depth=method.depth, sequential=method.is_sequential
     )
@@ -158,6 +166,20 @@ def expect(
     )
 
 
+def node_seconds(costs: Costs, spec: ModelSpec, size: Size) -> float:
+    """A drafted node of this drafter; all of its nodes, where one pass makes them."""
+    method = METHODS[size.method]
+    if method.is_sequential:
+        return costs.of_node(size.layers + method.extra, size.columns)
+    if size.method != "block":
+        return costs.node + method.depth * (size.columns + spec.width) * costs.per_column
+    # As many rows as the block has places, then a small product and a choice for each of them.
+    rows = costs.of_pass(method.depth) / max(costs.of_pass(1), 1e-12)
+    layers = (size.layers + method.extra) * costs.per_layer
+    columns = size.columns * costs.per_column
+    return costs.node + rows * (layers + columns) + method.depth * (costs.node + columns / 4) / 2
+
+
 def sizes_for(spec: ModelSpec, methods: Iterable[str] = METHODS) -> list[Size]:
     """Every drafter that is weighed for a target."""
     columns = [*(c for c in COLUMNS if c < spec.vocab_size), spec.vocab_size]
@@ -169,6 +191,19 @@ def sizes_for(spec: ModelSpec, methods: Iterable[str] = METHODS) -> list[Size]:
         if layers <= most
         for count in columns
     ]
+
+
+def possible(spec: ModelSpec) -> list[str]:
+    """Methods whose networks can be built beside the target."""
+    found = []
+    for name in METHODS:
+        recipe = resolve(RECIPES, name)
+        try:
+            recipe.check(recipe.options(), spec)
+        except (ConfigError, UnsupportedModelError):
+            continue
+        found.append(name)
+    return found
 
 
 def rank(

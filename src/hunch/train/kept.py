@@ -1,7 +1,8 @@
 """The target's opinions and states, computed once: a text that comes again costs no pass.
 
 Of each opinion the likeliest columns are kept (they hold nearly all of it), of the states what the
-student asks for. They lie in the device's memory where there is room, else in files beside the job.
+student asks for. They lie in the device's memory where there is room; a CPU's go to files beside
+the job where they are more, a GPU computes them anew, which is faster than reading them.
 
 Shape letters: B texts of a batch, L their padded length, T = B * L, M positions that teach, N
 positions of all texts, D width, K likeliest columns, C columns, R rows of a part.
@@ -20,7 +21,7 @@ from hunch.train.batches import Batch, Texts
 from hunch.train.states import TOP, TargetOutputs, TopOpinions
 from hunch.train.vocab import Columns
 
-MEMORY_SHARE = 0.4  # of what a GPU has free
+MEMORY_SHARE = 0.6  # of what a GPU has free
 HOST_BYTES = 2**31  # in memory on a CPU; more goes to disk
 
 
@@ -44,10 +45,9 @@ class Kept:
         lengths = np.minimum(texts.lengths, context)
         self.start = np.concatenate([[0], np.cumsum(lengths)])
         self.is_kept = np.zeros(len(texts), dtype=np.bool_)
-        num_tokens, size = int(self.start[-1]), dtype.itemsize
+        num_tokens = int(self.start[-1])
         width = sum(feature_widths) + hidden_width
-        self.num_bytes = num_tokens * (self.num_top * (4 + size) + width * size)
-        store = _Store(self.num_bytes, device, folder)
+        store = _Store(num_tokens * bytes_of(len(columns), width, dtype), device, folder)
         self.column_NK = store("columns", (num_tokens, self.num_top), torch.int32)
         self.p_NK = store("opinions", (num_tokens, self.num_top), dtype)
         self.features = [
@@ -97,32 +97,35 @@ class Kept:
         label_M, at_M = label_T[row_M], row_T[row_M].to(home)
         column_MK = self.column_NK[at_M].to(ids_BL.device)
         p_MK = self.p_NK[at_M].to(ids_BL.device)
-        if greedy_share:
-            is_own_MK = column_MK == label_M[:, None]
-            p_MK = p_MK * (1 - greedy_share) + greedy_share * is_own_MK.to(p_MK.dtype)
-            more_M1 = greedy_share * (~is_own_MK.any(-1, keepdim=True)).to(p_MK.dtype)
-            p_MK = torch.cat((p_MK, more_M1), dim=1)
-            column_MK = torch.cat((column_MK, label_M[:, None].to(column_MK)), dim=1)
         where = row_T.to(home)
         features = tuple(kept_ND[where].to(ids_BL.device) for kept_ND in self.features)
         hidden_TD = row_T.new_empty(0)
         if self.hidden_ND is not None:
             hidden_TD = self.hidden_ND[where].to(ids_BL.device)
-        opinions = TopOpinions(column_MK, p_MK, len(self.columns))
+        opinions = TopOpinions(column_MK, p_MK, len(self.columns)).toward(label_M, greedy_share)
         return TargetOutputs(
             batch, split_heads, hidden_TD, features, row_M, opinions, label_M, seed, late
         )
+
+
+def bytes_of(num_columns: int, width: int, dtype: torch.dtype) -> int:
+    """What is kept of one token, with states of this width in all."""
+    return min(TOP, num_columns) * (4 + dtype.itemsize) + width * dtype.itemsize
+
+
+def has_room(num_bytes: int, device: torch.device) -> bool:
+    """Whether so much can be kept: on a CPU always, on disk."""
+    if device.type != "cuda":
+        return True
+    return num_bytes <= MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 class _Store:
     """Makes empty tensors: on the device, or as files in a folder where they are too large."""
 
     def __init__(self, num_bytes: int, device: torch.device, folder: Path | None) -> None:
-        room = HOST_BYTES
-        if device.type == "cuda":
-            room = int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[0])
         self.device = device
-        self.folder = folder if num_bytes > room else None
+        self.folder = folder if device.type != "cuda" and num_bytes > HOST_BYTES else None
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
 

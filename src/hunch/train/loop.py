@@ -15,7 +15,7 @@ from hunch.errors import ConfigError, TrainingError
 from hunch.models.decoder import Decoder
 from hunch.train.batches import Batch, Texts, batches
 from hunch.train.files import write_whole
-from hunch.train.kept import Kept
+from hunch.train.kept import Kept, bytes_of, has_room
 from hunch.train.optimiser import Optimiser
 from hunch.train.progress import Progress
 from hunch.train.replay import Replay
@@ -255,9 +255,14 @@ class Loop:
         """What is right, as the target sees it: a pass over texts that are new, else kept."""
         late = min(max((self.share - _LATE[0]) / (_LATE[1] - _LATE[0]), 0.0), 1.0)
         options, seed, kept = self.options, self.options.seed + self.place.step, self.kept
-        if kept is None:
+        if kept is None and options.whole:
             share, whole = options.greedy_share, options.whole
             return self._run_target(batch, greedy_share=share, whole=whole, late=late, seed=seed)
+        if kept is None:
+            found = self._run_target(batch, late=late, seed=seed)
+            assert isinstance(found.p_MC, torch.Tensor)
+            top = TopOpinions.of(found.p_MC).toward(found.label_M, options.greedy_share)
+            return replace(found, p_MC=top)
         if not kept.has(batch):
             kept.add(batch, self._run_target(batch))
         return kept.outputs(batch, greedy_share=options.greedy_share, late=late, seed=seed)
@@ -268,18 +273,23 @@ class Loop:
         )
 
     def _new_kept(self, texts: Texts) -> Kept | None:
-        """Room for what the target says of the texts; with whole=, which prompts teach changes."""
-        if self.options.whole:
+        """Room for what the target says of the texts, where there is any; with whole=, which
+        prompts teach changes."""
+        student, target, context = self.student, self.target, self.options.context
+        widths = (target.spec.width,) * len(student.feature_layers)
+        hidden = target.spec.width if student.needs_hidden else 0
+        size = bytes_of(len(student.columns), sum(widths) + hidden, target.dtype)
+        num_tokens = int(texts.lengths.clip(max=context).sum())
+        if self.options.whole or not has_room(num_tokens * size, target.device):
             return None
-        student, target = self.student, self.target
         return Kept(
             texts,
             student.columns,
             target.device,
             target.dtype,
-            feature_widths=(target.spec.width,) * len(student.feature_layers),
-            hidden_width=target.spec.width if student.needs_hidden else 0,
-            context=self.options.context,
+            feature_widths=widths,
+            hidden_width=hidden,
+            context=context,
             folder=self.folder / "states",
         )
 

@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
+from hunch.drafter_files import BESIDE_LOOKUPS
 from hunch.errors import ConfigError
 from hunch.hub import resolve as find_files
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.clock import Clock
 from hunch.train.costs import Costs, measure_costs
-from hunch.train.expect import Expected, beside_lookups, rank
+from hunch.train.expect import Expected, beside_lookups, possible, rank, sizes_for
 from hunch.train.files import read_json, write_json
+from hunch.train.job import drafts_as
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back
 from hunch.train.speeds import compare_speeds, engine_for_one
@@ -67,10 +69,10 @@ class Plan:
 
     @property
     def together(self) -> float:
-        """The speed expected of `auto` with it: a draft goes beside lookups, a head alone."""
+        """The speed expected of `auto` with it, which goes beside lookups where it can."""
         speedup = self.best.speedup
-        is_draft = self.best.size.method == "draft"
-        return beside_lookups(speedup, self.lookups) if is_draft else speedup
+        is_beside = drafts_as(self.best.size.method) in BESIDE_LOOKUPS
+        return beside_lookups(speedup, self.lookups) if is_beside else speedup
 
     @property
     def is_worth_it(self) -> bool:
@@ -90,7 +92,8 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say)
         write_json(work / PLAN, stored)
     found = Costs(**{**stored["costs"], "passes": tuple(map(tuple, stored["costs"]["passes"]))})
     device, seconds = stored["device"], (TRAINED - ANSWERED) * clock.seconds
-    expected = rank(found, spec, seconds=seconds, device=device)
+    sizes = sizes_for(spec, possible(spec))
+    expected = rank(found, spec, seconds=seconds, device=device, sizes=sizes)
     plan = Plan(found, stored["lookups"], expected)
     for line in _plan_lines(asked, plan, device, stored["num_prompts"]):
         say(line)

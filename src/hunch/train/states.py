@@ -100,6 +100,16 @@ class TopOpinions:
         column_MK = torch.where(is_in, self.column_MK, 0)
         return TopOpinions(column_MK, p_MK.to(self.p_MK.dtype), num_columns)
 
+    def toward(self, label_M: Tensor, share: float) -> TopOpinions:
+        """With so much of it moved to a column of each position's own."""
+        if not share:
+            return self
+        is_own_MK = self.column_MK == label_M[:, None]
+        p_MK = self.p_MK * (1 - share) + share * is_own_MK.to(self.p_MK.dtype)
+        more_M1 = share * (~is_own_MK.any(-1, keepdim=True)).to(p_MK.dtype)
+        column_MK = torch.cat((self.column_MK, label_M[:, None].to(self.column_MK)), dim=1)
+        return TopOpinions(column_MK, torch.cat((p_MK, more_M1), dim=1), self.num_columns)
+
     def dense(self) -> Tensor:
         """All columns, float32."""
         p_MC = torch.zeros(len(self), self.num_columns, device=self.device)
