@@ -9,12 +9,9 @@ from pathlib import Path
 from hunch.config import MERGE, SpecConfig
 from hunch.drafters import shipped
 from hunch.hub import ModelFiles, resolve
-from hunch.hub.drafters import find_trained
+from hunch.hub.drafters import BESIDE_LOOKUPS, find_trained
 
 log = logging.getLogger("hunch")
-
-# What `auto` drafts with beside lookups; other trained heads take its place.
-BESIDE_LOOKUPS = ("draft", "eagle3", "dspark", "dflash", "dflash2")
 
 
 def find_files(

@@ -16,6 +16,8 @@ from typing import Any
 from hunch.hub.wheel import cache_directory
 
 LIST = "drafters.json"
+# Methods whose networks `auto` drafts with beside lookups; others take its place.
+BESIDE_LOOKUPS = ("draft", "eagle3", "dspark", "dflash", "dflash2")
 PHRASES = "phrases"  # the method of a table, which goes beside every network
 _PARTS, _PART_BYTES = 16, 1 << 16  # of each file that enter a digest, besides its size
 

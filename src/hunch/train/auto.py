@@ -7,14 +7,13 @@ engine against plain decoding and against lookups alone, and `auto` takes it onl
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hunch.drafter_files import BESIDE_LOOKUPS
 from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
-from hunch.hub.drafters import PHRASES, TrainedDrafter, add_trained, digest_of, find_trained
+from hunch.hub.drafters import PHRASES, find_trained
 from hunch.hub.wheel import KNOWN
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
@@ -39,20 +38,19 @@ from hunch.train.job import (
     Settings,
     answer_prompts,
     build_student,
-    drafts_as,
     keep_job,
     publish,
     read_settings,
     write_student,
 )
 from hunch.train.loop import CANDIDATE, LAST, Loop, restore
+from hunch.train.outcome import BEFORE, DRAFTER, Outcome, is_beside, measured_of, outcome_of, way
 from hunch.train.phrase_job import PhraseCount
 from hunch.train.plan import (
     ANSWERED,
     COUNTED,
     LOOKUPS,
     NUM_TRIED,
-    PAYS,
     TRAINED,
     WITHOUT,
     Asked,
@@ -67,11 +65,9 @@ from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back, read_answers
 from hunch.train.replay import Replay
-from hunch.train.select import Measured
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
 from hunch.train.vocab import coverage_of
 
-DRAFTER, BEFORE = "drafter", "before"
 MIN_ANSWERS = 8
 TRIALS = "trials.json"
 TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
@@ -79,27 +75,6 @@ CLOSE = 0.8  # of the best expected speed, to be tried beside it
 LONG = 240.0  # seconds of a job that has time for trials,
 TRIAL = 0.045  # and the share of them that each is trained for
 LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of it."""
-
-    pays: bool
-    plan: Plan
-    text: str  # for the user
-    speeds: Speeds | None = None  # None: nothing was trained
-    measured: Measured | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "pays": self.pays,
-            "expected": asdict(self.plan.best),
-            "lookups": self.plan.lookups,
-            "speeds": None if self.speeds is None else self.speeds.to_json(),
-            "measured": None if self.measured is None else self.measured.to_json(),
-            "text": self.text,
-        }
 
 
 def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
@@ -131,7 +106,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
                 student = _train(job, settings, run, work / "train", show, before)
             give_back()
             write_student(job, settings, student, work / "select" / "last")
-            ways[DRAFTER] = _way(job.method, work / "select" / "last")
+            ways[DRAFTER] = way(job.method, work / "select" / "last")
         else:
             say(f"no network is expected to pay ({expectation(plan.best)}): counts phrases alone")
         with clock.stage("compare"):
@@ -139,7 +114,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
             table = asked.out / PHRASES
             if count is not None and count.finish(table, seconds):
                 ways[PHRASES] = f"{WITHOUT}:phrases={table}"
-                if DRAFTER in ways and _is_beside(job.method):
+                if DRAFTER in ways and is_beside(job.method):
                     ways[DRAFTER] += f":phrases={table}"
             if _has_other(asked):
                 ways[BEFORE] = "auto"
@@ -149,10 +124,10 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
             count.stop()
     measured = None
     if is_training:
-        measured = _measured(speeds)
+        measured = measured_of(speeds)
         checkpoint = work / "train" / CANDIDATE.format(0)
         publish(job, settings, student, checkpoint, measured, num_prompts)
-    return _outcome(asked, job, plan, speeds, measured)
+    return outcome_of(asked, job, plan, speeds, measured)
 
 
 def _check(asked: Asked, work: Path) -> ModelSpec:
@@ -239,7 +214,7 @@ def _choose(run: Run, show: Progress, say: Say) -> tuple[Size, Path | None]:
         job, settings, _ = _with_columns(run, one.size, TRIAL)
         student = _train(job, settings, run, names[name], show)
         write_student(job, settings, student, names[name] / "files")
-        ways[name] = _way(name, names[name] / "files")
+        ways[name] = way(name, names[name] / "files")
         del student
         give_back()
     if not found:
@@ -326,17 +301,6 @@ def _chance(replay: Replay) -> float:
     return low
 
 
-def _way(method: str, folder: Path) -> str:
-    """How the engine is told to draft with it: beside lookups where it can, else alone."""
-    if _is_beside(method):
-        return f"auto:draft={folder}:any_size=true"
-    return f"{drafts_as(method)}:{folder}"
-
-
-def _is_beside(method: str) -> bool:
-    return drafts_as(method) in BESIDE_LOOKUPS
-
-
 def _compare(
     asked: Asked, ways: dict[str, str], test_ids: list[list[int]], seconds: float
 ) -> Speeds:
@@ -360,85 +324,3 @@ def _has_other(asked: Asked) -> bool:
     if trained is not None:
         return trained.path != str(asked.out.resolve())
     return _has_table(asked)
-
-
-def _measured(speeds: Speeds) -> Measured:
-    return Measured(
-        tokens_per_pass=speeds.tokens_per_pass[DRAFTER],
-        acceptance_rate=speeds.acceptance_rate[DRAFTER],
-        per_position=speeds.per_position[DRAFTER],
-        cost_per_node=speeds.node_cost[DRAFTER],
-        num_tokens=speeds.num_tokens,
-    )
-
-
-_NAMES = {
-    DRAFTER: "the drafter",
-    PHRASES: "a phrase table of its answers",
-    LOOKUPS: "lookups alone",
-    BEFORE: "auto as it was",
-}
-
-
-def _outcome(
-    asked: Asked, job: Job, plan: Plan, speeds: Speeds, measured: Measured | None
-) -> Outcome:
-    """What is best by the clock, and on the list if it is new."""
-    found = speeds.speedup
-    facts = ", ".join(
-        f"{words} {found[name]:.2f}x ({speeds.tokens_per_pass[name]:.2f} tokens per pass)"
-        for name, words in _NAMES.items()
-        if name in found
-    )
-    facts = (
-        f"{asked.out}, speed of plain decoding: {facts}; {speeds.num_prompts} held-out prompts, "
-        "one request at a time."
-    )
-    new = [name for name in (DRAFTER, PHRASES) if name in found]
-    best = max(new, key=lambda name: found[name], default=LOOKUPS)
-    if found[best] < PAYS * max(found[LOOKUPS], 1.0) or found[best] < found.get(BEFORE, 0.0):
-        return Outcome(False, plan, f"{facts} {_remedy(asked, job)}", speeds, measured)
-    names = [PHRASES] if best == PHRASES else [name for name in new if name != PHRASES]
-    if best == DRAFTER and PHRASES in new and _is_beside(job.method):
-        names.append(PHRASES)
-    if DRAFTER in new and best == PHRASES:
-        facts += " The network does not pay here, the phrases do."
-    text = f"{facts} It pays: use --speculate {_use(asked, job, names)}."
-    if asked.is_listed:
-        for name in names:
-            _list(asked, job, name, speeds)
-        text = f"{facts} It pays: auto takes it from now on for {asked.target} (hunch drafters)."
-    return Outcome(True, plan, text, speeds, measured)
-
-
-def _use(asked: Asked, job: Job, names: list[str]) -> str:
-    if DRAFTER not in names:
-        return f"auto:phrases={asked.out / PHRASES}"
-    table = f":phrases={asked.out / PHRASES}" if PHRASES in names else ""
-    return _way(job.method, asked.out) + table
-
-
-def _list(asked: Asked, job: Job, name: str, speeds: Speeds) -> None:
-    path = asked.out if name == DRAFTER else asked.out / PHRASES
-    add_trained(
-        TrainedDrafter(
-            target=asked.target,
-            digest=digest_of(Path(find_files(asked.target).path)),
-            method=drafts_as(job.method) if name == DRAFTER else PHRASES,
-            path=str(path.resolve()),
-            device=device_of(asked),
-            speedup=speeds.speedup[name],
-            tokens_per_pass=speeds.tokens_per_pass[name],
-        )
-    )
-
-
-def _remedy(asked: Asked, job: Job) -> str:
-    words = (
-        "It does not pay here, and auto goes on without it. Train longer (--minutes "
-        f"{3 * asked.minutes:g}), on prompts like those you serve (--prompts), or keep to lookups."
-    )
-    if (asked.out / "model.safetensors").is_file():
-        how = f"--speculate {drafts_as(job.method)}:{asked.out}"
-        words += f" It is kept: {how} drafts with it all the same."
-    return words

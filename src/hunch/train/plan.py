@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from hunch.drafter_files import BESIDE_LOOKUPS
 from hunch.errors import ConfigError
 from hunch.hub import resolve as find_files
+from hunch.hub.drafters import BESIDE_LOOKUPS
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.clock import Clock

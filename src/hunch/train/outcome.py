@@ -1,0 +1,130 @@
+"""What came of training: which way of drafting is fastest, and what `auto` takes from now on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hunch.hub import resolve as find_files
+from hunch.hub.drafters import BESIDE_LOOKUPS, PHRASES, TrainedDrafter, add_trained, digest_of
+from hunch.train.job import Job, drafts_as
+from hunch.train.plan import LOOKUPS, PAYS, Asked, Plan, device_of
+from hunch.train.select import Measured
+from hunch.train.speeds import Speeds
+
+DRAFTER, BEFORE = "drafter", "before"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of it."""
+
+    pays: bool
+    plan: Plan
+    text: str  # for the user
+    speeds: Speeds | None = None  # None: nothing was trained
+    measured: Measured | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pays": self.pays,
+            "expected": asdict(self.plan.best),
+            "lookups": self.plan.lookups,
+            "speeds": None if self.speeds is None else self.speeds.to_json(),
+            "measured": None if self.measured is None else self.measured.to_json(),
+            "text": self.text,
+        }
+
+
+def way(method: str, folder: Path) -> str:
+    """How the engine is told to draft with it: beside lookups where it can, else alone."""
+    if is_beside(method):
+        return f"auto:draft={folder}:any_size=true"
+    return f"{drafts_as(method)}:{folder}"
+
+
+def is_beside(method: str) -> bool:
+    return drafts_as(method) in BESIDE_LOOKUPS
+
+
+def measured_of(speeds: Speeds) -> Measured:
+    return Measured(
+        tokens_per_pass=speeds.tokens_per_pass[DRAFTER],
+        acceptance_rate=speeds.acceptance_rate[DRAFTER],
+        per_position=speeds.per_position[DRAFTER],
+        cost_per_node=speeds.node_cost[DRAFTER],
+        num_tokens=speeds.num_tokens,
+    )
+
+
+_NAMES = {
+    DRAFTER: "the drafter",
+    PHRASES: "a phrase table of its answers",
+    LOOKUPS: "lookups alone",
+    BEFORE: "auto as it was",
+}
+
+
+def outcome_of(
+    asked: Asked, job: Job, plan: Plan, speeds: Speeds, measured: Measured | None
+) -> Outcome:
+    """What is best by the clock, and on the list if it is new."""
+    found = speeds.speedup
+    facts = ", ".join(
+        f"{words} {found[name]:.2f}x ({speeds.tokens_per_pass[name]:.2f} tokens per pass)"
+        for name, words in _NAMES.items()
+        if name in found
+    )
+    facts = (
+        f"{asked.out}, speed of plain decoding: {facts}; {speeds.num_prompts} held-out prompts, "
+        "one request at a time."
+    )
+    new = [name for name in (DRAFTER, PHRASES) if name in found]
+    best = max(new, key=lambda name: found[name], default=LOOKUPS)
+    if found[best] < PAYS * max(found[LOOKUPS], 1.0) or found[best] < found.get(BEFORE, 0.0):
+        return Outcome(False, plan, f"{facts} {_remedy(asked, job)}", speeds, measured)
+    names = [PHRASES] if best == PHRASES else [name for name in new if name != PHRASES]
+    if best == DRAFTER and PHRASES in new and is_beside(job.method):
+        names.append(PHRASES)
+    if DRAFTER in new and best == PHRASES:
+        facts += " The network does not pay here, the phrases do."
+    text = f"{facts} It pays: use --speculate {_use(asked, job, names)}."
+    if asked.is_listed:
+        for name in names:
+            _list(asked, job, name, speeds)
+        text = f"{facts} It pays: auto takes it from now on for {asked.target} (hunch drafters)."
+    return Outcome(True, plan, text, speeds, measured)
+
+
+def _use(asked: Asked, job: Job, names: list[str]) -> str:
+    if DRAFTER not in names:
+        return f"auto:phrases={asked.out / PHRASES}"
+    table = f":phrases={asked.out / PHRASES}" if PHRASES in names else ""
+    return way(job.method, asked.out) + table
+
+
+def _list(asked: Asked, job: Job, name: str, speeds: Speeds) -> None:
+    path = asked.out if name == DRAFTER else asked.out / PHRASES
+    add_trained(
+        TrainedDrafter(
+            target=asked.target,
+            digest=digest_of(Path(find_files(asked.target).path)),
+            method=drafts_as(job.method) if name == DRAFTER else PHRASES,
+            path=str(path.resolve()),
+            device=device_of(asked),
+            speedup=speeds.speedup[name],
+            tokens_per_pass=speeds.tokens_per_pass[name],
+        )
+    )
+
+
+def _remedy(asked: Asked, job: Job) -> str:
+    words = (
+        "It does not pay here, and auto goes on without it. Train longer (--minutes "
+        f"{3 * asked.minutes:g}), on prompts like those you serve (--prompts), or keep to lookups."
+    )
+    if (asked.out / "model.safetensors").is_file():
+        how = f"--speculate {drafts_as(job.method)}:{asked.out}"
+        words += f" It is kept: {how} drafts with it all the same."
+    return words
