@@ -5,8 +5,10 @@ tokens of KV, multiplies every weight M times, and walks its layers one after th
 
     seconds = (memory^p + arithmetic^p + layers^p) ^ (1/p)
 
-The three overlap partly, which p says: 1 would add them, a large p would take the largest. The
-constants are fitted to passes of a 7B and a 135M geometry on an H200 (docs/benchmarks.md).
+A layer takes a least time, and a little more for every token: attention and norms are computed
+row by row. The three overlap partly, which p says: 1 would add them, a large p would take the
+largest. The constants are fitted to passes of a 7B and a 135M geometry on an H200
+(docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from dataclasses import dataclass, replace
 from hunch.bench.gpus import Gpu
 from hunch.errors import ConfigError
 
-OVERLAP = 1.3  # p
-# Shares of the maker's peaks that were reached, and seconds a layer takes at least.
-BANDWIDTH_SHARE = 0.77
-DECODE_SHARE = 0.45  # of the arithmetic, in passes over few tokens
+OVERLAP = 1.5  # p
+# Shares of the maker's peaks that were reached, seconds a layer takes at least and per token.
+BANDWIDTH_SHARE = 0.80
+DECODE_SHARE = 0.40  # of the arithmetic, in passes over few tokens
 PREFILL_SHARE = 0.71  # of the arithmetic, while prompts are read
-LAYER_SECONDS = 20e-6
+LAYER_SECONDS = 26.7e-6
+TOKEN_SECONDS = 78e-9
 BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.56}  # per weight, with scales
 
 # parameters -> layers, bytes of KV per token in 16 bits; of well-known models
@@ -98,7 +101,7 @@ class Machine:
         """A pass over `tokens` tokens of each of `rows` sequences."""
         read = (size.weight_bytes + rows * context * size.kv_bytes) / self.bytes_per_second
         computed = 2 * size.params * rows * tokens / self.flops
-        walked = size.num_layers * self.layer_seconds
+        walked = size.num_layers * (self.layer_seconds + TOKEN_SECONDS * rows * tokens)
         parts = (read, computed, walked)
         return float(self.scale * sum(part**OVERLAP for part in parts) ** (1 / OVERLAP))
 

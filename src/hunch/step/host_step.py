@@ -352,14 +352,26 @@ class HostStep:
         num_known = sum(part.num_known for part in batch.parts)
         if num_tokens:
             self.cost.record(num_tokens, target_seconds)
-        share = self.cost.seconds(num_known) / self.cost.seconds(num_tokens) if num_tokens else 0.0
         return StepResult(
             id=plan.id,
             rows=[by_row.get(work.row) or RowResult(row=work.row) for work in plan.work],
             target_seconds=target_seconds,
             draft_seconds=draft_seconds,
-            plain_seconds=target_seconds * share,
+            plain_seconds=_plain_seconds(self.cost, num_known, num_tokens, target_seconds),
         )
+
+
+def _plain_seconds(cost: CostCurve, num_known: int, num_tokens: int, seconds: float) -> float:
+    """What a pass would have taken without its drafted nodes.
+
+    They add what they add: what else made the pass slow would have made it slow without them.
+    """
+    if num_known == num_tokens:
+        return seconds
+    known, whole = cost.seconds(num_known), cost.seconds(num_tokens)
+    if not cost.is_measured:
+        return seconds * known / whole
+    return max(seconds - (whole - known), 0.1 * seconds)
 
 
 def _kept(outcome: Outcome) -> list[int]:
