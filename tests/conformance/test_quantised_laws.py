@@ -82,9 +82,10 @@ def test_rounded_when_loaded(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_keys_and_values_in_8_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("held", ["fp8", "int8"])
+def test_keys_and_values_in_8_bits(held: str, tmp_path: Path) -> None:
     model = str(write_llama(tmp_path, width=128))
-    plain = ids(model, speculate="off", kv_cache_dtype="fp8", max_num_seqs=1, **GPU)
-    for kv_dtype in ("auto", "fp8"):
+    plain = ids(model, speculate="off", kv_cache_dtype=held, max_num_seqs=1, **GPU)
+    for kv_dtype in ("auto", "int8"):
         draft = f"{drafted(model)}:kv_dtype={kv_dtype}"
-        assert ids(model, speculate=draft, kv_cache_dtype="fp8", **GPU) == plain
+        assert ids(model, speculate=draft, kv_cache_dtype=held, **GPU) == plain

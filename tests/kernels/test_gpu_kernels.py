@@ -92,6 +92,31 @@ def test_rope_after_a_product(has_norms: bool) -> None:
     close(cache[0], want[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_keys_and_values_of_any_size_have_codes(has_norms: bool, dtype: torch.dtype) -> None:
+    heads, kv, head = 2, 2, 16
+    qkv = rand(3, (heads + 2 * kv) * head) * torch.tensor([[1e-6], [1.0], [3e4]], device=DEVICE)
+    pos, slot = (torch.tensor(some, device=DEVICE) for some in ([0, 5, 2], [3, -1, 1]))
+    norms = (rand(head, seed=3), rand(head, seed=4)) if has_norms else None
+    q = torch.empty(3, heads, head, device=DEVICE)
+    cache, want = (
+        [torch.zeros(4, kv, head, dtype=dtype, device=DEVICE) for _ in "kv"] for _ in "ab"
+    )
+    scales, of_want = ([torch.zeros(4, kv, 1, device=DEVICE) for _ in "kv"] for _ in "ab")
+    gpu_fused.rope_kv(qkv, q, *cache, pos, slot, None, norms, scales=tuple(scales))
+    gpu_fused.rope_kv_ref(qkv, *want, pos, slot, None, norms, scales=tuple(of_want))
+    for which in range(2):
+        close(scales[which], of_want[which])
+        got, ref = cache[which].float() * scales[which], want[which].float() * of_want[which]
+        # A tie may be rounded to either side.
+        assert (got - ref).norm() <= (1e-3 if dtype == torch.int8 else 0.03) * ref.norm()
+    for token in (0, 2):
+        exact = qkv[token, -kv * head :].view(kv, head)
+        held = cache[1][slot[token]].float() * scales[1][slot[token]]
+        assert (held - exact).norm() / exact.norm() < 0.04
+
+
 @pytest.mark.parametrize("num_parts", [0, 1, 3])
 @pytest.mark.parametrize("is_indexed", [False, True])
 def test_add_norm(num_parts: int, is_indexed: bool) -> None:

@@ -36,7 +36,9 @@ def codes(kind: str, form: str = "", group: int = 32, n: int = N, k: int = K) ->
     if form == "zero":
         made.zero_NG = torch.randint(0, 16, (n, k // group), generator=gen, dtype=torch.uint8)
     elif form == "minimum":
-        made.minimum_NG = rand(n, k // group, seed=3)
+        # Of 16 bits, as in files: a code times a scale is exact in float32.
+        made.scale_NG = made.scale_NG.half()
+        made.minimum_NG = rand(n, k // group, seed=3).half()
     elif form == "units":
         made = replace(
             made,

@@ -62,6 +62,7 @@ class KVCache:
     k_LCMH: Tensor
     v_LCMH: Tensor
     states: RowStates | None = None  # what recurrent layers remember of rows
+    scales: KVCache | None = None  # of codes of 8 bits: a float32 per slot and head, [L, C, M, 1]
     # Who holds the other heads of the same slots, and must move them too.
     on_move: list[Callable[[Tensor, Tensor], None]] = field(default_factory=list)
 
@@ -70,8 +71,29 @@ class KVCache:
         self.k_LCMH[:, target_P] = self.k_LCMH[:, source_P]
         if self.v_LCMH is not self.k_LCMH:
             self.v_LCMH[:, target_P] = self.v_LCMH[:, source_P]
+        if self.scales is not None:
+            self.scales.move(source_P, target_P)
         for tell in self.on_move:
             tell(source_P, target_P)
+
+    def layer(self, number: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, [C, M, H] each."""
+        return self.k_LCMH[number], self.v_LCMH[number]
+
+
+def has_scales(dtype: torch.dtype) -> bool:
+    """Whether keys and values of a precision are codes, which a scale per slot and head makes
+    numbers."""
+    return dtype.itemsize == 1
+
+
+def codes_ref(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes and scales of heads, [..., H] to [..., H] and [..., 1]: the largest has the highest."""
+    most = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+    scale = x.float().abs().amax(-1, keepdim=True) / most
+    scale = torch.where(scale > 0, scale, 1.0)
+    code = x.float() / scale
+    return (code.round() if dtype == torch.int8 else code).to(dtype), scale
 
 
 def key_slots(attn: AttnInputs, token: int) -> Tensor:

@@ -23,9 +23,9 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def _attend(
-    q, q_tail, k_ptr, v_ptr, slot_P, is_key, is_pair, m, z, acc, scale, cap, offs_h, offs_t,
-    kv_stride, HEAD: tl.constexpr, TAIL: tl.constexpr, TILE: tl.constexpr, IS_NEAR: tl.constexpr,
-    HAS_CAP: tl.constexpr,
+    q, q_tail, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot_P, is_key, is_pair, m, z, acc, scale,
+    cap, offs_h, offs_t, kv_stride, HEAD: tl.constexpr, TAIL: tl.constexpr, TILE: tl.constexpr,
+    IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Fold one tile of positions into (m, z, acc). A row with no pair here is left as it was."""
     is_h = offs_h < HEAD
@@ -42,18 +42,24 @@ def _attend(
     else:
         v = tl.load(v_ptr + at[:, None] + offs_h[None, :], mask=is_key[:, None] & is_h[None, :],
                     other=0.0).to(q.dtype)  # fmt: skip
+    if HAS_SCALES:
+        to = slot_P.to(tl.int64) * (kv_stride // HEAD)
+        scores *= tl.load(k_scale_ptr + to, mask=is_key, other=0.0)[None, :]
     if HAS_CAP:  # cap * tanh(score / cap), in units of log2 from here on
         wave = tl.math.exp2(tl.minimum(tl.maximum(scores * (scale * 2.885390082 / cap), -60), 60))
         scores = cap * (1.0 - 2.0 / (wave + 1.0))
         scale = 1.0
     scores = tl.where(is_pair, scores, -1e30)
     m_new = tl.maximum(m, tl.max(scores, axis=1) * scale)
-    p = tl.where(is_pair, tl.math.exp2(scores * scale - m_new[:, None]), 0.0).to(v.dtype)
+    p = tl.where(is_pair, tl.math.exp2(scores * scale - m_new[:, None]), 0.0)
+    share = p.to(v.dtype)
+    if HAS_SCALES:
+        share = (p * tl.load(v_scale_ptr + to, mask=is_key, other=0.0)[None, :]).to(v.dtype)
     shrink = tl.math.exp2(m - m_new)
     # The sum goes through the tensor core too: its order must not depend on the layout.
     ones = tl.full((TILE, 16), 1.0, v.dtype)
-    z = tl.dot(p, ones, z * shrink[:, None], input_precision="ieee")
-    acc = tl.dot(p, v, acc * shrink[:, None], input_precision="ieee")
+    z = tl.dot(p.to(v.dtype), ones, z * shrink[:, None], input_precision="ieee")
+    acc = tl.dot(share, v, acc * shrink[:, None], input_precision="ieee")
     return m_new, z, acc
 
 
@@ -107,12 +113,12 @@ def _own_keys(table_ptr, tree_ptr, p, token, tok_R, pos_R, base_R, tree_stride,
 
 @triton.jit
 def _walk(
-    q, q_tail, k_ptr, v_ptr, table_ptr, tree_ptr, acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R,
-    part_R, is_row, token0, num_tokens, first, last, is_alone, scale, cap, offs_h, offs_t,
-    kv_stride, tree_stride,
+    q, q_tail, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, tree_ptr, acc_ptr, stat_ptr,
+    tok_R, pos_R, low_R, base_R, part_R, is_row, token0, num_tokens, first, last, is_alone, scale,
+    cap, offs_h, offs_t, kv_stride, tree_stride,
     ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TAIL: tl.constexpr,
     TILE: tl.constexpr, SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_TREE: tl.constexpr, IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_TREE: tl.constexpr, IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Positions [first, last), tile by tile; (m1, z1, acc1) is the split at hand."""
     m = tl.full((ROWS,), -1e30, tl.float32)
@@ -130,9 +136,10 @@ def _walk(
         is_key = p < last
         block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
-        m1, z1, acc1 = _attend(q, q_tail, k_ptr, v_ptr, block * BLOCK_SIZE + p % BLOCK_SIZE, is_key,
-                               is_pair, m1, z1, acc1, scale, cap, offs_h, offs_t, kv_stride, HEAD,
-                               TAIL, TILE, IS_NEAR, HAS_CAP)  # fmt: skip
+        m1, z1, acc1 = _attend(q, q_tail, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr,
+                               block * BLOCK_SIZE + p % BLOCK_SIZE, is_key, is_pair, m1, z1, acc1,
+                               scale, cap, offs_h, offs_t, kv_stride, HEAD, TAIL, TILE, IS_NEAR,
+                               HAS_CAP, HAS_SCALES)  # fmt: skip
         if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
             m, z, acc, m1, z1, acc1 = _end_split(
                 m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr, part_R,
@@ -145,9 +152,10 @@ def _walk(
                                            tree_stride, BLOCK_SIZE)  # fmt: skip
                 is_pair = is_key[None, :] & (tok_R == token0 + j)[:, None]
                 is_pair &= p[None, :] >= low_R[:, None]
-                m1, z1, acc1 = _attend(q, q_tail, k_ptr, v_ptr, slot_P, is_key, is_pair, m1, z1,
-                                       acc1, scale, cap, offs_h, offs_t, kv_stride, HEAD, TAIL,
-                                       TILE, IS_NEAR, HAS_CAP)  # fmt: skip
+                m1, z1, acc1 = _attend(q, q_tail, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot_P,
+                                       is_key, is_pair, m1, z1, acc1, scale, cap, offs_h, offs_t,
+                                       kv_stride, HEAD, TAIL, TILE, IS_NEAR, HAS_CAP,
+                                       HAS_SCALES)  # fmt: skip
             if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
                 m, z, acc, m1, z1, acc1 = _end_split(
                     m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr,
@@ -193,15 +201,15 @@ def _join_sinks(m, z, acc, sink_ptrs, is_row):
     do_not_specialize=["num_packed", "max_splits", "table_stride", "tree_stride", "min_share"]
 )
 def _attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, acc_ptr, stat_ptr, count_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, acc_ptr, stat_ptr, count_ptr,
     pos_ptr, slot_ptr, seq_ptr, table_ptr, base_ptr, tree_ptr, tile_ptr, sink_ptr,
     scale, cap, window, table_stride, tree_stride, max_splits, num_packed, min_share,
     NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     KV_PARTS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TAIL: tl.constexpr,
     TAIL_PAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
-    IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_TREE: tl.constexpr, HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
+    HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_NEAR: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of tokens of one sequence, heads that share keys, share of the splits);
     KV_PARTS programs read the same KV head, each for some of its heads."""
@@ -209,8 +217,7 @@ def _attention_kernel(
     wait_for_inputs()
     token0, num_tokens = tile, 1
     if HAS_TILES:
-        token0 = tl.load(tile_ptr + 2 * tile)
-        num_tokens = tl.load(tile_ptr + 2 * tile + 1)
+        token0, num_tokens = tl.load(tile_ptr + 2 * tile), tl.load(tile_ptr + 2 * tile + 1)
     row = tl.arange(0, ROWS)
     tok_R = token0 + row // GROUP_PAD
     head_R = kv_head * GROUP + row % GROUP_PAD
@@ -245,11 +252,12 @@ def _attention_kernel(
     last = tl.minimum(first + share_size * SPLIT, num_keys)
     kv_start = kv_head // KV_PARTS * (HEAD + TAIL)
     m, z, acc = _walk(
-        q, q_tail, k_ptr + kv_start, v_ptr + kv_start, table_ptr + seq * table_stride, tree_ptr,
-        acc_ptr, stat_ptr, tok_R, pos_R, low_R, base_R, at_R * max_splits, is_row, token0,
-        num_tokens, tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, cap,
-        offs_h, offs_t, NUM_KV // KV_PARTS * (HEAD + TAIL), tree_stride, ROWS, HEAD, HEAD_PAD, TAIL,
-        TILE, SPLIT, IS_SHARED, BLOCK_SIZE, HAS_TREE, IS_NEAR, HAS_CAP)  # fmt: skip
+        q, q_tail, k_ptr + kv_start, v_ptr + kv_start, k_scale_ptr + kv_head // KV_PARTS,
+        v_scale_ptr + kv_head // KV_PARTS, table_ptr + seq * table_stride, tree_ptr, acc_ptr,
+        stat_ptr, tok_R, pos_R, low_R, base_R, at_R * max_splits, is_row, token0, num_tokens,
+        tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, cap, offs_h, offs_t,
+        NUM_KV // KV_PARTS * (HEAD + TAIL), tree_stride, ROWS, HEAD, HEAD_PAD, TAIL, TILE, SPLIT,
+        IS_SHARED, BLOCK_SIZE, HAS_TREE, IS_NEAR, HAS_CAP, HAS_SCALES)  # fmt: skip
     let_next_start()
     if num_shares > 1:  # whoever comes last merges all
         tl.debug_barrier()
@@ -268,12 +276,12 @@ def _attention_kernel(
 def attention(
     q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, attn: AttnInputs, scale: float, out_TNH: Tensor,
     *, window: int | None = None, cap: float = 0.0, sinks_N: Tensor | None = None,
-    tiling: Tiling | None = None,
+    tiling: Tiling | None = None, scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:  # fmt: skip
     """softmax(q K^T * scale) V over each token's positions. No tiling: every token is a tile.
 
-    Caps and sinks as in `attention_ref`. Where out_TNH is narrower than keys, values are the keys'
-    first numbers.
+    Caps and sinks as in `attention_ref`; scales, [C, M, 1], of keys and values in 8 bits. Where
+    out_TNH is narrower than keys, values are the keys' first numbers.
     """
     tiling = tiling or Tiling(None)
     tiles_I2, block_tokens, workspace = tiling.tiles_I2, tiling.block_tokens, tiling.workspace
@@ -297,7 +305,7 @@ def attention(
         acc, stat, count = workspace.acc, workspace.stat, workspace.count
         max_splits = workspace.max_splits
     _attention_kernel[(num_tiles, num_kv, programs)](
-        q_TNH, k_CMH, v_CMH, out_TNH, acc, stat, count,
+        q_TNH, k_CMH, v_CMH, *(scales or (q_TNH, q_TNH)), out_TNH, acc, stat, count,
         attn.pos_T, attn.slot_T, attn.seq_T, attn.table_SB, attn.base_T,
         attn.pos_T if tree is None else tree, attn.pos_T if tiles_I2 is None else tiles_I2,
         q_TNH if sinks_N is None else sinks_N, scale * LOG2E, cap * LOG2E,
@@ -309,7 +317,7 @@ def attention(
         TILE=TILE, SPLIT=SPLIT, IS_SHARED=programs > 1,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
         HAS_WINDOW=window is not None, IS_NEAR=k_CMH.numel() < 2**31, HAS_CAP=cap > 0,
-        HAS_SINKS=sinks_N is not None,
+        HAS_SINKS=sinks_N is not None, HAS_SCALES=scales is not None,
         **_options(tiling, rows, num_tiles * num_kv, head_pad, tail > 0),
     )  # fmt: skip
 

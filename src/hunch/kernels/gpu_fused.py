@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hunch.kernels.attention import codes_ref
 from hunch.kernels.gpu_gemm import rope_ref
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 
@@ -78,8 +79,9 @@ def join_ref(
 def rope_kv_ref(
     qkv_TK: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Returns q, normed and (with a table) rotated; writes k and v to the cache."""
+    """Returns q, normed and (with a table) rotated; writes k and v, and scales of codes."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     x = qkv_TK.double().unflatten(-1, (-1, head))
     q, k, v = x.split([x.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
@@ -88,8 +90,11 @@ def rope_kv_ref(
     if table_LH is not None:
         q, k = (rope_ref(y, pos_T, table_LH) for y in (q, k))
     live_T = slot_T >= 0
-    k_CMH[slot_T[live_T]] = k[live_T].to(k_CMH.dtype)
-    v_CMH[slot_T[live_T]] = v[live_T].to(v_CMH.dtype)
+    for which, (some_TMH, cache_CMH) in enumerate(((k, k_CMH), (v, v_CMH))):
+        some_TMH = some_TMH[live_T]
+        if scales is not None:
+            some_TMH, scales[which][slot_T[live_T]] = codes_ref(some_TMH, cache_CMH.dtype)
+        cache_CMH[slot_T[live_T]] = some_TMH.to(cache_CMH.dtype)
     return q
 
 
@@ -193,11 +198,32 @@ def _summed(ptrs, is_in, part_stride, NUM_PARTS: tl.constexpr, dtype: tl.constex
 
 
 @triton.jit
+def _store_kv(
+    lo, hi, ptrs, scale_ptr, at, is_live, is_slot, HALF: tl.constexpr, HAS_SCALES: tl.constexpr
+):
+    """Both halves of heads to the cache; as codes where it has scales, see `codes_ref`."""
+    dtype: tl.constexpr = ptrs.dtype.element_ty
+    if HAS_SCALES:
+        MOST: tl.constexpr = 127.0 if dtype == tl.int8 else 448.0
+        AXIS: tl.constexpr = len(lo.shape) - 1
+        peak = tl.maximum(tl.max(tl.abs(lo), AXIS), tl.max(tl.abs(hi), AXIS))
+        scale = tl.where(peak > 0, peak / MOST, 1.0)
+        if AXIS == 1:
+            scale = scale[:, None]
+        lo, hi = lo / scale, hi / scale
+        if dtype == tl.int8:  # to the nearest; between two the even one
+            lo, hi = (lo + 12582912.0) - 12582912.0, (hi + 12582912.0) - 12582912.0
+        tl.store(scale_ptr + at, scale, mask=is_slot)
+    tl.store(ptrs, lo.to(dtype), mask=is_live)
+    tl.store(ptrs + HALF, hi.to(dtype), mask=is_live)
+
+
+@triton.jit
 def _rope_kv_kernel(
-    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr,
+    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, pos_ptr, slot_ptr, rope_ptr,
     q_norm_ptr, k_norm_ptr, eps, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-    HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
+    HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -221,23 +247,26 @@ def _rope_kv_kernel(
             sin = tl.load(at + HALF, mask=is_in, other=0.0)
             lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
     if head < NUM_HEADS:
-        out_ptr = q_ptr + (token * NUM_HEADS + head) * HEAD + offs
-        tl.store(out_ptr, lo.to(q_ptr.dtype.element_ty), mask=is_in)
-        tl.store(out_ptr + HALF, hi.to(q_ptr.dtype.element_ty), mask=is_in)
+        q_ptrs = q_ptr + (token * NUM_HEADS + head) * HEAD + offs
+        tl.store(q_ptrs, lo.to(q_ptr.dtype.element_ty), mask=is_in)
+        tl.store(q_ptrs + HALF, hi.to(q_ptr.dtype.element_ty), mask=is_in)
     else:
         slot = tl.load(slot_ptr + token).to(tl.int64)
         cache_ptr = k_cache_ptr if head < NUM_HEADS + NUM_KV else v_cache_ptr
-        out_ptr = cache_ptr + (slot * NUM_KV + (head - NUM_HEADS) % NUM_KV) * HEAD + offs
+        at = slot * NUM_KV + (head - NUM_HEADS) % NUM_KV
+        kv_ptrs = cache_ptr + at * HEAD + offs
         is_live = is_in & (slot >= 0)
-        tl.store(out_ptr, lo.to(cache_ptr.dtype.element_ty), mask=is_live)
-        tl.store(out_ptr + HALF, hi.to(cache_ptr.dtype.element_ty), mask=is_live)
+        _store_kv(lo, hi, kv_ptrs, k_scale_ptr if head < NUM_HEADS + NUM_KV else v_scale_ptr, at,
+                  is_live, slot >= 0, HALF, HAS_SCALES)  # fmt: skip
 
 
 @triton.jit
 def _rope_rows_kernel(
-    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, pos_ptr, slot_ptr, rope_ptr, num_tokens, part_stride,
+    qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, pos_ptr, slot_ptr, rope_ptr,
+    num_tokens, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     BLOCK_T: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """The same without norms, one head of many tokens: nothing is summed, so any tile will do."""
     head = tl.program_id(1)
@@ -265,10 +294,11 @@ def _rope_rows_kernel(
     else:
         slot = tl.load(slot_ptr + token, mask=is_token, other=-1).to(tl.int64)[:, None]
         cache_ptr = k_cache_ptr if head < NUM_HEADS + NUM_KV else v_cache_ptr
-        kv_ptrs = cache_ptr + (slot * NUM_KV + (head - NUM_HEADS) % NUM_KV) * HEAD + offs
+        at = slot * NUM_KV + (head - NUM_HEADS) % NUM_KV
+        kv_ptrs = cache_ptr + at * HEAD + offs
         is_live = is_in & (slot >= 0)
-        tl.store(kv_ptrs, lo.to(cache_ptr.dtype.element_ty), mask=is_live)
-        tl.store(kv_ptrs + HALF, hi.to(cache_ptr.dtype.element_ty), mask=is_live)
+        _store_kv(lo, hi, kv_ptrs, k_scale_ptr if head < NUM_HEADS + NUM_KV else v_scale_ptr, at,
+                  is_live, slot >= 0, HALF, HAS_SCALES)  # fmt: skip
 
 
 def add_norm(
@@ -341,10 +371,12 @@ def join(
 def rope_kv(
     qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:  # fmt: skip
     """Head norms and rotation (where given), KV write, for products that did not do it.
 
-    A product may come as sums of its slices, [S, T, K] in float32.
+    A product may come as sums of its slices, [S, T, K] in float32. A cache of 8 bits has scales,
+    [C, M, 1], of keys and values.
     """
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_tokens, width = qkv_TK.shape[-2:]
@@ -352,16 +384,17 @@ def rope_kv(
     num_parts, stride = (len(qkv_TK), qkv_TK.stride(0)) if qkv_TK.dim() == 3 else (1, 0)
     assert table_LH is None or table_LH.dtype == torch.float32
     has_rope, table_LH = table_LH is not None, q_TN if table_LH is None else table_LH
+    where = (q_TN, k_CMH, v_CMH, *(scales or (q_TN, q_TN)), pos_T, slot_T, table_LH)
     if norms is None:
         _rope_rows_kernel[(cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
-            qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, num_tokens, stride, HEAD=head,
-            HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16,
-            HAS_ROPE=has_rope, NUM_PARTS=num_parts, **options(4),
+            qkv_TK, *where, num_tokens, stride, HEAD=head, HALF_PAD=next_power_of_2(head // 2),
+            NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16, HAS_ROPE=has_rope, NUM_PARTS=num_parts,
+            HAS_SCALES=scales is not None, **options(4),
         )  # fmt: skip
         return
     q_norm, k_norm = norms
     _rope_kv_kernel[(num_tokens, num_heads + 2 * num_kv)](
-        qkv_TK, q_TN, k_CMH, v_CMH, pos_T, slot_T, table_LH, q_norm, k_norm, eps, stride,
-        HEAD=head, HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv,
-        HAS_ROPE=has_rope, NUM_PARTS=num_parts, **options(1),
+        qkv_TK, *where, q_norm, k_norm, eps, stride, HEAD=head,
+        HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, HAS_ROPE=has_rope,
+        NUM_PARTS=num_parts, HAS_SCALES=scales is not None, **options(1),
     )  # fmt: skip

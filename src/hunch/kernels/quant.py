@@ -9,6 +9,8 @@ bits too, they count units, and a unit belongs to UNIT_GROUP inputs.
 Its words of 16 bits stand in spans of inputs, so that programs of any height read whole lines. A
 word has a code of each part of its span (four quarters for 4 bits, two halves for 8), the first
 part's in the lowest bits: two words in a register become two numbers by one shift and one mask.
+Blocks of 32 words stand in the order of a tensor core's registers (`_in_registers`): what a thread
+multiplies, it reads in one piece of 16 bytes.
 
 Shape letters: N outputs, K inputs, G groups, U units, S spans, W words of an output's span, P parts
 of a span.
@@ -40,7 +42,9 @@ class Codes:
     scale_NG: Tensor  # float, or whole numbers of units
     offset: int = 0  # subtracted from every code
     zero_NG: Tensor | None = None  # whole numbers (int8 for int8): subtracted in its place
-    minimum_NG: Tensor | None = None  # added; float, or whole numbers of units to subtract
+    # Added; float, or whole numbers of units to subtract. A code times its scale must then be exact
+    # in float32, as it is in every format read: products multiply and add in one rounding.
+    minimum_NG: Tensor | None = None
     unit_NU: Tensor | None = None
     min_unit_NU: Tensor | None = None
     order_K: Tensor | None = None  # the input that column k multiplies; None: the k-th
@@ -341,6 +345,16 @@ def _num_words(codes: Codes) -> int:
     return int(min(codes.group, longest // num_parts(codes.kind)))
 
 
+def _in_registers(word_SNW: Tensor, *, is_packed: bool) -> Tensor:
+    """Words from the order of inputs (step, half, thread, which of two) to that of threads, or,
+    with `is_packed`, back. Spans of fewer than 32 words stay as they are."""
+    if word_SNW.shape[2] % 32:
+        return word_SNW
+    sizes, order = ((4, 2, 2, 2), (1, 2, 0, 3)) if is_packed else ((2, 2, 4, 2), (2, 0, 1, 3))
+    word = word_SNW.unflatten(2, (-1, *sizes))
+    return word.permute(0, 1, 2, *(3 + axis for axis in order)).reshape(word_SNW.shape)
+
+
 def _pack(kind: str, code_NK: Tensor, num_words: int) -> Tensor:
     (num_out, num_in), parts = code_NK.shape, num_parts(kind)
     span = num_words * parts
@@ -351,13 +365,13 @@ def _pack(kind: str, code_NK: Tensor, num_words: int) -> Tensor:
     word_SNW = torch.zeros(num_spans, num_out, num_words, dtype=torch.int32, device=code_NK.device)
     for part in range(parts):
         word_SNW |= code_SNPW[:, :, part].int() << (part * 16 // parts)
-    return word_SNW.to(torch.int16)  # the low 16 bits
+    return _in_registers(word_SNW.to(torch.int16), is_packed=False)  # the low 16 bits
 
 
 def _unpack(kind: str, data_SNW: Tensor) -> Tensor:
     parts = num_parts(kind)
     bits = 16 // parts
-    word_SNW = data_SNW.int()
+    word_SNW = _in_registers(data_SNW, is_packed=True).int()
     code_SNPW = torch.stack(
         [(word_SNW >> (part * bits)) & ((1 << bits) - 1) for part in range(parts)], dim=2
     )

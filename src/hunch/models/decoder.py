@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs, KVCache, has_scales
 from hunch.kernels.delta import RowStates
 from hunch.kernels.quant import Weight
 from hunch.layers.attention import Attend, ExactPaged, Paged
@@ -201,4 +201,8 @@ class Decoder(Part):
         k_LCMH = torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
         v_LCMH = k_LCMH if self.spec.latent else torch.zeros_like(k_LCMH)
         states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
-        return KVCache(k_LCMH, v_LCMH, states)
+        kv = KVCache(k_LCMH, v_LCMH, states)
+        if has_scales(self.kv_dtype):
+            k_scale_LCM1 = torch.zeros(*shape[:3], 1, device=self.device)
+            kv.scales = KVCache(k_scale_LCM1, torch.zeros_like(k_scale_LCM1))
+        return kv

@@ -173,26 +173,30 @@ class FusedLayers:
         if layer.latent is not None:
             return self._attend_latent(h_PE, layer, layer.latent, attn, kv, tiling)
         assert qkv is not None
-        k_CMH, v_CMH = kv.k_LCMH[layer.number], kv.v_LCMH[layer.number]
+        k_CMH, v_CMH = kv.layer(layer.number)
         width = heads.num_heads * heads.head_dim
         q_TN = h_PE.new_empty(num_tokens, width)
         table_LH = self.tables[heads.rope] if self.tables else None
         where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T)
+        turn = (table_LH, layer.head_norms, self.eps)
+        scales = None if kv.scales is None else kv.scales.layer(layer.number)
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
+        is_small = is_small and scales is None  # a scale is of a whole head
         if isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
             parts_SPK = self._parts(h_PE, qkv, num_tokens)
-            rope_kv(parts_SPK[:, :num_tokens], *where, table_LH, layer.head_norms, self.eps)
+            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, scales=scales)
         elif table_LH is not None and layer.head_norms is None and is_small:
             gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
         else:
             qkv_PK = self._product(h_PE, qkv, num_tokens)
-            rope_kv(qkv_PK[:num_tokens], *where, table_LH, layer.head_norms, self.eps)
+            rope_kv(qkv_PK[:num_tokens], *where, *turn, scales=scales)
         out_PN = h_PE.new_empty(len(h_PE), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
         out_TNH = out_PN[:num_tokens].view_as(q_TNH)
         attention(
             q_TNH, k_CMH, v_CMH, attn.memo.get(READS, attn), heads.scale, out_TNH,
             window=heads.window, cap=heads.cap, sinks_N=layer.sinks_N, tiling=tiling,
+            scales=scales,
         )  # fmt: skip
         return self._parts(out_PN, layer.out, num_tokens)
 

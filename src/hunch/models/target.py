@@ -131,10 +131,10 @@ def with_kv(target: Target, kv_dtype: str) -> Target:
     if kv_dtype not in KV_DTYPES:
         raise ConfigError(f"kv_dtype={kv_dtype!r} is not one of {', '.join(KV_DTYPES)}")
     hold = getattr(target, "hold_kv", None)
-    if hold is None:
+    if hold is None or target.spec.latent is not None:
         raise ConfigError(
-            f"KV in {kv_dtype}: only a GPU's fused layers read it; leave it out for this model "
-            "and device"
+            f"KV in {kv_dtype}: only a GPU's fused layers read it, no latent attention; "
+            "leave it out for this model and device"
         )
-    hold(torch.float8_e4m3fn)
+    hold(torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn)
     return target

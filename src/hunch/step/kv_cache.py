@@ -18,15 +18,16 @@ from torch import Tensor
 from hunch.config import Config
 from hunch.draft import KVShape
 from hunch.errors import CapacityError
-from hunch.kernels.attention import KVCache
+from hunch.kernels.attention import KVCache, has_scales
 from hunch.kernels.delta import RowStates, StatesShape
 
 
+def _head_bytes(shape: KVShape) -> int:
+    return shape.head_dim * shape.dtype.itemsize + 4 * has_scales(shape.dtype)
+
+
 def bytes_per_slot(shapes: Sequence[KVShape]) -> int:
-    return sum(
-        (2 - s.is_shared) * s.num_layers * s.num_kv_heads * s.head_dim * s.dtype.itemsize
-        for s in shapes
-    )
+    return sum((2 - s.is_shared) * s.num_layers * s.num_kv_heads * _head_bytes(s) for s in shapes)
 
 
 def count_blocks(
@@ -64,13 +65,22 @@ def count_blocks(
 def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
     size = (shape.num_layers, num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
     try:
-        k_LCMH = _zeros(size, shape.dtype, device)
-        return KVCache(k_LCMH, k_LCMH if shape.is_shared else _zeros(size, shape.dtype, device))
+        kv = _pair(size, shape.dtype, device, shape.is_shared)
+        if has_scales(shape.dtype):
+            kv.scales = _pair((*size[:3], 1), torch.float32, device, shape.is_shared)
+        return kv
     except (RuntimeError, MemoryError, OSError) as error:
         raise CapacityError(
             f"no memory for {num_blocks} KV blocks on {device}: give a smaller kv_bytes, "
             "max_model_len or max_num_seqs"
         ) from error
+
+
+def _pair(
+    size: tuple[int, ...], dtype: torch.dtype, device: torch.device, is_shared: bool
+) -> KVCache:
+    k_LCMH = _zeros(size, dtype, device)
+    return KVCache(k_LCMH, k_LCMH if is_shared else _zeros(size, dtype, device))
 
 
 def allocate_states(

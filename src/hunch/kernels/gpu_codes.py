@@ -1,0 +1,210 @@
+"""Codes of few bits to numbers, in registers: what products with them share.
+
+Shape letters: N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from hunch.kernels.gpu_launch import IS_INTERPRETED
+from hunch.kernels.quant import Quantised
+
+# Assembly for two words in a register ($1) to two numbers of 16 bits ($0). First the code's value,
+# exactly, in `c`: whole numbers are put into the mantissa of a power of two that $2 takes off with
+# the offset, floats into a float of 16 bits whose exponent is then moved. Then scale and minimum.
+_BITS = "shr.u32 d, $1, {at};"
+_FLOAT = (  # exponent and mantissa to their places, then the sign; times what biases differ by
+    "shl.b32 c, d, {left}; and.b32 c, c, {mask}; shl.b32 d, d, {sign};"
+    "lop3.b32 c, d, 0x80008000, c, 0xEA; mov.b32 d, {high}; mul.{type}x2 c, c, d;"
+)
+_VALUE = {
+    ("int4", "bf16"): "shr.u32 c, $1, {at}; lop3.b32 c, c, 0x000F000F, 0x43004300, 0xEA;"
+    "sub.bf16x2 c, c, $2;",
+    ("int4", "f16"): "shr.u32 c, $1, {at}; lop3.b32 c, c, 0x000F000F, 0x64006400, 0xEA;"
+    "sub.f16x2 c, c, $2;",
+    ("int8", "bf16"): _BITS + "lop3.b32 c, d, 0x007F007F, 0x43004300, 0xEA;"
+    "lop3.b32 d, d, 0x00800080, 0x43004300, 0xEA; sub.bf16x2 c, c, d; {minus}",
+    ("int8", "f16"): _BITS + "xor.b32 d, d, 0x00800080;"
+    "lop3.b32 c, d, 0x00FF00FF, 0x64006400, 0xEA;"
+    "mov.b32 d, 0x64806480; sub.f16x2 c, c, d; {minus}",
+    ("fp8", "bf16", 1): "shr.u32 c, $1, 4; and.b32 c, c, 0x07F007F0;"
+    "lop3.b32 c, $1, 0x80008000, c, 0xEA; mov.b32 d, 0x7B807B80; mul.bf16x2 c, c, d;",
+}  # fmt: skip
+_FLOATS = {  # kind, type: left, mask, sign, high
+    ("fp4", "bf16"): (6, "0x01C001C0", 12, "0x7E807E80"),
+    ("fp4", "f16"): (9, "0x0E000E00", 12, "0x74007400"),
+    ("fp8", "bf16"): (4, "0x07F007F0", 8, "0x7B807B80"),
+    ("fp8", "f16"): (7, "0x3F803F80", 8, "0x5C005C00"),
+}
+for _key, (_left, _mask, _sign, _high) in _FLOATS.items():
+    _VALUE[_key] = _BITS + _FLOAT.format(
+        left=_left, mask=_mask, sign=_sign, high=_high, type=_key[1]
+    )
+_APART = {
+    "bf16": "shl.b32 c0, c, 16; and.b32 c1, c, 0xFFFF0000; mov.b32 f0, c0; mov.b32 f1, c1;",
+    "f16": "mov.b32 {h0, h1}, c; cvt.f32.f16 f0, h0; cvt.f32.f16 f1, h1;",
+}
+_END = {
+    "half": "mul.{type}x2 $0, c, $3;",
+    "float": "{apart} mul.rn.f32 f0, f0, $3; mul.rn.f32 f1, f1, $4;cvt.rn.{type}x2.f32 $0, f1, f0;",
+    "affine": "{apart} fma.rn.f32 f0, f0, $3, $5; fma.rn.f32 f1, f1, $4, $6;"
+    "cvt.rn.{type}x2.f32 $0, f1, f0;",
+}
+
+
+@triton.constexpr_function
+def _asm(kind, part, dtype, route, has_zero):
+    """Of one part. Multiplying and adding at once is exact where a minimum is added."""
+    name = "bf16" if dtype == tl.bfloat16 else "f16"
+    at = part * (4 if kind in ("int4", "fp4") else 8)
+    minus = f"sub.{name}x2 c, c, $2;" if has_zero else ""
+    key = (kind, name, part) if (kind, name, part) in _VALUE else (kind, name)
+    value = _VALUE[key].format(at=at, minus=minus)
+    end = _END[route].format(type=name, apart=_APART[name])
+    return "{ .reg .b32 c, d, c0, c1; .reg .f32 f0, f1; .reg .b16 h0, h1; " + value + end + " }"
+
+
+@triton.constexpr_function
+def _power(kind, dtype):
+    """What stands in the mantissa's power of two beside the offset."""
+    return 0.0 if kind != "int4" else 128.0 if dtype == tl.bfloat16 else 1024.0
+
+
+@triton.jit
+def _code_values(word, PART: tl.constexpr, KIND: tl.constexpr):
+    """Codes as float32, in Triton's own words."""
+    code = word.to(tl.int32) >> (4 if KIND == "int4" or KIND == "fp4" else 8) * PART
+    if KIND == "fp8":
+        return (code & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    if KIND == "int8":
+        return (code & 255).to(tl.uint8).to(tl.int8, bitcast=True).to(tl.float32)
+    if KIND == "fp4":  # into the exponent and mantissa of a float, whose bias is 126 more
+        bits = ((code & 7) << 22) | ((code & 8) << 28)
+        return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+    return (code & 15).to(tl.float32)
+
+
+@triton.jit
+def numbers_of(
+    word, scale, offset, minimum, dtype: tl.constexpr, PART: tl.constexpr, KIND: tl.constexpr,
+    ROUTE: tl.constexpr, HAS_ZERO: tl.constexpr,
+):  # fmt: skip
+    """One part of a span as numbers, [outputs, inputs]; scale, offset and minimum by output.
+
+    ROUTE: "half" where a product of 16 bits is exact but for its rounding, "float", "affine" with
+    a minimum; "plain" computes the same without assembly.
+    """
+    if ROUTE == "plain":
+        scale = scale.to(tl.float32)
+        value = (_code_values(word, PART, KIND) - offset[:, None]) * scale[:, None]
+        w = (value + minimum[:, None]).to(dtype)
+    else:
+        off = (offset + _power(KIND, dtype)).to(dtype)[:, None].broadcast_to(word.shape)
+        factor = scale.to(dtype if ROUTE == "half" else tl.float32)[:, None]
+        factor = factor.broadcast_to(word.shape)
+        ASM: tl.constexpr = _asm(KIND, PART, dtype, ROUTE, HAS_ZERO)
+        if ROUTE == "half":
+            args = [word, off, factor]
+            CONSTRAINTS: tl.constexpr = "=r,r,r,r"
+        elif ROUTE == "float":
+            args = [word, off, factor]
+            CONSTRAINTS: tl.constexpr = "=r,r,r,f,f"
+        else:
+            args = [word, off, factor, minimum[:, None].broadcast_to(word.shape)]
+            CONSTRAINTS: tl.constexpr = "=r,r,r,f,f,f,f"
+        if dtype == tl.bfloat16:
+            w = tl.inline_asm_elementwise(
+                ASM, CONSTRAINTS, args, dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        else:
+            w = tl.inline_asm_elementwise(
+                ASM, CONSTRAINTS, args, dtype=tl.float16, is_pure=True, pack=2
+            )
+    return w
+
+
+@triton.jit
+def read_scales(
+    scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, k, offs_w, num_rows,
+    GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr,
+):  # fmt: skip
+    """What is stored for the group that k lies in, for each output; see `scales_of`."""
+    at = (k // GROUP_K) * num_rows + offs_w
+    scale = tl.load(scale_ptr + at)
+    zero, minimum, unit, min_unit = scale, scale, scale, scale
+    if HAS_ZERO and PAIRED == "":
+        zero = tl.load(zero_ptr + at)
+    if HAS_MINIMUM:
+        minimum = tl.load(minimum_ptr + at)
+    if HAS_UNIT:
+        to = (k // UNIT_K) * num_rows + offs_w
+        unit = tl.load(unit_ptr + to)
+        if HAS_MINIMUM:
+            min_unit = tl.load(min_unit_ptr + to)
+    return scale, zero, minimum, unit, min_unit
+
+
+@triton.jit
+def scales_of(
+    read, OFFSET: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr,
+):  # fmt: skip
+    """Scale, offset and minimum of each output from what was read: in float32, but a scale that
+    stands beside its offset in its own 16 bits."""
+    scale, zero, minimum, unit, min_unit = read
+    offset = (scale * 0).to(tl.float32) + OFFSET  # wherever the threads have the outputs
+    if PAIRED == "":
+        scale = scale.to(tl.float32)
+        if HAS_ZERO:
+            offset = zero.to(tl.float32)
+    else:
+        if HAS_ZERO:
+            offset = (scale >> 16).to(tl.float32)
+        if PAIRED == "bf16":
+            scale = scale.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        else:
+            scale = scale.to(tl.int16).to(tl.float16, bitcast=True)
+    minimum = minimum.to(tl.float32) if HAS_MINIMUM else offset * 0
+    if HAS_UNIT:
+        scale *= unit.to(tl.float32)
+        if HAS_MINIMUM:
+            minimum *= -min_unit.to(tl.float32)
+    return scale, offset, minimum
+
+
+@triton.jit
+def scales_at(
+    scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, k, offs_w, num_rows,
+    OFFSET: tl.constexpr, GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr,
+):  # fmt: skip
+    read = read_scales(scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, k, offs_w,
+                       num_rows, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
+                       PAIRED)  # fmt: skip
+    return scales_of(read, OFFSET, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED)
+
+
+@triton.jit
+def places(WORDS: tl.constexpr):
+    """Where the word of an input stands in its span, see `quant`; two neighbours stay so."""
+    offs_k = tl.arange(0, WORDS)
+    if WORDS % 32 == 0:
+        step, half, thread = (offs_k >> 4) & 1, (offs_k >> 3) & 1, (offs_k >> 1) & 3
+        place = (offs_k & -32) + thread * 8 + step * 4 + half * 2 + (offs_k & 1)
+        offs_k = tl.max_contiguous(tl.multiple_of(place, 2), 2)
+    return offs_k
+
+
+PAIRED_NAMES = {None: "", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def route_of(w: Quantised) -> str:
+    if IS_INTERPRETED or w.dtype not in (torch.bfloat16, torch.float16):
+        return "plain"
+    if w.minimum_GN is not None:
+        return "affine"
+    return "half" if w.paired == w.dtype else "float"
