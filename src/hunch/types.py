@@ -210,6 +210,7 @@ class Capacity:
         default_factory=dict
     )  # name -> its most nodes; default first
     groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
+    window: int | None = None  # positions that any layer sees back, its own included; None: all
 
 
 @dataclass(kw_only=True, slots=True)

@@ -77,3 +77,18 @@ def test_text_depends_on_the_target_and_the_seed_alone(family: str, tmp_path: Pa
         with LLM(str(model), speculate=speculate, **options) as llm:
             assert texts(llm) == expected, method
             assert llm.stats()["drafted"] > 0
+
+
+def test_rows_hold_no_more_blocks_than_their_windows_reach(tmp_path: Path) -> None:
+    """Two texts of 13 blocks each run side by side in 14, and say what they say alone."""
+    model = write_family(tmp_path, "mistral")
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    prompts = ["the model", "fast token"]
+    answers = []
+    for options in ({}, {"num_blocks": 14, "block_size": 8}):
+        with LLM(str(model), speculate="recycling", **COMMON, **options) as llm:
+            answers.append(
+                [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+            )
+            assert llm.stats()["num_preemptions"] == 0
+    assert answers[0] == answers[1]

@@ -88,6 +88,7 @@ class FakeRunner:
         width: int = 1,
         is_brief: bool = False,
         max_draft_rows: int | None = None,
+        window: int | None = None,
     ) -> None:
         self.capacity = Capacity(
             num_blocks=num_blocks,
@@ -98,6 +99,7 @@ class FakeRunner:
             max_draft_rows=max_draft_rows,
             drafts_in_step=True,
             groups=GROUPS,
+            window=window,
         )
         self.depth, self.width, self.is_brief = depth, width, is_brief
         self.rows: dict[int, Row] = {}
@@ -119,8 +121,8 @@ class FakeRunner:
             self._check_new(blocks)
             self.rows[row].blocks += blocks
         assert len({work.row for work in plan.work}) == len(plan.work)
+        named = {block for work in plan.work for block in self._seen(self.rows[work.row])}
         results = [self._work(work) for work in plan.work]
-        named = {block for work in plan.work for block in self.rows[work.row].blocks}
         result = StepResult(
             id=plan.id, rows=results, target_seconds=2.0, draft_seconds=0.5, plain_seconds=1.0
         )
@@ -173,7 +175,7 @@ class FakeRunner:
         assert len(set(blocks)) == len(blocks)
         assert all(0 <= block < self.capacity.num_blocks for block in blocks)
         for row in self.rows.values():
-            assert not set(blocks) & set(row.blocks)
+            assert not set(blocks) & set(self._seen(row))
         for _, named in self._results:
             assert not set(blocks) & named
 
@@ -181,11 +183,19 @@ class FakeRunner:
         size = self.capacity.block_size
         return row.blocks[position // size] * size + position % size
 
+    def _first(self, row: Row) -> int:
+        """The first position that what is computed next can see."""
+        window = self.capacity.window
+        return 0 if window is None else max(0, min(row.computed) - window + 1)
+
+    def _seen(self, row: Row) -> list[int]:
+        return row.blocks[self._first(row) // self.capacity.block_size :]
+
     def _check_history(self, row: Row) -> None:
-        kv = kv_of(row.tokens)
-        for position in range(row.computed[0]):
+        kv, first = kv_of(row.tokens), self._first(row)
+        for position in range(first, row.computed[0]):
             assert self.memory[0][self._slot(row, position)] == kv[position]
-        for position in range(row.computed[1]):
+        for position in range(first, row.computed[1]):
             assert self.memory[1][self._slot(row, position)] == kv[position + 1]
 
     def _work(self, work: RowWork) -> RowResult:

@@ -39,6 +39,7 @@ class Setting:
     is_caching: bool = True
     is_brief: bool = False
     max_draft_rows: int | None = None
+    window: int | None = None
 
 
 @dataclass
@@ -62,6 +63,7 @@ def run(asks: list[Ask], setting: Setting) -> Run:
         width=setting.width,
         is_brief=setting.is_brief,
         max_draft_rows=setting.max_draft_rows,
+        window=setting.window,
     )
     config = Config(
         schedule=ScheduleConfig(max_num_batched_tokens=setting.budget),
@@ -181,6 +183,7 @@ settings_of_a_run = st.builds(
     is_caching=st.booleans(),
     is_brief=st.booleans(),
     max_draft_rows=st.sampled_from([None, 1, 3]),
+    window=st.sampled_from([None, None, 1, 6, 13]),
 )
 
 
@@ -219,6 +222,7 @@ def story() -> list[Ask]:
         {"max_nodes": 5, "max_draft_rows": 2, "num_blocks": 40},
         {"max_nodes": 9, "width": 3, "spare_blocks": 30},
         {"max_nodes": 5, "num_blocks": 10, "max_rows": 8},
+        {"max_nodes": 3, "num_blocks": 12, "max_rows": 8, "window": 5},
     ],
     ids=lambda change: "-".join(f"{k}={v}" for k, v in change.items()),
 )

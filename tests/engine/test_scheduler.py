@@ -230,3 +230,32 @@ def test_samples_share_the_prompt_of_the_first(depth):
     finish(engine)
     starts = [start for plan in engine.runner.plans for start in plan.starts]
     assert [start.num_computed[0] for start in starts] == [0, 20, 20, 20]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("max_nodes", [0, 3])
+def test_blocks_before_every_window_are_given_back_while_a_row_runs(depth, max_nodes):
+    held = {}
+    for window in (None, 6):
+        engine = make(depth=depth, num_blocks=40, max_nodes=max_nodes, window=window)
+        ask(engine, "a", 30, 60)
+        pool, most = engine._scheduler.pool, 0
+        while engine.has_work():
+            engine.step()
+            if engine._scheduler.running and len(engine._scheduler.running[0].tokens) > 60:
+                most = max(most, pool.num_blocks - pool.num_free)
+        held[window] = most
+        assert pool.num_free == 40
+    size, slots = 4, 6 + 2 * (max_nodes + 1) + 4 * 4  # the window, pending steps, blocks ahead
+    assert held[None] > 15
+    assert held[6] <= -(-slots // size) + 2
+
+
+def test_what_was_given_back_is_found_by_others_until_it_is_needed():
+    engine = make(num_blocks=40, window=6)
+    ask(engine, "a", 40, 8)
+    finish(engine)
+    ask(engine, "a", 40, 8)
+    finish(engine)
+    starts = [start for plan in engine.runner.plans for start in plan.starts]
+    assert [start.num_computed[0] for start in starts] == [0, 36]

@@ -3,6 +3,9 @@
 A block is `block_size` slots under one id in every KV group. A full block is *published* under a
 key made of its tokens and its parent's key, so equal keys mean equal text from the first token on.
 It stays findable after its last owner let go of it, until the slots are needed for something else.
+
+Where every layer looks back only so far (a window), a sequence lets go of the blocks before it
+while it runs. Its table still names them, for whoever counts places; what it reads there is masked.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ class BlockTable:
     keys: list[bytes] = field(default_factory=list)  # of the leading full blocks of its tokens
     num_published: list[int] = field(default_factory=list)  # per group: leading blocks published
     salt: bytes = b""  # begins every key: other salts find nothing of this table
+    num_given: int = 0  # leading blocks that were given back: nothing looks back so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,10 @@ class BlockPool:
         groups: Sequence[GroupInfo] = (GroupInfo(name="target"),),
         *,
         is_caching: bool = True,
+        window: int | None = None,  # positions that a token sees, its own included; None: all
     ) -> None:
         self.num_blocks, self.block_size, self.is_caching = num_blocks, block_size, is_caching
+        self.window = window
         self.num_queried = 0  # tokens looked up so far
         self.num_hit = 0  # of these, tokens found
         self._groups = tuple(groups)
@@ -66,7 +72,7 @@ class BlockPool:
 
     def num_owned(self, table: BlockTable) -> int:
         """Blocks that come free when this table lets go."""
-        return sum(self._num_refs[block] == 1 for block in table.blocks)
+        return sum(self._num_refs[block] == 1 for block in table.blocks[table.num_given :])
 
     def find(self, table: BlockTable, tokens: list[int], max_hit: int) -> Hit:
         """The longest written prefix of `tokens`, of at most max_hit tokens. Takes nothing yet."""
@@ -135,6 +141,25 @@ class BlockPool:
         for block in self._free:
             self._forget(block)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether `advance` does anything."""
+        return self.is_caching or self.window is not None
+
+    def advance(self, table: BlockTable, tokens: list[int], num_computed: Sequence[int]) -> None:
+        """More was written: publish full blocks, and give back those before every window."""
+        if self.is_caching:
+            self.publish(table, tokens, num_computed)
+        if self.window is None or len(num_computed) < len(self._groups):
+            return  # how far the others are is told with a later step
+        # What is computed next sees nothing before this position.
+        num_past = (min(num_computed) - self.window + 1) // self.block_size
+        if self.is_caching:
+            num_past = min(num_past, *table.num_published)
+        for place in range(table.num_given, num_past):
+            self._let_go(table.blocks[place])
+            table.num_given = place + 1
+
     def publish(self, table: BlockTable, tokens: list[int], num_computed: Sequence[int]) -> None:
         """Make full blocks findable, each for the groups that have written all of it."""
         published = table.num_published
@@ -167,14 +192,18 @@ class BlockPool:
 
     def release(self, table: BlockTable) -> None:
         """Let go of every block; later ones are given away sooner, as prefixes are worth more."""
-        for block in reversed(table.blocks):
-            self._num_refs[block] -= 1
-            if self._num_refs[block] == 0:
-                self._free[block] = None
-                if self._keys[block] is None:
-                    self._free.move_to_end(block, last=False)
+        for block in reversed(table.blocks[table.num_given :]):
+            self._let_go(block)
         table.blocks = []
         table.num_published = []
+        table.num_given = 0
+
+    def _let_go(self, block: int) -> None:
+        self._num_refs[block] -= 1
+        if self._num_refs[block] == 0:
+            self._free[block] = None
+            if self._keys[block] is None:
+                self._free.move_to_end(block, last=False)
 
     def _extend_keys(self, table: BlockTable, tokens: list[int], num_blocks: int) -> None:
         keys, size = table.keys, self.block_size

@@ -105,9 +105,8 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of arrival
         self.max_rows = min(config.num_rows, capacity.max_rows)
         self.num_preemptions = 0
-        self.pool = BlockPool(
-            capacity.num_blocks, capacity.block_size, capacity.groups, is_caching=is_caching
-        )
+        sizes = (capacity.num_blocks, capacity.block_size, capacity.groups)
+        self.pool = BlockPool(*sizes, is_caching=is_caching, window=capacity.window)
         self._max_tokens = config.num_tokens
         self._drafts_in_step = capacity.drafts_in_step
         limits = (max_draft_batch, capacity.max_draft_rows)
@@ -343,10 +342,10 @@ class Scheduler:
         if not sequence.num_pending:
             sequence.num_nodes, sequence.steady_until = result.num_nodes, 0
         pool, size = self.pool, self.pool.block_size
-        if pool.is_caching and (
+        if pool.is_told and (
             len(result.computed) > 1 or before // size < result.computed[0] // size
         ):
-            pool.publish(sequence.table, sequence.tokens, result.computed)
+            pool.advance(sequence.table, sequence.tokens, result.computed)
 
     def apply_token(self, member: Member, token: int) -> None:
         """The same for a row whose whole result is one token."""
@@ -358,8 +357,8 @@ class Scheduler:
         tokens.append(token)
         if not sequence.num_pending:
             sequence.steady_until = 0
-        if pool.is_caching and not num_computed % pool.block_size:
-            pool.publish(sequence.table, tokens, (num_computed,))
+        if pool.is_told and not num_computed % pool.block_size:
+            pool.advance(sequence.table, tokens, (num_computed,))
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended, or was aborted."""

@@ -153,6 +153,12 @@ class ModelSpec:
         )
 
     @property
+    def widest_window(self) -> int | None:
+        """Positions that any layer sees; None where a layer sees all."""
+        windows = [window for window in self.windows if window is not None]
+        return max(windows) if windows and len(windows) == self.num_layers else None
+
+    @property
     def value_dim(self) -> int:
         """Numbers of what a head reads out of the cache."""
         return self.head_dim if self.latent is None else self.latent.latent_dim

@@ -64,6 +64,7 @@ def assemble(
         max_len=context.max_len,
         max_nodes=max_nodes,
         groups=tuple(groups),
+        window=target.spec.widest_window if drafter.needs.kv is None else None,
         kernels=target.backend.name,
         exact=exactness(target),
         methods=drafter.needs.methods or {spec.method: drafter.needs.max_nodes},
