@@ -9,6 +9,7 @@ import numpy as np
 
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.block import DeviceBlock
 from hunch.drafting.costs import DraftSource, StepShape
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.lookup import DeviceLookup
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SURE = 4  # tokens a match must have to be asked before the head
 CHAIN_NODES = (1, 3, 7)  # checked in steps of the head
+TREE_WIDTH = 3  # of a block drafter's trees
 
 
 class DeviceAutoHead(DeviceDrafter):
@@ -36,6 +38,10 @@ class DeviceAutoHead(DeviceDrafter):
         )
         self.matches = matches
         self.head = replace(head, num_nodes=num_nodes)  # guesses of both stand in one place
+        self.tree: DeviceBlock | None = None
+        num_levels = min(num_nodes // TREE_WIDTH, head.num_levels)
+        if isinstance(self.head, DeviceBlock) and num_levels > 1:
+            self.tree = replace(self.head, width=TREE_WIDTH, num_levels=num_levels)
 
     @property
     def is_guided(self) -> bool:
@@ -49,7 +55,14 @@ class DeviceAutoHead(DeviceDrafter):
     def shapes(self) -> tuple[StepShape, ...]:
         sizes = {min(size, self.num_levels) for size in CHAIN_NODES}
         chains = [StepShape(size, DraftSource.CHAIN) for size in sorted(sizes)]
+        if self.tree is not None:
+            size = self.tree.width * self.tree.num_levels
+            chains.append(StepShape(size, DraftSource.TREE))
         return (*self.matches.shapes, *chains)
+
+    def depth(self, source: int) -> int:
+        """A lookup's chain may be checked as a tree, as deep as it has nodes."""
+        return self.num_nodes if source == DraftSource.TREE else 0
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
@@ -57,7 +70,9 @@ class DeviceAutoHead(DeviceDrafter):
         from hunch.kernels.gpu_lookup import lookup
 
         at = self.matches
-        self.head.draft(state, step, hidden, kind, source)
+        is_tree = self.tree is not None and source == DraftSource.TREE
+        head = self.tree if is_tree and self.tree is not None else self.head
+        head.draft(state, step, hidden, kind, source)
         if source:
             lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
         else:

@@ -24,7 +24,7 @@ from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, Feed, Level, TokenChooser
-from hunch.drafting.costs import levels_after
+from hunch.drafting.costs import DraftSource, levels_after
 from hunch.drafting.following import DeviceFollower, StateFollower
 from hunch.drafting.grow import grow
 from hunch.drafting.last_state import can_capture
@@ -246,9 +246,14 @@ def _best(tree: list[Node], limit: int) -> list[Node]:
 
 @dataclass(kw_only=True)
 class DeviceBlock(DeviceFollower):
-    """Chains drafted within the step: cover what it committed, one pass, then a token per place."""
+    """Drafted within the step: cover what it committed, one pass, then tokens place by place.
+
+    A chain takes one per place; a tree (`width` above 1, in steps of that source) keeps the
+    likeliest paths at each, and always the path of first children.
+    """
 
     net: BlockNet
+    width: int = 1
     _ids_C: Tensor | None = None  # the target's id of each column of logits
     _tilings: dict[int, Tiling] = field(default_factory=dict)
 
@@ -263,28 +268,42 @@ class DeviceBlock(DeviceFollower):
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
         from hunch.kernels.gpu_grow import grow_level
 
-        net, num_rows = self.net, len(step.ids_R)
-        width = len(hidden.features[0]) // num_rows
-        ids_T, attn = new_inputs(state, num_rows * width)
+        net, num_rows, is_tree = self.net, len(step.ids_R), source == DraftSource.TREE
+        features, size = hidden.features, len(hidden.features[0]) // num_rows
+        if is_tree:
+            features, size = self._on_path(features, step, size)
+        ids_T, attn = new_inputs(state, num_rows * size)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
-        net.cover_tiled(hidden.features, attn, self.kv)
-        if not source:
+        net.cover_tiled(features, attn, self.kv)
+        if source <= 0:
             return
-        row_R, token_R = attn.seq_T[::width], ids_T.index_select(0, last_R)
-        guess = net.told_tiled(token_R, self._blocks(state, step, row_R))
-        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=row_R.device)
-        num_levels = levels_after(width, self.num_levels)
+        row_T, token_T = attn.seq_T[::size], ids_T.index_select(0, last_R)
+        guess = net.told_tiled(token_T, self._blocks(state, step, row_T))
+        width = self.width if is_tree else 1
+        chances_RW = torch.empty(num_rows, width, dtype=torch.float32, device=row_T.device)
+        num_levels = self.num_levels if is_tree else levels_after(size, self.num_levels)
         for level in range(num_levels):
-            logits_RC = guess.level(level, token_R)
-            following = None if level + 1 == num_levels else new_inputs(state, num_rows)
+            logits_TC = guess.level(level, token_T)
+            following = None if level + 1 == num_levels else new_inputs(state, num_rows * width)
             grow_level(
-                state, step, logits_RC, chances_R1, self.sampling, depth=level,
-                num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self._ids_C,
+                state, step, logits_TC, chances_RW, self.sampling, depth=level,
+                num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self._ids_C,
                 following=following,
             )  # fmt: skip
             if following is not None:
-                token_R = following[0]
+                token_T, row_T = following[0], following[1].seq_T
+
+    def _on_path(
+        self, features: tuple[Tensor, ...], step: StepRows, size: int
+    ) -> tuple[tuple[Tensor, ...], int]:
+        """The states behind the tokens that a step committed of its trees, as of a chain."""
+        num_rows, most = len(step.ids_R), min(step.path_RK.shape[1], size)
+        node_RK = step.path_RK[:, : most - 1].clamp(-1, size - 2) + 1  # after the last known token
+        place_RK = torch.cat((node_RK.new_zeros(num_rows, 1), node_RK), dim=1)
+        first_R1 = size * torch.arange(num_rows, device=node_RK.device)[:, None]
+        index_T = (first_R1 + place_RK).flatten()
+        return tuple(feature_TD.index_select(0, index_T) for feature_TD in features), most
 
     def _blocks(self, state: RowState, step: StepRows, row_R: Tensor) -> TiledBlocks:
         """Places of each row's block: from its last known token as far as it has room."""
