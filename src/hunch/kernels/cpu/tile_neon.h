@@ -66,22 +66,19 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
     HUNCH_DOT1(s, "18", "24", "2") HUNCH_DOT1(s, "19", "24", "3") \
     HUNCH_DOT1(s, "20", "25", "0") HUNCH_DOT1(s, "21", "25", "1") \
     HUNCH_DOT1(s, "22", "25", "2") HUNCH_DOT1(s, "23", "25", "3")
-// Sums of coarse activations count up from `magic`. Fine ones: the high parts, shifted, then the
-// low ones; with weights of 8 bits they outgrow MAGIC, start at zero and are converted.
+// Sums of coarse activations count up from `magic`. Fine ones: the high parts of all rows, shifted,
+// then the low ones, so that no row waits for its shift; with weights of 8 bits they outgrow MAGIC,
+// start at zero and are converted.
 #define HUNCH_COARSE2(SPAN, s, t, at) "ldp q" s ", q" t ", [%[constants]]\n" HUNCH_##SPAN##2(s, t, at)
 #define HUNCH_COARSE1(SPAN, s, at) "ldr q" s ", [%[constants]]\n" HUNCH_##SPAN##1(s, at)
-#define HUNCH_SHIFT(s) "shl v" s ".4s, v" s ".4s, #6\n"
-#define HUNCH_PARTS2(SPAN, s, t, at)                        \
-    HUNCH_##SPAN##2(s, t, at) HUNCH_SHIFT(s) HUNCH_SHIFT(t) HUNCH_##SPAN##2(s, t, at " + 256")
-#define HUNCH_PARTS1(SPAN, s, at) HUNCH_##SPAN##1(s, at) HUNCH_SHIFT(s) HUNCH_##SPAN##1(s, at " + 256")
-#define HUNCH_FINE2(SPAN, s, t, at)                         \
-    "ldp q" s ", q" t ", [%[constants], #64]\n" HUNCH_PARTS2(SPAN, s, t, at)
-#define HUNCH_FINE1(SPAN, s, at) "ldr q" s ", [%[constants], #64]\n" HUNCH_PARTS1(SPAN, s, at)
-#define HUNCH_LARGE2(SPAN, s, t, at)                        \
-    "movi v" s ".4s, #0\n movi v" t ".4s, #0\n" HUNCH_PARTS2(SPAN, s, t, at)
-#define HUNCH_LARGE1(SPAN, s, at) "movi v" s ".4s, #0\n" HUNCH_PARTS1(SPAN, s, at)
+#define HUNCH_FINE2(SPAN, s, t, at) "ldp q" s ", q" t ", [%[constants], #64]\n" HUNCH_##SPAN##2(s, t, at)
+#define HUNCH_FINE1(SPAN, s, at) "ldr q" s ", [%[constants], #64]\n" HUNCH_##SPAN##1(s, at)
+#define HUNCH_LARGE2(SPAN, s, t, at) "movi v" s ".4s, #0\n movi v" t ".4s, #0\n" HUNCH_##SPAN##2(s, t, at)
+#define HUNCH_LARGE1(SPAN, s, at) "movi v" s ".4s, #0\n" HUNCH_##SPAN##1(s, at)
+#define HUNCH_LOW2(SPAN, s, t, at) HUNCH_##SPAN##2(s, t, at " + 256")
+#define HUNCH_LOW1(SPAN, s, at) HUNCH_##SPAN##1(s, at " + 256")
 
-// KIND is COARSE, FINE or LARGE; SPAN is WHOLE, FIRST or SECOND.
+// KIND is COARSE, FINE, LARGE or LOW; SPAN is WHOLE, FIRST or SECOND.
 #define HUNCH_DOTS1(KIND, SPAN) HUNCH_##KIND##1(SPAN, "8", "0")
 #define HUNCH_DOTS2(KIND, SPAN) HUNCH_##KIND##2(SPAN, "8", "9", "0")
 #define HUNCH_DOTS3(KIND, SPAN) HUNCH_DOTS2(KIND, SPAN) HUNCH_##KIND##1(SPAN, "10", "64")
@@ -102,6 +99,7 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
 #define HUNCH_EACH8(X) HUNCH_EACH7(X) X("7", "15", "23", "31", "25", "3")
 
 #define HUNCH_CLEAR(acc, s, p, d, m, lane) "movi v" acc ".4s, #0\n"
+#define HUNCH_SHIFT(acc, s, p, d, m, lane) "shl v" s ".4s, v" s ".4s, #6\n"
 #define HUNCH_OFFSET(acc, s, p, d, m, lane) "ldr q" p ", [%[offset]]\n"
 #define HUNCH_CONVERT(acc, s, p, d, m, lane) "scvtf v" s ".4s, v" s ".4s\n"
 #define HUNCH_SCALED(acc, s, p, d, m, lane) "fmla v" p ".4s, v" s ".4s, v28.4s\n"
@@ -190,18 +188,58 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
                    "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29",      \
                    "v30", "v31")
 // BEFORE and SCALE make p of the integer sums; MINIMUM is HUNCH_MINIMUM or HUNCH_NOTHING.
-#define HUNCH_BODY(R, LOAD, KIND, SPAN, SCALES, BEFORE, SCALE, MINIMUM)                       \
-    LOAD HUNCH_DOTS##R(KIND, SPAN) HUNCH_EACH##R(BEFORE)                                      \
+#define HUNCH_BODY(R, LOAD, DOTS, SCALES, BEFORE, SCALE, MINIMUM)                             \
+    LOAD DOTS HUNCH_EACH##R(BEFORE)                                                           \
     "ldp q30, q31, [%[a], #" SCALES "]\n ldp q24, q25, [%[a], #" SCALES " + 32]\n"            \
     HUNCH_EACH##R(SCALE) HUNCH_EACH##R(HUNCH_ADD) HUNCH_EACH##R(MINIMUM)
 
+// One row alone sums both parts side by side: one sum after the other would wait for itself.
+#define HUNCH_BEGIN_FINE "ldr q8, [%[constants], #64]\n movi v9.4s, #0\n"
+#define HUNCH_BEGIN_LARGE "movi v8.4s, #0\n movi v9.4s, #0\n"
+#define HUNCH_BESIDE_WHOLE                                                                    \
+    "ldp q24, q25, [%[a]]\n ldp q26, q27, [%[a], #256]\n"                                     \
+    HUNCH_DOT2("8", "9", "16", "24", "26", "0") HUNCH_DOT2("8", "9", "17", "24", "26", "1")   \
+    HUNCH_DOT2("8", "9", "18", "24", "26", "2") HUNCH_DOT2("8", "9", "19", "24", "26", "3")   \
+    HUNCH_DOT2("8", "9", "20", "25", "27", "0") HUNCH_DOT2("8", "9", "21", "25", "27", "1")   \
+    HUNCH_DOT2("8", "9", "22", "25", "27", "2") HUNCH_DOT2("8", "9", "23", "25", "27", "3")
+#define HUNCH_BESIDE_HALF(at)                                                                 \
+    "ldr q24, [%[a], #" at "]\n ldr q26, [%[a], #" at " + 256]\n"                             \
+    HUNCH_DOT2("8", "9", "16", "24", "26", "0") HUNCH_DOT2("8", "9", "17", "24", "26", "1")   \
+    HUNCH_DOT2("8", "9", "18", "24", "26", "2") HUNCH_DOT2("8", "9", "19", "24", "26", "3")
+#define HUNCH_BESIDE_FIRST HUNCH_BESIDE_HALF("0")
+#define HUNCH_BESIDE_SECOND HUNCH_BESIDE_HALF("16")
+#define HUNCH_PARTS1(KIND, SPAN)                                                              \
+    HUNCH_BEGIN_##KIND HUNCH_BESIDE_##SPAN "shl v8.4s, v8.4s, #6\n add v8.4s, v8.4s, v9.4s\n"
+#define HUNCH_PARTS_MANY(R, KIND, SPAN)                                                       \
+    HUNCH_DOTS##R(KIND, SPAN) HUNCH_EACH##R(HUNCH_SHIFT) HUNCH_DOTS##R(LOW, SPAN)
+#define HUNCH_FOUR(w, lane)                                                                   \
+    HUNCH_DOT2("8", "9", w, "24", "25", lane) HUNCH_DOT2("10", "11", w, "26", "27", lane)
+#define HUNCH_FOUR_HALF(a, b, c, d, at)                                                       \
+    "ldr q24, [%[a], #" at "]\n ldr q25, [%[a], #" at " + 32]\n"                              \
+    "ldr q26, [%[a], #" at " + 256]\n ldr q27, [%[a], #" at " + 288]\n"                       \
+    HUNCH_FOUR(a, "0") HUNCH_FOUR(b, "1") HUNCH_FOUR(c, "2") HUNCH_FOUR(d, "3")
+#define HUNCH_FOUR_FIRST HUNCH_FOUR_HALF("16", "17", "18", "19", "0")
+#define HUNCH_FOUR_SECOND HUNCH_FOUR_HALF("16", "17", "18", "19", "16")
+#define HUNCH_FOUR_WHOLE HUNCH_FOUR_FIRST HUNCH_FOUR_HALF("20", "21", "22", "23", "16")
+#define HUNCH_BEGIN2_FINE "ldp q8, q9, [%[constants], #64]\n movi v10.4s, #0\n movi v11.4s, #0\n"
+#define HUNCH_BEGIN2_LARGE HUNCH_BEGIN_LARGE "movi v10.4s, #0\n movi v11.4s, #0\n"
+#define HUNCH_PARTS2(KIND, SPAN)                                                              \
+    HUNCH_BEGIN2_##KIND HUNCH_FOUR_##SPAN "shl v8.4s, v8.4s, #6\n shl v9.4s, v9.4s, #6\n"     \
+    "add v8.4s, v8.4s, v10.4s\n add v9.4s, v9.4s, v11.4s\n"
+#define HUNCH_PARTS3(KIND, SPAN) HUNCH_PARTS_MANY(3, KIND, SPAN)
+#define HUNCH_PARTS4(KIND, SPAN) HUNCH_PARTS_MANY(4, KIND, SPAN)
+#define HUNCH_PARTS5(KIND, SPAN) HUNCH_PARTS_MANY(5, KIND, SPAN)
+#define HUNCH_PARTS6(KIND, SPAN) HUNCH_PARTS_MANY(6, KIND, SPAN)
+#define HUNCH_PARTS7(KIND, SPAN) HUNCH_PARTS_MANY(7, KIND, SPAN)
+#define HUNCH_PARTS8(KIND, SPAN) HUNCH_PARTS_MANY(8, KIND, SPAN)
+
 // A layout's coarse and fine tile; the one of K6 adds a group's halves one after the other.
 #define HUNCH_COARSE_BODY(R, LOAD, SPAN, MINIMUM)                                             \
-    HUNCH_BODY(R, LOAD, COARSE, SPAN, "256", HUNCH_OFFSET, HUNCH_SCALED, MINIMUM)
+    HUNCH_BODY(R, LOAD, HUNCH_DOTS##R(COARSE, SPAN), "256", HUNCH_OFFSET, HUNCH_SCALED, MINIMUM)
 #define HUNCH_FINE_BODY(R, LOAD, SPAN, MINIMUM)                                               \
-    HUNCH_BODY(R, LOAD, FINE, SPAN, "512", HUNCH_OFFSET, HUNCH_SCALED, MINIMUM)
+    HUNCH_BODY(R, LOAD, HUNCH_PARTS##R(FINE, SPAN), "512", HUNCH_OFFSET, HUNCH_SCALED, MINIMUM)
 #define HUNCH_LARGE_BODY(R, LOAD, SPAN, MINIMUM)                                              \
-    HUNCH_BODY(R, LOAD, LARGE, SPAN, "512", HUNCH_CONVERT, HUNCH_TIMES, MINIMUM)
+    HUNCH_BODY(R, LOAD, HUNCH_PARTS##R(LARGE, SPAN), "512", HUNCH_CONVERT, HUNCH_TIMES, MINIMUM)
 
 static_assert(P == 4 && RT == 8, "the offsets above");
 static_assert(tile_group_bytes(false) == 320 && tile_group_bytes(true) == 576, "the offsets above");
