@@ -1,0 +1,152 @@
+"""Streams at once against a running server: tokens per second, first tokens, gaps between events.
+
+Clients are processes of their own, as one would be busy long before the server is. Every count of
+streams is run once, shortly, before it is measured.
+
+    hunch serve --workers 4 --max-num-seqs 512 &
+    python benchmarks/serve_streams.py --url http://127.0.0.1:8000 --streams 1 16 64 200 500
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+TOPICS = ("the sea", "a clock", "two friends", "an old map", "winter", "a train", "bread", "rain")
+TOKENS = {1: 300, 16: 600, 64: 800, 200: 800}  # of each stream; for more streams, MANY
+MANY = 400
+WARM_TOKENS = 40
+START_SECONDS = 1.0  # until all clients begin
+
+
+def request_of(host: str, number: int, num_tokens: int) -> bytes:
+    topic = TOPICS[number % len(TOPICS)]
+    body = json.dumps(
+        {
+            "prompt": f"A short story about {topic}, number {number}. Once upon a time",
+            "max_tokens": num_tokens, "ignore_eos": True, "stream": True, "seed": number,
+            "temperature": 0.7,
+        }
+    ).encode()  # fmt: skip
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def read_one(
+    host: str, port: int, request: bytes, firsts: array[float], gaps: array[float]
+) -> None:
+    reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+    began = time.perf_counter()
+    writer.write(request)
+    last, tail = 0.0, b""
+    while data := await reader.read(1 << 16):
+        now, tail = time.perf_counter(), (tail + data)[-40:]
+        if last:
+            gaps.append(now - last)
+        elif b"data:" not in data:
+            continue  # the headers alone
+        else:
+            firsts.append(now - began)
+        last = now
+    assert b"[DONE]" in tail, "a stream broke off"
+    writer.close()
+
+
+def client(words: Sequence[str]) -> int:
+    """One process of clients: says when its streams began and ended, and what they saw."""
+    host, port, first, count, num_tokens = words[0], *map(int, words[1:5])
+    start = float(words[5])
+    firsts, gaps = array("d"), array("d")
+    requests = [request_of(host, first + number, num_tokens) for number in range(count)]
+
+    async def all_of_them() -> None:
+        await asyncio.sleep(max(0.0, start - time.time()))
+        await asyncio.gather(*(read_one(host, port, one, firsts, gaps) for one in requests))
+
+    asyncio.run(all_of_them())
+    print(json.dumps({"end": time.time(), "firsts": firsts.tolist(), "gaps": gaps.tolist()}))
+    return 0
+
+
+def wait_ready(url: str, seconds: float) -> None:
+    """Until the server's model is loaded."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with urlopen(f"{url}/ready", timeout=5):
+                return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise SystemExit(f"{url} is not ready after {seconds:.0f} s: {error}") from None
+            time.sleep(0.2)
+
+
+def at(values: Sequence[float], share: float) -> float:
+    return 1e3 * values[min(len(values) - 1, int(share * len(values)))]
+
+
+def measure(
+    host: str, port: int, num_streams: int, num_tokens: int, num_clients: int
+) -> dict[str, Any]:
+    start = time.time() + START_SECONDS
+    shares = [len(range(one, num_streams, num_clients)) for one in range(num_clients)]
+    firsts_of = [sum(shares[:one]) for one in range(num_clients)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--client", host, *map(str, (port, first, count))]
+            + [str(num_tokens), str(start)],
+            stdout=subprocess.PIPE,
+        )
+        for first, count in zip(firsts_of, shares, strict=True)
+        if count
+    ]
+    found = [json.loads(process.communicate()[0]) for process in processes]
+    seconds = max(one["end"] for one in found) - start
+    firsts = sorted(value for one in found for value in one["firsts"])
+    gaps = sorted(value for one in found for value in one["gaps"])
+    return {
+        "streams": num_streams,
+        "tokens_per_second": round(num_streams * num_tokens / seconds),
+        "first_ms": {"p50": round(at(firsts, 0.5), 1), "p99": round(at(firsts, 0.99), 1)},
+        "gap_ms": {"p50": round(at(gaps, 0.5), 2), "p99": round(at(gaps, 0.99), 2)},
+        "events_per_stream": round(len(gaps) / num_streams),
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if words is None else words)
+    if given[:1] == ["--client"]:
+        return client(given[1:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 200, 500])
+    parser.add_argument("--tokens", type=int, help="of each stream; default: by their number")
+    parser.add_argument("--clients", type=int, default=6, help="processes that read")
+    parser.add_argument("--wait", type=float, default=120, help="seconds for the server to load")
+    parser.add_argument("--rounds", type=int, default=1)
+    args = parser.parse_args(given)
+    place = urlsplit(args.url)
+    where = place.hostname or "127.0.0.1", place.port or 80
+    wait_ready(args.url.rstrip("/"), args.wait)
+    for num_streams in args.streams:
+        num_tokens = args.tokens or TOKENS.get(num_streams, MANY)
+        measure(*where, num_streams, WARM_TOKENS, args.clients)
+        for _ in range(args.rounds):
+            print(json.dumps(measure(*where, num_streams, num_tokens, args.clients)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
