@@ -105,8 +105,15 @@ def measure(
     firsts_of = [sum(shares[:one]) for one in range(num_clients)]
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, "--client", host, *map(str, (port, first, count))]
-            + [str(num_tokens), str(start)],
+            [
+                sys.executable,
+                __file__,
+                "--client",
+                host,
+                *map(str, (port, first, count)),
+                str(num_tokens),
+                str(start),
+            ],
             stdout=subprocess.PIPE,
         )
         for first, count in zip(firsts_of, shares, strict=True)
