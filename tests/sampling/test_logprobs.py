@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from hunch.sampling.logprobs import best, best_dense, logprobs_at
+from hunch.kernels.native import is_available
+from hunch.kernels.native_sampling import scores
+from hunch.sampling.logprobs import best, best_dense, logprobs_at, scores_ref
 
 
 def test_values_ranks_and_order():
@@ -48,3 +51,20 @@ def test_removed_tokens_stand_at_minus_infinity():
     (row,) = logprobs_at(logits, [1], 3)
     assert row[1].logprob == -np.inf
     assert abs(np.exp(row[0].logprob) + np.exp(row[2].logprob) - 1) < 1e-6
+
+
+@pytest.mark.skipif(not is_available(), reason="no compiler for the CPU's kernels")
+@pytest.mark.parametrize("num_best", [0, 1, 5, 300])
+def test_native_scores_are_the_reference_s(num_best: int) -> None:
+    generator = torch.Generator().manual_seed(num_best)
+    logits = 6 * torch.randn(9, 300, generator=generator)
+    logits[1] = logits[1].round()  # many equals
+    logits[2, 5:] = -torch.inf
+    logits[3] = 0.0
+    logits[4, 7] = 60.0
+    at, tokens = [0, 8, 1, 2, 3, 4, 4, 2], [3, 0, 17, 2, 299, 7, 8, 200]
+    ids, values, ranks = scores(logits, at, tokens, num_best)
+    want = scores_ref(logits[at], torch.tensor(tokens), num_best)
+    assert torch.equal(ids, want[0])
+    assert torch.equal(ranks, want[2])
+    torch.testing.assert_close(values, want[1], rtol=2e-7, atol=1e-7)

@@ -76,6 +76,7 @@ def _library() -> ctypes.CDLL | None:
             _I64, _POINTER, _I64, _F32, _I64, ctypes.c_double, _F32, _I64, _I64, _I64, _I64,
         ),
         "hunch_choose": (None, _POINTER, *([_POINTER] * 10), _I64, _I64, _I64, _I32),
+        "hunch_scores": (None, *([_POINTER] * 7), *([_I64] * 4)),
         "hunch_best": (None, _POINTER, *([_POINTER] * 11), _I64, _I64, _I64, _I64, _I32),
         "hunch_draft_chain": (_I32, _POINTER, _POINTER, _POINTER),
         "hunch_lookup_new": (_POINTER, _POINTER, _I64),

@@ -1,9 +1,11 @@
-"""The C++ choice of tokens: temperature, filters and keyed noise in one call.
+"""The C++ choice of tokens (temperature, filters and keyed noise in one call), and their scores.
 
 Shape letters: M rows, V vocabulary, C columns where they are a part of it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -63,3 +65,24 @@ def choose_row(
         logits_V.ctypes.data, len(logits_V), temperature, top_k, top_p, log_min_p, seed, index,
         pos, stream,
     )  # fmt: skip
+
+
+def scores(
+    logits_MV: Tensor, at: Sequence[int], tokens: Sequence[int], num_best: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of these rows, each with its token, as `sampling.logprobs.scores_ref`.
+
+    By the team's threads, a row each: torch's own wait for one another where cores are busy.
+    """
+    assert logits_MV.dtype == torch.float32
+    assert logits_MV.stride(1) == 1
+    at_M, token_M = torch.tensor(at), torch.tensor(tokens)
+    ids_MC = torch.empty(len(at), 1 + num_best, dtype=torch.int64)
+    value_MC = torch.empty(len(at), 1 + num_best)
+    rank_M = torch.empty(len(at), dtype=torch.int64)
+    _lib().hunch_scores(
+        team(None), logits_MV.data_ptr(), at_M.data_ptr(), token_M.data_ptr(), ids_MC.data_ptr(),
+        value_MC.data_ptr(), rank_M.data_ptr(), len(at), logits_MV.shape[1], logits_MV.stride(0),
+        num_best,
+    )  # fmt: skip
+    return ids_MC, value_MC, rank_M

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hunch.kernels.native import is_available
+from hunch.kernels.native_sampling import scores as native_scores
 from hunch.sampling.filters import MASS, Floats, Ids, first_of
 from hunch.types import Logprob
 
@@ -90,12 +92,25 @@ def logprobs_at(
 
     Prompt log-probabilities are the same thing: logits at a position, and the token after it.
     """
-    x_MV = logits_MV.float()
-    token_M = torch.tensor(tokens, device=x_MV.device)
-    num_best = min(num_best, x_MV.shape[1])
-    found = _scores_gpu if x_MV.device.type == "cuda" else scores_ref
-    ids_MC, value_MC, rank_M = found(x_MV, token_M, num_best)
-    return entries(ids_MC.tolist(), value_MC.tolist(), rank_M.tolist())
+    return logprobs_of(logits_MV, range(len(tokens)), tokens, num_best)
+
+
+def logprobs_of(
+    logits_MV: Tensor, at: Sequence[int], tokens: Sequence[int], num_best: int
+) -> list[dict[int, Logprob]]:
+    """The same of some of the rows."""
+    num_best = min(num_best, logits_MV.shape[1])
+    if logits_MV.device.type == "cpu" and is_available():
+        x_MV = logits_MV.float()
+        found = native_scores(
+            x_MV if x_MV.stride(1) == 1 else x_MV.contiguous(), at, tokens, num_best
+        )
+    else:
+        x_MV = logits_MV[list(at)].float()
+        token_M = torch.tensor(tokens, device=x_MV.device)
+        score = _scores_gpu if x_MV.device.type == "cuda" else scores_ref
+        found = score(x_MV, token_M, num_best)
+    return entries(*(part.tolist() for part in found))
 
 
 def _scores_gpu(x_MV: Tensor, token_M: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from hunch.drafting.costs import CostCurve
 from hunch.kernels.attention import KVCache
 from hunch.models.target import Target
 from hunch.pooling import POOL_SCALE
-from hunch.sampling.logprobs import logprobs_at
+from hunch.sampling.logprobs import logprobs_at, logprobs_of
 from hunch.sampling.state import SamplingState
 from hunch.sampling.stop import finish
 from hunch.step.batch import Batch, Part, gather
@@ -150,13 +151,11 @@ class HostStep:
             mask_MV = None if mask_MV is None else mask_MV.to(logits_MV.device)
         walk = self._verify if self._walk_row is None else self._walk_rows
         decided = walk(batch, parts, logits_MV, mask_MV)
-        first = 0
         for outcome, (tokens, path) in zip(checked, decided, strict=True):
             outcome.accepted = path[:-1]
             outcome.result.tokens = tokens
             outcome.result.num_accepted = len(tokens) - 1
-            self._score(outcome, logits_MV, mask_MV, first)
-            first += 1 + outcome.part.num_nodes
+        self._score(checked, logits_MV, mask_MV)
         return logits_MV
 
     def _verify(
@@ -189,19 +188,30 @@ class HostStep:
             first = last
         return decided
 
-    def _score(
-        self, outcome: Outcome, logits_MV: Tensor, mask_MV: Tensor | None, first: int
-    ) -> None:
-        request = self.rows.requests[outcome.part.row]
-        assert request is not None
-        if request.params.logprobs is None:
-            return
-        index = [first, *(first + 1 + node for node in outcome.accepted)]
-        logits_KV, tokens = logits_MV[index], outcome.result.tokens
-        if self.scores_processed:
-            mask_KV = None if mask_MV is None else mask_MV[index]
-            logits_KV = self._process(outcome.part, logits_KV, tokens, mask_KV)
-        outcome.result.logprobs = logprobs_at(logits_KV, tokens, request.params.logprobs)
+    def _score(self, checked: list[Outcome], logits_MV: Tensor, mask_MV: Tensor | None) -> None:
+        """Log-probabilities of the decided tokens, of all rows that ask for as many at once."""
+        same: dict[int, list[tuple[Outcome, list[int]]]] = {}
+        first = 0
+        for outcome in checked:
+            request = self.rows.requests[outcome.part.row]
+            assert request is not None
+            num_best = request.params.logprobs
+            if num_best is not None:
+                at = [first, *(first + 1 + node for node in outcome.accepted)]
+                if self.scores_processed:
+                    mask_KV = None if mask_MV is None else mask_MV[at]
+                    tokens = outcome.result.tokens
+                    logits_KV = self._process(outcome.part, logits_MV[at], tokens, mask_KV)
+                    outcome.result.logprobs = logprobs_at(logits_KV, tokens, num_best)
+                else:
+                    same.setdefault(num_best, []).append((outcome, at))
+            first += 1 + outcome.part.num_nodes
+        for num_best, asked in same.items():
+            places = [place for _, at in asked for place in at]
+            said = [token for outcome, _ in asked for token in outcome.result.tokens]
+            scores = iter(logprobs_of(logits_MV, places, said, num_best))
+            for outcome, at in asked:
+                outcome.result.logprobs = list(islice(scores, len(at)))
 
     def _process(
         self, part: Part, logits_KV: Tensor, tokens: list[int], mask_KV: Tensor | None

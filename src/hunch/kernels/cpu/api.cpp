@@ -9,6 +9,7 @@
 #include "pool.h"
 #include "rows.h"
 #include "sampling.h"
+#include "scores.h"
 
 using namespace hunch;
 
@@ -158,6 +159,18 @@ int64_t hunch_choose_row(const float* logits, int64_t size, float temperature, i
     thread_local Chooser chooser;
     ChoiceSpec spec{temperature, top_k, top_p, log_min_p, seed, sample_index, position, stream};
     return chooser.choose(logits, (int)size, spec);
+}
+
+// Of the rows at[] of the logits: see score_row. A single one wakes nobody.
+void hunch_scores(Team* team, const float* logits, const int64_t* at, const int64_t* tokens,
+                  int64_t* ids, float* values, int64_t* ranks, int64_t num_rows, int64_t size,
+                  int64_t row_stride, int64_t num_best) {
+    auto score = [&](int64_t row) {
+        ranks[row] = score_row(logits + at[row] * row_stride, size, tokens[row], num_best,
+                               ids + row * (1 + num_best), values + row * (1 + num_best));
+    };
+    if (num_rows == 1) return score(0);
+    team->run([&](Worker& worker) { worker.each((int)num_rows, [&](int row) { score(row); }); });
 }
 
 Lookup* hunch_lookup_new(const LookupSpec* spec, int64_t num_rows) {
