@@ -32,6 +32,7 @@ PARTS = {
     "rounded": Part("rounded", "GPU", "a 7B-cost target in 16, 8 and 4 bits"),
     "routing": Part("routing", "CPU", "requests that begin alike, over three engines"),
     "serving": Part("serving", "CPU", "CPU time of a token outside of the model"),
+    "streams": Part("streams", "any", "many streams at once from a running server"),
     "steps": Part("steps", "CPU", "what a step costs in Python, by method"),
 }
 

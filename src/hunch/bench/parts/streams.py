@@ -4,7 +4,7 @@ Clients are processes of their own, as one would be busy long before the server 
 streams is run once, shortly, before it is measured.
 
     hunch serve --workers 4 --max-num-seqs 512 &
-    python benchmarks/serve_streams.py --url http://127.0.0.1:8000 --streams 1 16 64 200 500
+    hunch bench part streams --url http://127.0.0.1:8000 --streams 1 16 64 200 500
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from hunch.errors import EngineError
+
+NAME = "hunch.bench.parts.streams"
 TOPICS = ("the sea", "a clock", "two friends", "an old map", "winter", "a train", "bread", "rain")
 TOKENS = {1: 300, 16: 600, 64: 800, 200: 800}  # of each stream; for more streams, MANY
 MANY = 400
@@ -64,7 +67,7 @@ async def read_one(
     writer.close()
 
 
-def client(words: Sequence[str]) -> int:
+def client(words: Sequence[str]) -> None:
     """One process of clients: says when its streams began and ended, and what they saw."""
     host, port, first, count, num_tokens = words[0], *map(int, words[1:5])
     start = float(words[5])
@@ -77,7 +80,6 @@ def client(words: Sequence[str]) -> int:
 
     asyncio.run(all_of_them())
     print(json.dumps({"end": time.time(), "firsts": firsts.tolist(), "gaps": gaps.tolist()}))
-    return 0
 
 
 def wait_ready(url: str, seconds: float) -> None:
@@ -89,7 +91,7 @@ def wait_ready(url: str, seconds: float) -> None:
                 return
         except OSError as error:
             if time.monotonic() > end:
-                raise SystemExit(f"{url} is not ready after {seconds:.0f} s: {error}") from None
+                raise EngineError(f"{url} is not ready after {seconds:.0f} s: {error}") from None
             time.sleep(0.2)
 
 
@@ -107,8 +109,8 @@ def measure(
         subprocess.Popen(
             [
                 sys.executable,
-                __file__,
-                "--client",
+                "-m",
+                NAME,
                 host,
                 *map(str, (port, first, count)),
                 str(num_tokens),
@@ -132,18 +134,15 @@ def measure(
     }
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if words is None else words)
-    if given[:1] == ["--client"]:
-        return client(given[1:])
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(prog="hunch bench part streams")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 200, 500])
     parser.add_argument("--tokens", type=int, help="of each stream; default: by their number")
     parser.add_argument("--clients", type=int, default=6, help="processes that read")
     parser.add_argument("--wait", type=float, default=120, help="seconds for the server to load")
     parser.add_argument("--rounds", type=int, default=1)
-    args = parser.parse_args(given)
+    args = parser.parse_args(words)
     place = urlsplit(args.url)
     where = place.hostname or "127.0.0.1", place.port or 80
     wait_ready(args.url.rstrip("/"), args.wait)
@@ -152,8 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
         measure(*where, num_streams, WARM_TOKENS, args.clients)
         for _ in range(args.rounds):
             print(json.dumps(measure(*where, num_streams, num_tokens, args.clients)), flush=True)
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # a process of clients that `measure` begins
+    client(sys.argv[1:])
