@@ -208,8 +208,8 @@ class HostStep:
             first += 1 + outcome.part.num_nodes
         for num_best, asked in same.items():
             places = [place for _, at in asked for place in at]
-            said = [token for outcome, _ in asked for token in outcome.result.tokens]
-            scores = iter(logprobs_of(logits_MV, places, said, num_best))
+            tokens = [token for outcome, _ in asked for token in outcome.result.tokens]
+            scores = iter(logprobs_of(logits_MV, places, tokens, num_best))
             for outcome, at in asked:
                 outcome.result.logprobs = list(islice(scores, len(at)))
 
