@@ -65,7 +65,9 @@ CASES |= {
     ),
     "deepseek-v2-lite": (
         "DeepseekV2",
-        LATENT | {"q_lora_rank": None, "n_group": 1, "topk_group": 1},
+        LATENT
+        | {"q_lora_rank": None, "n_group": 1, "topk_group": 1}
+        | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
     ),
     "deepseek-v2, groups": (
         "DeepseekV2",

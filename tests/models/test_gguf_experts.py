@@ -20,6 +20,11 @@ FAMILIES = {  # case of test_expert_families -> GGUF's architecture
     "qwen3-moe": "qwen3moe",
     "qwen2-moe": "qwen2moe",
     "granite-moe": "granitemoe",
+    "gpt-oss, 64": "gpt-oss",
+    "deepseek-v3": "deepseek2",
+    "deepseek-v2-lite": "deepseek2",
+    "deepseek-v2, groups": "deepseek2",
+    "glm-4.7-flash": "deepseek2",
 }
 OWN = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
@@ -28,11 +33,20 @@ OWN = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp", "mlp.router": "ffn_gate_inp",
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
 }  # fmt: skip
+COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 EXPERTS = {
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
     "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
 }  # fmt: skip
+
+
+BARE = {"e_score_correction_bias": "exp_probs_b.bias", "sinks": "attn_sinks.weight"}
 
 
 def stacked(weights) -> dict[str, np.ndarray]:
@@ -48,6 +62,28 @@ def stacked(weights) -> dict[str, np.ndarray]:
             continue
         layer = f"blk.{parts[2]}." if parts[1] == "layers" else ""
         inner = ".".join(parts[3:-1])
+        kind = parts[-1]
+        if inner == "mlp.experts":  # gpt-oss: [expert, in, out], gate and up by turns
+            kind = "bias" if kind.endswith("_bias") else "weight"
+            value = value.swapaxes(1, 2) if kind == "weight" else value
+            if parts[-1].startswith("gate_up"):
+                found[f"{layer}ffn_gate_exps.{kind}"] = value[:, ::2].copy()
+                found[f"{layer}ffn_up_exps.{kind}"] = value[:, 1::2].copy()
+            else:
+                found[f"{layer}ffn_down_exps.{kind}"] = value.copy()
+            continue
+        if parts[-1] in BARE:
+            found[f"{layer}{BARE[parts[-1]]}"] = value
+            continue
+        if config["model_type"] == "gpt_oss" and inner == "post_attention_layernorm":
+            found[f"{layer}post_attention_norm.weight"] = value
+            continue
+        if inner == "self_attn.kv_b_proj" and config["model_type"] == "deepseek_v3":
+            value = value.reshape(config["num_attention_heads"], -1, value.shape[-1])
+            k_up, v_up = np.split(value, [config["qk_nope_head_dim"]], axis=1)
+            found[f"{layer}attn_k_b.weight"] = k_up.swapaxes(1, 2).copy()
+            found[f"{layer}attn_v_b.weight"] = v_up.copy()
+            continue
         if inner == "block_sparse_moe.input_linear":
             gate, up = np.split(value, 2, axis=1)
             found |= {f"{layer}ffn_gate_exps.weight": gate, f"{layer}ffn_up_exps.weight": up}
@@ -55,7 +91,7 @@ def stacked(weights) -> dict[str, np.ndarray]:
             found[f"{layer}ffn_down_exps.weight"] = value
         elif inner in OWN:
             value = value[0] if inner == "mlp.shared_expert_gate" else value
-            found[f"{layer}{OWN[inner]}.weight"] = value
+            found[f"{layer}{OWN[inner]}.{kind}"] = value
         else:
             if config["model_type"] in ("mixtral", "granitemoe") and parts[-2] in (
                 "q_proj",
@@ -78,7 +114,7 @@ def write(path: Path, weights, architecture: str, kind: str) -> Path:
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "expert_feed_forward_length": inner,
-        "expert_count": config.get("num_local_experts") or config["num_experts"],
+        "expert_count": next(config[key] for key in COUNTS if config.get(key)),
         "expert_used_count": config["num_experts_per_tok"],
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size", 0),
         "attention.head_count": config["num_attention_heads"],
@@ -86,7 +122,34 @@ def write(path: Path, weights, architecture: str, kind: str) -> Path:
         "attention.key_length": config.get("head_dim") or 32,
         "attention.sliding_window": config.get("sliding_window") or 0,
     }
-    reals = {
+    reals = {}
+    if architecture == "deepseek2":
+        is_v3, rope = config["model_type"] != "deepseek_v2", config["qk_rope_head_dim"]
+        numbers |= {
+            "attention.kv_lora_rank": config["kv_lora_rank"],
+            "attention.q_lora_rank": config["q_lora_rank"] or 0,
+            "attention.key_length_mla": config["qk_nope_head_dim"] + rope,
+            "attention.key_length": config["kv_lora_rank"] + rope,
+            "attention.value_length_mla": config["v_head_dim"],
+            "attention.value_length": config["kv_lora_rank"],
+            "attention.head_count_kv": 1,
+            "rope.dimension_count": rope,
+            "expert_shared_count": config["n_shared_experts"],
+            "expert_gating_func": 2 if is_v3 else 1,
+            "expert_group_count": config["n_group"],
+            "expert_group_used_count": config["topk_group"],
+            "leading_dense_block_count": 1,
+        }
+        writer.add_bool("deepseek2.expert_weights_norm", bool(config["norm_topk_prob"]))
+        reals["expert_weights_scale"] = config["routed_scaling_factor"]
+    if scaling := config.get("rope_scaling"):
+        writer.add_string(f"{architecture}.rope.scaling.type", "yarn")
+        numbers["rope.scaling.original_context_length"] = scaling[
+            "original_max_position_embeddings"
+        ]
+        reals["rope.scaling.factor"] = scaling["factor"]
+        reals["rope.scaling.yarn_log_multiplier"] = 0.1 * scaling.get("mscale_all_dim", 0.0)
+    reals |= {
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_theta"],
         "embedding_scale": config.get("embedding_multiplier", 1.0),
@@ -101,6 +164,7 @@ def write(path: Path, weights, architecture: str, kind: str) -> Path:
     quantised = gguf.GGMLQuantizationType[kind]
     for name, value in stacked(weights).items():
         is_matrix = value.ndim >= 2 and value.shape[-1] % 32 == 0 and "gate_inp" not in name
+        is_matrix &= name.endswith("exps.weight") or kind != "MXFP4"
         if is_matrix and kind != "F32":
             writer.add_tensor(name, gguf.quants.quantize(value, quantised), raw_dtype=quantised)
         else:
@@ -136,3 +200,18 @@ def test_experts_stay_quantised_as_they_are(kind, held, tmp_path):
     exact = plain_logits(load_decoder(file), IDS)  # of the same rounded weights
     error = (plain_logits(model, IDS) - exact).norm() / exact.norm()
     assert error < 0.05
+
+
+def test_gpt_oss_in_mxfp4_as_llama_cpp_holds_it(tmp_path):
+    """Experts alone are in 4 bits: codes and a power of two per 32 numbers."""
+    make("gpt-oss, 64", tmp_path)
+    weights = open_weights(tmp_path)
+    file = open_weights(write(tmp_path / "model.gguf", weights, "gpt-oss", "MXFP4"))
+    packed = file.packed("model.layers.0.mlp.experts.up_proj.weight")
+    assert packed is not None
+    assert packed.kind == "MXFP4"
+    rounded, whole = (plain_logits(load_decoder(each), IDS) for each in (file, weights))
+    assert 0.01 < (rounded - whole).norm() / whole.norm() < 0.6
+    if native.is_available():
+        ours = plain_logits(load_native(file, num_threads=1, bits=14), IDS)
+        assert (ours - rounded).norm() / rounded.norm() < 0.1

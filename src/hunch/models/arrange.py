@@ -34,6 +34,7 @@ class Place:
     rows: Rows | None = None  # None: all
     is_transposed: bool = False
     expert: int | None = None  # of a tensor that holds all experts; rows are then of this one
+    is_stack: bool = False  # a matrix per head, [head, out, in], of which all rows are wanted
     shift: float = 0.0  # added to every number
     project: str | None = None  # a matrix it is multiplied with, an embedding's
     is_project_in: bool = False
@@ -103,6 +104,11 @@ class Arranged:
             ):
                 order = [*range(first), *(first + row for row in turned)]
                 self._order(prefix + name, order, num_heads)
+        for theirs, ours, is_turned in (("k_b", "k_up", True), ("v_b", "v_up", False)):
+            stack = self._places.pop(f"{prefix}{theirs}.weight", None)
+            if stack is not None:
+                place = Place(stack.name, is_transposed=is_turned, is_stack=True)
+                self._places[f"{prefix}{ours}.weight"] = place
         both = self._places.pop(f"{prefix}kv_b_proj.weight", None)
         if both is not None:
             rows = torch.arange(spec.num_heads * (flat + values)).view(spec.num_heads, -1)
@@ -154,15 +160,16 @@ class Arranged:
     def _arrange_gguf_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
         """GGUF files hold gate, up and down of all experts in a tensor each, in every family."""
         stacks = {names.gate: "gate_proj", names.up: "up_proj", names.down: "down_proj"}
-        for ours, theirs in stacks.items():
-            stack = self._places.pop(f"{prefix}mlp.experts.{theirs}.weight", None)
-            for expert in range(experts.routing.num_experts if stack else 0):
-                assert stack is not None
-                path = f"{prefix}{ours.format(expert)}.weight"
-                self._places[path] = Place(stack.name, expert=expert)
-        router = self._places.pop(f"{prefix}mlp.gate.weight", None)
-        if router is not None:
-            self._places[f"{prefix}{names.router}.weight"] = router
+        for kind in ("weight", "bias"):
+            for ours, theirs in stacks.items():
+                stack = self._places.pop(f"{prefix}mlp.experts.{theirs}.{kind}", None)
+                for expert in range(experts.routing.num_experts if stack else 0):
+                    assert stack is not None
+                    path = f"{prefix}{ours.format(expert)}.{kind}"
+                    self._places[path] = Place(stack.name, expert=expert)
+            router = self._places.pop(f"{prefix}mlp.gate.{kind}", None)
+            if router is not None:
+                self._places[f"{prefix}{names.router}.{kind}"] = router
 
     def _split(
         self, fused: str, parts: tuple[str, ...], sizes: tuple[int, ...], head_dim: int = 0
@@ -218,6 +225,10 @@ class Arranged:
         place = self._place(name)
         shape = tuple(self.weights.shape(place.name))
         shape = shape if place.expert is None else shape[1:]
+        if place.is_stack:
+            num_heads, num_out, num_in = shape
+            sizes = (num_in, num_out) if place.is_transposed else (num_out, num_in)
+            return (num_heads * sizes[0], sizes[1])
         if place.is_transposed:
             shape = shape[::-1]
         if place.project is not None:
@@ -238,6 +249,8 @@ class Arranged:
             whole = self.weights.tensor(place.name, torch.float32) + place.shift
             return (whole if place.rows is None else whole[place.rows]).to(dtype)
         whole = self._whole(place, dtype)
+        if place.is_stack:
+            return (whole.transpose(1, 2) if place.is_transposed else whole).flatten(0, 1)
         whole = whole if place.expert is None else whole[place.expert]
         whole = whole.t() if place.is_transposed else whole
         return whole if place.rows is None else whole[place.rows]
@@ -248,7 +261,7 @@ class Arranged:
         """[first, last) of a dimension; read alone where the file has the tensor as it is."""
         place = self._place(name)
         is_plain = place.rows is None and not place.is_transposed and not place.shift
-        is_plain = is_plain and place.expert is None
+        is_plain = is_plain and place.expert is None and not place.is_stack
         if is_plain and place.project is None and isinstance(self.weights, ReadsParts):
             return self.weights.part(place.name, dim, part, dtype)
         return self.tensor(name, dtype).narrow(dim, part[0], part[1] - part[0])

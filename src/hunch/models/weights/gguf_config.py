@@ -10,6 +10,7 @@ import numpy as np
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.hub.gguf_file import GgufHeader
+from hunch.models.weights import gguf_experts
 
 ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "llama": ("LlamaForCausalLM", "llama"),
@@ -18,6 +19,8 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss"),
+    "deepseek2": ("DeepseekV3ForCausalLM", "deepseek_v3"),  # V2 too; told apart by its router
     "granite": ("GraniteForCausalLM", "granite"),
     "granitemoe": ("GraniteMoeForCausalLM", "granitemoe"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
@@ -63,7 +66,9 @@ _INNER = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
+_BARE = ("exp_probs_b", "attn_sinks")  # parts whose name is all of the tensor's
 _GPT2 = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -80,6 +85,16 @@ _SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_LATENT = {  # a head's ways to keys and to values may come apart, the former turned
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b",
+    "attn_v_b": "self_attn.v_b",
+} | {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
 _OWN = {  # what a family calls differently, or has besides
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gpt2": _GPT2,
@@ -87,6 +102,11 @@ _OWN = {  # what a family calls differently, or has besides
     "gemma2": _SANDWICH,
     "gemma3": _SANDWICH,
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    "gpt-oss": {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks": "self_attn.sinks",
+    },
+    "deepseek2": _LATENT,
 }
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 
@@ -111,10 +131,11 @@ def hf_name(header: GgufHeader, name: str) -> str:
         )
     layer = "transformer.h" if prefix in _LEARNED else "model.layers"
     outer = f"{layer}.{int(match['layer'])}." if match["layer"] else ""
-    return f"{outer}{table[match['part']]}.{match['kind']}"
+    kind = "" if match["part"] in _BARE else f".{match['kind']}"
+    return f"{outer}{table[match['part']]}{kind}"
 
 
-class _Reader:
+class Reader:
     """Typed access to the metadata under one architecture's prefix."""
 
     def __init__(self, header: GgufHeader, prefix: str) -> None:
@@ -149,7 +170,7 @@ def config_of(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[st
     `factors` are the file's rope factors, by the names of their tensors.
     """
     prefix = architecture(header)
-    read = _Reader(header, prefix)
+    read = Reader(header, prefix)
     config = _gpt2_config(read) if prefix in _LEARNED else _llama_config(read, factors)
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         short = "padding_token_id" if key == "pad_token_id" else key
@@ -157,7 +178,7 @@ def config_of(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[st
     return {**config, "from_gguf": True}
 
 
-def _gpt2_config(read: _Reader) -> dict[str, Any]:
+def _gpt2_config(read: Reader) -> dict[str, Any]:
     header = read.header
     name, model_type = ARCHITECTURES[read.prefix]
     return {
@@ -174,7 +195,7 @@ def _gpt2_config(read: _Reader) -> dict[str, Any]:
     }
 
 
-def _llama_config(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
+def _llama_config(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
     header, prefix = read.header, read.prefix
     vocab_size, hidden_size = _embedding_shape(header)
     num_heads = read.size("attention.head_count")
@@ -204,7 +225,7 @@ def _llama_config(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str
         if prefix == "llama":  # converters write Mistral as llama; only Mistral has a window
             config["architectures"], config["model_type"] = ["MistralForCausalLM"], "mistral"
     if prefix == "llama" and read.number("expert_count", 0):  # so is Mixtral
-        config |= _local_experts(read)
+        config |= gguf_experts.local(read, config)
         config["architectures"], config["model_type"] = ["MixtralForCausalLM"], "mixtral"
     share = read.size("rope.dimension_count", config["head_dim"]) / config["head_dim"]
     config["partial_rotary_factor"] = share
@@ -216,7 +237,7 @@ def _llama_config(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str
     return config
 
 
-def _granite(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+def _granite(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "embedding_multiplier": read.real("embedding_scale", 1.0),
         "residual_multiplier": read.real("residual_scale", 1.0),
@@ -225,36 +246,7 @@ def _granite(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _local_experts(read: _Reader) -> dict[str, Any]:
-    return {
-        "num_local_experts": read.size("expert_count"),
-        "num_experts_per_tok": read.size("expert_used_count"),
-    }
-
-
-def _granite_moe(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
-    return {**_granite(read, config), **_local_experts(read)}
-
-
-def _qwen_moe(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """llama.cpp knows by the family whether a token's weights add up to one."""
-    tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
-    found = {
-        "mlp_only_layers": [
-            i for i in range(num_layers) if f"blk.{i}.ffn_gate_inp.weight" not in tensors
-        ],
-        "num_experts": read.size("expert_count"),
-        "num_experts_per_tok": read.size("expert_used_count"),
-        "moe_intermediate_size": read.size("expert_feed_forward_length"),
-        "norm_topk_prob": read.prefix == "qwen3moe",
-    }
-    if read.prefix == "qwen2moe":
-        key = "expert_shared_feed_forward_length"
-        found["shared_expert_intermediate_size"] = read.size(key)
-    return found
-
-
-def _gemma(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+def _gemma(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """What llama.cpp knows by the number of layers: the largest model's scale of scores."""
     num_layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     is_largest = num_layers == {"gemma2": 46, "gemma3": 62}.get(read.prefix)
@@ -275,7 +267,7 @@ def _gemma(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _stablelm(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+def _stablelm(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "layer_norm_eps": read.real("attention.layer_norm_epsilon"),
         "use_qkv_bias": config["attention_bias"],
@@ -284,7 +276,7 @@ def _stablelm(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _starcoder2(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
+def _starcoder2(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "norm_epsilon": read.real("attention.layer_norm_epsilon"),
         "hidden_act": "gelu_pytorch_tanh",
@@ -296,11 +288,13 @@ def _starcoder2(read: _Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 _LAYER_NORMS = ("stablelm", "starcoder2")
 _LEARNED = ("gpt2", "starcoder")  # their positions are learned
-_OWN_KEYS: dict[str, Callable[[_Reader, dict[str, Any]], dict[str, Any]]] = {
-    "qwen2moe": _qwen_moe,
-    "qwen3moe": _qwen_moe,
+_OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
+    "qwen2moe": gguf_experts.qwen,
+    "qwen3moe": gguf_experts.qwen,
+    "gpt-oss": gguf_experts.gpt_oss,
+    "deepseek2": gguf_experts.deepseek,
     "granite": _granite,
-    "granitemoe": _granite_moe,
+    "granitemoe": lambda read, config: _granite(read, config) | gguf_experts.local(read, config),
     "gemma": _gemma,
     "gemma2": _gemma,
     "gemma3": _gemma,
@@ -325,7 +319,7 @@ def _num_layers(header: GgufHeader, num_layers: int) -> int:
     return num_layers
 
 
-def _rope_scaling(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
+def _rope_scaling(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
     if "rope_freqs" in factors:  # Llama 3's scaling, already worked out per frequency
         return {"rope_type": "factors", "factors": factors["rope_freqs"]}
     if "rope_freqs_long" in factors:
@@ -351,7 +345,7 @@ def _rope_scaling(read: _Reader, factors: Mapping[str, list[float]]) -> dict[str
 def _check(header: GgufHeader, config: dict[str, Any]) -> None:
     """Sizes that contradict each other would surface as shape errors far from their cause."""
     _, hidden_size = _embedding_shape(header)
-    head_dim = config["head_dim"]
+    head_dim = config["head_dim"] or 2  # of latent attention it is no size
     if config["hidden_size"] != hidden_size:
         raise ModelFormatError(
             f"{header.path} claims width {config['hidden_size']}; its embedding has {hidden_size}"

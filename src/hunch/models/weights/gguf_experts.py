@@ -1,0 +1,98 @@
+"""What a GGUF's metadata says of experts and of latent attention, in the words of a config.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hunch.models.weights.gguf_config import Reader
+
+_SIGMOID = 2  # of expert_gating_func
+
+
+def local(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """Mixtral's and Granite's words."""
+    return {
+        "num_local_experts": read.size("expert_count"),
+        "num_experts_per_tok": read.size("expert_used_count"),
+    }
+
+
+def qwen(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp knows by the family whether a token's weights add up to one."""
+    tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
+    found = {
+        "mlp_only_layers": [
+            i for i in range(num_layers) if f"blk.{i}.ffn_gate_inp.weight" not in tensors
+        ],
+        "num_experts": read.size("expert_count"),
+        "num_experts_per_tok": read.size("expert_used_count"),
+        "moe_intermediate_size": read.size("expert_feed_forward_length"),
+        "norm_topk_prob": read.prefix == "qwen3moe",
+    }
+    if read.prefix == "qwen2moe":
+        key = "expert_shared_feed_forward_length"
+        found["shared_expert_intermediate_size"] = read.size(key)
+    return found
+
+
+def gpt_oss(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """Every second layer has the window; the ends of YaRN's ramp are not rounded."""
+    types = ("sliding_attention", "full_attention")
+    scaling = config["rope_scaling"]
+    return {
+        **local(read, config),
+        "intermediate_size": read.size("expert_feed_forward_length"),
+        "layer_types": [types[i % 2] for i in range(config["num_hidden_layers"])],
+        "rope_scaling": scaling and {**scaling, "truncate": False},
+        "mlp_bias": None,
+    }
+
+
+def deepseek(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """V3 and GLM-4.7-Flash choose experts by sigmoid scores, V2 by a softmax."""
+    rope_dim = read.size("rope.dimension_count")
+    # Files that hold the latent's own matrices give the sizes of heads under other keys.
+    head = read.size("attention.key_length_mla", read.size("attention.key_length"))
+    values = read.size("attention.value_length_mla", read.size("attention.value_length"))
+    num_groups = int(read.number("expert_group_count", 1)) or 1
+    found = {
+        "head_dim": None,
+        "partial_rotary_factor": None,
+        "num_key_value_heads": config["num_attention_heads"],
+        "kv_lora_rank": read.size("attention.kv_lora_rank"),
+        "q_lora_rank": int(read.number("attention.q_lora_rank", 0)) or None,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": head - rope_dim,
+        "v_head_dim": values,
+        "first_k_dense_replace": int(read.number("leading_dense_block_count", 0)),
+        "n_routed_experts": read.size("expert_count"),
+        "num_experts_per_tok": read.size("expert_used_count"),
+        "n_shared_experts": int(read.number("expert_shared_count", 0)),
+        "moe_intermediate_size": read.size("expert_feed_forward_length"),
+        "routed_scaling_factor": read.real("expert_weights_scale", 1.0),
+        "norm_topk_prob": bool(_flag(read, "expert_weights_norm")),
+        "n_group": num_groups,
+        "topk_group": int(read.number("expert_group_used_count", 1)) or 1,
+        "mlp_bias": None,
+        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in read.header.tensors,
+        "rope_scaling": _scaled(read, config["rope_scaling"]),
+    }
+    if int(read.number("expert_gating_func", 1)) != _SIGMOID:
+        method = "group_limited_greedy" if num_groups > 1 else "greedy"
+        found |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+        found |= {"topk_method": method, "scoring_func": "softmax"}
+    return found
+
+
+def _scaled(read: Reader, scaling: dict[str, Any] | None) -> dict[str, Any] | None:
+    """YaRN with what DeepSeek's files add to it: the scale of scores, a tenth of it."""
+    key = "rope.scaling.yarn_log_multiplier"
+    if scaling is None or not read.number(key, 0):
+        return scaling
+    size = round(10 * read.real(key), 6)
+    return {**scaling, "mscale": size, "mscale_all_dim": size}
+
+
+def _flag(read: Reader, key: str) -> bool:
+    return bool(read.header.metadata.get(f"{read.prefix}.{key}", False))
