@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hunch.kernels import draft, step
 from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
-from hunch.kernels.gpu_tiling import Tiling, Workspace
+from hunch.kernels.gpu_tiling import Tiler, Tiling, Workspace
 from hunch.kernels.kv_store import kv_store_ref
 from hunch.kernels.process import count_committed_ref, draft_paths_ref, process_ref
 from hunch.kernels.rope import rope, rotation
@@ -79,7 +79,11 @@ class PlainTarget:
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         nothing = torch.empty(0)
+        spec = decoder.spec
         self.workspace = Workspace(nothing, nothing, nothing, 64, 1)
+        self.tiler = Tiler(
+            spec.num_heads, spec.num_kv_heads, spec.max_len, self.workspace, self.device
+        )
         self.timing = nullcontext()
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
