@@ -2,7 +2,8 @@
 
 A pass of the target is timed for several numbers of rows. A drafted node is timed for three cut
 drafts of one row, which gives what a layer costs, what a thousand columns cost, and what is left
-when both are gone. Nothing here knows a model by its name.
+when both are gone. Where no draft can be cut from the target, a layer is taken to cost what the
+target's do. Nothing here knows a model by its name.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import Packed, Weights
 from hunch.registry import MODELS, resolve
+from hunch.train.student import unlike_llama
 
 ROWS = (1, 2, 3, 5, 8, 12)
 _FEW, _MANY = 4096, 32768  # columns of the timed drafts
@@ -98,6 +100,8 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
     few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
     deep = min(3, max(spec.num_layers - 1, 1))
     sizes = list(dict.fromkeys([(1, few), (deep, few), (1, many)]))
+    if any(unlike_llama(spec).values()):
+        sizes = []  # none can be cut from it
     bodies = [_pass_of(target, num_rows) for num_rows in ROWS]
     for num_layers, num_columns in sizes:
         draft = cut_draft(target, weights, list(range(num_layers)), num_columns)
@@ -107,11 +111,12 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
     for at in reversed(range(len(ROWS) - 1)):  # more rows take no less: what says so is noise
         passes[at] = min(passes[at], passes[at + 1])
     node = dict(zip(sizes, found[len(ROWS) :], strict=True))
-    base = node[1, few]
-    per_layer = max(node[deep, few] - base, 0.0) / max(deep - 1, 1)
-    if deep == 1:  # a target of two layers or fewer: one is about what a pass has of each
-        per_layer = min(base, passes[0] / spec.num_layers)
-    per_column = max(node[1, many] - base, 0.0) / max(many - few, 1)
+    each = passes[0] / spec.num_layers  # about what a pass has of a layer
+    base = node.get((1, few), 2 * each)
+    per_layer = max(node.get((deep, few), 0.0) - base, 0.0) / max(deep - 1, 1)
+    if deep == 1 or not sizes:
+        per_layer = min(base, each)
+    per_column = max(node.get((1, many), 0.0) - base, 0.0) / max(many - few, 1)
     # A product reads its weights, and not faster than three times as fast as the target's do.
     least = passes[0] / max(target.weight_bytes, 1) / 3
     least *= 1 if target.is_quantised else target.dtype.itemsize

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hunch.errors import UnsupportedModelError
 from hunch.kernels.rope import Rotation
 from hunch.layers.attention import Heads, split_heads
 from hunch.layers.rope import Rope
@@ -51,9 +50,7 @@ class Dense:
     ) -> Tensor:
         q, k, v = self.heads(qkv_TAH, heads)
         if heads.cap or sinks_N is not None:
-            raise UnsupportedModelError(
-                "train: texts cannot be read with capped scores or sinks yet; use a lookup method"
-            )
+            return _attend_plainly(q, k, v, heads, sinks_N).transpose(1, 2).flatten(0, 1)
         mask_LL = None
         if heads.window is not None and heads.window < self.shape[1]:
             pos_L = torch.arange(self.shape[1], device=q.device)
@@ -63,6 +60,27 @@ class Dense:
             q, k, v, mask_LL, is_causal=mask_LL is None, scale=heads.scale, enable_gqa=True
         )
         return out.transpose(1, 2).flatten(0, 1)
+
+
+def _attend_plainly(
+    q: Tensor, k: Tensor, v: Tensor, heads: Heads, sinks_N: Tensor | None
+) -> Tensor:
+    """Attention whose scores are capped, or compete with a sink's: no kernel of torch has these."""
+    group, length = heads.num_heads // heads.num_kv_heads, q.shape[2]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scores = (q @ k.transpose(2, 3)).float() * heads.scale
+    if heads.cap:
+        scores = heads.cap * torch.tanh(scores / heads.cap)
+    pos_L = torch.arange(length, device=q.device)
+    back_LL = pos_L[:, None] - pos_L
+    is_seen_LL = back_LL >= 0
+    if heads.window is not None:
+        is_seen_LL = is_seen_LL & (back_LL < heads.window)
+    scores = scores.masked_fill(~is_seen_LL, -torch.inf)
+    if sinks_N is not None:
+        sink = sinks_N.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sink), dim=3)
+    return scores.softmax(-1)[..., :length].to(v.dtype) @ v
 
 
 @dataclass(frozen=True, slots=True)

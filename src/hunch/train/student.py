@@ -262,9 +262,9 @@ def layer_config(spec: ModelSpec, target: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_target(spec: ModelSpec, method: str) -> None:
-    """Raise for a target whose drafters of this kind could not be built from its parts."""
-    problems = {
+def unlike_llama(spec: ModelSpec) -> dict[str, bool]:
+    """What layers cut from a target may not have, and whether it is there."""
+    return {
         "learned positions": spec.rope is None,
         "norms after the residual sums": spec.is_post_norm,
         "experts": spec.experts is not None,
@@ -276,17 +276,29 @@ def check_target(spec: ModelSpec, method: str) -> None:
         "matrices stored the other way": spec.is_transposed,
         "heads turned in part or in another order": spec.is_rope_interleaved
         or any(rope.dim for rope in spec.ropes),
+        "latent attention": spec.latent is not None,
+        "recurrent layers": spec.delta is not None,
     }
+
+
+def unlike_llama_inside(spec: ModelSpec) -> dict[str, bool]:
+    """What layers written as Llama's may not have, and whether it is there."""
+    return {
+        "norms of what is added": spec.has_branch_norms,
+        "scaled residual sums": spec.residual_scale != 1.0,
+        "one norm for attention and MLP": spec.is_parallel,
+        "layer norms": spec.norm != "rms",
+    }
+
+
+def check_target(spec: ModelSpec, method: str) -> None:
+    """Raise for a target whose drafters of this kind could not be built from its parts."""
+    problems = unlike_llama(spec)
     if method != "draft":  # whose layers are the target's; others are written as Llama's
-        problems |= {
-            "norms of what is added": spec.has_branch_norms,
-            "scaled residual sums": spec.residual_scale != 1.0,
-            "one norm for attention and MLP": spec.is_parallel,
-            "layer norms": spec.norm != "rms",
-        }
+        problems |= unlike_llama_inside(spec)
     found = [name for name, is_there in problems.items() if is_there]
     if found:
         raise UnsupportedModelError(
             f"train {method}: the target ({spec.architecture}) has {', '.join(found)}, which this "
-            "recipe cannot build on; train medusa or mlp for it, or use a lookup method"
+            "recipe cannot build on; train block, medusa or mlp for it, or use a lookup method"
         )

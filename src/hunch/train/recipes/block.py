@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.layers.attention import Attend, Attention, Heads, split_heads
+from hunch.layers.norm import RMSNorm
 from hunch.layers.rope import Rope
 from hunch.models.build import build_block
 from hunch.models.decoder import Decoder
@@ -32,7 +33,14 @@ from hunch.train.compiled import Masters
 from hunch.train.loss import teach
 from hunch.train.recipes.eagle3 import read_features
 from hunch.train.states import TargetOutputs
-from hunch.train.student import BatchLoss, Recipe, Student, check_target, layer_config
+from hunch.train.student import (
+    BatchLoss,
+    Recipe,
+    Student,
+    layer_config,
+    unlike_llama,
+    unlike_llama_inside,
+)
 from hunch.train.vocab import Columns
 
 MARKOV = "markov_head.markov_w{}.weight"
@@ -124,10 +132,16 @@ class BlockStudent(Student):
         rank = options.rank or (256 if spec.width >= 1024 else 128)
         layers = min(options.layers, spec.num_layers)
         num_columns = len(columns) if len(columns) < spec.vocab_size else 0
-        self.shape = BlockShape(
-            spec=replace(
+        self.is_alike = not _differences(spec)
+        own = layers_of_its_own(spec, layers)
+        if self.is_alike:
+            own = replace(
                 spec, num_layers=layers, windows=(None,) * layers, has_mlp_bias=False, rope_of=()
-            ),
+            )
+        assert own.rope is not None
+        self.rope = Rope(own.rope, own.head_dim, spec.max_len + options.block, target.device)
+        self.shape = BlockShape(
+            spec=own,
             feature_layers=self.feature_layers,
             feature_width=len(self.feature_layers) * spec.width,
             num_places=options.block,
@@ -138,7 +152,7 @@ class BlockStudent(Student):
             confidence_sees_token=True,
             num_columns=num_columns,
         )
-        self.config = weights.config
+        self.config = weights.config if self.is_alike else {}
         self.head_CD = target.head.weight_NK[columns.ids_C] * spec.logits_scale
         self.layer_names = [f"layers.{layer}." for layer in range(layers)]
         self.start(self._begin(weights))
@@ -161,18 +175,22 @@ class BlockStudent(Student):
         build_body(self.shape, shapes)
         found: dict[str, Tensor] = {}
         for name, shape in shapes.shapes.items():
-            if name.startswith("layers."):
+            if name.startswith("layers.") and self.is_alike:
                 layer, part = name.removeprefix("layers.").split(".", 1)
                 found[name] = taken(target.names.layer.format(first + int(layer)) + part)
+            elif name.startswith("layers."):
+                found[name] = _fresh(name, shape, generator)
             else:
                 found[name] = torch.zeros(shape)
         noise = torch.randn(width, self.shape.feature_width, generator=generator)
         found["fc.weight"] = 0.02 * noise
         found["fc.weight"][:, -width:] += torch.eye(width)
-        found["norm.weight"] = taken(f"{target.names.final_norm}.weight")
-        found["hidden_norm.weight"] = taken(
-            target.names.layer.format(first) + "input_layernorm.weight"
-        )
+        found["norm.weight"] = found["hidden_norm.weight"] = torch.ones(width)
+        if isinstance(target.final_norm, RMSNorm):
+            found["norm.weight"] = target.final_norm.weight_D.float().cpu()
+        if self.is_alike:
+            name = target.names.layer.format(first) + "input_layernorm.weight"
+            found["hidden_norm.weight"] = taken(name)
         embedding_VD = target.embedding_VD.float().cpu()
         found[MASK] = embedding_VD.mean(0)
         turn_DK = torch.randn(width, self.shape.markov_rank, generator=generator) * width**-0.5
@@ -227,12 +245,11 @@ class BlockStudent(Student):
     ) -> Tensor:
         """The loss of some blocks; marks where their guesses were right."""
         (label_T, place_T), length = of_T, t.ids_BL.shape[1]
-        assert self.target.rope is not None
         token_BR = t.ids_BL.gather(1, anchor_BR)
         assert body.mask_D is not None
         x = body.inputs(self.target.embed(token_BR.flatten()), body.mask_D)
         size = self.shape.num_places
-        texts = BlocksOfTexts(context_TD, anchor_BR, size, self.target.rope)
+        texts = BlocksOfTexts(context_TD, anchor_BR, size, self.rope)
         for source in self.sources:
             x = self.layer(x, source, texts)
         told_TD = body.telling(body.norm(x)).flatten(0, 1)
@@ -308,12 +325,54 @@ def _features(text: str, num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({round(first + i * (last - first) / 4) for i in range(5)}))
 
 
+def _differences(spec: ModelSpec) -> list[str]:
+    """What a target has that layers of Qwen3 have not: then none of its own are taken over."""
+    found = {**unlike_llama(spec), **unlike_llama_inside(spec), "no gates": not spec.is_gated}
+    return [name for name, is_there in found.items() if is_there]
+
+
+def layers_of_its_own(spec: ModelSpec, num_layers: int) -> ModelSpec:
+    """Layers of Qwen3 as wide as the target, for a target of another kind."""
+    head_dim = 128 if spec.width % 128 == 0 and spec.width >= 1024 else 64
+    num_heads = max(spec.width // head_dim, 1)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.width,
+        "intermediate_size": 3 * spec.width,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads // 4 if num_heads % 4 == 0 else num_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": spec.max_len,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0 if spec.rope is None else spec.rope.theta,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    return ModelSpec.from_config(config)
+
+
+def _fresh(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """A tensor of a layer that nothing is known of; at first the layer adds nothing."""
+    if len(shape) == 1:
+        return torch.ones(shape)
+    if "o_proj" in name or "down_proj" in name:
+        return torch.zeros(shape)
+    return torch.randn(shape, generator=generator) * shape[1] ** -0.5
+
+
 def _check(options: BlockOptions, spec: ModelSpec) -> None:
-    check_target(spec, "block")
-    if spec.norm != "rms" or not spec.is_gated or spec.has_branch_norms or spec.is_norm_shifted:
+    problems = {
+        "latent attention": spec.latent is not None,
+        "recurrent layers": spec.delta is not None,
+        "a projected embedding": spec.embed_width not in (0, spec.width),
+    }
+    found = [name for name, is_there in problems.items() if is_there]
+    if found:
         raise UnsupportedModelError(
-            f"train block: its layers are those of Qwen3; the target's ({spec.architecture}) have "
-            "other norms or MLPs. Train draft for it"
+            f"train block: the target ({spec.architecture}) has {', '.join(found)}, whose texts "
+            "training cannot read yet; use a lookup method"
         )
     _features(options.features, spec.num_layers)
 
