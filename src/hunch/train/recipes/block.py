@@ -179,7 +179,7 @@ class BlockStudent(Student):
                 layer, part = name.removeprefix("layers.").split(".", 1)
                 found[name] = taken(target.names.layer.format(first + int(layer)) + part)
             elif name.startswith("layers."):
-                found[name] = _fresh(name, shape, generator)
+                found[name] = _new_tensor(name, shape, generator)
             else:
                 found[name] = torch.zeros(shape)
         noise = torch.randn(width, self.shape.feature_width, generator=generator)
@@ -353,13 +353,14 @@ def layers_of_its_own(spec: ModelSpec, num_layers: int) -> ModelSpec:
     return ModelSpec.from_config(config)
 
 
-def _fresh(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _new_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """A tensor of a layer that nothing is known of; at first the layer adds nothing."""
     if len(shape) == 1:
         return torch.ones(shape)
     if "o_proj" in name or "down_proj" in name:
         return torch.zeros(shape)
-    return torch.randn(shape, generator=generator) * shape[1] ** -0.5
+    found: Tensor = torch.randn(shape, generator=generator) * shape[1] ** -0.5
+    return found
 
 
 def _check(options: BlockOptions, spec: ModelSpec) -> None:
