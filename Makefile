@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check lint types docs examples peers speculators clean
+.PHONY: demo test check lint types docs examples peers speculators wheels clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hunch bench --workload demo --show --limit 4 --repeats 1
@@ -48,6 +48,12 @@ examples: $(VENV)/.installed-examples
 speculators: $(VENV)/.installed-speculators
 	$(BIN)/python -m pytest -m slow tests/models/heads/test_eagle3_speculators.py
 
+# Wheels with the CPU kernels inside, for Linux on x86 and ARM and for macOS on ARM, into dist/.
+# PLATFORMS="--platform linux-x86_64" builds one of them.
+PLATFORMS ?=
+wheels: $(VENV)/.installed-wheels
+	$(BIN)/python tools/build_wheels.py $(PLATFORMS)
+
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hunch needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
@@ -74,6 +80,10 @@ $(VENV)/.installed-examples: $(VENV)/.installed-dev
 $(VENV)/.installed-speculators: $(VENV)/.installed-dev
 	$(PIP) 'datasets<=5.1.0' loguru pydantic-settings aiohttp psutil
 	$(PIP) --no-deps hs-connectors==0.9.0 speculators==0.9.0
+	@touch $@
+
+$(VENV)/.installed-wheels: | $(BIN)/python
+	$(PIP) ziglang build hatchling wheel
 	@touch $@
 
 clean:

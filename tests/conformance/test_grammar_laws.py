@@ -107,7 +107,14 @@ def test_finished_answers_follow_the_grammar(kind: str, plain: dict[Any, Any]) -
         assert all(reason in ("stop", "length") for _, _, reason, _ in plain[kind, other])
 
 
-@pytest.mark.parametrize("name", sorted(DRAFTERS))
+# Of drafters that meet a grammar in the same code one is enough each day.
+ALIKE = ("dflash", "dspark", "eagle", "mlp", "mtp", "text", "synthetic")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in sorted(DRAFTERS)],
+)
 def test_text_does_not_depend_on_the_drafter(
     name: str, tiny_llm: Callable[..., LLM], plain: dict[Any, Any]
 ) -> None:

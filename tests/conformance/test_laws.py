@@ -84,6 +84,8 @@ ALIKE = ("dflash", "dflash2", "text", "merge", "synthetic")
 def is_daily(name: str, engine: str) -> bool:
     if name in ALIKE:
         return engine == DAILY[-1]
+    if engine == "small chunks" and name in NETWORKS:
+        return name in ("draft", "eagle3")  # chunks reach networks by one way with KV
     return name not in NETWORKS or engine in DAILY
 
 

@@ -75,6 +75,7 @@ def test_joint_distribution(name: str, tiny_llm: Callable[..., LLM]) -> None:
     assert p_value(llm, joint) > 1e-3
 
 
+@pytest.mark.slow  # test_verifiers.py plants faults daily
 def test_a_planted_bias_is_seen(
     tiny_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,7 +241,11 @@ def test_a_planted_fault_is_found_out(
     assert p_value(llm, joint(1.0), 1.0, 1200) < 1e-6
 
 
-@pytest.mark.parametrize("is_planted", [False, True], ids=["sound", "planted"])
+@pytest.mark.parametrize(
+    "is_planted",
+    [False, pytest.param(True, marks=pytest.mark.slow)],  # the faults above are planted daily
+    ids=["sound", "planted"],
+)
 def test_noise_shared_between_draft_and_residual_is_found_out(
     is_planted: bool,
     engine: Callable[..., LLM],

@@ -89,10 +89,21 @@ def run(llm: LLM, texts: Study, params: SamplingParams) -> list[list[int]]:
     return [list(answer.token_ids) for output in outputs for answer in output.outputs]
 
 
-@pytest.mark.parametrize("options", ["", ":tree=dynamic:num_nodes=16"])
+TREE = ":tree=dynamic:num_nodes=16"
+FORMS = [
+    ("mimo", "small chunks"),
+    ("deepseek", "few blocks"),
+    *(("qwen", name) for name in ENGINES),
+]
+
+
 @pytest.mark.parametrize(
-    ("form", "engine"),
-    [("mimo", "small chunks"), ("deepseek", "few blocks"), *(("qwen", name) for name in ENGINES)],
+    ("form", "engine", "options"),
+    [
+        pytest.param(*case, options, marks=[pytest.mark.slow] * (case[0] == "qwen" and is_tree))
+        for case in FORMS
+        for is_tree, options in enumerate(["", TREE])
+    ],
 )
 def test_text_does_not_depend_on_the_layers(
     form: str,

@@ -63,7 +63,7 @@ def test_cores_follow_affinity():
     assert told.stdout.strip() == "1"
 
 
-def test_a_wheels_own_kernels_serve_where_there_is_no_compiler(monkeypatch, tmp_path):
+def test_a_wheels_own_kernels_are_chosen_by_the_cpu(monkeypatch, tmp_path):
     """The best variant this CPU can run, and none that it cannot."""
     monkeypatch.setattr(build, "PREBUILT", tmp_path)
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")

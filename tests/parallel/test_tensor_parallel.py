@@ -96,7 +96,7 @@ def test_native_kernels_split_too(
     [
         (2, "torch", ("ngram",)),
         (2, "auto", ("draft", "eagle")),
-        (4, "auto", ("suffix",)),
+        pytest.param(4, "auto", ("suffix",), marks=pytest.mark.slow),
         pytest.param(4, "torch", ("auto", "draft", "eagle3", "medusa"), marks=pytest.mark.slow),
         pytest.param(
             4,

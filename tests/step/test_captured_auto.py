@@ -141,7 +141,9 @@ WALKS = {
 }
 
 
-@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize(
+    "walk", [pytest.param(w, marks=[pytest.mark.slow] * (w == "off and on")) for w in WALKS]
+)
 def test_nothing_stale_is_drafted_from_after_steps_without_it(
     walk: str,
     model: Path,

@@ -247,7 +247,11 @@ def test_a_stopped_answer_stops_in_the_engine_too(browser: Any, page_server: Liv
     page_server.wait_idle(3.0)
 
 
-@pytest.mark.parametrize(("name", "width", "height"), [("wide", 1280, 860), ("phone", 390, 844)])
+@pytest.mark.parametrize(
+    ("name", "width", "height"),
+    # What fits a narrow page fits a wide one.
+    [pytest.param("wide", 1280, 860, marks=pytest.mark.slow), ("phone", 390, 844)],
+)
 def test_it_fits_dark_and_light_wide_and_narrow(
     browser: Any, page_server: LiveServer, name: str, width: int, height: int
 ) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "cpu"  # a model's pass on a CPU
 # Contraction would let the compiler fuse a product and a sum in one place and not in another.
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off")
-# What `tools/build_kernels.py` puts into a wheel, for machines without a compiler. By machine and
-# best first: the compiler's flags, and what /proc/cpuinfo must name for the CPU to run it.
+# What `make wheels` puts into a wheel. By machine and best first: the compiler's flags, and what
+# /proc/cpuinfo must name for the CPU to run it (macOS has no such file: every Apple CPU has NEON).
 PREBUILT = Path(__file__).parent / "prebuilt"
 VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], set[str]]]] = {
     "aarch64": {"neon": (("-march=armv8.2-a+dotprod+fp16",), {"asimddp", "asimdhp"})},
@@ -42,11 +42,11 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def _load(sources: Path, otherwise: str) -> ctypes.CDLL | None:
+    ready = prebuilt(sources)
+    if ready is not None:
+        return ctypes.CDLL(str(ready))
     compiler = find_compiler()
     if compiler is None:
-        ready = prebuilt(sources)
-        if ready is not None:
-            return ctypes.CDLL(str(ready))
         _warn(otherwise, f"no C++ compiler found; {HOW_TO_GET_A_COMPILER}")
         return None
     try:
@@ -66,7 +66,7 @@ def prebuilt(sources: Path) -> Path | None:
     machine, has = platform.machine().lower(), set(_cpu().split())
     for kind, (_, needed) in VARIANTS.get(machine.replace("arm64", "aarch64"), {}).items():
         file = PREBUILT / f"{sources.name}-{kind}.so"
-        if needed <= has and file.is_file():
+        if (needed <= has or sys.platform == "darwin") and file.is_file():
             return file
     return None
 
@@ -112,21 +112,21 @@ def build(compiler: str, sources: Path = SOURCES) -> Path:
             started = time.perf_counter()
             print("hunch: building CPU kernels (once for this machine) ...", file=sys.stderr)
             sources_only = [file for file in files if file.suffix == ".cpp"]
-            compile_library(compiler, sources_only, library, cpu_flags())
+            compile_library((compiler,), sources_only, library, cpu_flags())
             took = time.perf_counter() - started
             print(f"hunch: built in {took:.0f} s, kept in {folder}", file=sys.stderr)
     return library
 
 
 def compile_library(
-    compiler: str, files: list[Path], library: Path, flags: tuple[str, ...]
+    compiler: tuple[str, ...], files: list[Path], library: Path, flags: tuple[str, ...]
 ) -> None:
     """All files at once, then the link; the library appears whole or not at all."""
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
         objects = [Path(work) / f"{file.stem}.o" for file in files]
         started = [
             subprocess.Popen(
-                [compiler, *FLAGS, *flags, "-c", str(file), "-o", str(to)],
+                [*compiler, *FLAGS, *flags, "-c", str(file), "-o", str(to)],
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -138,7 +138,7 @@ def compile_library(
                 raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
         built = Path(work) / library.name
         subprocess.run(
-            [compiler, "-shared", "-pthread", *flags, *map(str, objects), "-o", str(built)],
+            [*compiler, "-shared", "-pthread", *flags, *map(str, objects), "-o", str(built)],
             check=True,
             capture_output=True,
             text=True,
