@@ -90,7 +90,7 @@ def run(llm: LLM, texts: Study, params: SamplingParams) -> list[list[int]]:
 
 
 TREE = ":tree=dynamic:num_nodes=16"
-FORMS = [
+CASES = [
     ("mimo", "small chunks"),
     ("deepseek", "few blocks"),
     *(("qwen", name) for name in ENGINES),
@@ -101,7 +101,7 @@ FORMS = [
     ("form", "engine", "options"),
     [
         pytest.param(*case, options, marks=[pytest.mark.slow] * (case[0] == "qwen" and is_tree))
-        for case in FORMS
+        for case in CASES
         for is_tree, options in enumerate(["", TREE])
     ],
 )
