@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hunch.kernels import draft, step
 from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
+from hunch.kernels.gpu_delta import sequences
 from hunch.kernels.gpu_tiling import Tiler, Tiling, Workspace
 from hunch.kernels.kv_store import kv_store_ref
 from hunch.kernels.process import count_committed_ref, draft_paths_ref, process_ref
@@ -98,6 +99,8 @@ class PlainTarget:
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, layers: tuple[int, ...] = ()
     ) -> Hidden:
         """Token by token: each reads its own keys, so padding and neighbours do not matter."""
+        if kv.states is not None:
+            return self._forward_rows(ids_T, attn, kv, layers)
         live = (attn.slot_T >= 0).nonzero()[:, 0].tolist()
         hidden_TD = torch.zeros(len(ids_T), self.spec.width)
         features = tuple(torch.zeros(len(ids_T), self.spec.width) for _ in layers)
@@ -121,6 +124,30 @@ class PlainTarget:
             hidden_TD[t] = out.last_TD[0]
             for feature_TD, found_TD in zip(features, out.features, strict=True):
                 feature_TD[t] = found_TD[0]
+        return Hidden(hidden_TD, features)
+
+    def _forward_rows(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, layers: tuple[int, ...]
+    ) -> Hidden:
+        """Sequence by sequence: rows have states, which nodes must not be folded into."""
+        assert attn.tree_TP is None
+        hidden_TD = torch.zeros(len(ids_T), self.spec.width)
+        features = tuple(torch.zeros(len(ids_T), self.spec.width) for _ in layers)
+        for first, last, num_known, row in sequences(attn).tolist():
+            num = int((attn.slot_T[first:last] >= 0).sum())
+            here, seq = slice(first, first + num), int(attn.seq_T[first])
+            if not num:
+                continue
+            one = AttnInputs(
+                attn.pos_T[here], attn.slot_T[here], attn.seq_T[here], attn.table_SB,
+                attn.base_T[here], None, attn.block_size,
+                (Span(0, num, seq, int(attn.pos_T[first]), num_known),),
+                torch.full((seq + 1,), seq if row < 0 else row),
+            )  # fmt: skip
+            out = self.decoder.forward(ids_T[here], one, kv, layers)
+            hidden_TD[here] = out.last_TD
+            for feature_TD, found_TD in zip(features, out.features, strict=True):
+                feature_TD[here] = found_TD
         return Hidden(hidden_TD, features)
 
 

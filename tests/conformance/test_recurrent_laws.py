@@ -76,6 +76,28 @@ def test_text_depends_on_the_target_and_the_seed_alone(
             assert stats["accepted"] > 0 or "shared" not in method
 
 
+@pytest.mark.parametrize(
+    "method", ["suffix:adaptive=false", pytest.param("draft", marks=pytest.mark.slow)]
+)
+def test_captured_steps_too(method: str, target: Path, tmp_path: Path) -> None:
+    """As on a GPU, by its kernels' specification: drafts are made and checked within steps."""
+    pytest.importorskip("triton")
+    from stand_in import lead_by_host, stand_in
+
+    options: dict[str, Any] = {**SMALL, "device": "cpu", "kernels": "torch"}
+    if method == "draft":
+        method = f"draft:{write_family(tmp_path, 'qwen3', seed=1)}:tree=dynamic"
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        with LLM(str(target), speculate="off", max_num_seqs=1, **options) as llm:
+            lead_by_host(llm.engine.runner)
+            expected = texts(llm)
+        given = {**options, "max_num_batched_tokens": 17, "always_draft": True}
+        with LLM(str(target), speculate=method, **given) as llm:
+            assert texts(llm) == expected
+            assert llm.stats()["drafted"] > 0
+
+
 def test_what_cannot_be_done_yet_is_refused(target: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="recurrent layers cannot draft"):
         LLM(str(target), speculate=f"draft:{target}", **SMALL)

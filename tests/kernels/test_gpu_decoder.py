@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from gpu_inputs import DEVICE, step
 from hunch.errors import ConfigError, UnsupportedModelError
+from hunch.kernels.delta import DeltaShape
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
@@ -74,6 +75,9 @@ GEMMA |= {"more_ropes": (RopeSpec(theta=100.0),), "rope_of": (0, 1)}
 GEMMA |= {"attn_cap": 2.0, "logits_cap": 3.0}
 MIXED = {"has_sinks": True, "is_parallel": True, "activation": "clipped", "embed_scale": 3.0}
 MIXED |= {"residual_scale": 0.3, "logits_scale": 0.5, "rope": RopeSpec(dim=8)}
+DELTA = DeltaShape(num_k_heads=1, num_v_heads=2, k_dim=8, v_dim=16, num_taps=4)
+RECURRENT = {"delta": DELTA, "is_recurrent": (True, False), "has_attn_gate": True}
+RECURRENT |= {"has_qk_norm": True, "is_norm_shifted": True, "rope": RopeSpec(dim=8)}
 AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
 
 
@@ -84,6 +88,7 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
         pytest.param("GPT2LMHeadModel", LEARNED | {"activation": "gelu_new"}, id="gpt-2"),
         pytest.param("OPTForCausalLM", LEARNED | AFTER, id="norms after the sums"),
         pytest.param("GraniteForCausalLM", MIXED, id="sinks, scales, one norm"),
+        pytest.param("Qwen3_5ForCausalLM", RECURRENT, id="recurrent"),
     ],
 )
 def test_parts_of_families_are_those_of_the_plain_pass(

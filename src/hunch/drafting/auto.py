@@ -357,9 +357,9 @@ class DeviceAuto(DeviceDrafter):
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         chains = [StepShape(n, DraftSource.CHAIN) for n in CHAIN_NODES if n <= self.num_nodes]
-        trees = [
-            StepShape(n, DraftSource.TREE) for n in (self.tree.num_nodes,) if n <= self.num_nodes
-        ]
+        size = self.tree.num_nodes
+        has_trees = size <= self.num_nodes and not self.model.only_chains
+        trees = [StepShape(size, DraftSource.TREE)] if has_trees else []
         return (*self.matches.shapes, *chains, *trees)
 
     def depth(self, source: int) -> int:

@@ -179,3 +179,8 @@ class DrafterContext:
     def is_fused(self) -> bool:
         """Whether the target runs by a GPU's fused kernels, so that steps can be captured."""
         return self.target.backend.captures_steps
+
+    @property
+    def only_chains(self) -> bool:
+        """Whether the target checks no tree: its rows have recurrent states."""
+        return self.target.spec.delta is not None

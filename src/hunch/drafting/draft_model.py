@@ -131,7 +131,8 @@ class DraftModelDrafter:
             sampling=context.sampling,
             ids_C=columns.ids_C,
             num_levels=shape.depth,
-            width=max(shape.num_nodes // shape.depth, 1),
+            width=1 if context.only_chains else max(shape.num_nodes // shape.depth, 1),
+            only_chains=context.only_chains,
             max_len=self.window.limit,
             is_adaptive=self.options.adaptive,
         )
@@ -263,6 +264,7 @@ class DeviceDraft(DeviceDrafter):
     ids_C: Tensor | None  # the target's id of each column; None: the same
     width: int
     max_len: int  # the longest text it can follow
+    only_chains: bool = False  # the target checks no tree
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -17,13 +17,12 @@ from hunch.kernels.gpu_fused import Places, add_norm
 from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import is_exact
 from hunch.kernels.quant import Quantised, slices_of
-from hunch.layers.block import Block
-from hunch.layers.latent import LatentBlock
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden, finish_logits
 from hunch.models.fused import (
     MIN_WIDTH,
     FusedLayers,
+    Layer,
     float_logits,
     has_bias,
     row_norm,
@@ -50,9 +49,7 @@ class CudaDecoder:
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         tables = [rope.table_LH for rope in decoder.ropes]
-        blocks = [layer for layer in decoder.layers if isinstance(layer, Block | LatentBlock)]
-        assert len(blocks) == len(decoder.layers)  # check_supported refused all others
-        self.fused = FusedLayers(blocks, tables, decoder.spec.norm_eps, group=decoder.group)
+        self.fused = FusedLayers(decoder.layers, tables, decoder.spec.norm_eps, group=decoder.group)
         self.layers = self.fused.layers
         self.timing = self.fused.timing  # for steps that are timed with nobody in them
         self.fused.is_wide = decoder.device.type == "cuda" and self._check_wide()
@@ -81,12 +78,10 @@ class CudaDecoder:
             return False  # there, launching takes longer than computing, and ours are fewer
         if has_bias(self.layers):
             return False
-        layer = next((each for each in self.layers if each.experts is None), self.layers[0])
-        plain, split, qkv = layer.plain(), layer.sliced(), layer.qkv
-        if qkv and isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
-            plain, split = plain[1:], [qkv, *split]
-        is_same = all(is_exact(linear.weight, is_split=False) for linear in plain)
-        is_same = is_same and all(is_exact(linear.weight, is_split=True) for linear in split)
+        # One layer of each kind; of those without experts, if there are some.
+        kinds = {each.delta is None: each for each in self.layers[::-1]}
+        kinds |= {each.delta is None: each for each in self.layers[::-1] if each.experts is None}
+        is_same = all(map(_is_same, kinds.values()))
         if not is_same:
             log.warning("cuBLAS rounds in another order here: long prompts use slower kernels")
         return is_same
@@ -132,6 +127,16 @@ class CudaDecoder:
         logits_MV = float_logits(hidden_MD, self.decoder.head.weight)
         logits_MV = self.decoder.group.gather(logits_MV, self.decoder.head_sizes)
         return finish_logits(logits_MV, self.spec)
+
+
+def _is_same(layer: Layer) -> bool:
+    """Whether the vendor's products have the same bits for this layer's matrices."""
+    plain, split, qkv = layer.plain(), layer.sliced(), layer.qkv
+    if qkv and isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
+        plain, split = plain[1:], [qkv, *split]
+    return all(is_exact(linear.weight, is_split=False) for linear in plain) and all(
+        is_exact(linear.weight, is_split=True) for linear in split
+    )
 
 
 def check_supported(decoder: Decoder) -> None:

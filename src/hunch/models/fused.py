@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.gpu_activation import activated
+from hunch.kernels.gpu_activation import activated, gated_by
 from hunch.kernels.gpu_attention import attention
+from hunch.kernels.gpu_delta import MAX_TAPS
 from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
 from hunch.kernels.gpu_route import Timing
@@ -26,10 +27,12 @@ from hunch.kernels.quant import Quantised, Weight, slices_of
 from hunch.layers.attention import Heads
 from hunch.layers.block import Block, PostNormBlock
 from hunch.layers.experts import Experts
-from hunch.layers.latent import LatentBlock
+from hunch.layers.latent import LatentAttention, LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP, PlainMLP
 from hunch.layers.norm import Norm, RMSNorm
+from hunch.layers.recurrent import DeltaBlock, GatedDelta
+from hunch.models.fused_delta import FusedDelta
 from hunch.models.fused_experts import FusedExperts
 from hunch.models.fused_latent import FusedLatent
 from hunch.models.spec import ModelSpec
@@ -46,8 +49,8 @@ class Layer:
     """One layer's weights, as the kernels take them."""
 
     attn_norm: RowNorm | None  # None: the input comes as it is
-    qkv: Linear | None  # None: there is `latent`
-    heads: Heads
+    qkv: Linear | None  # None: there is `latent` or `delta`
+    heads: Heads | None  # None: there is `delta`
     head_norms: tuple[Tensor, Tensor] | None
     sinks_N: Tensor | None
     out: Linear
@@ -63,11 +66,14 @@ class Layer:
     number: int  # of the cache's layer
     experts: FusedExperts | None = None
     latent: FusedLatent | None = None
+    delta: FusedDelta | None = None
+    attn_gate: Linear | None = None  # of what heads read
 
     def plain(self) -> list[Linear]:
         """Products that are rounded once."""
         q = self.qkv if self.latent is None else self.latent.q
-        return [x for x in (q, self.gate_up) if x is not None]
+        q = q if self.delta is None else self.delta.inputs
+        return [x for x in (q, self.attn_gate, self.gate_up) if x is not None]
 
     def sliced(self) -> list[Linear]:
         """Products whose slices are added by whoever reads them."""
@@ -81,7 +87,7 @@ class FusedLayers:
 
     def __init__(
         self,
-        blocks: Sequence[Block | LatentBlock],
+        blocks: Sequence[Block | LatentBlock | DeltaBlock],
         tables: Sequence[Tensor],
         eps: float,
         is_wide: bool = False,
@@ -172,7 +178,11 @@ class FusedLayers:
         heads, qkv, num_tokens = layer.heads, layer.qkv, len(attn.pos_T)
         if layer.latent is not None:
             return self._attend_latent(h_PE, layer, layer.latent, attn, kv, tiling)
+        if layer.delta is not None:
+            y_PW = self._product(h_PE, layer.delta.inputs, num_tokens)
+            return self._parts(layer.delta.read(y_PW, attn, kv), layer.out, num_tokens)
         assert qkv is not None
+        assert heads is not None
         k_CMH, v_CMH = kv.layer(layer.number)
         width = heads.num_heads * heads.head_dim
         q_TN = h_PE.new_empty(num_tokens, width)
@@ -198,6 +208,8 @@ class FusedLayers:
             window=heads.window, cap=heads.cap, sinks_N=layer.sinks_N, tiling=tiling,
             scales=scales,
         )  # fmt: skip
+        if layer.attn_gate is not None:
+            gated_by(out_PN, self._product(h_PE, layer.attn_gate, num_tokens), num_tokens)
         return self._parts(out_PN, layer.out, num_tokens)
 
     def _attend_latent(
@@ -269,7 +281,7 @@ def float_logits(hidden_MD: Tensor, weight_VD: Weight) -> Tensor:
 def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
     """What the fused layers do not compute, by name, and whether it is there."""
     return {
-        "recurrent layers": spec.delta is not None,
+        "convolutions this long": spec.delta is not None and spec.delta.num_taps > MAX_TAPS,
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }
 
@@ -279,13 +291,16 @@ def has_bias(layers: Sequence[Layer]) -> bool:
     return any(linear.bias_N is not None for linear in every)
 
 
-def _latent_layer(block: LatentBlock, timing: Timing) -> Layer:
+def _other_layer(block: LatentBlock | DeltaBlock, timing: Timing) -> Layer:
+    """Layers whose first half is not plain attention."""
     attn, mlp = block.attn, block.mlp
+    latent = attn if isinstance(attn, LatentAttention) else None
+    delta = attn if isinstance(attn, GatedDelta) else None
     dense = mlp if isinstance(mlp, GatedMLP) else None
     return Layer(
         attn_norm=row_norm(block.attn_norm),
         qkv=None,
-        heads=attn.heads,
+        heads=None if latent is None else latent.heads,
         head_norms=None,
         sinks_N=None,
         out=attn.out,
@@ -300,13 +315,14 @@ def _latent_layer(block: LatentBlock, timing: Timing) -> Layer:
         is_post_norm=False,
         number=attn.layer,
         experts=FusedExperts(mlp, timing) if isinstance(mlp, Experts) else None,
-        latent=FusedLatent(attn),
+        latent=None if latent is None else FusedLatent(latent),
+        delta=None if delta is None else FusedDelta(delta),
     )
 
 
-def _layer(block: Block | LatentBlock, timing: Timing) -> Layer:
-    if isinstance(block, LatentBlock):
-        return _latent_layer(block, timing)
+def _layer(block: Block | LatentBlock | DeltaBlock, timing: Timing) -> Layer:
+    if isinstance(block, LatentBlock | DeltaBlock):
+        return _other_layer(block, timing)
     attn, mlp = block.attn, block.mlp
     experts = mlp if isinstance(mlp, Experts) else None
     up = mlp.gate_up if isinstance(mlp, GatedMLP) else mlp.up if isinstance(mlp, PlainMLP) else None
@@ -331,6 +347,7 @@ def _layer(block: Block | LatentBlock, timing: Timing) -> Layer:
         is_post_norm=isinstance(block, PostNormBlock),
         number=attn.layer,
         experts=None if experts is None else FusedExperts(experts, timing),
+        attn_gate=attn.gate,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.gpu_delta import SEQUENCES, sequences
 from hunch.kernels.gpu_tiling import tiles_of
 from hunch.step.batch import Batch, pack_known
 from hunch.step.capture import Graph
@@ -70,6 +71,10 @@ class PassGraphs:
         tiles[len(tiles_I2) :].zero_()
         if tree_TP is not None and held.tree_TP is not None:
             held.tree_TP[:num_tokens, : tree_TP.shape[1]].copy_(tree_TP)
+        if self.kv.states is not None:
+            seqs_S4, held_S4 = sequences(attn), held.memo[SEQUENCES]
+            held_S4[: len(seqs_S4)].copy_(seqs_S4)
+            held_S4[len(seqs_S4) :].zero_()
         return graph.replay()
 
     def prepare(self, size: int, depth: int = 0) -> None:
@@ -96,6 +101,8 @@ class PassGraphs:
             block_size=self.block_size,
         )
         attn.memo["tiling"] = target.tiler.padded(self._max_tiles(size), size)
+        if self.kv.states is not None:
+            attn.memo[SEQUENCES] = packed_5T.new_zeros(min(size, len(self.table_XB)), 4)
 
         def body() -> Any:
             return target.forward(packed_5T[0], attn, self.kv, self.layers)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.gpu_delta import SEQUENCES, step_sequences
 from hunch.kernels.gpu_process import count_committed, process
 from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_step import commit, compact, pack
@@ -271,6 +272,9 @@ class StepGraphs:
             block_size=self.block_size,
         )
         attn.memo["tiling"] = self.target.tiling(spans, num_rows * num_k)
+        if self.kv.states is not None:
+            assert num_k <= self.kv.states.inputs_LXGI.shape[2], "a draft past the ring"
+            attn.memo[SEQUENCES] = step_sequences(num_rows, num_k, self.device)
         self._buffers[size] = StepBuffers(packed_5T[0], rows, attn)
         return self._buffers[size]
 
