@@ -88,7 +88,7 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
         pytest.param("GPT2LMHeadModel", LEARNED | {"activation": "gelu_new"}, id="gpt-2"),
         pytest.param("OPTForCausalLM", LEARNED | AFTER, id="norms after the sums"),
         pytest.param("GraniteForCausalLM", MIXED, id="sinks, scales, one norm"),
-        pytest.param("Qwen3_5ForCausalLM", RECURRENT, id="recurrent"),
+        pytest.param("Qwen3_5ForCausalLM", RECURRENT, id="recurrent", marks=pytest.mark.slow),
     ],
 )
 def test_parts_of_families_are_those_of_the_plain_pass(

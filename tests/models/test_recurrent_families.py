@@ -8,6 +8,7 @@ from hunch.kernels import native
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import open_weights
+from hunch.step.batch import Batch
 from recurrent_models import CASES, IDS, make
 
 
@@ -47,8 +48,32 @@ def test_chunks_drafts_and_company_do_not_change_a_bit(pair):
     check_rows(load_decoder(pair[1]))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_so_it_is_on_a_gpu(pair, dtype):
+    from hunch.models.cuda import CudaDecoder
+
+    theirs, weights = pair
+    model = CudaDecoder(load_decoder(weights, dtype=dtype, device="cuda"))
+    check_rows(model)
+    ids_T, attn = pack([Seq(IDS)])
+    batch = Batch(ids_T, attn, []).to(model.device)
+    logits = model.logits(model.forward(batch.ids_T, batch.attn, model.new_kv(64)).last_TD).double()
+    with torch.no_grad():
+        exact = theirs.double()(torch.tensor([IDS])).logits[0]
+        half = theirs.to(getattr(torch, dtype))(torch.tensor([IDS])).logits[0].double()
+        theirs.float()
+    ours, their = ((x.cpu() - exact).norm() / exact.norm() for x in (logits, half))
+    assert ours < 1.5 * their
+
+
 def check_rows(model):
     """Texts read in pieces, beside others, and through drafts that are mostly wrong."""
+
+    def forward(ids_T, attn, kv):
+        batch = Batch(ids_T, attn, []).to(model.device)
+        return model.forward(batch.ids_T, batch.attn, kv).last_TD.cpu()
+
     texts = [IDS, IDS[7:30], IDS[20:]]
     table_SB = tables(4)
     kv = model.new_kv(4 * 64, num_rows=4)
@@ -57,8 +82,9 @@ def check_rows(model):
         alone.append([])
         for pos, token in enumerate(ids):
             ids_T, attn = pack([Seq([token], start=pos)], table_SB[seq : seq + 1])
-            alone[-1].append(model.forward(ids_T, attn, kv).last_TD[0].clone())
-    whole = plain_states(model, texts[0], table_SB[3:])
+            alone[-1].append(forward(ids_T, attn, kv)[0].clone())
+    ids_T, attn = pack([Seq(texts[0])], table_SB[3:])
+    whole = forward(ids_T, attn, model.new_kv(4 * 64))
     assert torch.equal(whole, torch.stack(alone[0]))
     done, random = [0] * len(texts), torch.Generator().manual_seed(2)
     while any(at < len(ids) for at, ids in zip(done, texts, strict=True)):
@@ -78,13 +104,8 @@ def check_rows(model):
             continue
         ids_T, attn = pack(seqs, table_SB[chosen], num_padding=1)
         attn.row_S = torch.tensor(chosen)
-        hidden_TD = model.forward(ids_T, attn, kv).last_TD
+        hidden_TD = forward(ids_T, attn, kv)
         for seq, span, count in zip(chosen, attn.spans, good, strict=True):
             expected = torch.stack(alone[seq][done[seq] : done[seq] + count])
             assert torch.equal(hidden_TD[span.first : span.first + count], expected)
             done[seq] += count
-
-
-def plain_states(model, ids, table_SB):
-    ids_T, attn = pack([Seq(ids)], table_SB)
-    return model.forward(ids_T, attn, model.new_kv(4 * 64)).last_TD
