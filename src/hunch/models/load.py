@@ -11,6 +11,7 @@ import torch
 
 from hunch.config import QUANTIZATIONS, ModelConfig
 from hunch.errors import ConfigError, ModelFormatError
+from hunch.models import staging
 from hunch.models.arrange import Arranged
 from hunch.models.decoder import Decoder, Progress
 from hunch.models.source import EXPAND, HOLDS, KEEP, FileSource, ShapeSource
@@ -52,6 +53,7 @@ def load_decoder(
     source = FileSource(weights, choose_dtype(dtype, spec, device), device, group, hold)
     check_tensors(spec, source)
     decoder = family(spec, source, progress)
+    staging.release()
     if source.expanded:
         kinds, name = ", ".join(sorted(source.expanded)), str(source.dtype).removeprefix("torch.")
         log.warning("no GPU kernel for %s: these matrices are expanded to %s", kinds, name)

@@ -19,6 +19,7 @@ from hunch.kernels.quant import Codes, Weight, can_pack, join, pack
 from hunch.kernels.quantise import quantise
 from hunch.layers.linear import Linear, RowLinear
 from hunch.layers.norm import LayerNorm, RMSNorm
+from hunch.models.staging import to_device
 from hunch.models.weights.base import ReadsParts, Weights
 from hunch.parallel.group import SINGLE, Group, Share, span
 
@@ -62,7 +63,7 @@ class Source:
         else:
             part = part or span(shape[split], self.group)
             tensor = self.read_part(name, shape, split, part)
-        return tensor.to(self.device, self.dtype)
+        return to_device(tensor, self.device, self.dtype)
 
     def floats(self, name: str, *shape: int) -> Tensor:
         """The whole tensor in float32, whatever the model's precision."""
