@@ -46,9 +46,10 @@ class Texts:
 
     def count(self, vocab_size: int) -> Array:
         """How often each token occurs in the answers."""
-        counts = np.zeros(vocab_size, dtype=np.int64)
-        for index, prompt_len in enumerate(self.prompt_len.tolist()):
-            counts += np.bincount(self.text(index)[prompt_len:], minlength=vocab_size)
+        first, last = int(self.offset[0]), int(self.offset[-1])
+        begins = self.offset[:-1] + self.prompt_len
+        is_answer = np.arange(first, last) >= np.repeat(begins, self.lengths)
+        counts: Array = np.bincount(self.tokens[first:last][is_answer], minlength=vocab_size)
         return counts
 
 
