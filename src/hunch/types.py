@@ -249,7 +249,7 @@ class StepPlan:
         return sum(work.num_tokens + work.num_nodes for work in self.work)
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(slots=True)
 class Logprob:
     """Natural log of a token's probability under the target, before sampling filters."""
 

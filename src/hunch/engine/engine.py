@@ -66,7 +66,7 @@ class Engine:
         self.config = config
         self.adapter = adapter
         self.runner = runner
-        self._codec = codec
+        self._codec, self._token_texts = codec, dict[int, str]()
         self._clock = clock
         self._intake = Intake(config, runner.capacity, codec, compile_grammar)
         self._scheduler = scheduling.Scheduler(
@@ -121,7 +121,7 @@ class Engine:
                 request=request,
                 job_id=asked.id,
                 arrival=next(self._arrivals),
-                output=SequenceOutput(request, self._codec, Tally(now, *sizes)),
+                output=SequenceOutput(request, self._codec, Tally(now, *sizes), self._token_texts),
                 max_nodes=allowed if wish.max_nodes is None else min(allowed, wish.max_nodes),
                 tokens=asked.prompt_ids.copy(),
                 table=BlockTable(salt=request.cache_salt.encode("utf-8", "surrogatepass")),

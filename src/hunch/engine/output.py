@@ -21,7 +21,13 @@ class SequenceOutput:
     """Grows by the tokens the device commits. `token_ids` keeps the token that completed a stop
     string, the text is cut before it (or after it, where the request includes it)."""
 
-    def __init__(self, request: Request, codec: TextCodec, tally: Tally) -> None:
+    def __init__(
+        self,
+        request: Request,
+        codec: TextCodec,
+        tally: Tally,
+        texts: dict[int, str] | None = None,  # of single tokens; requests share them
+    ) -> None:
         params = request.params
         self.request = request
         self.text = ""  # of the tokens read
@@ -34,7 +40,7 @@ class SequenceOutput:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.trace: list[DraftTrace] | None = [] if params.speculation.trace else None
         self.tally = tally
-        self._codec = codec
+        self._codec, self._texts = codec, {} if texts is None else texts
         self._detokenizer = codec.detokenizer(
             request.prompt_ids, skip_special_tokens=params.skip_special_tokens
         )
@@ -173,7 +179,11 @@ class SequenceOutput:
 
     def _with_text(self, scores: dict[int, Logprob]) -> dict[int, Logprob]:
         for token, score in scores.items():
-            score.decoded_token = self._codec.decode([token], skip_special_tokens=False)
+            text = self._texts.get(token)
+            if text is None:
+                text = self._codec.decode([token], skip_special_tokens=False)
+                self._texts[token] = text
+            score.decoded_token = text
         return scores
 
     def completion(self) -> CompletionOutput:

@@ -76,11 +76,11 @@ def entries(
     Removed tokens have no chance to speak of, and are left out unless they were asked for.
     """
     rows = []
-    for row_ids, row_values, rank in zip(ids, values, ranks, strict=True):
-        row = {row_ids[0]: Logprob(logprob=row_values[0], rank=rank)}
-        for place in range(1, len(row_ids)):
-            if row_values[place] > -math.inf:
-                row.setdefault(row_ids[place], Logprob(logprob=row_values[place], rank=place))
+    for (own, *best), (own_value, *best_values), rank in zip(ids, values, ranks, strict=True):
+        row = {own: Logprob(own_value, rank)}
+        for place, (token, value) in enumerate(zip(best, best_values, strict=True), start=1):
+            if token != own and value > -math.inf:
+                row[token] = Logprob(value, place)
         rows.append(row)
     return rows
 

@@ -65,8 +65,10 @@ class Scores(NamedTuple):
 
     def of(self, place: int, num_tokens: int, num_wanted: int) -> list[dict[int, Logprob]]:
         """A row's entries, with so many of the best."""
-        ids = [some[: 1 + num_wanted] for some in self.ids[place][:num_tokens]]
-        return entries(ids, self.values[place][:num_tokens], self.ranks[place][:num_tokens])
+        size, some = 1 + num_wanted, slice(num_tokens)
+        ids = [line[:size] for line in self.ids[place][some]]
+        values = [line[:size] for line in self.values[place][some]]
+        return entries(ids, values, self.ranks[place][some])
 
 
 def _entry(num_best: int) -> int:
