@@ -51,7 +51,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**EXPERTS, "norm_topk_prob": True}),
     "granite-moe": ("GraniteMoeForCausalLM", {**LOCAL, **SCALES}),
     "gpt-oss": ("GptOssForCausalLM", {**LOCAL, "sliding_window": 24}),
-    "glm 4.5": ("Glm4MoeForCausalLM", {**GROUPED, "use_qk_norm": True}),
+    "glm 4.5": (
+        "Glm4MoeForCausalLM",
+        {**GROUPED, "use_qk_norm": True, "partial_rotary_factor": 0.5},
+    ),
     "deepseek v2": ("DeepseekV2ForCausalLM", {**LATENT, "n_group": 1, "topk_group": 1}),
     "deepseek v3": ("DeepseekV3ForCausalLM", {**LATENT, "q_lora_rank": 48}),
     "glm 4.7 flash": ("Glm4MoeLiteForCausalLM", {**LATENT, "q_lora_rank": 48}),

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from drafters import speculate_for
 from hunch import LLM, SamplingParams
+from tiny_families import write_family
 from tiny_models import write_llama, write_tokenizer
 
 PROMPTS = ["the model and the guess", "fast token fast token fast token fast", "to be or not to be"]
@@ -109,9 +110,13 @@ def test_latent_attention_too(speculate: str, kernels: str, latent_target: Path)
         assert llm.stats()["accepted"] > 0
 
 
-def test_a_latent_target_with_its_own_mtp_layer(latent_target: Path, tmp_path: Path) -> None:
-    """As DeepSeek publishes it: one more layer of the target's kind, after its last."""
-    tensors = load_file(latent_target / "model.safetensors")
+@pytest.mark.parametrize("family", ["deepseek v3", "glm 4.5"])
+def test_a_target_with_its_own_mtp_layer(family: str, latent_target: Path, tmp_path: Path) -> None:
+    """As DeepSeek and GLM publish it: one more layer of the target's kind, after its last."""
+    target = latent_target
+    if family == "glm 4.5":
+        target = write_family(tmp_path / "target", family)
+    tensors = load_file(target / "model.safetensors")
     width = len(tensors["model.norm.weight"])
     layer, last = "model.layers.2.", "model.layers.1."
     found = {
@@ -123,12 +128,12 @@ def test_a_latent_target_with_its_own_mtp_layer(latent_target: Path, tmp_path: P
     for name in ("enorm", "hnorm", "shared_head.norm"):
         found[f"{layer}{name}.weight"] = torch.ones(width)
     save_file(found, tmp_path / "model.safetensors")
-    shutil.copy(latent_target / "config.json", tmp_path)
+    shutil.copy(target / "config.json", tmp_path)
     options = {"dtype": "float32", **SMALL}
-    with LLM(str(latent_target), speculate="off", max_num_seqs=1, **options) as llm:
+    with LLM(str(target), speculate="off", max_num_seqs=1, **options) as llm:
         expected = texts(llm)
     spec = f"mtp:{tmp_path}"
-    with LLM(str(latent_target), speculate=spec, always_draft=True, **options) as llm:
+    with LLM(str(target), speculate=spec, always_draft=True, **options) as llm:
         assert texts(llm) == expected
         assert llm.stats()["drafted"] > 0
 

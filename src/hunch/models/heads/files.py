@@ -194,6 +194,7 @@ class HeadSource(Source):
         self._weights = open_weights(path)
         self._stored: dict[str, str] = {}  # name without prefixes -> name in the file
         self._used: set[str] = set()
+        self.row_orders: dict[str, list[int]] = {}  # of tensors whose rows are wanted otherwise
         for stored in self._weights.names():
             name = stored
             for prefix in prefixes:
@@ -217,7 +218,8 @@ class HeadSource(Source):
 
     def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         self._check(name, shape)
-        return self._weights.tensor(self._find(name), dtype or self.dtype)
+        tensor = self._weights.tensor(self._find(name), dtype or self.dtype)
+        return tensor[self.row_orders[name]] if name in self.row_orders else tensor
 
     def ids(self, name: str, size: int) -> Tensor:
         """A tensor of token ids."""
@@ -304,12 +306,17 @@ def tell_unread(source: HeadSource, *spare: str) -> None:
         )
 
 
-def read_geometry(config: Mapping[str, Any], where: str, **more: Any) -> ModelSpec:
-    """The shape of a head's layers, from a config with Llama's keys."""
+def read_geometry(
+    config: Mapping[str, Any], where: str, *, is_part_turned: bool = False, **more: Any
+) -> ModelSpec:
+    """The shape of a head's layers, from a config with Llama's keys.
+
+    `is_part_turned`: the caller puts rows in order where positions turn a part of a head alone.
+    """
     try:
         spec = ModelSpec(**{**read_common(config, "head"), **more})
         spec.check()
-        if spec.rope is not None and spec.rope.dim:
+        if spec.rope is not None and spec.rope.dim and not is_part_turned:
             raise UnsupportedModelError("partial_rotary_factor is not supported in a head; only 1")
     except ModelError as error:
         raise type(error)(f"{where}: {error}") from None

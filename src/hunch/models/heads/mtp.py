@@ -52,10 +52,13 @@ from hunch.models.heads.files import (
     read_geometry,
 )
 from hunch.models.heads.mtp_files import (
+    MTP_NAMES,
     Form,
     build_latent_block,
     find_forms,
+    order_heads,
     read_layer,
+    with_experts,
 )
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
@@ -189,10 +192,13 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
         spec = read_geometry(
             config,
             source.where,
+            is_part_turned=True,
             has_qkv_bias=f"{attn}q_proj.bias" in source,
             has_out_bias=f"{attn}o_proj.bias" in source,
             has_qk_norm=f"{attn}q_norm.weight" in source,
         )
+        spec = with_experts(spec, source, config, forms)
+        order_heads(spec, source, forms)
     check_hidden(source.where, spec.width, target)
     check_vocab(source.where, spec.vocab_size, target.spec.vocab_size)
     embed = None
@@ -242,7 +248,7 @@ def _stage(
     if shape is not None:
         block = build_latent_block(spec, shape, source, config, form.layer, number)
     else:
-        block = build_block(spec, source, form.layer, 0)
+        block = build_block(spec, source, form.layer, 0, names=MTP_NAMES)
         block.attn.layer = number
     stage = Stage(
         number,

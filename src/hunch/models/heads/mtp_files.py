@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,11 +24,14 @@ from hunch.layers.attention import Heads
 from hunch.layers.experts import Experts
 from hunch.layers.latent import HeadLinear, LatentAttention, LatentBlock, LatentShape
 from hunch.layers.mlp import GatedMLP
+from hunch.layers.rope import head_order
+from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, build_experts, read_deepseek_experts
 from hunch.models.heads.files import HeadSource
 from hunch.models.latent import NORM_EPS, read_latent
 from hunch.models.spec import ModelSpec
 
+MTP_NAMES = Names(experts=ExpertNames(shared="mlp.shared_experts."))
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 
 
@@ -200,6 +203,31 @@ def _mlp(spec: ModelSpec, source: HeadSource, prefix: str, inner: int) -> GatedM
 def _experts(
     spec: ModelSpec, source: HeadSource, config: Mapping[str, Any], prefix: str
 ) -> Experts:
+    names = MTP_NAMES.experts
+    return build_experts(_with_experts(spec, source, config), source, prefix, names)
+
+
+def with_experts(
+    spec: ModelSpec, source: HeadSource, config: Mapping[str, Any], forms: Sequence[Form]
+) -> ModelSpec:
+    """The spec with DeepSeek's kind of experts, as GLM's layers have them, where there are any."""
+    has_experts = f"{forms[0].layer}mlp.gate.weight" in source
+    return _with_experts(spec, source, config) if has_experts else spec
+
+
+def order_heads(spec: ModelSpec, source: HeadSource, forms: Sequence[Form]) -> None:
+    """Have q and k read so that the part of a head that is turned is the kernels' first half."""
+    order = None if spec.rope is None else head_order(spec.head_dim, spec.rope.dim, False)
+    for form in forms if order is not None else ():
+        assert order is not None
+        counts = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads, "q_norm": 1, "k_norm": 1}
+        for name, count in counts.items():
+            rows = [head * spec.head_dim + row for head in range(count) for row in order]
+            for kind in ("weight", "bias"):
+                source.row_orders[f"{form.layer}self_attn.{name}.{kind}"] = rows
+
+
+def _with_experts(spec: ModelSpec, source: HeadSource, config: Mapping[str, Any]) -> ModelSpec:
     if config.get("scoring_func", "sigmoid") != "sigmoid":
         raise UnsupportedModelError(
             f"{source.where}: scoring_func={config['scoring_func']!r}; experts chosen by sigmoid "
@@ -210,5 +238,4 @@ def _experts(
         experts.check()
     except ModelError as error:
         raise type(error)(f"{source.where}: {error}") from None
-    names = replace(ExpertNames(), shared="mlp.shared_experts.")
-    return build_experts(replace(spec, experts=experts), source, prefix, names)
+    return replace(spec, experts=replace(experts, layers=(True,) * spec.num_layers))
