@@ -125,7 +125,7 @@ def adapter_for(options: Mapping[str, str], runner: Any) -> PhraseAdapter | None
     """The adapter that `adapt=true` asks for; None: nobody did, or the drafter takes no phrases."""
     if options.get("adapt", "").lower() not in ("true", "1", "yes", "on"):
         return None
-    if not hasattr(runner.drafter, "take_phrases") or not runner.is_host_drafting:
-        say_once("adapt: phrases are counted for lookups on a CPU alone; nothing is adapted here")
+    if not hasattr(runner.drafter, "take_phrases"):
+        say_once("adapt: phrases are counted for lookups alone; nothing is adapted here")
         return None
     return PhraseAdapter(runner.drafter.take_phrases, runner.target.spec.vocab_size)

@@ -151,6 +151,21 @@ def test_every_entry_is_found_in_its_bucket() -> None:
     assert (kept != -1).sum() == len(table.hash_E)
 
 
+def test_a_table_comes_while_steps_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same memory, as captured steps know no other."""
+    monkeypatch.setattr(gpu_lookup, "ROOM_BITS", 6)
+    phrases, found = DevicePhrases.with_room(None, DEVICE), []
+    where = phrases.entries.data_ptr(), phrases.needed.data_ptr()
+    for table in (None, {(2, 3): (4, 9), (4,): (5, 9)}, {(3,): (9, 15)}):
+        if table is not None:
+            phrases.take(table_of(table))
+        state, step = cells_of([[1, 2, 3]]), step_of([0], 0)
+        gpu_lookup.lookup(state, step, 8, 1, 16, phrases=phrases)
+        found.append(state.draft_XG[0, : int(state.count_X[0])].tolist())
+    assert found == [[], [4, 5], [9]]
+    assert where == (phrases.entries.data_ptr(), phrases.needed.data_ptr())
+
+
 def test_a_table_of_crowded_hashes_takes_little_room() -> None:
     table = table_of({(token,): (token, 9) for token in range(40)})
     table.hash_E = np.array([7] * 10 + list(range(100, 130)), dtype=np.uint32)  # alike, and close

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -40,6 +41,9 @@ from hunch.kernels.lookup import (
 )
 from hunch.kernels.native_lookup import NativeLookup
 from hunch.kernels.phrases import PhraseTable, read_phrases
+
+if TYPE_CHECKING:
+    from hunch.kernels.gpu_lookup import DevicePhrases  # needs Triton, which a CPU may not have
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +142,7 @@ class SuffixDrafter(LookupDrafter):
         self.store = Store(self.config.shared_tokens) if self.config.shared else None
         self.guide: Guide | None = None  # drafts chains from the request's own text
         self.table: PhraseTable | None = None
+        self.device_phrases: DevicePhrases | None = None  # takes what is counted while serving
         if not (self.config.tree or self.config.shared):
             own_odds = [log_odds(chance) for chances in PRIORS for chance in chances]
             self.table = self._phrases(context)
@@ -156,7 +161,10 @@ class SuffixDrafter(LookupDrafter):
     def take_phrases(self, table: PhraseTable) -> None:
         """Guess with phrases that were counted meanwhile, beside those of the start."""
         assert self.guide is not None, "texts of other requests and trees ask no table"
-        self.guide.take(table if self.table is None else self.table.with_more(table))
+        table = table if self.table is None else self.table.with_more(table)
+        self.guide.take(table)
+        if self.device_phrases is not None:
+            self.device_phrases.take(table)
 
     def on_device(self) -> DeviceDrafter | None:
         """There the longest match and the table are asked; trees and other texts need the host."""
@@ -164,7 +172,11 @@ class SuffixDrafter(LookupDrafter):
             return None
         from hunch.kernels.gpu_lookup import DevicePhrases
 
-        table = self.table
+        table, found = self.table, None
+        if self.config.adapt:
+            found = self.device_phrases = DevicePhrases.with_room(table, self.device)
+        elif table is not None:
+            found = DevicePhrases.of(table, self.device)
         return DeviceLookup(
             name="suffix",
             min_match=1,
@@ -172,7 +184,7 @@ class SuffixDrafter(LookupDrafter):
             num_nodes=self.config.num_nodes,
             margin=self.margin,
             is_adaptive=self.config.adaptive,
-            phrases=None if table is None else DevicePhrases.of(table, self.device),
+            phrases=found,
         )
 
     def observe(self, step: TargetStep) -> None:

@@ -28,22 +28,47 @@ NUM_WAYS = 8  # entries of a bucket, read at once
 MORE_BITS = 5  # of a hash, beyond what full buckets would need
 MAX_ORDER = 5  # tokens of the longest context that is looked for
 EMPTY = -1
+ROOM_BITS = 16  # of a hash, where a table may grow while it is in use: half a million entries
 
 
 @dataclass(slots=True)
 class DevicePhrases:
     """A phrase table where kernels find an entry by one read."""
 
-    table: PhraseTable
+    table: PhraseTable | None  # None: nothing is known yet
     entries: Tensor  # by bucket and way: hash, level, token in one number
     needed: Tensor  # level from which the table is believed, by length of the own text's match
     bits: int  # of a hash, that name its bucket
+    is_growing: bool = False  # other tables come while captured steps read it
+
+    @property
+    def max_order(self) -> int:
+        """Tokens of the longest context that is looked for."""
+        if self.is_growing or self.table is None:
+            return MAX_ORDER
+        return min(MAX_ORDER, self.table.max_order)
 
     @staticmethod
     def of(table: PhraseTable, device: torch.device | str) -> DevicePhrases:
         entries, bits = _buckets(table)
         needed = torch.tensor(needed_levels(table), dtype=torch.int64, device=device)
         return DevicePhrases(table, torch.from_numpy(entries).to(device), needed, bits)
+
+    @staticmethod
+    def with_room(table: PhraseTable | None, device: torch.device | str) -> DevicePhrases:
+        """One that takes other tables while captured steps read it; at first this one, or none."""
+        entries = torch.full(((1 << ROOM_BITS) * NUM_WAYS,), EMPTY, device=device)
+        needed = torch.zeros(len(LENGTHS), dtype=torch.int64, device=device)
+        made = DevicePhrases(None, entries, needed, ROOM_BITS, is_growing=True)
+        if table is not None:
+            made.take(table)
+        return made
+
+    def take(self, table: PhraseTable) -> None:
+        """Another table in its place; of what does not fit the last is left out."""
+        self.table, (entries, _) = table, _buckets(table, self.bits)
+        self.entries.copy_(torch.from_numpy(entries))
+        self.needed.copy_(torch.tensor(needed_levels(table)))
 
 
 def needed_levels(table: PhraseTable) -> list[int]:
@@ -55,15 +80,17 @@ def needed_levels(table: PhraseTable) -> list[int]:
     return levels
 
 
-def _buckets(table: PhraseTable) -> tuple[np.ndarray, int]:
-    """Entries by the first bits of their hashes, with buckets enough to hold them all.
+def _buckets(table: PhraseTable, bits: int | None = None) -> tuple[np.ndarray, int]:
+    """Entries by the first bits of their hashes, with buckets enough to hold them all, or as many
+    as so many bits name.
 
     Hashes that crowd more than hashes do leave the last of them out.
     """
     hash_E, at_E = np.unique(table.hash_E.astype(np.int64), return_index=True)
     entry_E = (table.level_E[at_E].astype(np.int64) << 24) | table.token_E[at_E]
     least = max(len(hash_E) // NUM_WAYS, 1).bit_length() - 1
-    for bits in range(least, least + MORE_BITS + 1):
+    tried = range(least, least + MORE_BITS + 1) if bits is None else (bits,)
+    for bits in tried:
         bucket_E = hash_E >> (32 - bits)
         way_E = np.arange(len(hash_E)) - np.searchsorted(bucket_E, bucket_E)
         if way_E.max(initial=0) < NUM_WAYS:
@@ -228,7 +255,7 @@ def lookup(
     entries, needed, bits, max_order = step.ids_R, step.ids_R, 0, 0
     if phrases is not None:
         entries, needed, bits = phrases.entries, phrases.needed, phrases.bits
-        max_order = min(MAX_ORDER, phrases.table.max_order)
+        max_order = phrases.max_order
     _lookup_kernel[(len(step.ids_R),)](
         step.ids_R, step.room_R, step.count_R, state.tokens_XL, state.known_X, state.end_X,
         state.is_done_X, state.count_X, state.draft_XG, state.parents_XG, step.result_RC,
