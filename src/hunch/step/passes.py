@@ -21,7 +21,7 @@ from hunch.step.capture import Graph
 from hunch.step.rows import RowBuffers
 
 MAX_PASS = 2048  # tokens of the largest captured pass; beyond, launching is not what takes time
-SPARE_TILES = 16  # sequences whose last tile may be partly filled
+SPARE_TILES = 16  # sequences whose last tile may be partly filled; of large passes size / 16
 SMALL, LARGE = 512, 2048  # tokens of a pass; a large one only where there are as many
 PASSES = (16, 32, 64, 128, 256, SMALL, LARGE)  # captured at the start
 
@@ -84,7 +84,7 @@ class PassGraphs:
 
     def _max_tiles(self, size: int) -> int:
         block: int = self.target.tiler.block(size)
-        return min(size, -(-size // block) + SPARE_TILES)
+        return min(size, -(-size // block) + max(SPARE_TILES, size // 16))
 
     def _capture(self, size: int, depth: int) -> tuple[Graph, Tensor, AttnInputs]:
         packed_5T = torch.zeros(5, size, dtype=torch.int64, device=self.device)

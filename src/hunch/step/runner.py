@@ -32,7 +32,8 @@ if TYPE_CHECKING:  # needs Triton
 
 log = logging.getLogger("hunch")
 
-PASSES = (16, 32, 64, 128, 256, 512, 768, 1024)  # tokens of passes captured at the start
+# Tokens of passes captured at the start: capturing one later makes everybody wait.
+PASSES = (16, 32, 64, 128, *range(256, 2049, 256))
 NO_MEMORY = (
     "the GPU is out of memory for this request alone: give a smaller gpu_memory_utilization or "
     "max_num_batched_tokens"
