@@ -142,7 +142,7 @@ class SuffixDrafter(LookupDrafter):
         self.store = Store(self.config.shared_tokens) if self.config.shared else None
         self.guide: Guide | None = None  # drafts chains from the request's own text
         self.table: PhraseTable | None = None
-        self.device_phrases: DevicePhrases | None = None  # takes what is counted while serving
+        self.device_phrases: DevicePhrases | None = None
         if not (self.config.tree or self.config.shared):
             own_odds = [log_odds(chance) for chances in PRIORS for chance in chances]
             self.table = self._phrases(context)
@@ -161,9 +161,8 @@ class SuffixDrafter(LookupDrafter):
     def take_phrases(self, table: PhraseTable) -> None:
         """Guess with phrases that were counted meanwhile, beside those of the start."""
         assert self.guide is not None, "texts of other requests and trees ask no table"
-        table = table if self.table is None else self.table.with_more(table)
-        self.guide.take(table)
-        if self.device_phrases is not None:
+        self.guide.take(table := table if self.table is None else self.table.with_more(table))
+        if self.device_phrases is not None:  # which `adapt` made room in
             self.device_phrases.take(table)
 
     def on_device(self) -> DeviceDrafter | None:
@@ -172,11 +171,10 @@ class SuffixDrafter(LookupDrafter):
             return None
         from hunch.kernels.gpu_lookup import DevicePhrases
 
-        table, found = self.table, None
         if self.config.adapt:
-            found = self.device_phrases = DevicePhrases.with_room(table, self.device)
-        elif table is not None:
-            found = DevicePhrases.of(table, self.device)
+            self.device_phrases = DevicePhrases.with_room(self.table, self.device)
+        elif self.table is not None:
+            self.device_phrases = DevicePhrases.of(self.table, self.device)
         return DeviceLookup(
             name="suffix",
             min_match=1,
@@ -184,7 +182,7 @@ class SuffixDrafter(LookupDrafter):
             num_nodes=self.config.num_nodes,
             margin=self.margin,
             is_adaptive=self.config.adaptive,
-            phrases=found,
+            phrases=self.device_phrases,
         )
 
     def observe(self, step: TargetStep) -> None:
