@@ -38,25 +38,13 @@ def assemble(
         schedule.num_rows, target.spec.vocab_size, device, dense=captures or None
     )
     verify = resolve(VERIFIERS, spec.verifier)
-    context = DrafterContext(
-        target=target,
-        sampling=sampling,
-        cost=FixedCurve(0.0) if spec.always else CostCurve(),
-        device=device,
-        max_rows=schedule.num_rows,
-        max_len=_max_len(config, target.spec.max_len),
-        vocab_size=target.spec.vocab_size,
-        vocab=vocab,
-        codec=codec,
-        load_codec=load_codec,
-        wants_q=getattr(verify, "wants_q", False),
-    )
+    context = _context(config, target, sampling, vocab, codec, load_codec)
+    context.wants_q = getattr(verify, "wants_q", False)
     drafter = load_drafter(spec, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
     max_nodes = drafter.needs.max_nodes
     states = _states(target, schedule.num_rows, max_nodes)
     num_blocks = _count_blocks(config, target, shapes, context.max_len, max_nodes)
-    drafter_kv = bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size
     capacity = Capacity(
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
@@ -67,29 +55,52 @@ def assemble(
         window=target.spec.widest_window if drafter.needs.kv is None else None,
         kernels=target.backend.name,
         exact=exactness(target),
-        methods=drafter.needs.methods or {spec.method: drafter.needs.max_nodes},
-        drafter_bytes=drafter.needs.weight_bytes + drafter_kv,
+        methods=drafter.needs.methods or {spec.method: max_nodes},
+        drafter_bytes=drafter.needs.weight_bytes
+        + bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size,
         has_states=states is not None,
     )
     kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]
     kv[0].states = states
     if drafter.needs.kv is not None:
         context.kv, context.group = kv[1], 1
-    parts = {
-        "capacity": capacity,
-        "target": target,
-        "kv": kv,
-        "drafter": drafter,
-        "verify": verify,
-        "sampling": sampling,
-        "scores_processed": config.model.logprobs_mode == "processed_logprobs",
-        "cost": context.cost,
-    }
-    depth = int(captures) if schedule.depth is None else schedule.depth
-    runner = Runner(**parts, depth=depth, captures=captures)
+    runner = Runner(
+        capacity=capacity,
+        target=target,
+        kv=kv,
+        drafter=drafter,
+        verify=verify,
+        sampling=sampling,
+        scores_processed=config.model.logprobs_mode == "processed_logprobs",
+        cost=context.cost,
+        depth=int(captures) if schedule.depth is None else schedule.depth,
+        captures=captures,
+    )
     if runner.is_host_drafting:
         calibrate(runner)
     return runner
+
+
+def _context(
+    config: Config,
+    target: Target,
+    sampling: SamplingState,
+    vocab: dict[str, int] | None,
+    codec: TextCodec | None,
+    load_codec: Callable[[str], TextCodec] | None,
+) -> DrafterContext:
+    return DrafterContext(
+        target=target,
+        sampling=sampling,
+        cost=FixedCurve(0.0) if config.spec.always else CostCurve(),
+        device=target.device,
+        max_rows=config.schedule.num_rows,
+        max_len=_max_len(config, target.spec.max_len),
+        vocab_size=target.spec.vocab_size,
+        vocab=vocab,
+        codec=codec,
+        load_codec=load_codec,
+    )
 
 
 def _count_blocks(
