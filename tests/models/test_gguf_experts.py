@@ -25,6 +25,7 @@ FAMILIES = {  # case of test_expert_families -> GGUF's architecture
     "deepseek-v2-lite": "deepseek2",
     "deepseek-v2, groups": "deepseek2",
     "glm-4.7-flash": "deepseek2",
+    "glm-4.5": "glm4moe",
 }
 OWN = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
@@ -75,7 +76,8 @@ def stacked(weights) -> dict[str, np.ndarray]:
         if parts[-1] in BARE:
             found[f"{layer}{BARE[parts[-1]]}"] = value
             continue
-        if config["model_type"] == "gpt_oss" and inner == "post_attention_layernorm":
+        is_after = config["model_type"] in ("gpt_oss", "glm4_moe")
+        if is_after and inner == "post_attention_layernorm":
             found[f"{layer}post_attention_norm.weight"] = value
             continue
         if inner == "self_attn.kv_b_proj" and config["model_type"] == "deepseek_v3":
@@ -134,14 +136,20 @@ def write(path: Path, weights, architecture: str, kind: str) -> Path:
             "attention.value_length": config["kv_lora_rank"],
             "attention.head_count_kv": 1,
             "rope.dimension_count": rope,
-            "expert_shared_count": config["n_shared_experts"],
             "expert_gating_func": 2 if is_v3 else 1,
+        }
+    if architecture in ("deepseek2", "glm4moe"):
+        numbers |= {
+            "expert_shared_count": config["n_shared_experts"],
             "expert_group_count": config["n_group"],
             "expert_group_used_count": config["topk_group"],
             "leading_dense_block_count": 1,
         }
-        writer.add_bool("deepseek2.expert_weights_norm", bool(config["norm_topk_prob"]))
+        writer.add_bool(f"{architecture}.expert_weights_norm", bool(config["norm_topk_prob"]))
         reals["expert_weights_scale"] = config["routed_scaling_factor"]
+    if architecture == "glm4moe":
+        share = config.get("partial_rotary_factor") or 0.5
+        numbers["rope.dimension_count"] = int(config["head_dim"] * share)
     if scaling := config.get("rope_scaling"):
         writer.add_string(f"{architecture}.rope.scaling.type", "yarn")
         numbers["rope.scaling.original_context_length"] = scaling[

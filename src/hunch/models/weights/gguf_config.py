@@ -20,6 +20,7 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "gpt-oss": ("GptOssForCausalLM", "gpt_oss"),
+    "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe"),
     "deepseek2": ("DeepseekV3ForCausalLM", "deepseek_v3"),  # V2 too; told apart by its router
     "granite": ("GraniteForCausalLM", "granite"),
     "granitemoe": ("GraniteMoeForCausalLM", "granitemoe"),
@@ -94,7 +95,11 @@ _LATENT = {  # a head's ways to keys and to values may come apart, the former tu
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b",
     "attn_v_b": "self_attn.v_b",
-} | {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+}
+_SHARED = {
+    f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+}
+_AFTER = {"post_attention_norm": "post_attention_layernorm"}
 _OWN = {  # what a family calls differently, or has besides
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gpt2": _GPT2,
@@ -102,13 +107,12 @@ _OWN = {  # what a family calls differently, or has besides
     "gemma2": _SANDWICH,
     "gemma3": _SANDWICH,
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-    "gpt-oss": {
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_sinks": "self_attn.sinks",
-    },
-    "deepseek2": _LATENT,
+    "gpt-oss": {"attn_sinks": "self_attn.sinks"} | _AFTER,
+    "deepseek2": _LATENT | _SHARED,
+    "glm4moe": _SHARED | _AFTER,
 }
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_DRAFTING = re.compile(r"blk\.(?P<layer>\d{1,5})\.nextn\.(?P<rest>[\w.]+)")  # of MTP layers
 
 
 def architecture(header: GgufHeader) -> str:
@@ -124,6 +128,8 @@ def architecture(header: GgufHeader) -> str:
 def hf_name(header: GgufHeader, name: str) -> str:
     """The Hugging Face name of a tensor of the file."""
     match, prefix = _NAME.fullmatch(name), architecture(header)
+    if drafting := _DRAFTING.fullmatch(name):
+        return f"model.layers.{int(drafting['layer'])}.nextn.{drafting['rest']}"
     table = {**(_INNER if match and match["layer"] else _OUTER), **_OWN.get(prefix, {})}
     if match is None or match["part"] not in table:
         raise UnsupportedModelError(
@@ -205,7 +211,8 @@ def _llama_config(read: Reader, factors: Mapping[str, list[float]]) -> dict[str,
         "model_type": model_type,
         "hidden_size": read.size("embedding_length"),
         "intermediate_size": read.size("feed_forward_length"),
-        "num_hidden_layers": _num_layers(header, read.size("block_count")),
+        "num_hidden_layers": _num_layers(header, read.size("block_count"))
+        - int(read.number("nextn_predict_layers", 0)),
         "num_attention_heads": num_heads,
         "num_key_value_heads": read.size("attention.head_count_kv", num_heads),
         "head_dim": read.size("attention.key_length", max(1, hidden_size // num_heads)),
@@ -293,6 +300,7 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     "qwen3moe": gguf_experts.qwen,
     "gpt-oss": gguf_experts.gpt_oss,
     "deepseek2": gguf_experts.deepseek,
+    "glm4moe": gguf_experts.glm,
     "granite": _granite,
     "granitemoe": lambda read, config: _granite(read, config) | gguf_experts.local(read, config),
     "gemma": _gemma,

@@ -55,7 +55,6 @@ def deepseek(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     # Files that hold the latent's own matrices give the sizes of heads under other keys.
     head = read.size("attention.key_length_mla", read.size("attention.key_length"))
     values = read.size("attention.value_length_mla", read.size("attention.value_length"))
-    num_groups = int(read.number("expert_group_count", 1)) or 1
     found = {
         "head_dim": None,
         "partial_rotary_factor": None,
@@ -65,24 +64,39 @@ def deepseek(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": head - rope_dim,
         "v_head_dim": values,
+        **_routed(read),
+        "mlp_bias": None,
+        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in read.header.tensors,
+        "rope_scaling": _scaled(read, config["rope_scaling"]),
+    }
+    if int(read.number("expert_gating_func", 1)) != _SIGMOID:
+        method = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
+        found |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+        found |= {"topk_method": method, "scoring_func": "softmax"}
+    return found
+
+
+def glm(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """Its files hold its MTP layers after the others; they are counted in block_count."""
+    return {
+        **_routed(read),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in read.header.tensors,
+        "mlp_bias": None,
+    }
+
+
+def _routed(read: Reader) -> dict[str, Any]:
+    return {
         "first_k_dense_replace": int(read.number("leading_dense_block_count", 0)),
         "n_routed_experts": read.size("expert_count"),
         "num_experts_per_tok": read.size("expert_used_count"),
         "n_shared_experts": int(read.number("expert_shared_count", 0)),
         "moe_intermediate_size": read.size("expert_feed_forward_length"),
         "routed_scaling_factor": read.real("expert_weights_scale", 1.0),
-        "norm_topk_prob": bool(_flag(read, "expert_weights_norm")),
-        "n_group": num_groups,
+        "norm_topk_prob": _flag(read, "expert_weights_norm"),
+        "n_group": int(read.number("expert_group_count", 1)) or 1,
         "topk_group": int(read.number("expert_group_used_count", 1)) or 1,
-        "mlp_bias": None,
-        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in read.header.tensors,
-        "rope_scaling": _scaled(read, config["rope_scaling"]),
     }
-    if int(read.number("expert_gating_func", 1)) != _SIGMOID:
-        method = "group_limited_greedy" if num_groups > 1 else "greedy"
-        found |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
-        found |= {"topk_method": method, "scoring_func": "softmax"}
-    return found
 
 
 def _scaled(read: Reader, scaling: dict[str, Any] | None) -> dict[str, Any] | None:
