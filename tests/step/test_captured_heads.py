@@ -218,7 +218,7 @@ def test_what_only_the_host_can_draft(
 
 
 @pytest.mark.parametrize("kind", [pytest.param("latent", marks=pytest.mark.slow), "stages"])
-def test_networks_of_several_layers_need_the_host(
+def test_networks_that_need_the_host(
     kind: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "latent":
@@ -228,7 +228,7 @@ def test_networks_of_several_layers_need_the_host(
     with LLM(str(world.model), speculate=f"mtp:{tmp_path}", **SMALL) as llm:
         drafts = Drafts(llm, monkeypatch)
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
-        assert bool(drafts.found) == (kind == "latent")  # which fused kernels know
+        assert not drafts.found  # of latent ones, those in 16 bits alone have kernels
         assert llm.stats()["drafted"] > 0
 
 

@@ -38,6 +38,7 @@ from hunch.kernels.attention import (
 )
 from hunch.layers.attention import Attend, Paged
 from hunch.layers.block import Block
+from hunch.layers.experts import Experts
 from hunch.layers.latent import LatentBlock, LatentShape, TailPaged
 from hunch.layers.linear import Linear
 from hunch.layers.norm import Norm, RMSNorm
@@ -223,7 +224,8 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
             is_state_first=stage.form.is_state_first,
             is_first_masked=stage.form.is_first_masked,
         )
-        net.is_capturable = net.fused is not None or isinstance(stage.block, Block)
+        is_plain = isinstance(stage.block, Block) and not isinstance(stage.block.mlp, Experts)
+        net.is_capturable = is_plain or net.fused is not None  # torch's experts ask the host
     return net
 
 
