@@ -175,3 +175,26 @@ def test_bits_do_not_depend_on_the_batch(
         some = torch.empty(num_rows, 1024, dtype=dtype, device=DEVICE)
         gpu_gemm.gemm(x[:num_rows], held, some)
         assert torch.equal(some, whole[:num_rows]), num_rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "form", "group"), FORMS)
+def test_few_rows_have_the_endings_of_many(kind: str, form: str, group: int) -> None:
+    made = codes(kind, form, min(group, 128), n=1024, k=4096)
+    held = pack(made, torch.bfloat16, DEVICE)
+    numbers = made.numbers(torch.bfloat16).to(DEVICE)
+    x, bias = (rand(*size).to(DEVICE, torch.bfloat16) for size in ((16, 4096), (1024,)))
+    residual = rand(16, 1024, seed=9).to(DEVICE, torch.bfloat16)
+    for m in (1, 8, 13):
+        got, want = (torch.empty(m, 1024, dtype=x.dtype, device=DEVICE) for _ in "ab")
+        gpu_gemm.gemm(x[:m], held, got, bias, residual[:m])
+        gpu_gemm.gemm(x[:m], numbers, want, bias, residual[:m])
+        assert torch.equal(got, want)
+        got, want = (torch.empty(m, 512, dtype=x.dtype, device=DEVICE) for _ in "ab")
+        gpu_gemm.gemm_gated(x[:m], held, got, bias)
+        gpu_gemm.gemm_gated(x[:m], numbers, want, bias)
+        assert torch.equal(got, want)
+        got, want = (torch.empty(4, m, 1024, device=DEVICE) for _ in "ab")
+        gpu_gemm.gemm_parts(x[:m], held, got, bias, split=4)
+        gpu_gemm.gemm_parts(x[:m], numbers, want, bias, split=4)
+        assert torch.equal(got, want)

@@ -138,12 +138,12 @@ def read_scales(
     zero, minimum, unit, min_unit = scale, scale, scale, scale
     if HAS_ZERO and PAIRED == "":
         zero = tl.load(zero_ptr + at)
-    if HAS_MINIMUM:
+    if HAS_MINIMUM and PAIRED == "":
         minimum = tl.load(minimum_ptr + at)
     if HAS_UNIT:
         to = (k // UNIT_K) * num_rows + offs_w
         unit = tl.load(unit_ptr + to)
-        if HAS_MINIMUM:
+        if HAS_MINIMUM and PAIRED == "":
             min_unit = tl.load(min_unit_ptr + to)
     return scale, zero, minimum, unit, min_unit
 
@@ -155,24 +155,35 @@ def scales_of(
 ):  # fmt: skip
     """Scale, offset and minimum of each output from what was read: in float32, but a scale that
     stands beside its offset in its own 16 bits."""
-    scale, zero, minimum, unit, min_unit = read
-    offset = (scale * 0).to(tl.float32) + OFFSET  # wherever the threads have the outputs
+    pair, zero, minimum, unit, min_unit = read
+    offset = (pair * 0).to(tl.float32) + OFFSET  # wherever the threads have the outputs
+    scale, minimum = pair, minimum.to(tl.float32) if HAS_MINIMUM else offset * 0
     if PAIRED == "":
         scale = scale.to(tl.float32)
         if HAS_ZERO:
             offset = zero.to(tl.float32)
+        if HAS_UNIT:
+            scale *= unit.to(tl.float32)
+            if HAS_MINIMUM:
+                minimum *= -min_unit.to(tl.float32)
+    elif (
+        PAIRED == "units"
+    ):  # counts become the mantissas of floats, which is faster than converting
+        scale = ((pair & 0xFFFF) | 0x4B000000).to(tl.float32, bitcast=True) - 8421376.0
+        scale *= unit.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        if HAS_MINIMUM:
+            count = (((pair >> 16) & 0xFFFF) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+            minimum = -count * (unit >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    elif PAIRED == "minimum":
+        scale = pair.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        minimum = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         if HAS_ZERO:
-            offset = (scale >> 16).to(tl.float32)
+            offset = (pair >> 16).to(tl.float32)
         if PAIRED == "bf16":
-            scale = scale.to(tl.int16).to(tl.bfloat16, bitcast=True)
+            scale = pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
         else:
-            scale = scale.to(tl.int16).to(tl.float16, bitcast=True)
-    minimum = minimum.to(tl.float32) if HAS_MINIMUM else offset * 0
-    if HAS_UNIT:
-        scale *= unit.to(tl.float32)
-        if HAS_MINIMUM:
-            minimum *= -min_unit.to(tl.float32)
+            scale = pair.to(tl.int16).to(tl.float16, bitcast=True)
     return scale, offset, minimum
 
 
@@ -199,12 +210,10 @@ def places(WORDS: tl.constexpr):
     return offs_k
 
 
-PAIRED_NAMES = {None: "", torch.float16: "f16", torch.bfloat16: "bf16"}
-
-
 def route_of(w: Quantised) -> str:
     if IS_INTERPRETED or w.dtype not in (torch.bfloat16, torch.float16):
         return "plain"
-    if w.minimum_GN is not None:
+    if w.has_minimum:
         return "affine"
-    return "half" if w.paired == w.dtype else "float"
+    own = "bf16" if w.dtype == torch.bfloat16 else "f16"
+    return "half" if w.paired == own else "float"

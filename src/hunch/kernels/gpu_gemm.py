@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels import gpu_quant
+from hunch.kernels import gpu_direct, gpu_quant
 from hunch.kernels.activation import gated
 from hunch.kernels.gpu_endings import Tile, finish, outputs, place, turns
 from hunch.kernels.gpu_launch import (
@@ -206,8 +206,12 @@ def _launch(
     heads: tuple[int, int, int] = (2, 0, 0), tile: Tile | None = None,
 ) -> None:  # fmt: skip
     if isinstance(w_NK, Quantised):
-        gpu_quant.launch(x_MK, w_NK, y, ending, num_outputs, split, bias=bias, residual=residual,
-                         rope=rope, heads=heads, tile=tile)  # fmt: skip
+        if tile is None and gpu_direct.can_multiply(x_MK, w_NK, y, ending, split):
+            gpu_direct.launch(x_MK, w_NK, y, ending, num_outputs, split, bias=bias,
+                              residual=residual)  # fmt: skip
+        else:
+            gpu_quant.launch(x_MK, w_NK, y, ending, num_outputs, split, bias=bias,
+                             residual=residual, rope=rope, heads=heads, tile=tile)  # fmt: skip
         return
     m, k = x_MK.shape
     is_dual = ending != "store"

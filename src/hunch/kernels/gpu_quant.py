@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_codes import PAIRED_NAMES, numbers_of, places, route_of, scales_at
+from hunch.kernels.gpu_codes import numbers_of, places, route_of, scales_at
 from hunch.kernels.gpu_endings import Tile, finish, outputs, place, turns
 from hunch.kernels.gpu_launch import (
     cdiv,
@@ -180,8 +180,8 @@ def launch(
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
         KIND=w.kind, SPAN=span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
-        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=minimum is not None,
-        HAS_UNIT=unit is not None, PAIRED=PAIRED_NAMES[w.paired], ROUTE=route_of(w),
+        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.has_minimum,
+        HAS_UNIT=unit is not None, PAIRED=w.paired, ROUTE=route_of(w),
         BLOCK_M=tile.block_m, BLOCK_N=block_n,
         IS_EVEN=k % span == 0, IS_WHOLE=len(scale) == 1, PREFETCH=tile.prefetch, GROUP=tile.group,
         **options(tile.num_warps, tile.num_stages),
@@ -224,8 +224,8 @@ def expand(w: Quantised) -> Tensor:
         scale if w.minimum_GN is None else w.minimum_GN, scale if w.unit_UN is None else w.unit_UN,
         scale if w.min_unit_UN is None else w.min_unit_UN, y_NK, *w.shape,
         KIND=w.kind, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
-        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.minimum_GN is not None,
-        HAS_UNIT=w.unit_UN is not None, PAIRED=PAIRED_NAMES[w.paired], ROUTE=route_of(w),
+        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.has_minimum,
+        HAS_UNIT=w.unit_UN is not None, PAIRED=w.paired, ROUTE=route_of(w),
         BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
     return y_NK

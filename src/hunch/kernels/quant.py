@@ -9,7 +9,7 @@ bits too, they count units, and a unit belongs to UNIT_GROUP inputs.
 Its words of 16 bits stand in spans of inputs, so that programs of any height read whole lines. A
 word has a code of each part of its span (four quarters for 4 bits, two halves for 8), the first
 part's in the lowest bits: two words in a register become two numbers by one shift and one mask.
-Blocks of 32 words stand in the order of a tensor core's registers (`_in_registers`): what a thread
+Blocks of 32 words stand in the order of a tensor core's registers (`words`): what a thread
 multiplies, it reads in one piece of 16 bytes.
 
 Shape letters: N outputs, K inputs, G groups, U units, S spans, W words of an output's span, P parts
@@ -24,11 +24,14 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.slices import slice_of, split_of
+from hunch.kernels.words import num_parts, pack_words, unpack_words
 
 KINDS = ("int4", "fp4", "int8", "fp8")  # int4: 0 to 15, int8: -128 to 127; fp4: e2m1, fp8: e4m3
 UNIT_GROUP = 256
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of codes 0 to 7; 8 to 15 are their negatives
 LONGEST_SPAN = 128  # inputs
+UNITS_BIAS = 1 << 15  # counts that may be negative are stored plus this
+_HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 _CHUNK = 1 << 22  # weights turned into float32 at once
 
 
@@ -203,11 +206,12 @@ class Quantised:
     group: int
     offset: int
     data_SNW: Tensor
-    scale_GN: (
-        Tensor  # float; units; or, with `paired`, int32: a scale's 16 bits and the offset above
-    )
-    paired: torch.dtype | None = None  # of the scales in pairs
+    scale_GN: Tensor  # float; or, with `paired`, int32: a scale's 16 bits and another's above
+    # Above scales in float16 or bfloat16: offsets ("f16", "bf16") or minima in float16 ("minimum").
+    # "units": counts of both, scales plus UNITS_BIAS; units of both are pairs too.
+    paired: str = ""
     has_zero: bool = False  # groups have zero points, wherever they are
+    has_minimum: bool = False
     zero_GN: Tensor | None = None
     minimum_GN: Tensor | None = None
     unit_UN: Tensor | None = None
@@ -243,19 +247,28 @@ class Quantised:
 
     def codes(self) -> Codes:
         """The codes again, one byte each."""
-        scale_GN, zero_GN = self.scale_GN, self.zero_GN
-        if self.paired is not None:
-            scale_GN, zero_GN = _unpaired(self.scale_GN, self.paired)
+        scale_GN, zero_GN, minimum_GN = self.scale_GN, self.zero_GN, self.minimum_GN
+        unit_UN, min_unit_UN = self.unit_UN, self.min_unit_UN
+        if self.paired in _HALVES:
+            scale_GN, zero_GN = _parted(scale_GN, _HALVES[self.paired]), scale_GN >> 16
+        elif self.paired == "minimum":
+            scale_GN, minimum_GN = (_parted(some, torch.float16) for some in _both(scale_GN))
+        elif self.paired == "units":
+            assert unit_UN is not None
+            scale_GN, minimum_GN = (scale_GN & 0xFFFF) - UNITS_BIAS, scale_GN >> 16
+            unit_UN, min_unit_UN = (_parted(some, torch.float16) for some in _both(unit_UN))
+            if not self.has_minimum:
+                minimum_GN = min_unit_UN = None
         return Codes(
             kind=self.kind,
-            code_NK=_unpack(self.kind, self.data_SNW)[:, : self.shape[1]],
+            code_NK=unpack_words(self.kind, self.data_SNW)[:, : self.shape[1]],
             group=self.group,
-            offset=0 if self.paired is not None else self.offset,
+            offset=0 if self.paired in _HALVES else self.offset,
             scale_NG=scale_GN.T,
             zero_NG=None if zero_GN is None else zero_GN.T,
-            minimum_NG=None if self.minimum_GN is None else self.minimum_GN.T,
-            unit_NU=None if self.unit_UN is None else self.unit_UN.T,
-            min_unit_NU=None if self.min_unit_UN is None else self.min_unit_UN.T,
+            minimum_NG=None if minimum_GN is None else minimum_GN.T,
+            unit_NU=None if unit_UN is None else unit_UN.T,
+            min_unit_NU=None if min_unit_UN is None else min_unit_UN.T,
             order_K=self.order_K,
         )
 
@@ -284,37 +297,61 @@ def pack(codes: Codes, dtype: torch.dtype, device: torch.device | str) -> Quanti
 
     codes = _fitting(codes)
     scale_GN, zero_GN = turned(codes.scale_NG), turned(codes.zero_NG)
+    minimum_GN, unit_UN = turned(codes.minimum_NG), turned(codes.unit_NU)
+    min_unit_UN = turned(codes.min_unit_NU)
     assert scale_GN is not None
-    is_paired = scale_GN.dtype in (torch.float16, torch.bfloat16) and codes.minimum_NG is None
-    paired = scale_GN.dtype if is_paired and codes.unit_NU is None else None
-    if paired is not None:
-        scale_GN, zero_GN = _paired(scale_GN, codes.offset, zero_GN), None
+    paired = ""
+    if unit_UN is not None:
+        if unit_UN.dtype == torch.float16 and zero_GN is None:
+            paired = "units"
+            scale_GN = _joined(scale_GN.int() + UNITS_BIAS, minimum_GN)
+            unit_UN = _joined(unit_UN.view(torch.int16), _bits(min_unit_UN))
+            minimum_GN = min_unit_UN = None
+    elif minimum_GN is not None:
+        if scale_GN.dtype == minimum_GN.dtype == torch.float16 and zero_GN is None:
+            paired = "minimum"
+            scale_GN, minimum_GN = _joined(_bits(scale_GN), _bits(minimum_GN)), None
+    elif scale_GN.dtype in _HALVES.values():
+        paired = "f16" if scale_GN.dtype == torch.float16 else "bf16"
+        offset_GN = torch.full_like(scale_GN, codes.offset) if zero_GN is None else zero_GN
+        scale_GN, zero_GN = _joined(_bits(scale_GN), offset_GN), None
     return Quantised(
         kind=codes.kind,
         shape=codes.shape,
         dtype=dtype,
         group=codes.group,
         offset=codes.offset,
-        data_SNW=_pack(codes.kind, codes.code_NK.to(device), _num_words(codes)),
+        data_SNW=pack_words(codes.kind, codes.code_NK.to(device), _num_words(codes)),
         scale_GN=scale_GN,
         paired=paired,
         has_zero=codes.zero_NG is not None,
         zero_GN=zero_GN,
-        minimum_GN=turned(codes.minimum_NG),
-        unit_UN=turned(codes.unit_NU),
-        min_unit_UN=turned(codes.min_unit_NU),
+        has_minimum=codes.minimum_NG is not None,
+        minimum_GN=minimum_GN,
+        unit_UN=unit_UN,
+        min_unit_UN=min_unit_UN,
         order_K=None if codes.order_K is None else codes.order_K.to(device),
     )
 
 
-def _paired(scale_GN: Tensor, offset: int, zero_GN: Tensor | None) -> Tensor:
-    """Scale and offset in one word, which is the least that is read ahead."""
-    zero_GN = torch.full_like(scale_GN, offset) if zero_GN is None else zero_GN
-    return (scale_GN.view(torch.int16).int() & 0xFFFF) | (zero_GN.int() << 16)
+def _bits(some: Tensor | None) -> Tensor | None:
+    return None if some is None else some.view(torch.int16)
 
 
-def _unpaired(pair_GN: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return pair_GN.to(torch.int16).view(dtype), pair_GN >> 16
+def _joined(low: Tensor | None, high: Tensor | None) -> Tensor:
+    """Two of 16 bits in one word, which is the least that is read ahead; no high one is zero."""
+    assert low is not None
+    word = low.int() & 0xFFFF
+    return word if high is None else word | (high.int() << 16)
+
+
+def _both(pair: Tensor) -> tuple[Tensor, Tensor]:
+    return pair, pair >> 16
+
+
+def _parted(pair: Tensor, dtype: torch.dtype) -> Tensor:
+    """The low 16 bits."""
+    return pair.to(torch.int16).view(dtype)
 
 
 def can_pack(codes: Codes) -> bool:
@@ -331,11 +368,6 @@ def _fitting(codes: Codes) -> Codes:
     return replace(codes, group=max(size, LONGEST_SPAN))
 
 
-def num_parts(kind: str) -> int:
-    """Codes of a word."""
-    return 4 if kind in ("int4", "fp4") else 2
-
-
 def _num_words(codes: Codes) -> int:
     """Words of a span: all codes of a part share one scale, and no span lies in two slices of a
     product's sum."""
@@ -343,36 +375,3 @@ def _num_words(codes: Codes) -> int:
     slice_k = slice_of(num_in, split_of(num_out, num_in, is_quantised=True))
     longest = LONGEST_SPAN if slice_k % LONGEST_SPAN == 0 else LONGEST_SPAN // 2
     return int(min(codes.group, longest // num_parts(codes.kind)))
-
-
-def _in_registers(word_SNW: Tensor, *, is_packed: bool) -> Tensor:
-    """Words from the order of inputs (step, half, thread, which of two) to that of threads, or,
-    with `is_packed`, back. Spans of fewer than 32 words stay as they are."""
-    if word_SNW.shape[2] % 32:
-        return word_SNW
-    sizes, order = ((4, 2, 2, 2), (1, 2, 0, 3)) if is_packed else ((2, 2, 4, 2), (2, 0, 1, 3))
-    word = word_SNW.unflatten(2, (-1, *sizes))
-    return word.permute(0, 1, 2, *(3 + axis for axis in order)).reshape(word_SNW.shape)
-
-
-def _pack(kind: str, code_NK: Tensor, num_words: int) -> Tensor:
-    (num_out, num_in), parts = code_NK.shape, num_parts(kind)
-    span = num_words * parts
-    num_spans = -(-num_in // span)
-    if num_in % span:
-        code_NK = torch.nn.functional.pad(code_NK, (0, num_spans * span - num_in))
-    code_SNPW = code_NK.view(num_out, num_spans, parts, num_words).transpose(0, 1)
-    word_SNW = torch.zeros(num_spans, num_out, num_words, dtype=torch.int32, device=code_NK.device)
-    for part in range(parts):
-        word_SNW |= code_SNPW[:, :, part].int() << (part * 16 // parts)
-    return _in_registers(word_SNW.to(torch.int16), is_packed=False)  # the low 16 bits
-
-
-def _unpack(kind: str, data_SNW: Tensor) -> Tensor:
-    parts = num_parts(kind)
-    bits = 16 // parts
-    word_SNW = _in_registers(data_SNW, is_packed=True).int()
-    code_SNPW = torch.stack(
-        [(word_SNW >> (part * bits)) & ((1 << bits) - 1) for part in range(parts)], dim=2
-    )
-    return code_SNPW.to(torch.uint8).transpose(0, 1).reshape(data_SNW.shape[1], -1)

@@ -35,7 +35,15 @@ ONE_BILLION = {  # for a look on a CPU
     "head_dim": 128,
     "num_hidden_layers": 30,
 }
-SIZES = {"7b": SEVEN_BILLION, "1b": ONE_BILLION}
+SEVENTY_BILLION = {  # in 4 bits it fits one large GPU
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 80,
+}
+SIZES = {"7b": SEVEN_BILLION, "1b": ONE_BILLION, "70b": SEVENTY_BILLION}
 
 
 def enlarged(model: str, size: str, device: str) -> EnlargedWeights:
