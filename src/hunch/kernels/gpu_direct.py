@@ -1,8 +1,8 @@
 """Products of few rows with weights in few bits: codes go from memory to a tensor core's registers.
 
-The bits are those of `gpu_quant`. What differs is the way of the codes: each thread reads 16 bytes
-at once, which are the ones it multiplies (see `quant`), several spans ahead, and nothing passes
-through shared memory. Written in Gluon, where a program says which thread has what.
+The bits are those of `gpu_quant`. What differs is the way of the codes: each thread copies 16 bytes
+at once, which are the ones it multiplies (see `quant`), several spans ahead. A warp is a program of
+its own: nobody waits for another. Written in Gluon, where a program says which thread has what.
 
 Shape letters: M rows, N outputs, K inputs, S spans, W words of a span.
 """
