@@ -1,16 +1,20 @@
 """The laws where layers are recurrent: a rejected node leaves no trace in a row's state."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from builders import tiny_config, tiny_weights
 from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
+from hunch.models.heads.mtp import load_mtp
+from hunch.models.load import load_decoder
+from hunch.models.weights import open_weights
 from tiny_families import write_family
 from tiny_models import write_tokenizer
 
@@ -102,6 +106,38 @@ def test_captured_steps_too(method: str, target: Path, tmp_path: Path) -> None:
         with LLM(str(target), speculate=method, **given) as llm:
             assert texts(llm, PARAMS[1:]) == expected
             assert llm.stats()["drafted"] > 0
+
+
+def test_its_own_mtp_layer_drafts(target: Path, tmp_path: Path) -> None:
+    """As Qwen publishes it, beside the target's tensors: one more layer, which attends."""
+    tensors = load_file(target / "model.safetensors")
+    layer = {
+        name.replace("model.layers.1.", "mtp.layers.0."): tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith("model.layers.1.")
+    }
+    stem, width = "mtp.layers.0.self_attn", SIZES["hidden_size"]
+    q, gate = (layer.pop(f"{stem}.{name}.weight") for name in ("q_proj", "attn_gate"))
+    both = [x.view(-1, 1, SIZES["head_dim"], width) for x in (q, gate)]
+    layer[f"{stem}.q_proj.weight"] = torch.cat(both, dim=1).flatten(0, 2)
+    layer["mtp.fc.weight"] = torch.eye(width).repeat(1, 2)
+    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    layer |= {f"mtp.{name}.weight": torch.zeros(width) for name in names}
+    config = json.loads((target / "config.json").read_text())
+    config |= {"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({**tensors, **layer}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(target / "tokenizer.json", tmp_path)
+    decoder = load_decoder(open_weights(tmp_path))
+    block, own = load_mtp(tmp_path, decoder).stages[0].block, decoder.layers[1]
+    pairs = zip(block.named_tensors(), own.named_tensors(), strict=True)
+    for (name, found), (_, wanted) in pairs:  # it was made from the target's last layer
+        assert torch.equal(found, wanted), name
+    with LLM(str(tmp_path), speculate="off", max_num_seqs=1, **SMALL) as llm:
+        expected = texts(llm, PARAMS[1:])
+    with LLM(str(tmp_path), speculate=f"mtp:{tmp_path}", always_draft=True, **SMALL) as llm:
+        assert texts(llm, PARAMS[1:]) == expected
+        assert llm.stats()["drafted"] > 0
 
 
 def test_what_cannot_be_done_yet_is_refused(target: Path) -> None:

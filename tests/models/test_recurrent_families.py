@@ -9,6 +9,7 @@ from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import open_weights
 from hunch.step.batch import Batch
+from hunch.train.states import Dense
 from recurrent_models import CASES, IDS, make
 
 
@@ -26,6 +27,15 @@ def test_logits_are_those_of_transformers(pair):
     torch.testing.assert_close(
         plain_logits(load_decoder(weights), IDS), expected, atol=2e-4, rtol=2e-4
     )
+
+
+@torch.no_grad()
+def test_a_trainer_reads_texts_side_by_side(pair):
+    model, ids_BL = load_decoder(pair[1]), torch.tensor([IDS[:15], IDS[20:35]])
+    x_TD = model.start(ids_BL.flatten(), torch.arange(15).repeat(2))
+    hidden_TD = model.run(x_TD, Dense(ids_BL, model.ropes)).last_TD
+    expected = torch.cat([plain_logits(model, ids) for ids in ids_BL.tolist()])
+    torch.testing.assert_close(model.logits(hidden_TD), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")

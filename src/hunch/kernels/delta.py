@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -201,3 +202,17 @@ def _live(attn: AttnInputs) -> Iterator[tuple[Span, int]]:
         assert not span.is_tree, "recurrent layers check chains"
         if span.last > span.first and int(attn.slot_T[span.first]) >= 0:
             yield span, span.seq if attn.row_S is None else int(attn.row_S[span.seq])
+
+
+def recur_texts(inputs_BLI: Tensor, shape: DeltaShape, weights: DeltaWeights) -> Tensor:
+    """Whole texts side by side, each from its beginning: what every token reads, [B, L, N, D]."""
+    num_texts, length, _ = inputs_BLI.shape
+    before = inputs_BLI.new_zeros(num_texts, shape.num_taps - 1, shape.num_inputs)
+    x_BPI = torch.cat((before, inputs_BLI), dim=1).float()
+    state = x_BPI.new_zeros(num_texts, shape.num_v_heads, shape.k_dim, shape.v_dim)
+    fold_all = torch.vmap(partial(fold, shape, weights))
+    found = []
+    for pos in range(length):
+        state, read_BND = fold_all(x_BPI[:, pos : pos + shape.num_taps], state)
+        found.append(read_BND)
+    return torch.stack(found, dim=1)

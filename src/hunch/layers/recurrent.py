@@ -57,9 +57,7 @@ class GatedDelta(Part):
 
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         if not isinstance(attend, Recurs):
-            raise UnsupportedModelError(
-                "recurrent layers cannot be trained beside yet; use a lookup method"
-            )
+            raise UnsupportedModelError("this recipe reads texts in a way recurrent layers cannot")
         sizes = (self.shape.num_inputs, self.shape.value_width)
         inputs_TI, gate_TZ = self.inputs(x_TE).split_with_sizes(sizes, dim=-1)
         read_TND = attend.recur(inputs_TI, self.shape, self.weights, self.layer)

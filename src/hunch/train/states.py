@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hunch.kernels.delta import DeltaShape, DeltaWeights, recur_texts
 from hunch.kernels.rope import Rotation
 from hunch.layers.attention import Heads, split_heads
 from hunch.layers.rope import Rope
@@ -60,6 +61,12 @@ class Dense:
             q, k, v, mask_LL, is_causal=mask_LL is None, scale=heads.scale, enable_gqa=True
         )
         return out.transpose(1, 2).flatten(0, 1)
+
+    def recur(
+        self, inputs_TI: Tensor, shape: DeltaShape, weights: DeltaWeights, layer: int
+    ) -> Tensor:
+        """What recurrent layers remember of each text by then."""
+        return recur_texts(inputs_TI.unflatten(0, self.shape), shape, weights).flatten(0, 1)
 
 
 def _attend_plainly(

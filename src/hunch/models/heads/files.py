@@ -29,7 +29,7 @@ from hunch.layers.part import Part
 from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec, read_common
 from hunch.models.target import Target
-from hunch.models.weights import open_weights
+from hunch.models.weights import Weights, open_weights
 from hunch.models.weights.json_file import read_json
 from hunch.parallel.group import Share
 
@@ -186,12 +186,18 @@ class BiasedNorm(Part):
 class HeadSource(Source):
     """The tensors of a drafter, under names without `prefixes`, for the target they draft for."""
 
-    def __init__(self, path: str | Path, target: Target, prefixes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        target: Target,
+        prefixes: tuple[str, ...] = (),
+        weights: Weights | None = None,  # of the path, if they are open
+    ) -> None:
         super().__init__(target.dtype, target.device)
         self.where = str(path)
         self._target = target
         self.matrix_bytes = 0  # held outside of tensors
-        self._weights = open_weights(path)
+        self._weights = weights or open_weights(path)
         self._stored: dict[str, str] = {}  # name without prefixes -> name in the file
         self._used: set[str] = set()
         self.row_orders: dict[str, list[int]] = {}  # of tensors whose rows are wanted otherwise

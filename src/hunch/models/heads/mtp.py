@@ -43,7 +43,7 @@ from hunch.layers.latent import LatentBlock, LatentShape, TailPaged
 from hunch.layers.linear import Linear
 from hunch.layers.norm import Norm, RMSNorm
 from hunch.layers.part import Part
-from hunch.models.build import build_block
+from hunch.models.build import LLAMA_NAMES, build_block
 from hunch.models.heads.files import (
     HeadSource,
     Table,
@@ -56,6 +56,7 @@ from hunch.models.heads.mtp_files import (
     MTP_NAMES,
     Form,
     build_latent_block,
+    family_layers,
     find_forms,
     order_heads,
     read_layer,
@@ -64,6 +65,7 @@ from hunch.models.heads.mtp_files import (
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
+from hunch.models.weights import open_weights
 
 _SHIFTED = ("qwen3_next", "qwen3_5")  # these families store norm weights minus one
 
@@ -181,14 +183,17 @@ class MtpNet(StepNet):
 
 
 def load_mtp(path: str | Path, target: Target) -> MtpNet:
-    config = read_config(path)
-    source = HeadSource(path, target)
+    config, weights = read_config(path), open_weights(path)
+    family = family_layers(weights)
+    source = HeadSource(path, target, weights=weights if family is None else family[1])
     forms = find_forms(source, config)
     _refuse_scales(source, forms)
     attn = f"{forms[0].layer}self_attn."
     shape: LatentShape | None = None
     if f"{attn}kv_a_proj_with_mqa.weight" in source:
         spec, shape = read_layer(config, source.where)
+    elif family is not None:
+        spec = family[0]
     else:
         spec = read_geometry(
             config,
@@ -208,6 +213,9 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
     stages: list[Stage] = []
     for form in forms:
         stages.append(_stage(spec, shape, source, config, form, stages, target.spec.vocab_size))
+    if str(config.get("model_type", "")).startswith(_SHIFTED):
+        for stage in stages:
+            _add_one(stage, has_whole=family is not None)
     net = MtpNet(spec, target, embed, stages, None if shape is None else shape.rope_dim)
     net.matrix_bytes = source.matrix_bytes
     stage = stages[0]
@@ -250,9 +258,11 @@ def _stage(
     if shape is not None:
         block = build_latent_block(spec, shape, source, config, form.layer, number)
     else:
-        block = build_block(spec, source, form.layer, 0, names=MTP_NAMES)
+        is_qwen = f"{form.layer}mlp.shared_expert.gate_proj.weight" in source
+        names = LLAMA_NAMES if is_qwen else MTP_NAMES
+        block = build_block(spec, source, form.layer, 0, names=names)
         block.attn.layer = number
-    stage = Stage(
+    return Stage(
         number,
         form,
         token_norm=source.rms(form.token_norm, width, eps),
@@ -262,9 +272,6 @@ def _stage(
         norm=source.rms(form.norm, width, eps),
         lm_head=lm_head,
     )
-    if str(config.get("model_type", "")).startswith(_SHIFTED):
-        _add_one(stage)
-    return stage
 
 
 def _refuse_scales(source: HeadSource, forms: list[Form]) -> None:
@@ -277,11 +284,13 @@ def _refuse_scales(source: HeadSource, forms: list[Form]) -> None:
         )
 
 
-def _add_one(stage: Stage) -> None:
+def _add_one(stage: Stage, *, has_whole: bool) -> None:
+    """`has_whole`: the layer's own norms are whole already."""
     block = stage.block
-    norms: list[Norm | None] = [stage.token_norm, stage.state_norm, stage.norm]
-    norms += [block.attn_norm, block.mlp_norm, block.attn.q_norm]
-    if isinstance(block, Block):
+    norms: list[Norm | None] = [stage.token_norm, stage.state_norm]
+    if not has_whole:
+        norms += [stage.norm, block.attn_norm, block.mlp_norm, block.attn.q_norm]
+    if isinstance(block, Block) and not has_whole:
         norms.append(block.attn.k_norm)
     for norm in norms:
         if norm is not None:

@@ -25,11 +25,14 @@ from hunch.layers.experts import Experts
 from hunch.layers.latent import HeadLinear, LatentAttention, LatentBlock, LatentShape
 from hunch.layers.mlp import GatedMLP
 from hunch.layers.rope import head_order
+from hunch.models.arrange import Arranged
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, build_experts, read_deepseek_experts
 from hunch.models.heads.files import HeadSource
 from hunch.models.latent import NORM_EPS, read_latent
 from hunch.models.spec import ModelSpec
+from hunch.models.weights.base import Weights
+from hunch.registry import MODELS, resolve
 
 MTP_NAMES = Names(experts=ExpertNames(shared="mlp.shared_experts."))
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
@@ -126,6 +129,24 @@ def read_layer(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, Latent
         raise type(error)(f"{where}: {error}") from None
     assert spec.latent is not None
     return spec, spec.latent
+
+
+def family_layers(weights: Weights) -> tuple[ModelSpec, Weights] | None:
+    """The layers of a target with recurrent ones: those of its kind that attend, arranged alike.
+
+    None: the file is of another family.
+    """
+    (name, *_) = weights.config.get("architectures") or [""]
+    spec = ModelSpec.from_config(weights.config) if name in MODELS else None
+    if spec is None or spec.delta is None:
+        return None
+    found = (re.match(r"mtp\.layers\.(\d+)\.", tensor) for tensor in weights.names())
+    count = len({match[1] for match in found if match})
+    experts = spec.experts and replace(spec.experts, layers=(True,) * count)
+    spec = replace(spec, delta=None, is_recurrent=(), experts=experts)
+    spec = replace(spec, num_layers=count, windows=(None,) * count)
+    names = replace(resolve(MODELS, name).names, layer="mtp.layers.{}.")
+    return spec, Arranged(weights, spec, names)
 
 
 def build_latent_block(

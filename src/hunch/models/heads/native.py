@@ -113,6 +113,7 @@ def _fits(block: Any) -> bool:
         and block.attn_out_norm is None
         and block.mlp_norm is not None
         and isinstance(block.mlp, GatedMLP)
+        and block.attn.gate is None
         and all(norm is None or isinstance(norm, RMSNorm) for norm in norms)
     )
 
