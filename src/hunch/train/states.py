@@ -66,7 +66,7 @@ class Dense:
         self, inputs_TI: Tensor, shape: DeltaShape, weights: DeltaWeights, layer: int
     ) -> Tensor:
         """What recurrent layers remember of each text by then."""
-        return recur_texts(inputs_TI.unflatten(0, self.shape), shape, weights).flatten(0, 1)
+        return recur_texts(inputs_TI.view(*self.shape, -1), shape, weights).flatten(0, 1)
 
 
 def _attend_plainly(
