@@ -41,7 +41,7 @@ FLAGS = [
 @pytest.fixture(scope="module")
 def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     log = tmp_path_factory.mktemp("page") / "log"
-    server = LiveServer(log, {"FAKE_STEP_SECONDS": "0.01"})
+    server = LiveServer(log, {"FAKE_STEP_SECONDS": "0.01"}, max_model_len=4096)
     yield server
     server.stop()
 

@@ -40,6 +40,7 @@ PAGE = {  # path -> file of hunch.web, media type
         for name in (
             "app",
             "answers",
+            "calls",
             "charts",
             "format",
             "pulse",

@@ -2,6 +2,7 @@
 
 import { Answer, make, verdict } from "./answers.js";
 import { redraw } from "./charts.js";
+import { readTools, showCalls } from "./calls.js";
 import { copyButton, format } from "./format.js";
 import { poll } from "./pulse.js";
 import * as saved from "./saved.js";
@@ -24,20 +25,23 @@ function request(history, mode) {
     max_tokens: Number($("max-tokens").value),
     seed: Number($("seed").value),
     speculation: { mode, origins: true },
+    tools: readTools($("tools").value),
   };
 }
 
-async function converse(question) {
+// Asks `told` (a question, or what tools gave) and shows the answer.
+async function converse(told) {
   const choice = document.querySelector("input[name=mode]:checked").value;
   const modes = choice === "both" ? ["auto", "off"] : [choice];
   $("hello")?.remove();
   const answers = make("div", "answers");
   const turn = make("section", modes.length > 1 ? "turn wide" : "turn");
-  turn.append(make("p", "question", question), answers);
+  turn.append(questionOf(told), answers);
   $("log").append(turn);
   const cards = [];
   for (const mode of modes) new Answer(answers, LABELS[mode], cards);
-  const history = [...messages, { role: "user", content: question }];
+  const history = [...messages, ...told];
+  turn.first = messages.length; // where the conversation stands if this turn is forgotten
   running = new AbortController();
   $("send").textContent = "stop";
   followed = null;
@@ -45,6 +49,7 @@ async function converse(question) {
   let current = cards[0];
   try {
     // One after the other: each has the machine to itself, so that the two speeds compare.
+    const ends = [];
     for (const [i, mode] of modes.entries()) {
       current = cards[i];
       const done = await ask(request(history, mode), running.signal, (pieces) => {
@@ -52,23 +57,40 @@ async function converse(question) {
         follow(current.node);
       });
       current.finish(done);
+      ends.push(done);
     }
-    messages.push(history.at(-1), { role: "assistant", content: cards[0].text });
+    const [{ content, calls }] = ends;
+    const answer = { role: "assistant", content: calls.length ? content : cards[0].text };
+    if (calls.length) answer.tool_calls = calls;
+    messages.push(...told, answer);
     if (cards.length > 1) turn.append(verdict(...cards));
     for (const card of cards) complete(card.node, card.body, card.text);
-    turn.append(tools(turn, question));
+    if (calls.length) turn.append(showCalls(calls, [], answerCalls));
+    turn.append(tools(turn, told));
     keepChat();
   } catch (error) {
     for (const card of cards.slice(cards.indexOf(current))) card.fail(error);
     if (error instanceof KeyNeeded) {
       turn.remove();
-      prompt.value = question; // asked again once there is a key
+      if (told[0].role === "user") prompt.value = told[0].content; // asked again once there is a key
       $("key-dialog").showModal();
     }
   }
   running = null;
   $("send").textContent = "send";
   follow(turn);
+}
+
+function questionOf(told) {
+  const [{ role, content }] = told;
+  return make("p", role === "user" ? "question" : "question given", role === "user" ? content : "results");
+}
+
+// What tools gave is the next thing the model hears.
+function answerCalls(told) {
+  if (running) return false;
+  converse(told);
+  return true;
 }
 
 // The finished text beside the coloured one, and a way to take it along.
@@ -78,23 +100,23 @@ function complete(node, body, text) {
 }
 
 // What can be done with a turn: ask again, or ask something else instead; what followed is dropped.
-function tools(turn, question) {
+function tools(turn, told) {
   const again = make("button", "plain", "again");
   again.title = "Another answer, with the next seed";
   again.addEventListener("click", () => {
     if (!forget(turn)) return;
     $("seed").value = Number($("seed").value) + 1;
-    converse(question);
+    converse(told);
   });
   const edit = make("button", "plain", "edit");
   edit.title = "Change the question";
   edit.addEventListener("click", () => {
     if (!forget(turn)) return;
-    prompt.value = question;
+    prompt.value = told[0].content;
     fit();
     prompt.focus();
   });
-  return make("div", "tools", again, edit);
+  return make("div", "tools", again, ...(told[0].role === "user" ? [edit] : []));
 }
 
 function forget(turn) {
@@ -102,7 +124,7 @@ function forget(turn) {
   const turns = [...$("log").querySelectorAll(".turn")];
   const place = turns.indexOf(turn);
   for (const later of turns.slice(place)) later.remove();
-  messages.length = 2 * place;
+  messages.length = turn.first;
   return true;
 }
 
@@ -117,15 +139,27 @@ function showChat(chat) {
   chatId = chat.id;
   messages.splice(0, messages.length, ...chat.messages);
   $("log").replaceChildren();
-  for (let i = 0; i + 1 < messages.length; i += 2) {
-    const [question, text] = [messages[i].content, messages[i + 1].content];
+  let told = [];
+  for (const [place, message] of messages.entries()) {
+    if (message.role !== "assistant") {
+      told.push(message);
+      continue;
+    }
+    const text = message.content;
     const body = make("div", "text", text);
     const top = make("div", "top", make("span", "label", "saved"));
     const card = make("article", "answer", top, body);
     complete(card, body, text);
-    const turn = make("section", "turn", make("p", "question", question), make("div", "answers", card));
-    turn.append(tools(turn, question));
+    const turn = make("section", "turn", questionOf(told), make("div", "answers", card));
+    turn.first = place - told.length;
+    if (message.tool_calls) {
+      const after = messages.slice(place + 1);
+      const results = after.slice(0, message.tool_calls.length).filter(({ role }) => role === "tool");
+      turn.append(showCalls(message.tool_calls, results, answerCalls));
+    }
+    turn.append(tools(turn, told));
     $("log").append(turn);
+    told = [];
   }
 }
 
@@ -190,6 +224,8 @@ function unfolds(button, className) {
 unfolds("pulse", "shows-engine");
 unfolds("settings", "shows-settings");
 
+$("tools").value = localStorage.getItem("hunch-tools") ?? "";
+$("tools").addEventListener("change", () => localStorage.setItem("hunch-tools", $("tools").value));
 $("misses").addEventListener("change", () => {
   $("log").classList.toggle("shows-misses", $("misses").checked);
 });
@@ -239,7 +275,7 @@ $("ask").addEventListener("submit", (event) => {
   if (!question) return undefined;
   prompt.value = "";
   fit();
-  return converse(question);
+  return converse([{ role: "user", content: question }]);
 });
 
 const hello = $("hello");

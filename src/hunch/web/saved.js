@@ -30,7 +30,10 @@ export function remove(id) {
 }
 
 export function asMarkdown(messages) {
-  return messages.map(({ role, content }) => `## ${role}\n\n${content}\n`).join("\n");
+  return messages.map(({ role, content, tool_calls: calls = [] }) => {
+    const called = calls.map((call) => `\n\`${call.function.name}(${call.function.arguments})\`\n`);
+    return `## ${role}\n\n${content}\n${called.join("")}`;
+  }).join("\n");
 }
 
 export function download(name, text) {

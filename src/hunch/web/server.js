@@ -1,5 +1,7 @@
 // The server, as the page sees it: a key, one streamed answer, one report.
 
+import { addCalls } from "./calls.js";
+
 export function headers() {
   const key = sessionStorage.getItem("hunch-key");
   const base = { "Content-Type": "application/json" };
@@ -39,12 +41,17 @@ export async function ask(body, signal, onPieces) {
   }
   let last = null;
   let ending = null;
+  let content = "";
+  const calls = [];
   for await (const chunk of readEvents(response)) {
     if (chunk.error) throw new Error(chunk.error.message);
     if (chunk.hunch?.pieces) onPieces(chunk.hunch.pieces);
-    ending = chunk.choices?.[0]?.finish_reason ?? ending;
+    const choice = chunk.choices?.[0];
+    ending = choice?.finish_reason ?? ending;
+    content += choice?.delta?.content ?? "";
+    addCalls(calls, choice?.delta?.tool_calls);
     last = chunk;
   }
   if (!last?.hunch) throw new Error("the server ended the stream early");
-  return { stats: last.hunch.stats, usage: last.usage, ending };
+  return { stats: last.hunch.stats, usage: last.usage, ending, content, calls };
 }
