@@ -17,6 +17,7 @@ import pytest
 
 from server.client_scripts import CLIENTS
 from server.live_server import LiveServer
+from tiny_models import write_llama
 
 PYTHON = os.environ.get("HUNCH_CLIENTS_PYTHON", sys.executable)
 SCRIPT = Path(__file__).parent / "client_scripts.py"
@@ -40,3 +41,30 @@ def test_a_turn_with_a_tool(talker: LiveServer, client: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {"answer": "It is warm in Rome."}
     assert "Traceback" not in talker.log()
+
+
+@pytest.mark.slow
+def test_guidellm_measures_it(talker: LiveServer, tmp_path: Path) -> None:
+    command = Path(PYTHON).parent / "guidellm"
+    if not command.exists():
+        pytest.skip(f"guidellm is not installed for {PYTHON}")
+    model = write_llama(tmp_path / "model")  # for its tokenizer
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(f'{{"prompt": "Tell me of ship {n}."}}\n' for n in range(6)))
+    found = tmp_path / "found.json"
+    words = [
+        "--backend", f"kind=openai_http,target={talker.url}",
+        "--profile", "kind=concurrent,streams=2",
+        "--constraint", "kind=max_requests,count=6",
+        "--tokenizer", f"kind=hf_auto,model={model}",
+        "--data", f"kind=json_file,path={asked}",
+        "--output", f"kind=json,path={found}",
+        "--disable-progress",
+    ]  # fmt: skip
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([command, "run", *words], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-4000:]
+    (measured,) = json.loads(found.read_text())["benchmarks"]
+    totals = measured["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (6, 0)
+    assert measured["metrics"]["output_tokens_per_second"]["successful"]["mean"] > 0

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import resource
+import socket
 import subprocess
 import sys
 import time
@@ -95,6 +97,20 @@ def wait_ready(url: str, seconds: float) -> None:
             time.sleep(0.2)
 
 
+def open_idle(host: str, port: int, count: int) -> list[socket.socket]:
+    """Connections that have asked for something once, and stay."""
+    if count:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    found = []
+    for _ in range(count):
+        sock = socket.create_connection((host, port))
+        sock.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+        found.append(sock)
+    return found
+
+
 def at(values: Sequence[float], share: float) -> float:
     return 1e3 * values[min(len(values) - 1, int(share * len(values)))]
 
@@ -140,17 +156,21 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 200, 500])
     parser.add_argument("--tokens", type=int, help="of each stream; default: by their number")
     parser.add_argument("--clients", type=int, default=6, help="processes that read")
+    parser.add_argument("--idle", type=int, default=0, help="connections that ask for nothing")
     parser.add_argument("--wait", type=float, default=120, help="seconds for the server to load")
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args(words)
     place = urlsplit(args.url)
     where = place.hostname or "127.0.0.1", place.port or 80
     wait_ready(args.url.rstrip("/"), args.wait)
+    idle = open_idle(*where, args.idle)
     for num_streams in args.streams:
         num_tokens = args.tokens or TOKENS.get(num_streams, MANY)
         measure(*where, num_streams, WARM_TOKENS, args.clients)
         for _ in range(args.rounds):
             print(json.dumps(measure(*where, num_streams, num_tokens, args.clients)), flush=True)
+    for sock in idle:
+        sock.close()
 
 
 if __name__ == "__main__":  # a process of clients that `measure` begins
