@@ -11,7 +11,14 @@ from hunch.errors import EngineError
 from hunch.server import logs
 from hunch.server.app import build_app
 from hunch.server.guard import App
-from hunch.server.run import ENGINE_FACTORY, TEXT_FACTORY, load, new_engine, new_service
+from hunch.server.run import (
+    ENGINE_FACTORY,
+    TEXT_FACTORY,
+    hiding,
+    load,
+    new_engine,
+    new_service,
+)
 from hunch.server.settings import ServeConfig
 
 
@@ -26,7 +33,7 @@ class Embedded:
         engine_factory: str = ENGINE_FACTORY,
         text_factory: str = TEXT_FACTORY,
     ) -> None:
-        self._config, self._settings = config, settings
+        self._config, self._settings = config, hiding(config, settings)
         self._text_factory = text_factory
         self.engine = new_engine(config, settings, engine_factory)
         self._watch: asyncio.Task[None] | None = None
