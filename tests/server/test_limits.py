@@ -16,11 +16,13 @@ from server.live_server import LiveServer
 
 COMPLETE = "/v1/completions"
 CHAT = "/v1/chat/completions"
+EMBED = "/v1/embeddings"
 KEYS = ["first-key", "second-key"]
 SMALL = {
     "max_body_bytes": 20_000,
     "max_prompts": 3,
     "max_messages": 4,
+    "max_inputs": 2,
     "max_n": 3,
     "max_sequences": 5,
     "max_tokens": 30,
@@ -49,6 +51,8 @@ def ask(server: LiveServer, path: str, **fields: Any) -> httpx.Response:
     base: dict[str, Any] = {"prompt": "x", "max_tokens": 2}
     if path == CHAT:
         base = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    if path == EMBED:
+        base = {}
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
     return server.post(path, {**base, **fields}, headers=headers)
 
@@ -57,6 +61,7 @@ def ask(server: LiveServer, path: str, **fields: Any) -> httpx.Response:
     ("path", "allowed", "too_much", "param"),
     [
         (COMPLETE, {"prompt": ["x"] * 3}, {"prompt": ["x"] * 4}, "prompt"),
+        (EMBED, {"input": ["x"] * 2}, {"input": ["x"] * 3}, "input"),
         (CHAT, {"tools": [TOOL] * 2}, {"tools": [TOOL] * 3}, "tools"),
         (CHAT, {"tools": [TOOL]}, {"tools": [LARGE_TOOL]}, "tools"),
         (COMPLETE, {"n": 3}, {"n": 4}, "n"),
