@@ -1,11 +1,15 @@
 """README and docs: every command they print is known with its flags, every Python block is Python.
 
-The slow test runs README's Python on the default model.
+The slow tests run them: commands shortened by flags, Python as it stands.
 """
 
 import re
 import shlex
+import subprocess
+import sys
+import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import typer
@@ -62,9 +66,71 @@ def test_python_blocks_are_python(page):
             compile(text, str(page), "exec")
 
 
-@pytest.mark.slow
+# Printed commands that the slow test below runs, by their first words: what is added so that they
+# end soon. All others need what is not here: a model named MODEL, a GPU, another host.
+SHORT = {
+    "hunch generate": ["--max-tokens", "8"],
+    "hunch verify": ["--limit", "2", "--max-tokens", "8"],
+    "hunch bench --workload": ["--limit", "1", "--repeats", "1", "--max-tokens", "8"],
+    "hunch plan": [],
+    "hunch models": [],
+    "hunch doctor": [],
+    "hunch drafters": [],
+    "hunch pull": [],
+}
+ELSEWHERE = re.compile(
+    r"MODEL|DIR|PATH|\.\.\.|\[|<|/|prompts\.jsonl|my-|--drafter|-tp|--replicas|\brm\b|--device|eagle|medusa"
+)
+
+
+def runnable():
+    for param in commands():
+        (line,) = param.values
+        for words, added in SHORT.items():
+            if re.match(rf"{words}(\s|$)", line) and not ELSEWHERE.search(line):
+                yield pytest.param(line, added, id=param.id)
+
+
+@pytest.mark.slow  # each loads the default model in a process of its own
+@pytest.mark.parametrize(("line", "added"), runnable())
+def test_a_printed_command_runs(line, added, tmp_path):
+    known = {"--limit", "--repeats", "--max-tokens"} & set(shlex.split(line))
+    pairs = zip(added[::2], added[1::2], strict=True)
+    added = [word for flag, value in pairs if flag not in known for word in (flag, value)]
+    command = [sys.executable, "-m", "hunch", *shlex.split(line)[1:], *added]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow  # on the default model
 def test_readmes_python_runs(capsys):
     for kind, text in blocks(ROOT / "README.md"):
         if kind == "python":
             exec(compile(text, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.slow  # needs a server with the default model
+def test_the_guide_to_servings_python_runs(tmp_path, capsys):
+    """In the order of the page, against the port it names."""
+    log = (tmp_path / "log").open("w")
+    command = [sys.executable, "-m", "hunch", "serve", "--port", "8000"]
+    server = subprocess.Popen(command, stdout=log, stderr=log)
+    names = {}
+    try:
+        for _ in range(600):
+            assert server.poll() is None, (tmp_path / "log").read_text()[-2000:]
+            try:
+                urlopen("http://127.0.0.1:8000/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        for kind, text in blocks(ROOT / "docs" / "serving.md"):
+            if kind == "python":
+                exec(compile(text, "serving.md", "exec"), names)
+        assert "city" in capsys.readouterr().out
+        names["client"].close()
+    finally:
+        server.terminate()
+        server.wait(30)
+        log.close()

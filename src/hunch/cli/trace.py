@@ -14,25 +14,34 @@ if TYPE_CHECKING:
 ACCEPTED, REJECTED, TARGET = "green", "red strike", "bold"
 
 
-def show_trace(tokenizer: Tokenizer, answer: CompletionOutput) -> None:
-    """One line per step: accepted guesses, rejected ones struck out, then the target's token."""
-    console = Console(highlight=False)
+def show_trace(
+    tokenizer: Tokenizer, answer: CompletionOutput, console: Console | None = None
+) -> None:
+    """One line per step: accepted guesses, rejected ones struck out, then the target's token.
+
+    Where there are no colours, brackets say the same.
+    """
+    console = console or Console(highlight=False)
+    kept, dropped = "{}", "{}"
+    if console.no_color or console.color_system is None:
+        kept, dropped = "[{}]", "(-{}-)"
     position = 0
     for number, step in enumerate(answer.trace or [], 1):
         line = Text(f"{number:4d}  ", style="dim")
         accepted = set(step.accepted)
         for node in step.accepted:
-            line.append(_show(tokenizer, step.tokens[node]), style=ACCEPTED)
+            line.append(kept.format(_show(tokenizer, step.tokens[node])), style=ACCEPTED)
         for node, token in enumerate(step.tokens):
             if node not in accepted:
-                line.append(_show(tokenizer, token), style=REJECTED)
+                line.append(dropped.format(_show(tokenizer, token)), style=REJECTED)
         position += len(step.accepted)
         if position < len(answer.token_ids):
             line.append(_show(tokenizer, answer.token_ids[position]), style=TARGET)
         position += 1
         console.print(line)
     key = Text("\n      ")
-    for word, style in (("accepted", ACCEPTED), ("rejected", REJECTED), ("the target's", TARGET)):
+    words = (kept.format("accepted"), ACCEPTED), (dropped.format("rejected"), REJECTED)
+    for word, style in (*words, ("the target's", TARGET)):
         key.append(word, style=style).append("  ")
     console.print(key)
 

@@ -208,7 +208,10 @@ def read_answers(folder: Path) -> Texts:
             lengths.append(np.diff(shard["offset"]))
             number.append(shard["number"])
     if not tokens:
-        raise TrainingError(f"{folder}: no answers in it; run the first stage again")
+        raise TrainingError(
+            f"{folder}: the target finished no answer in the time it had; give more --minutes, or "
+            "run on a machine with less to do"
+        )
     offset = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     texts = Texts(np.concatenate(tokens), offset, np.concatenate(prompt_len))
     return texts.take(np.argsort(np.concatenate(number)))
