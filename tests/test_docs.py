@@ -92,7 +92,7 @@ def runnable():
 
 
 @pytest.mark.slow  # each loads the default model in a process of its own
-@pytest.mark.parametrize(("line", "added"), runnable())
+@pytest.mark.parametrize(("line", "added"), list(runnable()))
 def test_a_printed_command_runs(line, added, tmp_path):
     known = {"--limit", "--repeats", "--max-tokens"} & set(shlex.split(line))
     pairs = zip(added[::2], added[1::2], strict=True)

@@ -18,6 +18,7 @@ from urllib.request import urlopen
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 FONT = "font-family='system-ui, sans-serif'"
+QUESTION = "Write a Python function that adds two numbers."
 BOXES = [  # x, y, width, height, title, lines
     (20, 20, 200, 74, "front doors", ["LLM, AsyncLLM, hunch chat", "hunch serve, its page"]),
     (300, 20, 200, 74, "engine/", ["scheduler, blocks, outputs", "plans a step; no torch"]),
@@ -80,11 +81,10 @@ def trace() -> None:
     from hunch import LLM, SamplingParams, Speculation
     from hunch.cli.trace import show_trace
 
-    params = SamplingParams(temperature=0, max_tokens=40, speculation=Speculation(trace=True))
+    params = SamplingParams(temperature=0, max_tokens=64, speculation=Speculation(trace=True))
     console = Console(record=True, width=72, force_terminal=True, file=StringIO())
     with LLM(activation_bits=14, max_num_seqs=1, max_model_len=512) as llm:
-        question = "Count from one to twelve in words, separated by commas."
-        (output,) = llm.chat([{"role": "user", "content": question}], params)
+        (output,) = llm.chat([{"role": "user", "content": QUESTION}], params)
         show_trace(llm.tokenizer, output.outputs[0], console)
     _write("trace.svg", console.export_svg(title="hunch generate --chat --trace"))
 
@@ -95,7 +95,8 @@ def page() -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
-    server = subprocess.Popen([sys.executable, "-m", "hunch", "serve", "--port", "8765"])
+    command = [sys.executable, "-m", "hunch", "serve", "--port", "8765", "--activation-bits", "14"]
+    server = subprocess.Popen(command)
     options = webdriver.ChromeOptions()
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1120,720"):
         options.add_argument(flag)
@@ -103,7 +104,7 @@ def page() -> None:
         _wait_for("http://127.0.0.1:8765/health")
         driver: Any = webdriver.Chrome(options=options)
         driver.get("http://127.0.0.1:8765/")
-        driver.find_element(By.ID, "prompt").send_keys("Write a short poem about rivers.")
+        driver.find_element(By.ID, "prompt").send_keys(QUESTION)
         driver.find_element(By.ID, "send").click()
         done = "return document.querySelector('.answer .facts')?.textContent"
         WebDriverWait(driver, 120).until(lambda d: d.execute_script(done))

@@ -27,7 +27,7 @@ def show_trace(
         kept, dropped = "[{}]", "(-{}-)"
     position = 0
     for number, step in enumerate(answer.trace or [], 1):
-        line = Text(f"{number:4d}  ", style="dim")
+        line = Text().append(f"{number:4d}  ", style="dim")
         accepted = set(step.accepted)
         for node in step.accepted:
             line.append(kept.format(_show(tokenizer, step.tokens[node])), style=ACCEPTED)
