@@ -117,14 +117,15 @@ def _answer(
                 yield from _so_far(llm, open_ids)
                 return
             for number in islice(todo, num_free):
+                turn, prompt = divmod(number, ROUND)
                 params = SamplingParams(
-                    temperature=temperatures[number // ROUND],
+                    temperature=temperatures[turn],
                     max_tokens=options.max_tokens,
-                    seed=options.seed + number,
+                    seed=options.seed + turn * len(prompts) + prompt,
                     ignore_eos=options.ignore_eos,
                 )
                 name = str(number)
-                engine.add(name, prompts[number % ROUND], params, stream=False)
+                engine.add(name, prompts[prompt], params, stream=False)
                 open_ids.add(name)
             if not open_ids:
                 return
