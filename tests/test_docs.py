@@ -91,6 +91,7 @@ def runnable():
                 yield pytest.param(line, added, id=param.id)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.slow  # each loads the default model in a process of its own
 @pytest.mark.parametrize(("line", "added"), list(runnable()))
 def test_a_printed_command_runs(line, added, tmp_path):
@@ -98,7 +99,7 @@ def test_a_printed_command_runs(line, added, tmp_path):
     pairs = zip(added[::2], added[1::2], strict=True)
     added = [word for flag, value in pairs if flag not in known for word in (flag, value)]
     command = [sys.executable, "-m", "hunch", *shlex.split(line)[1:], *added]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
