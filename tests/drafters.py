@@ -38,6 +38,8 @@ def speculate_for(speculate: str, target: Path, files: Path) -> str:
     path = files / name
     if not path.exists():
         _write(name, target, path)
+    if "adaptive" not in speculate:
+        options = [*options, "adaptive=false"]
     return ":".join([name, str(path), *options])
 
 

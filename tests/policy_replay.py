@@ -8,7 +8,7 @@ device, the policy chooses a step before it has heard of the one before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
 
-PROMPT, NUM_GUESSES, NUM_LEVELS, SURE = 50, 15, 5, 4
+PROMPT, NUM_GUESSES, NUM_LEVELS, MAX_LEVELS, SURE = 50, 15, 5, 10, 4
 LOOKUP, CHAIN, TREE = 0, 1, 2
 # Milliseconds of a step on an H200, by rows and packed tokens, between those measured a line.
 SMALL = {  # SmolLM2-135M
@@ -52,6 +52,10 @@ class Text:
         if source == LOOKUP or self.matched[place] >= SURE:
             return int(self.right[place])
         return int((self.tree if source == TREE else self.network)[place])
+
+    def with_levels(self, num_levels: int) -> Text:
+        """The same for a network of chains that are no longer."""
+        return replace(self, network=np.minimum(self.network, num_levels))
 
 
 def runs(is_right: np.ndarray, most: int) -> np.ndarray:
@@ -91,10 +95,12 @@ def text(
     right[matched == 0] = 0
     is_net = rng.random(length) < first
     is_tree = is_net | (rng.random(length) < 0.35)
-    return Text(matched, right, runs(is_net, NUM_LEVELS), runs(is_tree, NUM_LEVELS))
+    return Text(matched, right, runs(is_net, MAX_LEVELS), runs(is_tree, NUM_LEVELS))
 
 
-def seconds_of(costs: dict[int, dict[int, float]], level: float) -> Callable[[int, Any], float]:
+def seconds_of(
+    costs: dict[int, dict[int, float]], level: float, num_levels: int = NUM_LEVELS
+) -> Callable[[int, Any], float]:
     """Milliseconds by rows and shape; a level of the network takes `level`, a tree's half more."""
 
     def seconds(num_rows: int, shape: Any) -> float:
@@ -102,7 +108,7 @@ def seconds_of(costs: dict[int, dict[int, float]], level: float) -> Callable[[in
         packed = num_rows * (1 + shape.num_nodes)
         total = float(np.interp(packed, list(curve), list(curve.values())))
         if shape.source == CHAIN:
-            total += level * min(shape.num_nodes or NUM_LEVELS, NUM_LEVELS)
+            total += level * min(shape.num_nodes or NUM_LEVELS, num_levels)
         elif shape.source == TREE:
             total += 1.5 * level * NUM_LEVELS
         elif shape.source == LOOKUP:

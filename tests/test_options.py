@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import hunch
-from hunch import LLM, compat
+from hunch import LLM, SamplingParams, compat
 from hunch import sglang as sgl
 from hunch.compat import config_from_sglang, config_from_vllm
 from hunch.config import (
@@ -22,7 +23,7 @@ from hunch.config import (
     SpecConfig,
     say_once,
 )
-from hunch.errors import ConfigError, RequestError
+from hunch.errors import ConfigError, QueueFullError, RequestError
 from tiny_models import write_llama
 
 SOURCE = Path(hunch.__file__).parent
@@ -70,6 +71,9 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
         lambda c: c.model.logprobs_mode,
         "processed_logprobs",
     ),
+    "kv_cache_dtype": ({"kv_cache_dtype": "fp8"}, lambda c: c.model.kv_cache_dtype, "fp8"),
+    "quantization": ({"quantization": "int8"}, lambda c: c.model.quantization, "int8"),
+    "activation_bits": ({"activation_bits": 14}, lambda c: c.model.activation_bits, 14),
     "block_size": ({"block_size": 8}, lambda c: c.cache.block_size, 8),
     "kv_bytes": ({"kv_bytes": 99}, lambda c: c.cache.kv_bytes, 99),
     "num_blocks": ({"num_blocks": 7}, lambda c: c.cache.num_blocks, 7),
@@ -167,10 +171,8 @@ REFUSED: dict[str, Any] = {  # argument -> a value that is an error
 
 
 def test_every_argument_is_in_one_of_the_tables() -> None:
-    """A field of the config is an argument by itself; that something reads it is tested below."""
-    sections = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig)
-    own = {field.name for section in sections for field in fields(section)}
-    assert compat.known_arguments() == {*HONOURED, *NAMED, *REFUSED, *own}
+    """A new argument, of hunch's own or of another engine's, needs a line in one of them."""
+    assert compat.known_arguments() == {*HONOURED, *NAMED, *REFUSED}
 
 
 @pytest.mark.parametrize("name", HONOURED)
@@ -456,3 +458,82 @@ def test_sglang_generates_every_sample_and_refuses_what_it_does_not_know(llm: LL
         ):
             with pytest.raises(RequestError):
                 wrong()
+
+
+# --- on an engine -------------------------------------------------------------------------------
+
+SEEN: dict[str, Callable[[LLM], Any]] = {  # what a user can see of an argument that arrived
+    "max_model_len": lambda llm: llm.engine.capacity.max_len,
+    "block_size": lambda llm: llm.engine.capacity.block_size,
+    "num_blocks": lambda llm: llm.engine.capacity.num_blocks,
+    "max_num_seqs": lambda llm: llm.engine.capacity.max_rows,
+    "kernels": lambda llm: llm.engine.capacity.kernels,
+    "dtype": lambda llm: str(_runner(llm).target.dtype),
+    "depth": lambda llm: _runner(llm).depth,
+    "threads": lambda llm: torch.get_num_threads(),
+    "seed": lambda llm: _ids(llm, SamplingParams(temperature=2.0, max_tokens=8)),
+    "chat_template": lambda llm: llm.encode_chat([{"role": "user", "content": "a"}]),
+    "logprobs_mode": lambda llm: _first_logprob(llm),
+    "enable_prefix_caching": lambda llm: _hits(llm),
+    "max_num_batched_tokens": lambda llm: _steps(llm),
+    "max_queue": lambda llm: _waiting(llm),
+    "speculate": lambda llm: next(iter(llm.engine.capacity.methods)),
+    "verifier": lambda llm: llm.config.spec.is_lossy,
+}
+GIVEN: dict[str, Any] = {
+    "max_model_len": 96, "block_size": 8, "num_blocks": 40, "max_num_seqs": 3, "kernels": "torch",
+    "dtype": "bfloat16", "depth": 1, "threads": 2, "seed": 3, "chat_template": "{{ 1 + 1 }}",
+    "logprobs_mode": "processed_logprobs", "enable_prefix_caching": False,
+    "max_num_batched_tokens": 16, "max_queue": 2, "speculate": "suffix", "verifier": "typical",
+}  # fmt: skip
+
+
+def _runner(llm: LLM) -> Any:
+    return llm.engine.runner
+
+
+def _ids(llm: LLM, params: SamplingParams) -> list[int]:
+    return llm.generate("the model", params)[0].outputs[0].token_ids
+
+
+def _first_logprob(llm: LLM) -> float:
+    params = SamplingParams(temperature=0.5, max_tokens=1, logprobs=1, allowed_token_ids=[70, 71])
+    (answer,) = llm.generate("the model", params)[0].outputs
+    assert answer.logprobs
+    return round(next(iter(answer.logprobs[0].values())).logprob, 3)
+
+
+def _hits(llm: LLM) -> bool:
+    before = llm.stats()["prefix_hits"]
+    for _ in range(2):
+        llm.generate("a prompt that is long enough for a block of it to be kept", None)
+    return bool(llm.stats()["prefix_hits"] > before)
+
+
+def _steps(llm: LLM) -> int:
+    before = llm.stats()["num_steps"]
+    llm.generate([list(range(40, 84))], SamplingParams(max_tokens=1))
+    return int(llm.stats()["num_steps"]) - int(before)
+
+
+def _waiting(llm: LLM) -> int:
+    for count in range(12):
+        try:
+            llm.engine.add(f"w{count}", [65], SamplingParams(max_tokens=1))
+        except QueueFullError:
+            break
+    while llm.engine.has_work():
+        llm.engine.step()
+    return count
+
+
+def test_arguments_of_an_engine_change_what_a_user_sees(llm: LLM) -> None:
+    num_threads = torch.get_num_threads()
+    try:
+        with LLM(llm.config.model.model, **GIVEN) as other:
+            given = {name: see(other) for name, see in SEEN.items()}
+    finally:
+        torch.set_num_threads(num_threads)
+    plain = {name: see(llm) for name, see in SEEN.items()}
+    assert [name for name in SEEN if given[name] == plain[name]] == []
+    assert set(GIVEN) == set(SEEN)

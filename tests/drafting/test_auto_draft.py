@@ -19,6 +19,7 @@ from hunch.drafter_files import find_files
 from hunch.drafting.auto import AutoDrafter
 from hunch.drafting.costs import CostCurve
 from hunch.drafting.host_network import NetworkDrafts, Sent
+from hunch.drafting.options import MAX_LENGTH
 from hunch.hub import ModelFiles
 from hunch.models.heads.draft_model import byte_share
 from hunch.models.weights import open_weights
@@ -146,7 +147,7 @@ def test_a_draft_that_cannot_pay_is_not_loaded(
 ) -> None:
     with LLM(str(model), speculate=f"auto:draft={near}", **SMALL) as llm:
         assert auto_of(llm).network is not None
-        assert llm.engine.capacity.methods["draft"] == 5
+        assert llm.engine.capacity.methods["draft"] == MAX_LENGTH
         assert llm.stats()["drafter_bytes"] > 0
     assert not caplog.messages
     with (
@@ -205,7 +206,9 @@ class Table:
         for size, seconds in ((1, 1.0), (8, 1.02), (16, 1.1), (48, 1.4)):
             self.cost.record(size, seconds)
         context: Any = SimpleNamespace(cost=self.cost, max_rows=num_rows)
-        self.network = NetworkDrafts(Guesser(), context, share=share, is_adaptive=is_adaptive)
+        self.network = NetworkDrafts(
+            "draft", Guesser(), context, share=share, is_adaptive=is_adaptive
+        )
         zeros = torch.zeros(num_rows, dtype=torch.int64)
         self.rows = Rows(
             ids_R=torch.arange(1), tokens_XL=torch.zeros(num_rows, 4096, dtype=torch.int64),
@@ -225,7 +228,7 @@ class Table:
         """One row drafts, and its guesses are right or wrong."""
         self.rows.ids_R = torch.arange(1)
         draft = self.network.propose(self.rows, [0], 5)
-        self.network.policy._is_timed = False  # this one is quicker than any model
+        self.network.policy._num_timed = 0  # this one is quicker than any model
         self.say([*draft.tokens_RN[0].tolist(), 7] if is_right else [7])
 
     def say(self, said: list[int]) -> None:

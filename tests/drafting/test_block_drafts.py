@@ -22,7 +22,8 @@ from plain_blocks import PlainBlocks
 from tiny_models import write_llama
 
 SMALL: dict[str, Any] = {
-    "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32", "threads": 1
+    "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32", "threads": 1,
+    "always_draft": True,
 }  # fmt: skip
 GREEDY = SamplingParams(temperature=0, max_tokens=26, ignore_eos=True)
 
@@ -119,7 +120,7 @@ def test_trees_hold_the_likeliest_paths(num_nodes: int, has_odds: bool) -> None:
     drafter: Any = SimpleNamespace(
         shape=shape,
         put=torch.from_numpy,
-        is_sized=False,
+        is_adaptive=False,
         context=SimpleNamespace(device=torch.device("cpu"), cost=FixedCurve()),
     )
     chooser: Any = Chooser()

@@ -61,7 +61,7 @@ def test_text_does_not_depend_on_the_head(
     tmp_path: Path,
 ) -> None:
     make_deepseek(texts, tmp_path, num_layers=num_layers)
-    common: dict[str, Any] = {"max_model_len": 256, "dtype": dtype}
+    common: dict[str, Any] = {"max_model_len": 256, "dtype": dtype, "always_draft": True}
     with LLM(str(target), speculate="off", max_num_seqs=1, kv_bytes=8_000_000, **common) as llm:
         plain = [run(llm, texts, params) for params in PARAMS]
     speculate = f"mtp:{tmp_path}{options}"
@@ -81,7 +81,11 @@ def test_the_engine_drafts_what_the_replay_drafts(
     num_steps = num_same = 0
     engine = ENGINES["small chunks"]
     with LLM(
-        str(target), speculate=f"mtp:{tmp_path}", max_model_len=256, dtype="float32", **engine
+        str(target),
+        speculate=f"mtp:{tmp_path}:adaptive=false",
+        max_model_len=256,
+        dtype="float32",
+        **engine,
     ) as llm:
         outputs = llm.generate(texts.tokens[:3, :9].tolist(), params)
     for output in outputs:

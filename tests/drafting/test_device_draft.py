@@ -83,7 +83,9 @@ def drafter(model: Model, width: int, kind: int) -> DeviceDraft:
         sampling=asking(kind),
         ids_C=None,
         num_levels=LEVELS,
+        level_size=width,
         width=width,
+        branch=width,
         max_len=60,
     )
 

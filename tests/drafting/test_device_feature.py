@@ -66,7 +66,7 @@ class Silent(Net):
         return torch.empty(len(hidden_TD), COLUMNS, device=DEVICE)
 
 
-def drafter(net: Any, kind: int) -> DeviceFeature:
+def drafter(net: Any, kind: int, **tree: Any) -> DeviceFeature:
     kv = KVCache(torch.empty(0, device=DEVICE), torch.empty(0, device=DEVICE))
     return DeviceFeature(
         name="eagle",
@@ -77,18 +77,20 @@ def drafter(net: Any, kind: int) -> DeviceFeature:
         sampling=asking(kind),
         num_levels=LEVELS,
         max_len=60,
+        **tree,
     )
 
 
-def rows() -> tuple[RowState, StepRows, Hidden]:
+def rows(level_size: int = 1) -> tuple[RowState, StepRows, Hidden]:
     """A row near its end that committed one token, one with room that committed all, padding."""
-    state = RowState.create(3, 60, 15, LEVELS, 2, 4, DEVICE)
+    state = RowState.create(3, 60, 15, LEVELS * level_size, 2, 4, DEVICE)
     noise = torch.Generator().manual_seed(0)
     state.tokens_XL.copy_(torch.randint(1, VOCAB, state.tokens_XL.shape, generator=noise))
     state.table_XB.copy_(torch.randperm(45, generator=noise).view(3, 15))
     state.known_X.copy_(torch.tensor([20, 31, 9]))
     state.end_X.copy_(torch.tensor([50, 34, 40]))
-    columns = torch.zeros(3, FIRST + WIDTH + LEVELS, dtype=torch.int64, device=DEVICE)
+    num_columns = FIRST + WIDTH + LEVELS * level_size
+    columns = torch.zeros(3, num_columns, dtype=torch.int64, device=DEVICE)
     columns[:, TOKENS] = torch.tensor([1, WIDTH, 0])
     step = StepRows(
         ids_R=torch.tensor([1, 0, -1], device=DEVICE),
@@ -117,6 +119,37 @@ def test_whole_drafts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(state.parents_XG[row, :count], other.parents_XG[row, :count])
     assert torch.equal(step.result_RC[:, :FIRST], plain.result_RC[:, :FIRST])
     assert set(state.draft_XG[0].tolist()) <= set(Net().ids_C.tolist())
+
+
+@pytest.mark.parametrize(("size", "width", "branch"), [(3, 3, 3), (3, 2, 2), (4, 1, 4)])
+def test_every_node_of_a_tree_goes_on_its_parents_state(size: int, width: int, branch: int) -> None:
+    """Replayed node by node: the target's states of what was accepted, then the head's own."""
+    state, step, hidden = rows(size)
+    step.path_RK.copy_(torch.tensor([[-1] * 4, [1, 3, 4, -1], [-1] * 4]))
+    net, known = Net(), 20
+    tree = {"level_size": size, "width": width, "branch": branch}
+    drafter(net, 0, **tree).draft(state, step, hidden, 0, DraftSource.TREE)
+    assert state.count_X.tolist() == [LEVELS * size, 2, 0]
+    # Row 0, the second of the step, committed nodes 1, 3 and 4 of its tree, and one more token.
+    last = WIDTH + 1 + 4
+    fused = net.fuse(hidden.last_TD[last], tuple(f[last] for f in hidden.features))
+
+    def slot(pos: int) -> int:
+        return int(state.table_XB[0, pos // 4]) * 4 + pos % 4
+
+    def step_of(token: int, before: Tensor, pos: int, at: int) -> Tensor:
+        return before + net.table[token] + net.table[pos % VOCAB] + net.table[at % VOCAB]
+
+    root = step_of(int(state.tokens_XL[0, known - 1]), fused, known - 2, slot(known - 2))
+    states: dict[int, Tensor] = {-1: root}
+    for node in range(LEVELS * size):
+        parent, token = int(state.parents_XG[0, node]), int(state.draft_XG[0, node])
+        level = node // size
+        assert parent == -1 if not level else 0 <= parent - (level - 1) * size < width
+        best = net.ids_C[(states[parent] @ net.head).topk(branch if level else size).indices]
+        assert token in best.tolist()
+        at = known - 1 + node
+        states[node] = step_of(token, states[parent], known - 1 + level, slot(at))
 
 
 @pytest.mark.parametrize("kind", [0, 1])

@@ -17,7 +17,13 @@ from hunch.errors import ConfigError, VocabMismatchError
 from hunch.models.heads.draft_model import compare
 from tiny_models import write_llama
 
-SMALL = {"max_num_seqs": 8, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32"}
+SMALL = {
+    "always_draft": True,
+    "max_num_seqs": 8,
+    "max_model_len": 256,
+    "kv_bytes": 8_000_000,
+    "dtype": "float32",
+}
 ENGINES: dict[str, dict[str, Any]] = {
     "batch of 8": {},
     "one at a time": {"max_num_seqs": 1},
@@ -251,6 +257,10 @@ def test_another_vocabulary_drafts_without_changing_the_text(
         ("num_nodes=999", "more than the engine has room for"),
         ("min_confidence=2", "min_confidence=2.0 must be from 0"),
         ("num_node=3", "did you mean 'num_nodes'"),
+        ("width=4", "width=4 has no effect with tree=chain"),
+        ("branch=4", "branch=4 has no effect with tree=chain"),
+        ("depth=3", "depth=3 has no effect with tree=chain"),
+        ("tree=fixed:width=2", "width=2 has no effect with tree=fixed"),
     ],
 )
 def test_options_that_cannot_work(options: str, message: str, target: Path) -> None:

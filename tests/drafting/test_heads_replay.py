@@ -18,7 +18,13 @@ from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.errors import ConfigError, ModelFormatError
 from tiny_models import write_llama
 
-SMALL = {"max_num_seqs": 4, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32"}
+SMALL = {
+    "always_draft": True,
+    "max_num_seqs": 4,
+    "max_model_len": 256,
+    "kv_bytes": 8_000_000,
+    "dtype": "float32",
+}
 TRACED = SamplingParams(
     temperature=0, max_tokens=32, ignore_eos=True, speculation=Speculation(trace=True)
 )

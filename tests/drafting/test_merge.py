@@ -16,6 +16,7 @@ from hunch.errors import ConfigError
 from tiny_models import write_llama
 
 SMALL = {"max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32", "threads": 1}
+LOOKUP, NETWORK = "suffix:adaptive=false", "draft:PATH:adaptive=false"
 PROMPTS = ["the model and the guess", "fast token fast token fast token fast", "a b a b a b a"]
 
 
@@ -88,13 +89,13 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LLM]:
 def test_a_merged_tree_brings_at_least_what_its_best_part_does(llm: Callable[[str], LLM]) -> None:
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
     rates, texts = {}, []
-    for spec in ("suffix:adaptive=false", "draft:PATH", "suffix+draft:PATH", "ngram+recycling"):
+    for spec in (LOOKUP, NETWORK, "suffix+draft:PATH", "ngram+recycling"):
         with llm(spec) as engine:
             outputs = engine.generate(PROMPTS, params, use_tqdm=False)
         texts.append([output.outputs[0].token_ids for output in outputs])
         rates[spec] = 48 * len(PROMPTS) / sum(out.outputs[0].stats["steps"] for out in outputs)
     assert all(text == texts[0] for text in texts)
-    best = max(rates["suffix:adaptive=false"], rates["draft:PATH"])
+    best = max(rates[LOOKUP], rates[NETWORK])
     assert rates["suffix+draft:PATH"] >= best
     assert rates["ngram+recycling"] > 1
 

@@ -12,7 +12,7 @@ from hunch import LLM, SamplingParams, Speculation
 from mtp_files import StagedHead, make_stages
 from tiny_models import write_llama
 
-SMALL = {"max_model_len": 256, "dtype": "float32"}
+SMALL = {"always_draft": True, "max_model_len": 256, "dtype": "float32"}
 ROOM = {"max_num_seqs": 4, "kv_bytes": 8_000_000}
 FORMS = {"mimo": 2, "qwen": 3, "deepseek": 3}
 PARAMS = [

@@ -20,7 +20,12 @@ pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compil
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """The target drafts for itself, so that every guess is right where nothing is mixed up."""
     path: Path = write_llama(tmp_path_factory.mktemp("models") / "target")
-    small: Any = {"max_num_seqs": 2, "max_model_len": 256, "kv_bytes": 8_000_000}
+    small: Any = {
+        "always_draft": True,
+        "max_num_seqs": 2,
+        "max_model_len": 256,
+        "kv_bytes": 8_000_000,
+    }
     with LLM(str(path), speculate=f"draft:{path}:num_nodes=4", dtype="float32", **small) as llm:
         runner: Any = llm.engine.runner
         assert runner.drafter.network.method.chains is not None

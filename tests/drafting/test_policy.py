@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hunch.drafting.costs import CostCurve, DraftSource, FixedCurve, StepShape
+from hunch.drafting.costs import CostCurve, DraftSource, FixedCurve, StepShape, chains_of
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.policy import (
     AcceptanceEstimate,
@@ -234,10 +234,12 @@ class Drafter:
     """A device drafter of given shapes, as far as the policy asks it."""
 
     name, is_guided, network = "auto", False, object()
-    num_levels = 5
 
-    def __init__(self, *shapes: StepShape, margin: float = 0.0) -> None:
-        self.shapes, self.margin = shapes, margin
+    def __init__(self, *shapes: StepShape, margin: float = 0.0, num_levels: int = 5) -> None:
+        self.shapes, self.margin, self.num_levels = shapes, margin, num_levels
+
+    def levels(self, source: int) -> int:
+        return 5 if source == DraftSource.TREE else self.num_levels
 
     def depth(self, source: int) -> int:
         return 15 if source == DraftSource.TREE else 0
@@ -500,7 +502,8 @@ def speedup(
     arrivals: list[float] | None = None,
 ) -> float:
     """Tokens per second over those of plain decoding."""
-    seconds = seconds_of(costs, 0.11)
+    num_levels = getattr(drafter, "num_levels", 0)
+    texts, seconds = [t.with_levels(num_levels) for t in texts], seconds_of(costs, 0.11, num_levels)
 
     def replay(policy: Any, rows: Any) -> float:
         return Replay(texts, policy, rows, seconds, num_rows, arrivals).run()
@@ -568,6 +571,14 @@ def test_where_some_rows_gain_the_others_do_not_lose():
 def test_a_network_beside_lookups_is_asked_where_it_pays(copied, first, num_rows, least):
     some = texts(copied, num_rows, first=first)
     assert speedup(some, num_rows, BOTH, LARGE) > least
+
+
+def test_chains_are_longer_where_nearly_all_of_them_is_accepted():
+    """And no loss where it is not: the same texts, with at most 5 and with at most 10 levels."""
+    few, many = (Drafter(*chains_of(most, is_adaptive=True), num_levels=most) for most in (5, 10))
+    for first, least in ((0.95, 1.2), (0.5, 0.97)):
+        some = texts(0.1, 1, first=first)
+        assert speedup(some, 1, many, LARGE) > least * speedup(some, 1, few, LARGE)
 
 
 def test_a_network_drafts_again_for_requests_that_come_and_go():

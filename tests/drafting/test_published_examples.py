@@ -11,7 +11,7 @@ from hunch import LLM, SamplingParams
 from hunch.sglang import Engine
 from tiny_models import write_llama
 
-SMALL = {"max_model_len": 256, "kv_bytes": 8_000_000, "max_num_seqs": 4}
+SMALL = {"always_draft": True, "max_model_len": 256, "kv_bytes": 8_000_000, "max_num_seqs": 4}
 
 
 @pytest.fixture(scope="module")

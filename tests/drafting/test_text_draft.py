@@ -14,7 +14,13 @@ from hunch.errors import ConfigError
 from hunch.hub import ModelFiles
 from tiny_models import write_llama
 
-SMALL = {"max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32", "threads": 1}
+SMALL = {
+    "always_draft": True,
+    "max_model_len": 256,
+    "kv_bytes": 8_000_000,
+    "dtype": "float32",
+    "threads": 1,
+}
 PROMPTS = ["the model and the guess", "fast token fast token", "in the model of", "a"]
 PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=30, ignore_eos=True),

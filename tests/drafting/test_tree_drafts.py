@@ -153,7 +153,13 @@ def test_the_likeliest_ranks_make_a_fixed_tree() -> None:
 
 # --- through the engine --------------------------------------------------------------------------
 
-SMALL = {"max_num_seqs": 8, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32"}
+SMALL = {
+    "always_draft": True,
+    "max_num_seqs": 8,
+    "max_model_len": 256,
+    "kv_bytes": 8_000_000,
+    "dtype": "float32",
+}
 
 
 @pytest.fixture(scope="module")

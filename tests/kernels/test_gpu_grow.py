@@ -35,9 +35,12 @@ ASKED: tuple[dict[str, Any], ...] = (
 class Level:
     """Everything a level reads and writes, the same for the same seed."""
 
-    def __init__(self, rows: list[int], width: int, depth: int, num_columns: int) -> None:
+    def __init__(
+        self, rows: list[int], width: int, depth: int, num_columns: int, grown: int | None = None
+    ) -> None:
         noise = torch.Generator().manual_seed(1)
-        num_parents, num_nodes = width if depth else 1, LEVELS * width
+        grown = grown or width
+        num_parents, num_nodes = grown if depth else 1, LEVELS * width
         self.state = RowState.create(5, 60, 15, num_nodes, 2, 4, DEVICE)
         for cell, values in (("known_X", KNOWN), ("end_X", END), ("is_done_X", DONE)):
             getattr(self.state, cell).copy_(torch.tensor(values))
@@ -60,10 +63,10 @@ class Level:
         logits = torch.randn(len(rows) * num_parents, num_columns, generator=noise) * 3
         self.logits_TC = ((logits * 4).round() / 4).to(DEVICE)
         self.chances_RW = -torch.rand(len(rows), width, generator=noise).to(DEVICE) * 5
-        self.packed = torch.full((5, len(rows) * width), -7, device=DEVICE)
+        self.packed = torch.full((5, len(rows) * grown), -7, device=DEVICE)
         self.row_T = ids_R.clamp(min=0).repeat_interleave(num_parents)
         self.depth, self.num_nodes = depth, num_nodes
-        shape = len(rows) * width, LEVELS
+        shape = len(rows) * grown, LEVELS
         self.tree_TP = torch.full(shape, -7, device=DEVICE) if width > 1 else None
 
     def grow(self, grow_level: Callable[..., None], **how: Any) -> None:
@@ -181,3 +184,35 @@ def test_keys_one_position_early(width: int, depth: int) -> None:
 def test_a_last_level_has_no_next_inputs() -> None:
     level = compare(Level([0, 1], 2, 3, 100), is_last=True)
     assert (level.packed == -7).all()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize(("width", "branch"), [(4, 1), (4, 2), (3, 8)])
+def test_few_children_of_each_node(width: int, branch: int, depth: int) -> None:
+    rows = [3, 1, -1, 0]
+    level = compare(Level(rows, width, depth, 1000), branch=branch, is_ahead=True)
+    parents = level.state.parents_XG[0, depth * width : (depth + 1) * width].tolist()
+    most = branch if depth else width
+    assert max(parents.count(parent) for parent in parents) <= most
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("grown", [1, 2])
+def test_the_first_nodes_of_a_level_alone_are_grown_on(grown: int, depth: int) -> None:
+    level = compare(Level([3, 1, -1, 0], 4, depth, 1000, grown), branch=4)
+    parents = level.state.parents_XG[0, 4 * depth : 4 * depth + 4].tolist()
+    assert set(parents) <= ({-1} if not depth else set(range(4 * depth - 4, 4 * depth - 4 + grown)))
+
+
+@pytest.mark.parametrize("kind", [0, 2])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_draft_ends_where_no_path_is_likely_enough(width: int, depth: int, kind: int) -> None:
+    rows, counts = [0, 3, 4], set()
+    for least in (-0.5, -1.5, -2.5, -4.0, -50.0):
+        level = Level(rows, width, depth, 1000)
+        level.state.count_X.fill_(depth * width)
+        compare(level, least=least, kind=kind, asked=states(1000))
+        counts.add(int(level.state.count_X[0]))
+    assert len(counts) > 1
+    assert counts <= {depth * width + nodes for nodes in range(width + 1)}

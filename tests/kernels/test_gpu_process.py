@@ -122,7 +122,7 @@ def test_a_level_of_a_draft_has_its_own_tokens_as_history(depth: int) -> None:
     row_T = numbers(*(row for row in rows for _ in range(width)))
     logits_TC = logits_of(depth, len(row_T), 50).to(DEVICE)
     state = numbers(*rows), known_X, draft_XG, parents_XG
-    got_TC = process_level(logits_TC, row_T, *state, depth, processors.tables)
+    got_TC = process_level(logits_TC, row_T, *state, depth, width, processors.tables)
     paths = {0: [[]], 1: [[0], [1]], 3: [[0, 3, 4], [0, 2, 5]]}[depth]
     for t, row in enumerate(row_T.tolist()):
         committed = draft_XG[row, paths[t % width]].tolist()

@@ -115,7 +115,8 @@ def test_steps_of_every_size_and_steps_without_drafts(
     with load(world.model, name) as llm:
         runner, seen = llm.engine.runner, Drafts(llm, monkeypatch)
         sizes = [shape.num_nodes for shape in runner.captured.policy.shapes.all]
-        assert sizes == sorted({0, 1, 3, runner.captured.drafter.num_levels})
+        num_levels = runner.captured.drafter.num_levels
+        assert sizes == [0, *sorted({min(size, num_levels) for size in (1, 3, 5, num_levels)})]
         walk = Random(0).choices(runner.captured.policy.shapes.all, k=200)
         monkeypatch.setattr(runner.captured.policy, "choose", lambda row_R, **_: walk.pop())
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
@@ -202,19 +203,37 @@ def test_rows_that_want_no_drafts_fly_too(
 @pytest.mark.parametrize(
     "options",
     [
-        ":tree=dynamic",
+        ":tree=fixed",
         pytest.param(":window=16", marks=pytest.mark.slow),
-        pytest.param(":min_confidence=0.3", marks=pytest.mark.slow),
+        pytest.param(":draft_temperature=0.5", marks=pytest.mark.slow),
     ],
 )
 def test_what_only_the_host_can_draft(
     options: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with load(world.model, "eagle3", options) as llm:
+    with load(world.model, "eagle3", f"{options}:adaptive=false") as llm:
         drafts = Drafts(llm, monkeypatch)
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert not drafts.found
         assert llm.stats()["accepted"] > 0
+
+
+@pytest.mark.parametrize("name", ONE_A_DAY[:3])
+def test_trees_in_captured_steps(name: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first path is the chain; of unlikely guesses fewer are sent."""
+    options = ":tree=dynamic:depth=3:num_nodes=9:width=2:adaptive=false"
+    with load(world.model, name, options) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        assert sum(map(len, drafts.by_host)) == len(world.prompts)
+        drafts.found = [(text, nodes[::3]) for text, nodes in drafts.found if len(nodes) == 9]
+        drafts.check(world.heads[name], world.study, 20)
+        rate = llm.stats()["level_acceptance"]
+        for kind in ("stops", "filters", "penalties"):
+            assert tokens(llm, world.prompts, PARAMS[kind]) == world.plain[kind], kind
+    with load(world.model, name, f"{options}:min_confidence=0.4") as llm:
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        assert llm.stats()["level_acceptance"] > rate
 
 
 @pytest.mark.parametrize("kind", [pytest.param("latent", marks=pytest.mark.slow), "stages"])
@@ -225,7 +244,7 @@ def test_networks_that_need_the_host(
         make_deepseek(world.study, tmp_path)
     else:
         make_stages(world.study, tmp_path, "mimo", 2, num_steps=0)
-    with LLM(str(world.model), speculate=f"mtp:{tmp_path}", **SMALL) as llm:
+    with LLM(str(world.model), speculate=f"mtp:{tmp_path}:adaptive=false", **SMALL) as llm:
         drafts = Drafts(llm, monkeypatch)
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert not drafts.found  # of latent ones, those in 16 bits alone have kernels

@@ -2,8 +2,9 @@
 
 Each row is drafted by one method, nodes are shared out together. A request that says what it
 expects is drafted from that while the answer keeps to it; everything else by the method that was
-named or, with `auto`, by suffix lookup, or by a draft model where that promises more. A request may
-name one method. How much is drafted is up to the policy: nothing, where that is best.
+named or, with `auto`, by suffix lookup, or by a network (a draft model or a head) where that
+promises more. A request may name one method. How much is drafted is up to the policy: nothing,
+where that is best.
 
 Guesses by lookup are compared with what the target chooses even while none are sent, so that a
 lookup falls silent on text it cannot guess and comes back when it can, and neither costs the target
@@ -16,13 +17,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hunch.config import SpecConfig
+from hunch.config import MERGE, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.auto_head import CHAIN_NODES, SURE, DeviceAutoHead
+from hunch.drafting.auto_device import DeviceAuto
+from hunch.drafting.auto_head import DeviceAutoHead
 from hunch.drafting.base import (
     Clears,
     DeviceDrafter,
@@ -32,22 +33,16 @@ from hunch.drafting.base import (
     WorksOnDevice,
     comes_with_hunch,
 )
-from hunch.drafting.costs import DraftSource, StepShape, levels_after
-from hunch.drafting.draft_model import DeviceDraft
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.host_network import NetworkDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.policy import share_nodes
 from hunch.drafting.trees import Node, side_by_side, to_draft
 from hunch.kernels.phrases import PhraseTable
-from hunch.models.decoder import Hidden
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share
 from hunch.models.heads.files import detect
 from hunch.models.weights import open_weights
 from hunch.registry import DRAFTERS, resolve
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import RowState, StepRows
 
 log = logging.getLogger("hunch")
 
@@ -55,9 +50,7 @@ ON_TRACK = 0.7  # chance of a prediction's first guess above which nobody else i
 HINTED = "prediction"  # drafts from what a request expects; stands beside every other method
 # Gains below this drown in the noise of the measured costs; a GPU's steps are timed by its clock.
 MARGIN, FUSED_MARGIN = 0.03, 0.01
-DRAFT = "draft"  # the option that names a draft model's files, and the method it is loaded as
-# On a device:
-TREE_WIDTH = 3  # of the steps of a draft model that check trees
+DRAFT = "draft"  # the option that names a network's files, and the method of a draft model
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +86,7 @@ class RoutedDrafter:
         sizes = {name: lookup.needs.max_nodes for name, lookup in lookups.items()}
         sizes = {default: method.needs.max_nodes, **sizes}
         self.needs = replace(method.needs, max_nodes=max(sizes.values()), methods=sizes)
-        self.network_name = default if lookup is None else DRAFT
+        self.network_name = default if network is None else network.name
         self._routes: dict[int, Route] = {}
         self._routed: set[int] = set()  # rows that do not simply take the default
         self._plain: tuple[Tensor, list[str]] | None = None  # rows of late, all of the default
@@ -233,7 +226,6 @@ class RoutedDrafter:
         assert isinstance(matches, DeviceLookup)
         if isinstance(network, DeviceFollower):
             return DeviceAutoHead(matches, network)
-        assert isinstance(network, DeviceDraft)
         return DeviceAuto(matches, network)
 
     def take_phrases(self, table: PhraseTable) -> None:
@@ -248,7 +240,7 @@ class RoutedDrafter:
 
 
 class AutoDrafter(RoutedDrafter):
-    """Lookups, and a draft model where it pays. Its options are those of `suffix`, and `draft`."""
+    """Lookups, and a network where it pays. Its options are those of `suffix`, and `draft`."""
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
@@ -264,54 +256,59 @@ class AutoDrafter(RoutedDrafter):
         model = None
         if draft != "off":
             max_share = inf if is_any_size else MAX_SHARE
-            model = _load_draft(draft, suffix.is_adaptive, context, max_share)
+            context.is_followed = suffix.is_adaptive and context.cost.is_measured
+            model = _load_network(draft, suffix.is_adaptive, context, max_share)
         super().__init__("suffix", suffix, model, lookups, context)
         sizes = {"auto": suffix.needs.max_nodes, **self.needs.methods}
         needs = self.needs
         if model is not None:
             needs = model.method.needs
-            sizes |= {DRAFT: needs.max_nodes, "auto": max(sizes["auto"], needs.max_nodes)}
+            sizes |= {model.name: needs.max_nodes, "auto": max(sizes["auto"], needs.max_nodes)}
         self.needs = replace(needs, max_nodes=max(sizes.values()), methods=sizes)
 
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     """The method a config names; predictions stand beside it where drafting needs the host."""
+    context.is_followed = context.cost.is_measured and spec.method != MERGE
     method: Drafter = resolve(DRAFTERS, spec.method)(spec.options, spec.path, context)
     if method.needs.is_graphable or method.needs.methods or spec.method == HINTED:
         return method
     lookups = {HINTED: _load(HINTED, {}, context)}
     if isinstance(method, LookupDrafter):
         return RoutedDrafter(spec.method, method, None, lookups, context)
+    return RoutedDrafter(
+        spec.method, None, _asked_where_it_pays(spec.method, method, context), lookups, context
+    )
+
+
+def _asked_where_it_pays(
+    name: str, method: Drafter, context: DrafterContext, *, is_adaptive: bool = True
+) -> NetworkDrafts:
     share = method.needs.weight_bytes / max(getattr(context.target, "weight_bytes", 0), 1)
-    # Who names a network on a CPU gets all its levels, unless `adaptive=true` says otherwise.
-    is_adaptive = "adaptive" in spec.options and getattr(method, "is_adaptive", False)
-    network = NetworkDrafts(method, context, share=min(share, 1.0), is_adaptive=is_adaptive)
-    return RoutedDrafter(spec.method, None, network, lookups, context)
+    share = min(share, MAX_SHARE)  # what was never asked would never be timed
+    is_adaptive = is_adaptive and getattr(method, "is_adaptive", False)
+    return NetworkDrafts(name, method, context, share=share, is_adaptive=is_adaptive)
 
 
-def _load_draft(
+def _load_network(
     path: str, is_adaptive: bool, context: DrafterContext, max_share: float
 ) -> NetworkDrafts | None:
-    """The draft model, unless every node of it would cost too much of a pass to pay. Files of a
-    head are drafted with as their kind is."""
-    kind = detect(path)
-    if kind != DRAFT:
-        head: Drafter = resolve(DRAFTERS, kind)({}, path, context)
-        share = head.needs.weight_bytes / max(getattr(context.target, "weight_bytes", 0), 1)
-        return NetworkDrafts(head, context, share=min(share, 1.0), is_adaptive=is_adaptive)
-    share = byte_share(open_weights(path), context.target)
-    if share > max_share:
-        say = log.info if comes_with_hunch(path) else log.warning
-        say(
-            "auto: a node of the draft model reads %.0f%% of what the target reads, more than "
-            "%.0f%%: it could not pay and is not loaded (speculate='draft:PATH' drafts with it "
-            "all the same)",
-            100 * share,
-            100 * max_share,
-        )
-        return None
-    model: Drafter = resolve(DRAFTERS, DRAFT)({}, path, context)
-    return NetworkDrafts(model, context, share=share, is_adaptive=is_adaptive)
+    """The network of these files; no draft model every node of which would cost too much to pay."""
+    name = detect(path)
+    if name == DRAFT:
+        share = byte_share(open_weights(path), context.target)
+        if share > max_share:
+            say = log.info if comes_with_hunch(path) else log.warning
+            say(
+                "auto: a node of the draft model reads %.0f%% of what the target reads, more than "
+                "%.0f%%: it could not pay and is not loaded (speculate='draft:PATH' loads it all "
+                "the same)",
+                100 * share,
+                100 * max_share,
+            )
+            return None
+    method: Drafter = resolve(DRAFTERS, name)({}, path, context)
+    return _asked_where_it_pays(name, method, context, is_adaptive=is_adaptive)
 
 
 def _load(name: str, options: Mapping[str, str], context: DrafterContext) -> LookupDrafter:
@@ -322,76 +319,3 @@ def _load(name: str, options: Mapping[str, str], context: DrafterContext) -> Loo
 def _expected(tree: Sequence[Node]) -> float:
     """Tokens a draft would bring."""
     return sum(node.chance for node in tree)
-
-
-# --- on a device ----------------------------------------------------------------------------------
-
-
-class DeviceAuto(DeviceDrafter):
-    """Lookup and a draft model on a device, in one step: a long match outbids the model.
-
-    The cheaper source of its steps is the lookup alone. In the others the draft model guesses for
-    every row, a chain or a small tree, and rows whose end stood in their text before, for `SURE`
-    tokens or more, take what followed. Tokens that were accepted from a lookup have no KV of the
-    model's, so each step processes anew as many tokens as it could have committed.
-    """
-
-    def __init__(self, matches: DeviceLookup, model: DeviceDraft) -> None:
-        super().__init__(
-            name="auto",
-            num_levels=model.num_levels,
-            num_nodes=max(matches.num_nodes, model.num_nodes),
-            margin=matches.margin,
-        )
-        self.matches, self.model = matches, model
-        self.tree = replace(model, width=TREE_WIDTH)
-
-    @property
-    def network(self) -> DeviceDraft:
-        return self.model
-
-    @property
-    def is_guided(self) -> bool:
-        return self.matches.is_guided
-
-    @property
-    def shapes(self) -> tuple[StepShape, ...]:
-        chains = [StepShape(n, DraftSource.CHAIN) for n in CHAIN_NODES if n <= self.num_nodes]
-        size = self.tree.num_nodes
-        has_trees = size <= self.num_nodes and not self.model.only_chains
-        trees = [StepShape(size, DraftSource.TREE)] if has_trees else []
-        return (*self.matches.shapes, *chains, *trees)
-
-    def depth(self, source: int) -> int:
-        """A lookup's chain may be checked as a tree, as deep as it has nodes."""
-        return self.tree.num_nodes if source == DraftSource.TREE else 0
-
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
-    ) -> None:
-        from hunch.kernels.gpu_lookup import lookup
-
-        at = self.matches
-        if not source:
-            at.look(state, step, self.num_nodes)
-            return
-        num_tokens = step.path_RK.shape[1]  # that this step could have committed
-        if source == DraftSource.TREE:
-            self.tree.grow(state, step, kind, self.tree.num_levels, num_tokens)
-        else:
-            num_levels = levels_after(num_tokens, self.num_levels)
-            self.model.grow(state, step, kind, num_levels, num_tokens)
-        lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
-
-    def works(self, source: int) -> bool:
-        return True
-
-    def writes_kv(self, source: int) -> bool:
-        return source > 0
-
-    def can_follow(self, rows: Rows) -> bool:
-        return self.model.can_follow(rows)
-
-    def drafted_by(self, source: int, matched: int) -> str:
-        is_looked_up = not source or matched >= SURE
-        return self.matches.name if is_looked_up else self.model.name

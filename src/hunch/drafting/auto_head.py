@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hunch.kernels.step import RowState, StepRows
 
 SURE = 4  # tokens a match must have to be asked before the head
-CHAIN_NODES = (1, 3, 7)  # checked in steps of the head
+CHAIN_NODES = (1, 3, 7, 11)  # checked in steps of a network's chains
 TREE_WIDTH = 3  # of a block drafter's trees
 
 
@@ -59,6 +59,10 @@ class DeviceAutoHead(DeviceDrafter):
             size = self.tree.width * self.tree.num_levels
             chains.append(StepShape(size, DraftSource.TREE))
         return (*self.matches.shapes, *chains)
+
+    def levels(self, source: int) -> int:
+        is_tree = self.tree is not None and source == DraftSource.TREE
+        return self.tree.num_levels if is_tree and self.tree else self.num_levels
 
     def depth(self, source: int) -> int:
         """A lookup's chain may be checked as a tree, as deep as it has nodes."""

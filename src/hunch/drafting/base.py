@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.costs import CostCurve, StepShape, chains_of
+from hunch.drafting.costs import CostCurve, DraftSource, StepShape, chains_of
 from hunch.kernels.attention import KVCache
 from hunch.kernels.phrases import PhraseTable
 from hunch.models.decoder import Hidden
@@ -78,17 +78,24 @@ class DeviceDrafter:
 
     name: str
     num_levels: int = 0  # longest path of its network's drafts; 0: it has no network
-    num_nodes: int = 0  # every draft has room for so many; 0: one per level
+    level_size: int = 1  # nodes of each level; 1: it drafts chains
+    width: int = 1  # of them that are grown on
+    branch: int = 1  # children looked at per node
+    least: float | None = None  # log of the chance that a path must have to be followed
+    num_nodes: int = 0  # every draft has room for so many; 0: what its levels have
     is_adaptive: bool = True  # fewer nodes, or none, where they do not pay
     margin: float = 0.0  # share by which checking nodes must promise to beat plain decoding
 
     def __post_init__(self) -> None:
-        self.num_nodes = self.num_nodes or self.num_levels
+        self.num_nodes = self.num_nodes or self.num_levels * self.level_size
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         """How its steps may go, one without nodes among them where none may be best."""
-        return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
+        if self.level_size == 1:
+            return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
+        whole = StepShape(self.num_nodes, DraftSource.TREE)
+        return (StepShape(0), whole) if self.is_adaptive else (whole,)
 
     @property
     def network(self) -> Network | None:
@@ -116,9 +123,13 @@ class DeviceDrafter:
         """
         raise NotImplementedError
 
+    def levels(self, source: int) -> int:
+        """Of its network's drafts in a step of this source."""
+        return self.num_levels
+
     def depth(self, source: int) -> int:
         """Of its trees; 0: in this source it drafts chains."""
-        return 0
+        return self.num_levels if self.level_size > 1 and source == DraftSource.TREE else 0
 
     def works(self, source: int) -> bool:
         """Whether it does anything in a step of this source."""
@@ -169,6 +180,7 @@ class DrafterContext:
     vocab_size: int
     # The verifier weighs draws: use noise of your own, and say what you drew from.
     wants_q: bool = False
+    is_followed: bool = False  # a policy chooses how many levels of it are drafted at each step
     vocab: dict[str, int] | None = None  # the target's tokens, for comparing vocabularies
     codec: TextCodec | None = None  # the target's tokenizer
     load_codec: Callable[[str], TextCodec] | None = None  # the tokenizer beside a drafter's files

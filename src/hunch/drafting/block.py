@@ -22,15 +22,15 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
-from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.base import DrafterContext
 from hunch.drafting.choosing import Array, Feed, Level, TokenChooser
 from hunch.drafting.costs import DraftSource, levels_after
-from hunch.drafting.following import DeviceFollower, StateFollower
+from hunch.drafting.following import DeviceFollower, StateFollower, on_path
 from hunch.drafting.grow import grow
-from hunch.drafting.last_state import can_capture
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.policy import share_nodes
 from hunch.drafting.trees import Node, side_by_side, to_draft
+from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.models.decoder import Hidden
 from hunch.models.heads.block_files import load_block
@@ -46,20 +46,19 @@ class BlockDrafter(StateFollower):
     """NAME:PATH[:KEY=VALUE]..."""
 
     method: str
+    net: BlockNet
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
         self.net = net = load_block(need_path(self.method, path), context.target, self.method)
         given = read_options(GrowOptions, options, self.method)
+        if given.width is not None:
+            raise ConfigError(f"{self.method}: width has no effect: one pass tells every place")
         most = net.shape.num_tokens
         shape = given.shape(context, default=most, max_depth=most)
         limit = min(given.window or net.spec.max_len, net.spec.max_len)
-        super().__init__(self.method, shape, context, limit)
-        self.options = given
-        # As with every network, who names it on a CPU gets all nodes unless told otherwise.
-        self.is_adaptive = given.adaptive
-        self.is_sized = given.adaptive and "adaptive" in options
+        super().__init__(self.method, shape, given, context, limit)
         self.needs = Needs(
             max_nodes=shape.num_nodes,
             feature_layers=net.feature_layers,
@@ -74,25 +73,9 @@ class BlockDrafter(StateFollower):
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
 
-    def on_device(self) -> DeviceDrafter | None:
-        """Chains; trees are grown by the host."""
-        context, net = self.context, self.net
-        if context.kv is None:
-            return None
-        if not can_capture(context, self.shape, self.options.draft_temperature):
-            return None
-        self.is_on_device = True
-        return DeviceBlock(
-            name=self.name,
-            net=net,
-            layers=net.feature_layers,
-            kv=context.kv,
-            group=context.group,
-            sampling=context.sampling,
-            num_levels=self.shape.depth,
-            max_len=self.window.limit,
-            is_adaptive=self.is_adaptive,
-        )
+    @property
+    def device_form(self) -> type[DeviceFollower]:
+        return DeviceBlock
 
     def cover(
         self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
@@ -138,7 +121,7 @@ class BlockDrafter(StateFollower):
             depth = level.path_MP.shape[1]
             return guess.scores(self.put(level.place_M), depth, self.put(level.token_M))
 
-        chooser = TokenChooser(self.context, rows, self.net.ids_C, self.options.draft_temperature)
+        chooser = TokenChooser(self.context, rows, self.net.ids_C, self.draft_temperature)
         logits_QC = guess.scores(everyone_Q, 0, token_Q)
         if self.shape.is_dynamic and not chooser.wants_q:
             tree = BlockTree(self, chooser, limit_Q, guess)
@@ -230,7 +213,7 @@ class BlockTree:
     def _select(self) -> Draft:
         trees = [_best(tree, limit) for tree, limit in zip(self.trees, self.limits, strict=True)]
         counts = [len(tree) for tree in trees]
-        if self.drafter.is_sized:
+        if self.drafter.is_adaptive:
             chances = [[node.chance for node in tree] for tree in trees]
             counts = share_nodes(chances, self.limits, self.drafter.context.cost)
         return to_draft(trees, counts, self.drafter.context.device)
@@ -253,7 +236,6 @@ class DeviceBlock(DeviceFollower):
     """
 
     net: BlockNet
-    width: int = 1
     _ids_C: Tensor | None = None  # the target's id of each column of logits
     _tilings: dict[int, Tiling] = field(default_factory=dict)
 
@@ -271,7 +253,7 @@ class DeviceBlock(DeviceFollower):
         net, num_rows, is_tree = self.net, len(step.ids_R), source == DraftSource.TREE
         features, size = hidden.features, len(hidden.features[0]) // num_rows
         if is_tree:
-            features, size = self._on_path(features, step, size)
+            features, size = on_path(features, step, size)
         ids_T, attn = new_inputs(state, num_rows * size)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
@@ -289,21 +271,10 @@ class DeviceBlock(DeviceFollower):
             grow_level(
                 state, step, logits_TC, chances_RW, self.sampling, depth=level,
                 num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self._ids_C,
-                following=following,
+                following=following, least=self.least,
             )  # fmt: skip
             if following is not None:
                 token_T, row_T = following[0], following[1].seq_T
-
-    def _on_path(
-        self, features: tuple[Tensor, ...], step: StepRows, size: int
-    ) -> tuple[tuple[Tensor, ...], int]:
-        """The states behind the tokens that a step committed of its trees, as of a chain."""
-        num_rows, most = len(step.ids_R), min(step.path_RK.shape[1], size)
-        node_RK = step.path_RK[:, : most - 1].clamp(-1, size - 2) + 1  # after the last known token
-        place_RK = torch.cat((node_RK.new_zeros(num_rows, 1), node_RK), dim=1)
-        first_R1 = size * torch.arange(num_rows, device=node_RK.device)[:, None]
-        index_T = (first_R1 + place_RK).flatten()
-        return tuple(feature_TD.index_select(0, index_T) for feature_TD in features), most
 
     def _blocks(self, state: RowState, step: StepRows, row_R: Tensor) -> TiledBlocks:
         """Places of each row's block: from its last known token as far as it has room."""

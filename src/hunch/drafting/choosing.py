@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 import torch
@@ -42,6 +43,17 @@ class TreeShape:
     @property
     def is_dynamic(self) -> bool:
         return not self.is_chain and not self.is_fixed
+
+    @property
+    def level_size(self) -> int:
+        """Nodes of every level where all have as many, as in captured steps."""
+        most = min(self.num_nodes // self.depth, self.width * self.branch)
+        return 1 if self.is_chain else max(most, 1)
+
+    @property
+    def least(self) -> float | None:
+        """Log of the value below which a path is not followed."""
+        return log(self.min_confidence) if self.min_confidence > 0 else None
 
 
 @dataclass(slots=True)

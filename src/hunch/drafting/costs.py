@@ -12,7 +12,11 @@ from typing import NamedTuple
 
 MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
 MIN_CHECKED = 16  # packed tokens a product takes at once; below, one node takes as long as three
-NUM_ALONE, NUM_BESIDE = 3, 2  # shapes with a network, alone and beside lookups: captures take time
+# Shapes in which a network drafts chains, alone and beside lookups, and in which it drafts trees:
+# captures take time.
+NUM_ALONE, NUM_BESIDE = 3, 2
+CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, where they have as many
+BEGINNING = 7  # levels drafted after a step that checked none
 MIN_PAUSE = 32  # rows from which on lookups may pause
 WINDOW = 15  # passes remembered per size
 MAX_SINGLE = 16  # sizes up to this are remembered one by one
@@ -46,7 +50,7 @@ def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
     """Shapes of a drafter that is a network alone: some of its levels are checked, or none."""
     if not is_adaptive:
         return (StepShape(num_levels, DraftSource.CHAIN),)
-    sizes = sorted({1, min(3, num_levels), num_levels})
+    sizes = sorted({min(size, num_levels) for size in (*CHAIN_SIZES, num_levels)})
     return (StepShape(0), *(StepShape(size, DraftSource.CHAIN) for size in sizes))
 
 
@@ -55,7 +59,7 @@ def levels_after(num_tokens: int, most: int) -> int:
 
     The next step will most likely check as many as this one; one that checks none is a beginning.
     """
-    return min(most, num_tokens - 1) or most
+    return min(most, num_tokens - 1) or min(most, BEGINNING)
 
 
 class StepShapes:
@@ -76,8 +80,10 @@ class StepShapes:
             if 2 * num_rows < MIN_CHECKED and StepShape(3) in few:
                 few = [shape for shape in few if shape != StepShape(1)]
             most = NUM_BESIDE if self.has_lookup else NUM_ALONE
-            dropped = [shape for shape in few if shape.source][:-most]
-            self._at[num_rows] = [shape for shape in few if shape not in dropped] or [self.all[0]]
+            for source in self.network_sources:
+                dropped = [shape for shape in few if shape.source == source][:-most]
+                few = [shape for shape in few if shape not in dropped]
+            self._at[num_rows] = few or [self.all[0]]
         return self._at[num_rows]
 
     def sizes_at(self, num_rows: int) -> dict[int, tuple[int, ...]]:

@@ -20,14 +20,14 @@ from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext, comes_with_hunch
 from hunch.drafting.choosing import Array, Level, TokenChooser
-from hunch.drafting.costs import DraftSource, StepShape, levels_after
+from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts, RowArrays
-from hunch.drafting.options import GrowOptions, need_path
+from hunch.drafting.options import GrowOptions, can_capture, device_shape, need_path
 from hunch.drafting.window import MAX_PASS, KvWindow, host
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.models.decoder import Hidden
-from hunch.models.heads.draft_model import MAX_SHARE, byte_share, load_draft_model
+from hunch.models.heads.draft_model import MAX_SHARE, byte_share, load_draft_model, renumbered
 from hunch.models.target import with_kv
 from hunch.models.weights import open_weights
 from hunch.sampling.state import SamplingState
@@ -70,14 +70,15 @@ class DraftModelDrafter:
         self.context, self.is_adaptive = context, self.options.adaptive
         weights = open_weights(path)
         self.shape = self.options.shape(context)
-        self.model, self.columns = load_draft_model(
+        model, columns = load_draft_model(
             weights,
             context.target,
             context.vocab,
             dtype=self.options.dtype,
             is_crossed=self.options.cross_vocab,
         )
-        self.model = with_kv(self.model, self.options.kv_dtype)
+        self.columns, self.ids_C = columns, columns.ids_C
+        self.model = renumbered(with_kv(model, self.options.kv_dtype), columns)
         if not comes_with_hunch(path):
             _warn_of_cost(byte_share(weights, context.target))
         limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)
@@ -102,8 +103,7 @@ class DraftModelDrafter:
     def _native_chains(self) -> ChainDrafts | None:
         """The short way for steps of one row, where the kernels can draft by themselves."""
         network, columns = getattr(self.model, "network", None), self.columns
-        is_mapped = columns.pick_C is not None or columns.draft_id_V is not None
-        if network is None or is_mapped or not ChainDrafts.fit(self.shape, self.context):
+        if network is None or columns.is_mapped or not ChainDrafts.fit(self.shape, self.context):
             return None
         return ChainDrafts(
             network,
@@ -115,26 +115,22 @@ class DraftModelDrafter:
         )
 
     def on_device(self) -> DeviceDrafter | None:
-        """Chains, and trees as wide as they have room for at every level."""
-        context, shape, columns = self.context, self.shape, self.columns
-        is_mapped = columns.pick_C is not None or columns.draft_id_V is not None
-        if is_mapped or shape.is_fixed or shape.min_confidence > 0 or context.kv is None:
+        """Chains, and trees whose levels are all of one size."""
+        context, shape = self.context, self.shape
+        if context.kv is None or not self.model.backend.captures_steps:
             return None
-        if context.wants_q or self.options.draft_temperature is not None:
-            return None
-        if not self.model.backend.captures_steps:
+        if not can_capture(context, shape, self.options.draft_temperature, has_trees=True):
             return None
         return DeviceDraft(
             name="draft",
             model=cast("CudaDecoder", self.model),
             kv=context.kv,
             sampling=context.sampling,
-            ids_C=columns.ids_C,
-            num_levels=shape.depth,
-            width=1 if context.only_chains else max(shape.num_nodes // shape.depth, 1),
+            ids_C=self.ids_C,
             only_chains=context.only_chains,
             max_len=self.window.limit,
             is_adaptive=self.options.adaptive,
+            **device_shape(shape, only_chains=context.only_chains),
         )
 
     def observe(self, step: TargetStep) -> None:
@@ -178,17 +174,15 @@ class DraftModelDrafter:
         hidden_RD = self._catch_up(rows, ids_R)
         known_R = host(rows.known_X)[ids_R]
         limit_R = host(rows.max_draft_X)[ids_R]
-        chooser = TokenChooser(
-            self.context, rows, self.columns.ids_C, self.options.draft_temperature
-        )
+        chooser = TokenChooser(self.context, rows, self.ids_C, self.options.draft_temperature)
         inputs = self.window.levels(rows, ids_R, known_R, self.shape)
 
         def feed(level: Level) -> Tensor:
-            token_M = self.columns.to_draft(self.window.put(level.token_M))
+            token_M = self.window.put(level.token_M)
             hidden = self.model.forward(token_M, inputs(level), self.window.kv)
-            return self.columns.fit(self.model.logits(hidden.last_TD))
+            return self.model.logits(hidden.last_TD)
 
-        logits_RV = self.columns.fit(self.model.logits(hidden_RD))
+        logits_RV = self.model.logits(hidden_RD)
         draft, number_RN = grow(logits_RV, feed, chooser, limit_R, self.shape)
         self._remember(ids_R, known_R, draft, number_RN)
         return draft
@@ -221,7 +215,7 @@ class DraftModelDrafter:
             pieces = [tokens_XL[row, start:stop] for row, start, stop in some]
             ids_T = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             attn = self.window.spans(rows, some)
-            token_T = self.columns.to_draft(self.window.put(ids_T))
+            token_T = self.window.put(ids_T)
             hidden_TD = self.model.forward(token_T, attn, self.window.kv).last_TD
             end = -1
             for row, start, stop in some:
@@ -250,44 +244,30 @@ class DraftModelDrafter:
 
 @dataclass(kw_only=True)
 class DeviceDraft(DeviceDrafter):
-    """Chains (width 1) or trees of `num_levels` levels, drafted within the step.
+    """Chains, or trees of `num_levels` levels, drafted within the step.
 
     Every draft begins with the last tokens of the row, so that whatever the target accepted of the
-    draft before has the model's KV; then one pass per level. A tree keeps the `width` likeliest
+    draft before has the model's KV; then one pass per level. A tree keeps the `level_size` likeliest
     paths at each level, and always the path of first children, as the target is likeliest to take
-    it.
+    it; the first `width` of them are grown on.
     """
 
     model: CudaDecoder
     kv: KVCache
     sampling: SamplingState
     ids_C: Tensor | None  # the target's id of each column; None: the same
-    width: int
     max_len: int  # the longest text it can follow
     only_chains: bool = False  # the target checks no tree
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.num_nodes = self.num_levels * self.width
 
     @property
     def network(self) -> DeviceDraft:
         return self
 
-    def depth(self, source: int) -> int:
-        return self.num_levels if source == DraftSource.TREE else 0
-
-    @property
-    def shapes(self) -> tuple[StepShape, ...]:
-        if self.width == 1:
-            return super().shapes
-        whole = StepShape(self.num_nodes, DraftSource.TREE)
-        return (StepShape(0), whole) if self.is_adaptive else (whole,)
-
     @property
     def num_again(self) -> int:
         """Tokens processed anew: of a chain only the last node lacks KV, a tree's moved."""
-        return 2 if self.width == 1 else self.num_levels + 1
+        return 2 if self.level_size == 1 else self.num_levels + 1
 
     def writes_kv(self, source: int) -> bool:
         return source > 0
@@ -305,7 +285,7 @@ class DeviceDraft(DeviceDrafter):
         self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
     ) -> None:
         num_levels = self.num_levels
-        if self.width == 1:
+        if self.level_size == 1:
             num_levels = levels_after(step.path_RK.shape[1], num_levels)
         self.grow(state, step, kind, num_levels, self.num_again)
 
@@ -314,20 +294,20 @@ class DeviceDraft(DeviceDrafter):
         from hunch.kernels.gpu_draft import known_inputs
         from hunch.kernels.gpu_grow import grow_level
 
-        num_rows, width = len(step.ids_R), self.width
+        num_rows, size = len(step.ids_R), self.level_size
         ids_T, attn = self._inputs(state, num_rows, again, 0)
         known_inputs(state, step, ids_T, attn)
         hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD[again - 1 :: again]
         row_T = attn.seq_T[again - 1 :: again]
-        chances_RW = torch.empty(num_rows, width, dtype=torch.float32, device=ids_T.device)
+        chances_RW = torch.empty(num_rows, size, dtype=torch.float32, device=ids_T.device)
         for level in range(num_levels):
             is_last = level + 1 == num_levels
-            most = 0 if width == 1 else self.num_levels
-            following = None if is_last else self._inputs(state, num_rows, width, most)
+            most = 0 if size == 1 else self.num_levels
+            following = None if is_last else self._inputs(state, num_rows, self.width, most)
             grow_level(
                 state, step, self.model.logits(hidden_TD), chances_RW, self.sampling, depth=level,
                 num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self.ids_C,
-                following=following,
+                following=following, branch=self.branch, least=self.least,
             )  # fmt: skip
             if following is None:
                 return

@@ -11,19 +11,18 @@ L. Drafted nodes are fed with the network's own states; their KV is overwritten 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
-from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.base import DrafterContext
 from hunch.drafting.choosing import Array, Level, TokenChooser
 from hunch.drafting.costs import levels_after
-from hunch.drafting.following import DeviceFollower, StateFollower, joined
+from hunch.drafting.following import DeviceFollower, StateFollower, joined, on_path
 from hunch.drafting.grow import grow
-from hunch.drafting.last_state import can_capture
 from hunch.drafting.native_chain import ChainDrafts, RowArrays
 from hunch.drafting.options import GrowOptions
 from hunch.errors import ConfigError
@@ -42,16 +41,17 @@ PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kern
 class FeatureDrafter(StateFollower):
     """Observes with the target's states, proposes with its own."""
 
+    net: StepNet
+
     def __init__(
         self, name: str, net: StepNet, options: GrowOptions, context: DrafterContext
     ) -> None:
-        shape = options.shape(context, default=net.num_tokens or 5)
+        shape = options.shape(context, default=net.num_tokens)
         if shape.depth > MARGIN:
             raise ConfigError(f"{name}: drafts of depth {shape.depth}; at most {MARGIN}")
         limit = min(options.window or net.spec.max_len, net.spec.max_len)
-        super().__init__(name, shape, context, limit)
+        super().__init__(name, shape, options, context, limit)
         self.net = net
-        self.draft_temperature, self.is_adaptive = options.draft_temperature, options.adaptive
         # The network's state at each row's last covered position, ready to be drafted from.
         self.state_XD = torch.zeros(
             context.max_rows, net.state_width, dtype=net.kv_dtype, device=context.device
@@ -77,25 +77,9 @@ class FeatureDrafter(StateFollower):
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
 
-    def on_device(self) -> DeviceDrafter | None:
-        """Chains of networks that a graph can hold."""
-        context, shape, net = self.context, self.shape, self.net
-        if context.kv is None or not net.is_capturable:
-            return None
-        if not can_capture(context, shape, self.draft_temperature):
-            return None
-        self.is_on_device = True
-        return DeviceFeature(
-            name=self.name,
-            net=net,
-            layers=net.feature_layers,
-            kv=context.kv,
-            group=context.group,
-            sampling=context.sampling,
-            num_levels=shape.depth,
-            max_len=self.window.limit,
-            is_adaptive=self.is_adaptive,
-        )
+    @property
+    def device_form(self) -> type[DeviceFollower]:
+        return DeviceFeature
 
     def cover(
         self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
@@ -165,12 +149,15 @@ class FeatureDrafter(StateFollower):
 
 @dataclass(kw_only=True)
 class DeviceFeature(DeviceFollower):
-    """Chains of `num_levels` tokens, drafted within the step.
+    """Chains, or trees of `num_levels` levels, drafted within the step.
 
     Every draft begins with the tokens that the step committed, beside the target's states of the
     same pass: so all that is known has the head's KV, and the state behind the last of them is
-    drafted from. Then one pass of the head per level, each with its own state before it.
+    drafted from. Then one pass of the head per level, each node with its parent's state before it.
+    A tree's levels are chosen as a draft model's are.
     """
+
+    has_trees: ClassVar[bool] = True
 
     net: StepNet
     _ids_C: Tensor | None = None  # the target's id of each column of logits
@@ -188,30 +175,50 @@ class DeviceFeature(DeviceFollower):
         from hunch.kernels.gpu_grow import grow_level
 
         num_rows, net = len(step.ids_R), self.net
-        width = len(hidden.last_TD) // num_rows
+        num_tokens = len(hidden.last_TD) // num_rows
         if not self._tilings and state.flat.is_cuda:
             self._warm_up(state)
-        ids_T, attn = self._inputs(state, num_rows, width)
+        ids_T, attn = self._inputs(state, num_rows, num_tokens)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
-        fused_TD = net.fuse(hidden.last_TD, hidden.features)
-        state_RD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)
+        states = (hidden.last_TD, *hidden.features)
+        if self.level_size > 1:
+            states, _ = on_path(states, step, num_tokens)
+        fused_TD = net.fuse(states[0], states[1:])
+        state_TD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)
         if not source:
             return
-        row_R, num_levels = attn.seq_T[::width], levels_after(width, self.num_levels)
-        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
+        row_R = row_T = attn.seq_T[::num_tokens]
+        num_levels, depth = levels_after(num_tokens, self.num_levels), 0
+        if self.level_size > 1:
+            num_levels = depth = self.num_levels
+        chances_RW = torch.empty(num_rows, self.level_size, device=ids_T.device)
         for level in range(num_levels):
-            is_last = level + 1 == num_levels
-            following = None if is_last else self._inputs(state, num_rows, 1)
+            following = None
+            if level + 1 < num_levels:
+                following = self._inputs(state, num_rows, self.width, depth)
             grow_level(
-                state, step, net.logits(state_RD), chances_R1, self.sampling, depth=level,
-                num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self._ids_C,
-                following=following, is_ahead=True,
+                state, step, net.logits(state_TD), chances_RW, self.sampling, depth=level,
+                num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self._ids_C,
+                following=following, is_ahead=True, branch=self.branch, least=self.least,
             )  # fmt: skip
             if following is None:
                 return
-            ids_R, attn = following
-            state_RD = net.step(ids_R, state_RD, attn, self.kv)
+            ids_T, attn = following
+            row_T = attn.seq_T
+            if self.level_size > 1:
+                state_TD = state_TD.index_select(0, self._parents(state, row_R, level))
+            state_TD = net.step(ids_T, state_TD, attn, self.kv)
+
+    def _parents(self, state: RowState, row_R: Tensor, level: int) -> Tensor:
+        """Whose states, of the pass before, the nodes of this level that are grown on go on."""
+        num_rows, first = len(row_R), level * self.level_size
+        place_RW = state.parents_XG[:, first : first + self.width].index_select(0, row_R)
+        if not level:
+            return torch.arange(num_rows, device=row_R.device).repeat_interleave(self.width)
+        place_RW = (place_RW - (first - self.level_size)).clamp(0, self.width - 1)
+        first_R1 = self.width * torch.arange(num_rows, device=row_R.device)[:, None]
+        return (first_R1 + place_RW).flatten()
 
     def _warm_up(self, state: RowState) -> None:
         """Kernels that cover prompts are compiled now: at their first use somebody would wait."""
@@ -231,10 +238,12 @@ class DeviceFeature(DeviceFollower):
             state_TD = torch.zeros(size, dtype=dtype, device=zero_T.device)
             self.net.step(zero_T, state_TD, attn, self.kv)
 
-    def _inputs(self, state: RowState, num_rows: int, width: int) -> tuple[Tensor, AttnInputs]:
+    def _inputs(
+        self, state: RowState, num_rows: int, width: int, depth: int = 0
+    ) -> tuple[Tensor, AttnInputs]:
         from hunch.kernels.gpu_draft import new_inputs
 
-        ids_T, attn = new_inputs(state, num_rows * width)
+        ids_T, attn = new_inputs(state, num_rows * width, depth)
         key = num_rows, width
         if key not in self._tilings:  # made before a capture, as it comes from the host
             spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))

@@ -6,6 +6,7 @@ Shape letters: R rows of this step, X rows of the engine, T packed tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,9 +16,13 @@ from hunch.draft import Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, TreeShape
 from hunch.drafting.native_chain import RowArrays
+from hunch.drafting.options import GrowOptions, can_capture, device_shape
 from hunch.drafting.window import MAX_PASS, KvWindow, covered, host
 from hunch.kernels.attention import KVCache
 from hunch.sampling.state import SamplingState
+
+if TYPE_CHECKING:
+    from hunch.kernels.step import StepRows
 
 FUSED_PASS = 4096  # tokens covered at once where launches are what takes time
 
@@ -25,12 +30,47 @@ FUSED_PASS = 4096  # tokens covered at once where launches are what takes time
 class StateFollower:
     """Covers the positions that the target has processed; a subclass says how."""
 
-    def __init__(self, name: str, shape: TreeShape, context: DrafterContext, limit: int) -> None:
+    net: Any  # its network
+
+    def __init__(
+        self,
+        name: str,
+        shape: TreeShape,
+        options: GrowOptions,
+        context: DrafterContext,
+        limit: int,
+    ) -> None:
         self.name, self.shape, self.context = name, shape, context
+        self.draft_temperature, self.is_adaptive = options.draft_temperature, options.adaptive
         self.window = KvWindow(context, limit)
         self.host = RowArrays()
         self.is_on_device = False  # drafts are made there, but for rows whose KV has a hole
         self.covered_X = np.full(context.max_rows, -1)  # known length that its KV belongs to
+
+    def on_device(self) -> DeviceDrafter | None:
+        """What its networks draft that a graph can hold; a subclass says in which form."""
+        context, net = self.context, self.net
+        can_be_held = can_capture(
+            context, self.shape, self.draft_temperature, has_trees=self.device_form.has_trees
+        )
+        if context.kv is None or not net.is_capturable or not can_be_held:
+            return None
+        self.is_on_device = True
+        return self.device_form(
+            name=self.name,
+            net=net,
+            layers=net.feature_layers,
+            kv=context.kv,
+            group=context.group,
+            sampling=context.sampling,
+            max_len=self.window.limit,
+            is_adaptive=self.is_adaptive,
+            **device_shape(self.shape, only_chains=context.only_chains),
+        )
+
+    @property
+    def device_form(self) -> type[DeviceFollower]:
+        raise NotImplementedError
 
     def cover(
         self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
@@ -107,6 +147,9 @@ class DeviceFollower(DeviceDrafter):
     the target's states, and a row with a hole in its KV stays with the host.
     """
 
+    has_trees: ClassVar[bool] = False  # it grows them too
+
+    net: Any
     layers: tuple[int, ...]  # of the target, whose states it reads
     kv: KVCache
     group: int  # of its KV, in computed_GX
@@ -154,3 +197,15 @@ def _cuts(parts: list[tuple[int, int, int]], most: int) -> list[slice]:
     if parts:
         cuts.append(slice(first, len(parts)))
     return cuts
+
+
+def on_path(
+    features: tuple[Tensor, ...], step: StepRows, size: int
+) -> tuple[tuple[Tensor, ...], int]:
+    """The states behind the tokens that a step committed of its trees, as of a chain."""
+    num_rows, most = len(step.ids_R), min(step.path_RK.shape[1], size)
+    node_RK = step.path_RK[:, : most - 1].clamp(-1, size - 2) + 1  # after the last known token
+    place_RK = torch.cat((node_RK.new_zeros(num_rows, 1), node_RK), dim=1)
+    first_R1 = size * torch.arange(num_rows, device=node_RK.device)[:, None]
+    index_T = (first_R1 + place_RK).flatten()
+    return tuple(feature_TD.index_select(0, index_T) for feature_TD in features), most

@@ -36,9 +36,15 @@ class NetworkDrafts:
     """A method with a network on the host, asked where the policy says that it pays."""
 
     def __init__(
-        self, method: Drafter, context: DrafterContext, *, share: float, is_adaptive: bool
+        self,
+        name: str,
+        method: Drafter,
+        context: DrafterContext,
+        *,
+        share: float,
+        is_adaptive: bool,
     ) -> None:
-        self.method = method
+        self.name, self.method = name, method
         needs, shape = method.needs, getattr(method, "shape", None)
         self.policy = HostPolicy(
             context.cost,

@@ -23,7 +23,7 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, Feed, TokenChooser, TreeShape
 from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
-from hunch.drafting.options import GrowOptions
+from hunch.drafting.options import GrowOptions, can_capture
 from hunch.drafting.window import host
 from hunch.models.decoder import Hidden
 
@@ -51,6 +51,7 @@ class LastStateDrafter:
         weight_bytes: int,
     ) -> None:
         self.options, self.context, self.shape, self.depth = options, context, shape, depth
+        self.is_adaptive = options.adaptive
         self.ids_C = ids_C
         self.needs = Needs(max_nodes=max_nodes, hidden=True, weight_bytes=weight_bytes)
         self.state_XD: Tensor | None = None  # made at the first step, which says how wide
@@ -71,6 +72,7 @@ class LastStateDrafter:
         return DeviceLastState(
             name=self.name,
             num_levels=self.depth,
+            least=None if self.shape is None else self.shape.least,
             is_adaptive=self.options.adaptive,
             method=self,
             ids_C=None if self.ids_C is None else self.ids_C.to(self.context.device),
@@ -139,17 +141,7 @@ class DeviceLastState(DeviceDrafter):
             grow_level(
                 state, step, logits_RC.float(), chances_R1, self.method.context.sampling,
                 depth=level, num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self.ids_C,
-                following=following,
+                following=following, least=self.least,
             )  # fmt: skip
             if following is not None:
                 logits_RC = guesses.send(following[0])
-
-
-def can_capture(
-    context: DrafterContext, shape: TreeShape | None, draft_temperature: float | None
-) -> bool:
-    """Whether a captured step can hold such drafts: plain chains that use the target's noise."""
-    if shape is None or context.wants_q or draft_temperature is not None:
-        return False
-    is_plain = shape.is_chain and not shape.is_fixed and shape.min_confidence <= 0
-    return is_plain and context.is_fused

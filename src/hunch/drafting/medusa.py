@@ -48,6 +48,8 @@ class MedusaDrafter(LastStateDrafter):
     ) -> None:
         self.net, ids_C = load_medusa(need_path("medusa", path), context.target)
         given, num_heads = read_options(MedusaOptions, options, "medusa"), len(self.net.heads)
+        if given.choices and (given.tree != "static" or given.num_nodes or given.depth):
+            raise ConfigError("medusa: choices are a whole tree; give them with tree=static alone")
         self.static: StaticTree | None = None
         shape = None
         if given.tree == "static":

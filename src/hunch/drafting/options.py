@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.choosing import TreeShape
@@ -10,27 +11,34 @@ from hunch.errors import ConfigError
 from hunch.registry import RECIPES
 
 KINDS = ("chain", "dynamic", "fixed")
+BRANCH = 4  # children looked at per node, unless somebody says otherwise
+_WITHOUT_EFFECT = {  # kind of draft -> options that mean nothing to it
+    "chain": ("depth", "width", "branch"),
+    "fixed": ("width",),
+    "static": ("width", "branch", "min_confidence"),
+}
+LENGTH, MAX_LENGTH = 5, 10  # of chains nobody gave a length: always, and at most where it may vary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowOptions:
     """`num_nodes` is the chain's length, or the tree's size."""
 
-    num_nodes: int | None = None  # None: what the files say, else 5 for a chain, 32 for a tree
+    num_nodes: int | None = None  # None: what the files say, else `default_length` or 32 in a tree
     tree: str = "chain"  # chain; dynamic: the likeliest; fixed: a chain with siblings
     depth: int | None = None  # of a tree
     width: int | None = None  # nodes of a level that are grown on
-    branch: int = 4  # children looked at per node
+    branch: int | None = None  # children looked at per node of a tree; None: 4
     min_confidence: float = 0.0  # stop where the path's probability falls below this
     draft_temperature: float | None = None  # of drawn tokens; None: the request's
     window: int | None = None  # positions the drafter looks back; None: its trained context
-    adaptive: bool = True  # fewer levels, or none, where they do not pay; on a CPU if it is given
+    adaptive: bool = True  # fewer levels, or none, where they do not pay
 
     def shape(
         self,
         context: DrafterContext,
         *,
-        default: int = 5,
+        default: int | None = None,  # levels, where the files say it
         max_depth: int | None = None,
         kinds: tuple[str, ...] = KINDS,
     ) -> TreeShape:
@@ -43,7 +51,7 @@ class GrowOptions:
                 "max_model_len"
             )
         if self.tree == "chain":
-            num_nodes = self.num_nodes or default
+            num_nodes = self.num_nodes or default or self.default_length(context)
             if max_depth is not None and num_nodes > max_depth:
                 raise ConfigError(
                     f"num_nodes={num_nodes}: this drafter predicts at most {max_depth} tokens; "
@@ -53,14 +61,15 @@ class GrowOptions:
                 depth=num_nodes, num_nodes=num_nodes, min_confidence=self.min_confidence
             )
         num_nodes = self.num_nodes or 32
-        depth = self.depth or min(default, num_nodes)
+        depth = self.depth or min(default or LENGTH, num_nodes)
         if max_depth is not None and depth > max_depth:
             raise ConfigError(
                 f"depth={depth}: this drafter predicts at most {max_depth} tokens ahead; give "
                 f"depth={max_depth} or less"
             )
+        branch = self.branch or BRANCH
         if self.tree == "fixed":
-            branch = min(self.branch, num_nodes)
+            branch = min(branch, num_nodes)
             depth = self.depth or -(-num_nodes // branch)
             if max_depth is not None:
                 depth = min(depth, max_depth)
@@ -77,9 +86,13 @@ class GrowOptions:
             depth=depth,
             num_nodes=num_nodes,
             width=min(self.width or 8, most),
-            branch=self.branch,
+            branch=branch,
             min_confidence=self.min_confidence,
         )
+
+    def default_length(self, context: DrafterContext) -> int:
+        """Of a chain: where its length follows acceptance, as long as ever pays."""
+        return MAX_LENGTH if self.adaptive and context.is_followed else LENGTH
 
     def check(self, kinds: tuple[str, ...]) -> None:
         if self.tree not in kinds:
@@ -88,6 +101,12 @@ class GrowOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be 1 or more")
+        for name in _WITHOUT_EFFECT.get(self.tree, ()):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} has no effect with tree={self.tree}; "
+                    "tree=dynamic has it"
+                )
         if self.draft_temperature is not None and not 0 < self.draft_temperature <= 100:
             raise ConfigError(f"draft_temperature={self.draft_temperature} must be above 0")
         if not 0 <= self.min_confidence < 1:
@@ -107,3 +126,31 @@ def need_path(method: str, path: str | None) -> str:
             f"give {method}:DIR"
         )
     raise ConfigError(words)
+
+
+def can_capture(
+    context: DrafterContext,
+    shape: TreeShape | None,
+    draft_temperature: float | None,
+    *,
+    has_trees: bool = False,  # the method grows trees on a device
+) -> bool:
+    """Whether a captured step can hold such drafts, which use the target's noise."""
+    if shape is None or context.wants_q or draft_temperature is not None or shape.is_fixed:
+        return False
+    return context.is_fused and (has_trees or shape.is_chain)
+
+
+def device_shape(shape: TreeShape, *, only_chains: bool) -> dict[str, Any]:
+    """What a device drafter is told of it; of a tree whose target checks none, its first path."""
+    if only_chains:
+        shape = TreeShape(
+            depth=shape.depth, num_nodes=shape.depth, min_confidence=shape.min_confidence
+        )
+    return {
+        "num_levels": shape.depth,
+        "level_size": shape.level_size,
+        "width": min(shape.width, shape.level_size),
+        "branch": shape.branch,
+        "least": shape.least,
+    }

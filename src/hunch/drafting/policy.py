@@ -45,7 +45,7 @@ class AcceptanceEstimate:
         priors: Mapping[int, tuple[float, float]],  # by source: of the first guess, a further one
         *,
         rate: float,
-        num_levels: int,  # guesses past these are another's
+        num_levels: int | Mapping[int, int],  # by source; guesses past these are another's
         by_match: tuple[float, float] = (0.0, 0.0),  # what both gain with a doubling of the match
         doubt: float = 0.0,  # log-odds that a new row is thought to lack, see `gains`
     ) -> None:
@@ -53,7 +53,10 @@ class AcceptanceEstimate:
             source: (_log_odds(first), _log_odds(further))
             for source, (first, further) in priors.items()
         }
-        self.rate, self.num_levels, self.by_match, self.doubt = rate, num_levels, by_match, doubt
+        self.rate, self.by_match, self.doubt = rate, by_match, doubt
+        self.num_levels = (
+            dict.fromkeys(priors, num_levels) if isinstance(num_levels, int) else dict(num_levels)
+        )
         self.first, self.further = [0.0] * num_rows, [0.0] * num_rows  # terms of the rows
         self.doubts = [doubt] * num_rows
         # Doublings of the match last heard of (0 tokens: none, 1: one, 3: two) and of the one
@@ -91,7 +94,7 @@ class AcceptanceEstimate:
         if not compared:
             return
         prior, by_match, levels, before = (
-            self.priors[source], self.by_match, self.num_levels, self.before[row],
+            self.priors[source], self.by_match, self.num_levels[source], self.before[row],
         )  # fmt: skip
         odds = prior[0] + by_match[0] * before + self.common_first + self.first[row]
         chance, scale = _chance(round(FINE * odds))
@@ -133,7 +136,7 @@ class AcceptanceEstimate:
         (by_first, by_further), prior = self.by_match, self.priors[source]
         first, further = prior[0] + self.common_first, prior[1] + self.common_further
         doublings = log2(len(rows)) if is_doubtful else 0.0
-        past, most = round(100 * self.past), self.num_levels
+        past, most = round(100 * self.past), self.num_levels[source]
         firsts, furthers, matches, doubts = self.first, self.further, self.match, self.doubts
         gains = []
         for row in rows:  # lean, as it runs for every row at every step
@@ -214,6 +217,7 @@ def share_nodes(
 # --- steps of the host ----------------------------------------------------------------------------
 
 HOST_PRIOR = (0.6, 0.7)  # chances of a network's first guess and of a further one
+FEW_TIMES = 4  # drafts before their times are believed: a first one waits for memory
 NETWORK_MARGIN = 0.05  # share by which asking a network must promise to beat doing without
 
 
@@ -239,12 +243,12 @@ class HostPolicy:
             num_rows, {DraftSource.LOOKUP: HOST_PRIOR}, rate=0.1, num_levels=num_levels
         )
         self.level_cost = CostCurve()  # seconds of one level, by rows
-        self._is_timed = False
+        self._num_timed = 0
 
     def timed(self, num_rows: int, num_levels: int, seconds: float) -> None:
         """Drafting so many levels for so many rows took so long."""
         if self.cost.is_measured:
-            self._is_timed = True
+            self._num_timed += 1
             self.level_cost.record(num_rows, seconds / num_levels)
 
     def plan(
@@ -281,6 +285,6 @@ class HostPolicy:
         return choices[best_rate(tokens, seconds, NETWORK_MARGIN)]
 
     def _level_seconds(self, num_rows: int) -> float:
-        if self._is_timed:
+        if self._num_timed >= FEW_TIMES:
             return self.level_cost.seconds(num_rows)
         return self.share * self.cost.seconds(num_rows)

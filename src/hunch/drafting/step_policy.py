@@ -134,7 +134,7 @@ class Policy:
             num_rows,
             {source: NETWORK_PRIORS[source] for source in sources},
             rate=0.06,
-            num_levels=0 if drafter is None else drafter.num_levels,
+            num_levels={} if drafter is None else {s: drafter.levels(s) for s in sources},
         )
         # Steps without the network leave holes, and somebody can read it what it missed.
         self.can_miss = bool(sources) and drafter is not None and drafter.network is not None

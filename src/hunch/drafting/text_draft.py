@@ -43,6 +43,7 @@ class TextOptions:
     draft_tokens: int | None = None  # of its own per step; None: as many as num_nodes, and one
     window: int = 2048  # of its own tokens that it looks back
     max_rows: int = 16  # requests it drafts for at once
+    adaptive: bool = True  # fewer tokens, or none, where they do not pay
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class TextDrafter:
         self.options = read_options(TextOptions, options, "text")
         if context.codec is None or context.load_codec is None:
             raise ConfigError("text: the target has no tokenizer, so there is no text to continue")
-        self.context, self.codec = context, context.codec
+        self.context, self.codec, self.is_adaptive = context, context.codec, self.options.adaptive
         self.own: TextCodec = context.load_codec(path)
         weights = open_weights(path)
         self.model: Target = context.target.backend.load_draft(

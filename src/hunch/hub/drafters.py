@@ -17,7 +17,9 @@ from hunch.hub.wheel import cache_directory
 
 LIST = "drafters.json"
 # Methods whose networks `auto` drafts with beside lookups; others take its place.
-BESIDE_LOOKUPS = ("draft", "eagle3", "dspark", "dflash", "dflash2")
+BESIDE_LOOKUPS = (
+    "draft", "eagle", "eagle3", "mtp", "medusa", "mlp", "dspark", "dflash", "dflash2",
+)  # fmt: skip
 PHRASES = "phrases"  # the method of a table, which goes beside every network
 _PARTS, _PART_BYTES = 16, 1 << 16  # of each file that enter a digest, besides its size
 

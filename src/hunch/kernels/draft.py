@@ -139,6 +139,7 @@ def add_nodes_ref(
     parent_T: Tensor,
     first_node: int,
     num_nodes: int,
+    kept_R: Tensor,  # nodes of the level that count; none: the draft ended before it
 ) -> None:
     """Write a level's nodes, and count what the row may check of them."""
     width = len(token_T) // len(step.ids_R)
@@ -149,7 +150,9 @@ def add_nodes_ref(
         nodes = slice(first_node, first_node + width)
         state.draft_XG[row, nodes], state.parents_XG[row, nodes] = token_T[here], parent_T[here]
         left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
-        count = min(int(step.room_R[r]), left, first_node + width)
+        count = min(int(step.room_R[r]), left, first_node + int(kept_R[r]))
+        if not kept_R[r]:
+            count = int(state.count_X[row]) if first_node else 0
         state.count_X[row] = count
         step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = 1, count
         first_guess = step.guesses_at(num_nodes)
@@ -161,9 +164,11 @@ def grow_level_ref(
     state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Any, *,
     depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
+    branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
     """Children of every node of the level before; those of the likeliest paths become nodes."""
     num_rows, width = chances_RW.shape
+    branch = min(branch or width, width) if depth else width
     first = depth * width
     pos_T = state.known_X[row_T] + depth
     if step.has_rules:
@@ -175,19 +180,23 @@ def grow_level_ref(
         tables = asked.processors.tables
         logits_TC = process_ref(logits_TC, row_T, pos_T, path_TP, tables, ids_C=ids_C)
     score_TC = asked.scores(logits_TC, row_T, pos_T, ids_C) if kind else logits_TC
-    column_TW = score_TC.sort(dim=1, descending=True, stable=True).indices[:, :width]
-    token_TW = column_TW if ids_C is None else ids_C[column_TW]
-    value_RNW = score_TC.log_softmax(-1).gather(1, column_TW).view(num_rows, -1, width)
+    column_TB = score_TC.sort(dim=1, descending=True, stable=True).indices[:, :branch]
+    token_TB = column_TB if ids_C is None else ids_C[column_TB]
+    value_RNB = score_TC.log_softmax(-1).gather(1, column_TB).view(num_rows, -1, branch)
     if depth:
-        value_RNW = value_RNW + chances_RW[:, :, None]
+        value_RNB = value_RNB + chances_RW[:, : value_RNB.shape[1], None]
     # Of all children of the level, the likeliest paths go on; that of first children always does.
-    order = value_RNW.flatten(1).clone()
+    order = value_RNB.flatten(1).clone()
     order[:, 0] = torch.inf
     best_RW = order.sort(dim=1, descending=True, stable=True).indices[:, :width]
-    chances_RW.copy_(value_RNW.flatten(1).gather(1, best_RW))
-    token_RW = token_TW.reshape(num_rows, -1).gather(1, best_RW)
-    parent_RW = first - width + best_RW // width if depth else torch.full_like(best_RW, -1)
-    add_nodes_ref(state, step, token_RW.flatten(), parent_RW.flatten(), first, num_nodes)
+    chances_RW.copy_(value_RNB.flatten(1).gather(1, best_RW))
+    is_kept_RW = chances_RW >= (-torch.inf if least is None else least)
+    kept_R = (is_kept_RW * torch.arange(1, width + 1, device=order.device)).amax(1)
+    if least is None:
+        kept_R = torch.full_like(kept_R, width)
+    token_RW = token_TB.reshape(num_rows, -1).gather(1, best_RW)
+    parent_RW = first - width + best_RW // branch if depth else torch.full_like(best_RW, -1)
+    add_nodes_ref(state, step, token_RW.flatten(), parent_RW.flatten(), first, num_nodes, kept_R)
     if following is not None:
         where = {"first_node": first, "depth": depth + 1, "is_ahead": is_ahead}
         level_inputs_ref(state, step, *following, **where)

@@ -4,8 +4,9 @@ The first reads the logits, one program per chunk of a row; the second writes th
 the inputs of the pass over them. A child is a rank: its score's bits, then its column turned
 around, so that the greatest rank is the best score and, among equals, the lowest column.
 
-Shape letters: R rows of the step, N nodes that get children, W nodes of a level (a chain has one),
-T packed nodes (R times N), X rows of the engine, C columns of the model's logits, K chunks of them.
+Shape letters: R rows of the step, N nodes that get children, B children of each, W nodes of a level
+(a chain has one), T packed nodes (R times N), X rows of the engine, C columns of the model's
+logits, K chunks of them.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def _score_of(rank, ID_BITS: tl.constexpr):
 def _children_kernel(
     logits_ptr, rows_ptr, known_ptr, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
     edge_ptr, best_ptr, rank_ptr, top_ptr, mass_ptr, num_columns, num_parents, depth,
-    IS_SAMPLED: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_IDS: tl.constexpr, WIDTH: tl.constexpr,
-    ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    IS_SAMPLED: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_IDS: tl.constexpr,
+    BRANCH: tl.constexpr, HAS_CHANCES: tl.constexpr, ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The best children of one node in one chunk, and the chunk's share of all chances."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -75,13 +76,13 @@ def _children_kernel(
     rank = tl.where(columns < num_columns, rank_of(z, columns, ID_BITS), -1)
     at = m * tl.num_programs(1) + chunk
     best = tl.max(rank, axis=0)
-    tl.store(rank_ptr + at * WIDTH, best)
+    tl.store(rank_ptr + at * BRANCH, best)
     top = _score_of(best, ID_BITS)
-    for i in tl.static_range(1, WIDTH):
+    for i in tl.static_range(1, BRANCH):
         rank = tl.where(rank == best, -1, rank)
         best = tl.max(rank, axis=0)
-        tl.store(rank_ptr + at * WIDTH + i, best)
-    if WIDTH > 1:
+        tl.store(rank_ptr + at * BRANCH + i, best)
+    if HAS_CHANCES:
         tl.store(top_ptr + at, top)
         # A chunk of which the filters keep nothing has mass 0, not NaN.
         tl.store(mass_ptr + at, tl.sum(tl.exp(z - tl.where(top > float("-inf"), top, 0.0)), axis=0))
@@ -91,20 +92,20 @@ def _children_kernel(
 
 
 @triton.jit
-def _merged(rank_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr, WIDTH: tl.constexpr,
-            BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+def _merged(rank_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr, BRANCH: tl.constexpr,
+            BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     """The best children of each node of a row, best first."""
-    n, k, w = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K * BLOCK_W), tl.arange(0, BLOCK_W)
-    size = num_chunks * WIDTH
+    n, k, b = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K * BLOCK_B), tl.arange(0, BLOCK_B)
+    size = num_chunks * BRANCH
     at = (r * NUM_PARENTS + n)[:, None] * size + k[None, :]
     is_at = (n < NUM_PARENTS)[:, None] & (k < size)[None, :]
     rank = tl.load(rank_ptr + at, mask=is_at, other=-1)
-    best_NW = tl.full((BLOCK_N, BLOCK_W), -1, tl.int64)
-    for i in tl.static_range(WIDTH):
+    best_NB = tl.full((BLOCK_N, BLOCK_B), -1, tl.int64)
+    for i in tl.static_range(BRANCH):
         best = tl.max(rank, axis=1)[:, None]
-        best_NW = tl.where((w == i)[None, :], best, best_NW)
+        best_NB = tl.where((b == i)[None, :], best, best_NB)
         rank = tl.where(rank == best, -1, rank)
-    return best_NW
+    return best_NB
 
 
 @triton.jit
@@ -124,11 +125,16 @@ def _log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr,
 
 @triton.jit
 def _place_nodes(
-    token, place, parent, is_in, is_row, r, row, left, room_ptr, count_ptr, draft_ptr, parents_ptr,
-    result_ptr, first_node, draft_stride, result_stride, guesses_at, WIDTH: tl.constexpr,
+    token, place, parent, is_in, is_row, r, row, left, kept, room_ptr, count_ptr, draft_ptr,
+    parents_ptr, result_ptr, first_node, draft_stride, result_stride, guesses_at,
 ):  # fmt: skip
-    """The level's nodes into the draft and the guesses, and how many nodes there are now."""
-    count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), first_node + WIDTH)
+    """The level's nodes into the draft and the guesses, and how many nodes there are now.
+
+    kept: of the level; without any the draft ended before it.
+    """
+    count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), first_node + kept)
+    before = tl.load(count_ptr + row)  # after the level before
+    count = tl.where(kept > 0, count, tl.where(first_node > 0, before, 0))
     at = row * draft_stride + first_node + place
     result_ptr += r * result_stride
     if is_row:
@@ -144,12 +150,12 @@ def _place_nodes(
 def _next_inputs(
     token, place, parent, is_in, is_live, r, row, known, table_ptr, parents_ptr, packed_ptr,
     pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, first_node, depth, max_depth,
-    WIDTH: tl.constexpr, IS_TREE: tl.constexpr, IS_AHEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    GROWN: tl.constexpr, IS_TREE: tl.constexpr, IS_AHEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The pass over the level's nodes: their keys stand after the known tokens', in order."""
+    """The pass over the level's first nodes: their keys stand after the known tokens', in order."""
     if IS_AHEAD:  # of which the last has none
         known -= 1
-    at = r * WIDTH + place
+    at = r * GROWN + place
     pos = known + depth + place * 0
     slot = slots_of(table_ptr, known + first_node + place, is_live, BLOCK_SIZE)
     tl.store(packed_ptr + at, tl.where(is_live, token, 0), mask=is_in)
@@ -168,15 +174,17 @@ def _next_inputs(
             up = tl.load(parents_ptr + up, mask=is_up, other=-1)
 
 
-@triton.jit(do_not_specialize=["first_node", "first_parent", "depth", "guesses_at"])
+@triton.jit(do_not_specialize=["first_node", "first_parent", "depth", "guesses_at", "least"])
 def _grow_kernel(
     rank_ptr, top_ptr, mass_ptr, chance_ptr, ids_ptr, rows_ptr, room_ptr, count_in_ptr, known_ptr,
     end_ptr, done_ptr, count_ptr, table_ptr, draft_ptr, parents_ptr, result_ptr, packed_ptr,
     pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, num_chunks, first_node, first_parent, depth,
-    max_depth, draft_stride, table_stride, result_stride, guesses_at, NUM_PARENTS: tl.constexpr,
-    WIDTH: tl.constexpr, HAS_IDS: tl.constexpr, HAS_NEXT: tl.constexpr, IS_TREE: tl.constexpr,
-    IS_AHEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, ID_BITS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_K: tl.constexpr,
+    max_depth, draft_stride, table_stride, result_stride, guesses_at, least,
+    NUM_PARENTS: tl.constexpr, WIDTH: tl.constexpr, BRANCH: tl.constexpr, GROWN: tl.constexpr,
+    HAS_IDS: tl.constexpr,
+    HAS_CHANCES: tl.constexpr, HAS_LEAST: tl.constexpr, HAS_NEXT: tl.constexpr,
+    IS_TREE: tl.constexpr, IS_AHEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ID_BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row: the likeliest paths become the level's nodes, the first path's first child first."""
     r = tl.program_id(0).to(tl.int64)
@@ -186,42 +194,46 @@ def _grow_kernel(
     is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
     known = tl.load(known_ptr + row)
     left = tl.load(end_ptr + row) - known
-    rank_NW = _merged(rank_ptr, r, num_chunks, NUM_PARENTS, WIDTH, BLOCK_N, BLOCK_W, BLOCK_K)
+    rank_NB = _merged(rank_ptr, r, num_chunks, NUM_PARENTS, BRANCH, BLOCK_N, BLOCK_B, BLOCK_K)
     # From here on one candidate per thread: each finds its own place among the level's nodes.
-    rank = tl.reshape(rank_NW, (BLOCK_N * BLOCK_W,))
-    one = tl.arange(0, BLOCK_N * BLOCK_W)
-    n, w = one // BLOCK_W, one % BLOCK_W
-    is_in = (n < NUM_PARENTS) & (w < WIDTH)
+    rank = tl.reshape(rank_NB, (BLOCK_N * BLOCK_B,))
+    one = tl.arange(0, BLOCK_N * BLOCK_B)
+    n, b = one // BLOCK_B, one % BLOCK_B
+    is_in = (n < NUM_PARENTS) & (b < BRANCH)
     place = one.to(tl.int64) * 0
-    if WIDTH > 1:
+    kept = tl.full((), WIDTH, tl.int64)
+    if HAS_CHANCES:
         top, log_total = _log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS, BLOCK_N,
                                      BLOCK_K)  # fmt: skip
         i = tl.arange(0, BLOCK_N)
         path = tl.load(chance_ptr + r * WIDTH + i, mask=(i < NUM_PARENTS) & (depth > 0), other=0.0)
-        gain_NW = (_score_of(rank_NW, ID_BITS) - top[:, None]) - log_total[:, None]
-        chance = tl.reshape(path[:, None] + gain_NW, (BLOCK_N * BLOCK_W,))
+        gain_NB = (_score_of(rank_NB, ID_BITS) - top[:, None]) - log_total[:, None]
+        chance = tl.reshape(path[:, None] + gain_NB, (BLOCK_N * BLOCK_B,))
         order = tl.where(is_in, rank_of(chance, one, ID_BITS), -1)
         order = tl.where(one == 0, 0x7FFFFFFFFFFFFFFF, order)  # the target is likeliest to take it
         place = tl.sum((order[None, :] > order[:, None]).to(tl.int64), axis=1)
         is_in &= place < WIDTH
         tl.debug_barrier()  # all have read their paths' chances
         tl.store(chance_ptr + r * WIDTH + place, chance, mask=is_in)
+        if HAS_LEAST:  # nodes stand in order, the first path's before all others
+            kept = tl.max(tl.where(is_in & (chance >= least), place + 1, 0), axis=0)
     token = ((1 << ID_BITS) - 1) - (rank & ((1 << ID_BITS) - 1))
     if HAS_IDS:
         token = tl.load(ids_ptr + token, mask=is_in, other=0)
     parent = first_parent + n.to(tl.int64)
     _place_nodes(
-        token, place, parent, is_in, is_row, r, row, tl.maximum(left - 1, 0), room_ptr, count_ptr,
-        draft_ptr, parents_ptr, result_ptr, first_node, draft_stride, result_stride, guesses_at,
-        WIDTH,
+        token, place, parent, is_in, is_row, r, row, tl.maximum(left - 1, 0), kept, room_ptr,
+        count_ptr, draft_ptr, parents_ptr, result_ptr, first_node, draft_stride, result_stride,
+        guesses_at,
     )  # fmt: skip
     if HAS_NEXT:
         room = tl.minimum(tl.load(room_ptr + r), left)
+        is_in &= place < GROWN
         is_live = is_row & is_in & (first_node + place < room)
         _next_inputs(
             token, place, parent, is_in, is_live, r, row, known, table_ptr + row * table_stride,
             parents_ptr + row * draft_stride, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr,
-            tree_ptr, first_node, depth, max_depth, WIDTH, IS_TREE, IS_AHEAD, BLOCK_SIZE,
+            tree_ptr, first_node, depth, max_depth, GROWN, IS_TREE, IS_AHEAD, BLOCK_SIZE,
         )  # fmt: skip
 
 
@@ -232,6 +244,7 @@ def grow_level(
     state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
     depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
+    branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
     """The level under the nodes whose logits these are: W nodes per row, and the next inputs.
 
@@ -239,20 +252,25 @@ def grow_level(
     log of each path's chance between levels. kind: 0 greedy, 1 sampled, 2 filtered; row_T names
     the engine's row of each line of logits. A node past a row's room is padding to the next pass.
     is_ahead: a network that keeps a token's key one position early, beside the state before it.
+    The pass over them may take the first of each row's nodes alone; then only those have children.
+    branch: children looked at per node, of the first level always W. least: log of a chance; a
+    level none of whose paths has it ends the row's draft.
     """
+    num_rows, width = chances_RW.shape
     if step.has_rules:  # the target will choose by them
         logits_TC = process_level(
             logits_TC, row_T, step.ids_R, state.known_X, state.draft_XG, state.parents_XG, depth,
-            asked.processors.tables, ids_C,
+            width, asked.processors.tables, ids_C,
         )  # fmt: skip
-    num_rows, width = chances_RW.shape
+    branch = min(branch or width, width) if depth else width
     num_parents, num_columns = len(logits_TC) // num_rows, logits_TC.shape[1]
     assert logits_TC.is_contiguous()
     assert width <= num_columns < 2**ID_BITS
     num_chunks = cdiv(num_columns, CHUNK)
-    rank_TKW = logits_TC.new_empty(len(logits_TC), num_chunks, width, dtype=torch.int64)
+    has_chances = width > 1 or least is not None
+    rank_TKB = logits_TC.new_empty(len(logits_TC), num_chunks, branch, dtype=torch.int64)
     top_TK, mass_TK = logits_TC.new_empty(2, len(logits_TC), num_chunks, dtype=torch.float32)
-    edge_T, best_T = rank_TKW, top_TK
+    edge_T, best_T = rank_TKB, top_TK
     if kind > 1:
         part = logits_TC.new_empty(len(logits_TC), cdiv(num_columns, gpu_filters.CHUNK))
         edge_T, best_T = edges(
@@ -262,25 +280,26 @@ def grow_level(
     ids = step.ids_R if ids_C is None else ids_C
     _children_kernel[(len(logits_TC), num_chunks)](
         logits_TC, step.ids_R, state.known_X, ids, asked.temperature_X, asked.log_min_p_X,
-        asked.seed_X, asked.sample_X, edge_T, best_T, rank_TKW, top_TK, mass_TK, num_columns,
+        asked.seed_X, asked.sample_X, edge_T, best_T, rank_TKB, top_TK, mass_TK, num_columns,
         num_parents, depth, IS_SAMPLED=kind > 0, HAS_EDGE=kind > 1, HAS_IDS=ids_C is not None,
-        WIDTH=width, ID_BITS=ID_BITS, CHUNK=CHUNK, **options(4),
+        BRANCH=branch, HAS_CHANCES=has_chances, ID_BITS=ID_BITS, CHUNK=CHUNK, **options(4),
     )  # fmt: skip
     ids_T, attn = (step.ids_R, None) if following is None else following
     tree_TP = None if attn is None else attn.tree_TP
     places = (ids_T,) * 4 if attn is None else (attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T)
-    sizes = (num_parents, width, num_chunks)
-    block_n, block_w, block_k = (next_power_of_2(size) for size in sizes)
+    sizes = (num_parents, branch, num_chunks)
+    block_n, block_b, block_k = (next_power_of_2(size) for size in sizes)
     _grow_kernel[(num_rows,)](
-        rank_TKW, top_TK, mass_TK, chances_RW, ids, step.ids_R, step.room_R, step.count_R,
+        rank_TKB, top_TK, mass_TK, chances_RW, ids, step.ids_R, step.room_R, step.count_R,
         state.known_X, state.end_X, state.is_done_X, state.count_X, state.table_XB,
         state.draft_XG, state.parents_XG, step.result_RC, ids_T, *places,
         ids_T if tree_TP is None else tree_TP, num_chunks, depth * width,
         (depth - 1) * width if depth else -1, depth, 0 if tree_TP is None else tree_TP.shape[1],
         state.draft_XG.stride(0), state.table_XB.stride(0), step.result_RC.stride(0),
-        step.guesses_at(num_nodes), NUM_PARENTS=num_parents, WIDTH=width,
-        HAS_IDS=ids_C is not None, HAS_NEXT=attn is not None, IS_TREE=tree_TP is not None,
+        step.guesses_at(num_nodes), least or 0.0, NUM_PARENTS=num_parents, WIDTH=width,
+        BRANCH=branch, GROWN=len(ids_T) // num_rows, HAS_IDS=ids_C is not None, HAS_CHANCES=has_chances,
+        HAS_LEAST=least is not None, HAS_NEXT=attn is not None, IS_TREE=tree_TP is not None,
         IS_AHEAD=is_ahead, BLOCK_SIZE=state.block_size, ID_BITS=ID_BITS, BLOCK_N=block_n,
-        BLOCK_W=block_w, BLOCK_K=block_k,
-        **options(1 if block_n * block_w * block_k <= 1024 else 4),
+        BLOCK_B=block_b, BLOCK_K=block_k,
+        **options(1 if block_n * block_b * block_k <= 1024 else 4),
     )  # fmt: skip

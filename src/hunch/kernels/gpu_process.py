@@ -229,17 +229,16 @@ def draft_paths(
 
 def process_level(
     logits_TC: Tensor, row_T: Tensor, ids_R: Tensor, known_X: Tensor, draft_XG: Tensor,
-    parents_XG: Tensor, depth: int, tables: ProcessTables, ids_C: Tensor | None = None,
+    parents_XG: Tensor, depth: int, width: int, tables: ProcessTables,
+    ids_C: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """A drafter's logits by its rows' rules, so that it guesses what the target will choose.
 
-    They follow the nodes of a draft's level before `depth`, all levels being of one width; the
-    first ones, of depth 0, follow the rows' known tokens.
+    They follow the first nodes of a draft's level before `depth`, all levels being of one width;
+    those of depth 0 follow the rows' known tokens.
     """
-    num_rows = len(ids_R)
-    width = len(logits_TC) // num_rows
     path_TP = ids_R.new_empty(len(logits_TC), depth)
-    count_R = ids_R.new_full((num_rows,), depth * width)
+    count_R = ids_R.new_full((len(ids_R),), depth * width)
     first_node = (depth - 1) * width if depth else -1
     draft_paths(ids_R, count_R, draft_XG, parents_XG, first_node, path_TP)
     pos_T = known_X[row_T] + depth

@@ -180,7 +180,7 @@ class Doctor:
 
         seen = Seen()
         spec = f"{self.method}:{folder}{self.options}{options}"
-        with LLM(self.target, speculate=spec, **self.engine) as llm:
+        with LLM(self.target, speculate=spec, always_draft=True, **self.engine) as llm:
             target = getattr(llm.engine.runner, "target", None)
             self.is_rounded = bool(getattr(target, "is_quantised", False))
             room = max(llm.engine.capacity.max_len - self.max_tokens, 1)

@@ -37,7 +37,8 @@ def measure(
     from hunch import LLM, SamplingParams
 
     speculate = method if folder is None else f"{method}:{folder}"
-    with LLM(target, speculate=speculate, **(arguments or {})) as llm:
+    # What it can do is asked here, not when that pays.
+    with LLM(target, speculate=speculate, always_draft=True, **(arguments or {})) as llm:
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         stats = llm.stats()

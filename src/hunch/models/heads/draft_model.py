@@ -16,15 +16,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError, UnsupportedModelError, VocabMismatchError
 from hunch.hub import resolve as find_files
+from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.native import INT8, ROUNDED, NativeMatrix
 from hunch.layers.linear import Linear
-from hunch.models.decoder import Decoder
+from hunch.models.decoder import Decoder, Hidden
 from hunch.models.heads.files import check_map
 from hunch.models.load import check_tensors, choose_dtype, choose_hold
 from hunch.models.native import ID_MAP, NativeDecoder
@@ -198,6 +200,11 @@ class Columns:
     pick_C: Tensor | None = None  # the columns to keep, where they are not the first ones
     draft_id_V: Tensor | None = None  # what the draft model is fed for each of the target's ids
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether a token has another number there, or none."""
+        return self.pick_C is not None or self.draft_id_V is not None
+
     def to_draft(self, ids_T: Tensor) -> Tensor:
         if self.draft_id_V is None:
             return ids_T
@@ -215,6 +222,33 @@ class Columns:
             return None if tensor is None else tensor.to(device)
 
         return Columns(self.num_columns, move(self.ids_C), move(self.pick_C), move(self.draft_id_V))
+
+
+class Renumbered:
+    """A draft model of another vocabulary, fed with the target's ids, that answers in its columns.
+
+    All else is the model's own.
+    """
+
+    def __init__(self, model: Target, columns: Columns) -> None:
+        self.model, self.columns = model, columns
+
+    def forward(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        return self.model.forward(self.columns.to_draft(ids_T), attn, kv, feature_layers)
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        return self.columns.fit(self.model.logits(hidden_MD)).contiguous()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def renumbered(model: Target, columns: Columns) -> Target:
+    """The model as one of the target's vocabulary; itself, if it is that."""
+    is_padded = columns.ids_C is None and columns.num_columns < model.spec.vocab_size
+    return cast("Target", Renumbered(model, columns)) if columns.is_mapped or is_padded else model
 
 
 def read_vocab(weights: Weights) -> dict[str, int] | None:

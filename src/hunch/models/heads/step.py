@@ -34,6 +34,7 @@ class TiledNet(Part):
 
     spec: ModelSpec
     rope: Rope
+    is_capturable = True  # a step asks nothing of the host, so a graph can hold it
     _tiler: Tiler | None = None
 
     def tiler(self, attn: AttnInputs) -> Tiler:
@@ -57,7 +58,6 @@ class StepNet(TiledNet):
     matrix_bytes = 0  # of weights held outside of tensors
     num_tokens: int | None = None  # drafted per step, where the files say it
     is_staged = False  # a layer per drafted token: known positions go through `cover`
-    is_capturable = True  # a step asks nothing of the host, so a graph can hold it
     network: NativeNetwork | None = None  # the same on the CPU's own kernels, where they can
     fused: FusedHead | None = None  # and on the GPU's
 

@@ -1,0 +1,106 @@
+"""Lookup and a draft model (or Medusa's kind of heads) on a device, in one step: a long match goes
+first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hunch.draft import Rows
+from hunch.drafting.auto_head import CHAIN_NODES, SURE
+from hunch.drafting.base import DeviceDrafter, Network
+from hunch.drafting.costs import DraftSource, StepShape, levels_after
+from hunch.drafting.draft_model import DeviceDraft
+from hunch.drafting.lookup import DeviceLookup
+from hunch.models.decoder import Hidden
+
+if TYPE_CHECKING:
+    from hunch.kernels.step import RowState, StepRows
+
+TREE_WIDTH, TREE_LEVELS = 3, 5  # of a draft model's trees
+
+
+class DeviceAuto(DeviceDrafter):
+    """Lookup and a network on a device, in one step: a long match outbids the network.
+
+    The cheaper source of its steps is the lookup alone. In the others the network guesses for every
+    row, a chain or (a draft model) a small tree, and rows whose end stood in their text before, for
+    `SURE` tokens or more, take what followed. Tokens that were accepted from a lookup have no KV of
+    a draft model's, so it processes anew as many tokens as the step could have committed.
+    """
+
+    def __init__(self, matches: DeviceLookup, model: DeviceDrafter) -> None:
+        super().__init__(
+            name="auto",
+            num_levels=model.num_levels,
+            num_nodes=max(matches.num_nodes, model.num_nodes),
+            margin=matches.margin,
+        )
+        # Guesses of both stand in one place.
+        self.matches, self.model = matches, replace(model, num_nodes=self.num_nodes)
+        self.tree: DeviceDraft | None = None
+        if isinstance(model, DeviceDraft) and not model.only_chains:
+            num_levels, width = min(model.num_levels, TREE_LEVELS), TREE_WIDTH
+            self.tree = replace(
+                model, num_levels=num_levels, num_nodes=0, level_size=width, width=width,
+                branch=width,
+            )  # fmt: skip
+
+    @property
+    def network(self) -> Network | None:
+        return self.model.network
+
+    @property
+    def is_guided(self) -> bool:
+        return self.matches.is_guided
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        sizes = {min(size, self.num_nodes) for size in CHAIN_NODES}
+        chains = [StepShape(size, DraftSource.CHAIN) for size in sorted(sizes)]
+        if self.tree is None or self.tree.num_nodes > self.num_nodes:
+            return (*self.matches.shapes, *chains)
+        whole = StepShape(self.tree.num_nodes, DraftSource.TREE)
+        return (*self.matches.shapes, *chains, whole)
+
+    def levels(self, source: int) -> int:
+        is_tree = self.tree is not None and source == DraftSource.TREE
+        return self.tree.num_levels if is_tree and self.tree else self.num_levels
+
+    def depth(self, source: int) -> int:
+        """A lookup's chain may be checked as a tree, as deep as it has nodes."""
+        is_tree = self.tree is not None and source == DraftSource.TREE
+        return self.tree.num_nodes if is_tree and self.tree else 0
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+    ) -> None:
+        from hunch.kernels.gpu_lookup import lookup
+
+        at, model = self.matches, self.model
+        if not source:
+            at.look(state, step, self.num_nodes)
+            return
+        num_tokens = step.path_RK.shape[1]  # that this step could have committed
+        if source == DraftSource.TREE:
+            assert self.tree is not None
+            self.tree.grow(state, step, kind, self.tree.num_levels, num_tokens)
+        elif isinstance(model, DeviceDraft):
+            num_levels = levels_after(num_tokens, self.num_levels)
+            model.grow(state, step, kind, num_levels, num_tokens)
+        else:
+            model.draft(state, step, hidden, kind, source)
+        lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
+
+    def works(self, source: int) -> bool:
+        return True
+
+    def writes_kv(self, source: int) -> bool:
+        return self.model.writes_kv(source)
+
+    def can_follow(self, rows: Rows) -> bool:
+        return self.model.can_follow(rows)
+
+    def drafted_by(self, source: int, matched: int) -> str:
+        is_looked_up = not source or matched >= SURE
+        return self.matches.name if is_looked_up else self.model.name
