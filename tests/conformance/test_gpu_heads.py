@@ -30,17 +30,25 @@ def study(model: Path) -> head_files.Study:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp", "medusa", "mlp", "dspark", "dflash2"])
-def test_as_much_is_accepted(name: str, batch: int, model: Path, study: head_files.Study) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [
+        "eagle", "eagle3", "mtp", "medusa", "mlp", "dspark", "dflash2",
+        "eagle3:tree=dynamic:depth=3:num_nodes=9",
+        "eagle:tree=dynamic:depth=4:num_nodes=12:width=2",
+        "eagle3:min_confidence=0.2",
+    ],
+)  # fmt: skip
+def test_as_much_is_accepted(method: str, batch: int, model: Path, study: head_files.Study) -> None:
+    name, _, options = method.partition(":")
     path = model.parent / name
     if not path.exists():
         getattr(head_files, f"make_{name}")(study, path)
     prompts = [text[:12] for text in study.tokens.tolist()]
     answers, per_pass = [], []
     for is_captured in (False, True):
-        with LLM(
-            str(model), speculate=f"{name}:{path}:adaptive=false", max_num_seqs=batch, **GPU
-        ) as llm:
+        spec = f"{name}:{path}:adaptive=false" + (f":{options}" if options else "")
+        with LLM(str(model), speculate=spec, max_num_seqs=batch, **GPU) as llm:
             runner = llm.engine.runner
             assert isinstance(runner, Runner)
             assert runner.captured is not None

@@ -247,9 +247,9 @@ class DeviceDraft(DeviceDrafter):
     """Chains, or trees of `num_levels` levels, drafted within the step.
 
     Every draft begins with the last tokens of the row, so that whatever the target accepted of the
-    draft before has the model's KV; then one pass per level. A tree keeps the `level_size` likeliest
-    paths at each level, and always the path of first children, as the target is likeliest to take
-    it; the first `width` of them are grown on.
+    draft before has the model's KV; then one pass per level. A tree keeps the `level_size`
+    likeliest paths at each level, and always the path of first children, as the target is likeliest
+    to take it; the first `width` of them are grown on.
     """
 
     model: CudaDecoder

@@ -297,9 +297,10 @@ def grow_level(
         (depth - 1) * width if depth else -1, depth, 0 if tree_TP is None else tree_TP.shape[1],
         state.draft_XG.stride(0), state.table_XB.stride(0), step.result_RC.stride(0),
         step.guesses_at(num_nodes), least or 0.0, NUM_PARENTS=num_parents, WIDTH=width,
-        BRANCH=branch, GROWN=len(ids_T) // num_rows, HAS_IDS=ids_C is not None, HAS_CHANCES=has_chances,
-        HAS_LEAST=least is not None, HAS_NEXT=attn is not None, IS_TREE=tree_TP is not None,
-        IS_AHEAD=is_ahead, BLOCK_SIZE=state.block_size, ID_BITS=ID_BITS, BLOCK_N=block_n,
+        BRANCH=branch, GROWN=len(ids_T) // num_rows, HAS_IDS=ids_C is not None,
+        HAS_CHANCES=has_chances, HAS_LEAST=least is not None, HAS_NEXT=attn is not None,
+        IS_TREE=tree_TP is not None, IS_AHEAD=is_ahead, BLOCK_SIZE=state.block_size,
+        ID_BITS=ID_BITS, BLOCK_N=block_n,
         BLOCK_B=block_b, BLOCK_K=block_k,
         **options(1 if block_n * block_b * block_k <= 1024 else 4),
     )  # fmt: skip
