@@ -30,7 +30,7 @@ class Net:
 
     feature_layers = (1, 3)
     tiler = StepNet.tiler
-    spec = SimpleNamespace(num_heads=2, num_kv_heads=1, head_dim=16, width=SIZE)
+    spec = SimpleNamespace(num_heads=2, num_kv_heads=1, head_dim=16, value_dim=16, width=SIZE)
     rope = SimpleNamespace(table_LH=torch.zeros(64, 16, device=DEVICE))
     kv_dtype = torch.float32
     _tiler = None
@@ -125,13 +125,14 @@ def test_whole_drafts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_node_of_a_tree_goes_on_its_parents_state(size: int, width: int, branch: int) -> None:
     """Replayed node by node: the target's states of what was accepted, then the head's own."""
     state, step, hidden = rows(size)
-    step.path_RK.copy_(torch.tensor([[-1] * 4, [1, 3, 4, -1], [-1] * 4]))
+    step.path_RK.copy_(torch.tensor([[-1] * 4, [0, 2, -1, -1], [-1] * 4]))
+    step.result_RC[1, TOKENS] = 3
     net, known = Net(), 20
     tree = {"level_size": size, "width": width, "branch": branch}
     drafter(net, 0, **tree).draft(state, step, hidden, 0, DraftSource.TREE)
     assert state.count_X.tolist() == [LEVELS * size, 2, 0]
-    # Row 0, the second of the step, committed nodes 1, 3 and 4 of its tree, and one more token.
-    last = WIDTH + 1 + 4
+    # Row 0, the second of the step, committed nodes 0 and 2 of its tree, and one more token.
+    last = WIDTH + 1 + 2
     fused = net.fuse(hidden.last_TD[last], tuple(f[last] for f in hidden.features))
 
     def slot(pos: int) -> int:

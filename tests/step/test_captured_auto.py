@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton")
 
-import hunch.drafting.auto
+import hunch.drafting.auto_device
 from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
 from hunch.drafting.costs import StepShape, StepShapes
@@ -103,7 +103,9 @@ def test_text_does_not_depend_on_who_drafts(
     plain: dict[str, list[list[int]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hunch.drafting.auto, "SURE", 2)  # or so short texts repeat too little
+    monkeypatch.setattr(
+        hunch.drafting.auto_device, "SURE", 2
+    )  # or so short texts repeat too little
     kinds = {"one": ["greedy"], "all": list(PARAMS), "few blocks": ["filters"]}[engine]
     given = {**SMALL, **ENGINES[engine]}
     with LLM(str(model), speculate=f"auto:draft={draft}", **given) as llm:
@@ -152,7 +154,7 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An exact copy is always right, if it has read every token."""
-    monkeypatch.setattr(hunch.drafting.auto, "SURE", 99)
+    monkeypatch.setattr(hunch.drafting.auto_device, "SURE", 99)
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         runner, turns = graph_runner(llm), iter(WALKS[walk] * 100)
         waiting: list[StepShape] = []
