@@ -86,6 +86,7 @@ EFFECTS: dict[str, Callable[[LLM], bool]] = {
     "seed": differs(seed=2),
     "logprobs": lambda llm: len((answer(llm, logprobs=2).outputs[0].logprobs or [{}])[0]) >= 2,
     "prompt_logprobs": lambda llm: answer(llm, prompt_logprobs=1).prompt_logprobs is not None,
+    "pooling": lambda llm: len(answer(llm, pooling="mean").embedding or ()) == 64,
     "structured_outputs": lambda llm: (
         text_of(llm, structured_outputs={"choice": ["zebra"]}) == "zebra"
     ),
