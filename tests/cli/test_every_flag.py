@@ -66,6 +66,7 @@ SERVE_TOGETHER = {
 QUIET_FLAGS = {
     "--use-v2-block-manager",
     "--enable-chunked-prefill",
+    "--enable-lora",
     "--spec-decoding-acceptance-method",
 }
 
