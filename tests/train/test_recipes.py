@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
 from hunch.registry import RECIPES
 from hunch.train.batches import batches
-from hunch.train.job import build_student, drafts_as, read_settings
+from hunch.train.job import Job, build_student, drafts_as, read_settings, run_job
 from hunch.train.loop import Loop
+from hunch.train.progress import Progress
 from hunch.train.recipes.draft import choose_layers, read_layers
 from hunch.train.regenerate import read_answers
 from hunch.train.student import check_target
+from tiny_families import write_family
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("draft", {"layers": "0,1,3", "draft_vocab": 160}),
@@ -81,10 +84,29 @@ def test_training_helps(trained: tuple[Any, Any]) -> None:
     assert found[0] > found[1] + 0.01
 
 
-@pytest.mark.parametrize("method", ["draft", "eagle3"])
-def test_a_target_that_does_not_fit(method: str) -> None:
+def test_a_target_that_does_not_fit() -> None:
     with pytest.raises(UnsupportedModelError, match="learned positions"):
-        check_target(tiny_model("OPTForCausalLM").spec, method)
+        check_target(tiny_model("OPTForCausalLM").spec, "eagle3")
+
+
+def test_a_draft_of_a_target_with_learned_positions(tmp_path: Path) -> None:
+    """OPT's: they are the target's, and are written with its layers."""
+    target = write_family(tmp_path / "target", "opt")
+    lines = [json.dumps({"prompt": text}) for text in ("the model and", "fast token", "a b c", "e")]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    options = {"steps": "2", "batch": "64", "layers": "1", "held_out": "1", "max_tokens": "8"}
+    engine = {"dtype": "float32", "max_model_len": 64}
+    job = Job(
+        "draft", str(target), str(tmp_path / "prompts.jsonl"), tmp_path / "out",
+        {**options, "context": "48"}, engine,
+    )  # fmt: skip
+    run_job(job, Progress(is_quiet=True))
+    params, texts = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), []
+    for speculate in ("off", f"draft:{job.out}"):
+        with LLM(str(target), speculate=speculate, always_draft=True, **engine) as llm:
+            texts.append(llm.generate("the model and", params)[0].outputs[0].token_ids)
+            assert (llm.stats()["drafted"] > 0) == (speculate != "off")
+    assert texts[0] == texts[1]
 
 
 def test_a_small_target_gives_half_of_its_layers() -> None:

@@ -100,7 +100,7 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
     few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
     deep = min(3, max(spec.num_layers - 1, 1))
     sizes = list(dict.fromkeys([(1, few), (deep, few), (1, many)]))
-    if any(unlike_llama(spec).values()):
+    if spec.rope is None or any(unlike_llama(spec).values()):
         sizes = []  # none can be cut from it
     bodies = [_pass_of(target, num_rows) for num_rows in ROWS]
     for num_layers, num_columns in sizes:

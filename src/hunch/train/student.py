@@ -265,7 +265,6 @@ def layer_config(spec: ModelSpec, target: Mapping[str, Any]) -> dict[str, Any]:
 def unlike_llama(spec: ModelSpec) -> dict[str, bool]:
     """What layers cut from a target may not have, and whether it is there."""
     return {
-        "learned positions": spec.rope is None,
         "norms after the residual sums": spec.is_post_norm,
         "experts": spec.experts is not None,
         "several rotary tables": bool(spec.more_ropes),
@@ -284,6 +283,7 @@ def unlike_llama(spec: ModelSpec) -> dict[str, bool]:
 def unlike_llama_inside(spec: ModelSpec) -> dict[str, bool]:
     """What layers written as Llama's may not have, and whether it is there."""
     return {
+        "learned positions": spec.rope is None,
         "norms of what is added": spec.has_branch_norms,
         "scaled residual sums": spec.residual_scale != 1.0,
         "one norm for attention and MLP": spec.is_parallel,
