@@ -24,12 +24,13 @@ from hunch.kernels.gpu_codes import (
     scales_of,
 )
 from hunch.kernels.gpu_endings import Tile
-from hunch.kernels.gpu_launch import IS_INTERPRETED, cdiv, options
+from hunch.kernels.gpu_launch import cdiv, options
 from hunch.kernels.quant import UNIT_GROUP, Quantised
 from hunch.kernels.slices import NUM_SMS
 from hunch.kernels.words import num_parts
 
-MAX_ROWS = 16
+MAX_ROWS = 8
+TRIED = ("int4", "int8")  # on a GPU, without zero points, minima and units; others take `gpu_quant`
 _EARLY = gl.constexpr(gpu_launch.HAS_EARLY_START)
 _BLOCK = gl.constexpr(32)  # words
 
@@ -283,7 +284,8 @@ def can_multiply(x_MK: Tensor, w: Quantised, y: Tensor, ending: str, split: int)
     whose slices stay apart."""
     is_apart = split == 1 or (y.dim() == 3 and len(y) == split)
     is_even = w.shape[1] % (w.span * split) == 0 and w.data_SNW.shape[2] % 32 == 0
-    is_known = not IS_INTERPRETED and ending != "rope" and route_of(w) != "plain"
+    is_plain = not (w.has_zero or w.has_minimum or w.unit_UN is not None)
+    is_known = w.kind in TRIED and is_plain and ending != "rope" and route_of(w) != "plain"
     is_aligned = x_MK.stride(1) == 1 and x_MK.stride(0) % 8 == 0 and x_MK.data_ptr() % 16 == 0
     return len(x_MK) <= MAX_ROWS and is_apart and is_even and is_known and is_aligned
 
