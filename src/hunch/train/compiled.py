@@ -19,6 +19,8 @@ from hunch.models.spec import ModelSpec
 
 log = logging.getLogger("hunch")
 
+MAX_GRAPHS = 3  # compiled one after the other, each in seconds that learning lacks
+
 
 class Masters(Source):
     """Float32 tensors as networks take them, in the precision that products have."""
@@ -57,14 +59,20 @@ class Compiled:
         if self.fast is None or is_plain:
             return self.body(*given)
         from torch._dynamo.exc import TorchDynamoException  # takes seconds, and is here by now
+        from torch._dynamo.utils import counters
 
         try:
-            return self.fast(*given)
+            found = self.fast(*given)
         except TorchDynamoException as error:
-            why = str(error).strip().splitlines()[0]
-            log.warning("training goes on without compiled layers, more slowly: %s", why)
-            self.fast = None
+            self._give_up(str(error).strip().splitlines()[0])
             return self.body(*given)
+        if counters["stats"]["unique_graphs"] > MAX_GRAPHS:
+            self._give_up("sizes of batches ask for graphs of their own")
+        return found
+
+    def _give_up(self, why: str) -> None:
+        log.warning("training goes on without compiled layers, more slowly: %s", why)
+        self.fast = None
 
 
 def first_like(spec: ModelSpec, layer: int) -> int:
