@@ -378,6 +378,22 @@ def make_draft(target: Path, path: Path, noise: float = 0.0) -> Path:
     return path
 
 
+def cut_vocab(path: Path, count: int) -> None:
+    """Take the last rows of a model's tables away, as a family's smaller models have fewer."""
+    from safetensors.torch import load_file
+
+    config = json.loads((path / "config.json").read_text())
+    size = config["vocab_size"]
+    config["vocab_size"] = size - count
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(path / "model.safetensors")
+    tensors = {
+        name: tensor[: size - count].contiguous() if tensor.shape[0] == size else tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(tensors, path / "model.safetensors")
+
+
 def shuffle_vocab(path: Path) -> None:
     """Renumber a model's tokens: the same function under other ids."""
     from safetensors.torch import load_file

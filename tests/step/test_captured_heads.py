@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+import head_files
 from captured_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from deepseek_files import make_deepseek
 from hunch import LLM, Speculation
@@ -263,3 +264,37 @@ def test_a_short_row_flies_beside_one_past_the_window(
         assert got == [world.plain["greedy"][i][:length] for i, length in enumerate(lengths)]
         assert {len(text) <= 20 for text, _ in drafts.found} == {True}
         drafts.check(world.heads["eagle"], world.study, 2)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "medusa"])
+def test_heads_beside_lookups_in_captured_steps(
+    name: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = f"auto:draft={world.model.parent / name}"
+    with LLM(str(world.model), speculate=spec, always_draft=True, **SMALL) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        for kind in ("greedy", "filters"):
+            assert tokens(llm, world.prompts, PARAMS[kind]) == world.plain[kind], kind
+        assert sum(map(len, drafts.by_host)) == 2 * len(world.prompts)
+        assert llm.stats()["drafters"][name]["accepted"] > 0
+
+
+@pytest.mark.parametrize("kind", ["padded", "crossed"])
+def test_draft_models_of_another_vocabulary_in_captured_steps(
+    kind: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without the target's last rows, and one with its tokens in another order."""
+    head_files.make_draft(world.model, tmp_path / "draft", noise=0.0)
+    options = ":adaptive=false"
+    if kind == "padded":
+        head_files.cut_vocab(tmp_path / "draft", 8)
+    else:
+        head_files.shuffle_vocab(tmp_path / "draft")
+        options += ":cross_vocab=true"
+    spec = f"draft:{tmp_path / 'draft'}{options}"
+    with LLM(str(world.model), speculate=spec, **SMALL) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        for name in ("greedy", "filters"):
+            assert tokens(llm, world.prompts, PARAMS[name]) == world.plain[name], name
+        assert sum(map(len, drafts.by_host)) == 2 * len(world.prompts)
+        assert llm.stats()["acceptance_rate"] > 0.3  # of the missing tokens some are said
