@@ -33,6 +33,11 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
+# The pages of docs/ as a site, in site/.
+docs: | $(BIN)/python
+	$(PIP) 'mkdocs>=1.6,<2'
+	$(BIN)/python -m mkdocs build --strict
+
 # Other engines on the same file, each as a server: llama.cpp and its own speculation, ik_llama.cpp,
 # transformers and assisted generation. MODEL=FILE.gguf takes another model than the default;
 # PEERS="--repeats 5 --html peers.html" measures, --quick only looks.
