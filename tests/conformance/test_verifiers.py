@@ -23,12 +23,12 @@ from tiny_vocab import PROMPT, joint_chances, write_drafter, write_target
 
 LENGTH = 4
 KINDS = {  # {near} and {far} are draft models
-    "sampled chain": "draft:{near}:num_nodes=3",
-    "hotter sampled chain": "draft:{near}:num_nodes=3:draft_temperature=2.0",
-    "sampled chain that may end early": "draft:{near}:num_nodes=3:min_confidence=0.5",
+    "sampled chain": "draft:{near}:adaptive=false:num_nodes=3",
+    "hotter sampled chain": "draft:{near}:adaptive=false:num_nodes=3:draft_temperature=2.0",
+    "sampled chain, early end": "draft:{near}:adaptive=false:num_nodes=3:min_confidence=0.5",
     "one-hot chain": "ngram:num_nodes=3:adaptive=false",
-    "sampled tree": "draft:{near}:num_nodes=4:tree=fixed:branch=2",
-    "chosen tree": "draft:{near}:num_nodes=6:tree=dynamic:branch=2:depth=3",
+    "sampled tree": "draft:{near}:adaptive=false:num_nodes=4:tree=fixed:branch=2",
+    "chosen tree": "draft:{near}:adaptive=false:num_nodes=6:tree=dynamic:branch=2:depth=3",
 }
 LOSSLESS = sorted(set(VERIFIERS) - LOSSY)
 Joint = dict[tuple[int, ...], float]
@@ -224,7 +224,7 @@ FAULTS = {
     swap_p_and_q: "sampled chain",
     take_the_bonus_from_the_draft: "sampled chain",
     chooser_one_place_too_late: "sampled chain",
-    keep_a_node_for_its_own_chance: "sampled chain that may end early",
+    keep_a_node_for_its_own_chance: "sampled chain, early end",
     call_the_best_children_samples: "sampled tree",
 }
 

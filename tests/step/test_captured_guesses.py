@@ -63,7 +63,7 @@ def test_rows_come_and_go_beside_heads_without_kv(
 def test_what_the_host_must_grow(
     name: str, options: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with load(world.model, name, options) as llm:
+    with load(world.model, name, f"{options}:adaptive=false") as llm:
         drafts = Drafts(llm, monkeypatch)
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert not drafts.found

@@ -64,7 +64,9 @@ def test_replay_and_engine_agree(trained: tuple[Any, Any], target: Path) -> None
     # The last candidate is what the loop ended with.
     folder = job.out / "work" / "select" / "candidate-2"
     method = drafts_as(job.method)
-    with LLM(str(target), speculate=f"{method}:{folder}:num_nodes={depth}", **ENGINE) as llm:
+    with LLM(
+        str(target), speculate=f"{method}:{folder}:num_nodes={depth}:adaptive=false", **ENGINE
+    ) as llm:
         outputs = llm.generate(prompts, params)
     tokens = sum(len(output.outputs[0].token_ids) - 1 for output in outputs)
     steps = sum(output.outputs[0].stats["steps"] - 1 for output in outputs)

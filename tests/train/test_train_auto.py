@@ -188,7 +188,7 @@ def test_a_drafter_that_pays_is_found_by_auto(
         "draft": str(out), "phrases": str(out / "phrases"), "any_size": "true",
     }  # fmt: skip
     with LLM(str(target), **ENGINE) as llm:  # large beside this target, and loaded all the same
-        assert "draft" in llm.engine.capacity.methods
+        assert {"draft", "dspark"} & set(llm.engine.capacity.methods)
     assert "draft" not in find_files(SpecConfig.parse("auto"), files, "cuda").options
     _, listed, _ = run(capsys, "drafters", "--json")
     assert [one["speedup"] for one in json.loads(listed)] == [1.0, 1.9]

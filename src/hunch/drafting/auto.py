@@ -256,7 +256,7 @@ class AutoDrafter(RoutedDrafter):
         model = None
         if draft != "off":
             max_share = inf if is_any_size else MAX_SHARE
-            context.is_followed = suffix.is_adaptive and context.cost.is_measured
+            context.is_followed &= suffix.is_adaptive
             model = _load_network(draft, suffix.is_adaptive, context, max_share)
         super().__init__("suffix", suffix, model, lookups, context)
         sizes = {"auto": suffix.needs.max_nodes, **self.needs.methods}
@@ -269,7 +269,9 @@ class AutoDrafter(RoutedDrafter):
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     """The method a config names; predictions stand beside it where drafting needs the host."""
-    context.is_followed = context.cost.is_measured and spec.method != MERGE
+    # With a verifier that weighs draws, text depends on how much is drafted: measured times, which
+    # differ from run to run, must not decide it.
+    context.is_followed = context.cost.is_measured and spec.method != MERGE and not context.wants_q
     method: Drafter = resolve(DRAFTERS, spec.method)(spec.options, spec.path, context)
     if method.needs.is_graphable or method.needs.methods or spec.method == HINTED:
         return method
@@ -286,7 +288,7 @@ def _asked_where_it_pays(
 ) -> NetworkDrafts:
     share = method.needs.weight_bytes / max(getattr(context.target, "weight_bytes", 0), 1)
     share = min(share, MAX_SHARE)  # what was never asked would never be timed
-    is_adaptive = is_adaptive and getattr(method, "is_adaptive", False)
+    is_adaptive &= getattr(method, "is_adaptive", False) and not context.wants_q
     return NetworkDrafts(name, method, context, share=share, is_adaptive=is_adaptive)
 
 
