@@ -290,13 +290,12 @@ def can_multiply(x_MK: Tensor, w: Quantised, y: Tensor, ending: str, split: int)
     return len(x_MK) <= MAX_ROWS and is_apart and is_even and is_known and is_aligned
 
 
-def tile_of(num_rows: int, w: Quantised, split: int) -> Tile:
+def tile_of(w: Quantised, split: int) -> Tile:
     """A tile by what was measured on an H200: warps for every scheduler of the chip come before
     long ones, and their copies must fit beside each other. Stages are spans copied ahead."""
     is_narrow = num_parts(w.kind) == 4
     is_wide = is_narrow and w.shape[0] * split >= 5 * 32 * NUM_SMS
-    block_m = 8 if num_rows <= 8 else 16
-    return Tile(block_m, 32 if is_wide else 16, 0, 1, 6 if is_narrow and block_m == 8 else 4)
+    return Tile(MAX_ROWS, 32 if is_wide else 16, 0, 1, 6 if is_narrow else 4)
 
 
 def launch(
@@ -309,7 +308,7 @@ def launch(
     assert x_MK.dtype == w.dtype, "a weight stands for numbers of one precision"
     (m, k), span = x_MK.shape, w.span
     num_spans = k // (span * split)
-    tile = tile or tile_of(m, w, split)
+    tile = tile or tile_of(w, split)
     scale, minimum, zero, unit = w.scale_GN, w.minimum_GN, w.zero_GN, w.unit_UN
     width = tile.block_n if ending == "store" else tile.block_n // 2
     _direct_kernel[(cdiv(num_outputs, width), split)](
