@@ -16,6 +16,7 @@ from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
 from hunch.registry import RECIPES
 from hunch.train.batches import batches
+from hunch.train.compiled import MAX_GRAPHS
 from hunch.train.job import Job, build_student, drafts_as, read_settings, run_job
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
@@ -136,7 +137,7 @@ def test_batches_hold_every_text_once(trained: tuple[Any, Any]) -> None:
 
 @pytest.mark.slow
 def test_compiled_layers_teach_the_same(train: Callable[..., Any]) -> None:
-    """One graph for all layers and sizes of batches, and the gradients of plain ones."""
+    """Layers share graphs, few enough that compiling is not given up; gradients are plain ones'."""
     import torch._dynamo as dynamo
 
     job, _ = train("draft", **CASES[0][1])
@@ -158,7 +159,7 @@ def test_compiled_layers_teach_the_same(train: Callable[..., Any]) -> None:
         found.append({n: t.grad for n, t in student.tensors.items() if t.grad is not None})
         for tensor in student.tensors.values():
             tensor.grad = None
-    assert dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert 1 <= dynamo.utils.counters["stats"]["unique_graphs"] <= MAX_GRAPHS
     for name, slope in found[0].items():
         torch.testing.assert_close(found[1][name], slope, rtol=1e-4, atol=1e-5)
 
