@@ -1,5 +1,8 @@
 """Families with recurrent layers against transformers, and the independence of their rows."""
 
+import copy
+from statistics import median
+
 import pytest
 import torch
 
@@ -66,15 +69,19 @@ def test_so_it_is_on_a_gpu(pair, dtype):
     theirs, weights = pair
     model = CudaDecoder(load_decoder(weights, dtype=dtype, device="cuda"))
     check_rows(model)
-    ids_T, attn = pack([Seq(IDS)])
-    batch = Batch(ids_T, attn, []).to(model.device)
-    logits = model.logits(model.forward(batch.ids_T, batch.attn, model.new_kv(64)).last_TD).double()
-    with torch.no_grad():
-        exact = theirs.double()(torch.tensor([IDS])).logits[0]
-        half = theirs.to(getattr(torch, dtype))(torch.tensor([IDS])).logits[0].double()
-        theirs.float()
-    ours, their = ((x.cpu() - exact).norm() / exact.norm() for x in (logits, half))
-    assert ours < 1.5 * their
+    half = copy.deepcopy(theirs).to(getattr(torch, dtype))
+    ours, their = [], []  # one text's error is chance
+    for seed in range(12):
+        ids = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(seed)).tolist()
+        ids_T, attn = pack([Seq(ids)])
+        batch = Batch(ids_T, attn, []).to(model.device)
+        logits = model.logits(model.forward(batch.ids_T, batch.attn, model.new_kv(64)).last_TD)
+        with torch.no_grad():
+            exact = theirs(torch.tensor([ids])).logits[0]
+            rounded = half(torch.tensor([ids])).logits[0]
+        for errors, found in ((ours, logits.cpu()), (their, rounded)):
+            errors.append(float((found.float() - exact).norm() / exact.norm()))
+    assert median(ours) < 1.5 * median(their)
 
 
 def check_rows(model):
