@@ -97,6 +97,11 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
     ),
     "max_queue": ({"max_queue": 4}, lambda c: c.schedule.max_queue, 4),
     "depth": ({"depth": 1}, lambda c: c.schedule.depth, 1),
+    "pipeline_parallel_size": (
+        {"pipeline_parallel_size": 2},
+        lambda c: c.parallel.pipeline_parallel_size,
+        2,
+    ),
     "tensor_parallel_size": (
         {"tensor_parallel_size": 2},
         lambda c: c.parallel.tensor_parallel_size,
@@ -166,11 +171,9 @@ NAMED: dict[str, Any] = {  # argument -> a value that gets a word in the log
     "trust_remote_code": True,
 }
 REFUSED: dict[str, Any] = {  # argument -> a value that is an error
-    "pipeline_parallel_size": 2,
     "data_parallel_size": 2,
     "tokenizer_mode": "mistral",
     "load_format": "dummy",
-    "pp_size": 2,
     "dp_size": 2,
 }
 
@@ -327,6 +330,7 @@ SGLANG: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
         0.4,
     ),
     "tp_size": ({"tp_size": 2}, lambda c: c.parallel.tensor_parallel_size, 2),
+    "pp_size": ({"pp_size": 2}, lambda c: c.parallel.pipeline_parallel_size, 2),
     "random_seed": ({"random_seed": 5}, lambda c: c.model.seed, 5),
     "max_running_requests": ({"max_running_requests": 3}, lambda c: c.schedule.num_rows, 3),
     "chunked_prefill_size": ({"chunked_prefill_size": 64}, lambda c: c.schedule.num_tokens, 64),

@@ -41,6 +41,7 @@ class Arguments(TypedDict, total=False):
     reasoning_parser: str | None
     logprobs_mode: str | None
     tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
     engines_per_device: int | None
     enable_lora: bool | None
     lora: str | None
@@ -57,9 +58,7 @@ class Arguments(TypedDict, total=False):
     max_queue: int | None
     depth: int | None
     # vLLM's, taken with one value alone or without effect: compat.py says which and why
-    pipeline_parallel_size: int | None
     data_parallel_size: int | None
-    pp_size: int | None
     dp_size: int | None
     trust_remote_code: bool | None
     tokenizer_mode: str | None

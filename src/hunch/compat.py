@@ -85,12 +85,10 @@ _SGLANG_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "skip_server_warmup": ((True,), "there is no warm-up to skip"),
 }
 _ONLY = {  # taken with these values alone
-    "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "trust_remote_code": (False, True),
     "tokenizer_mode": ("auto", "slow"),
     "load_format": ("auto", "safetensors", "pt", "gguf"),
-    "pp_size": (1,),
     "dp_size": (1,),
 }
 _SPECULATIVE_CONFIG = {  # key of vLLM's speculative_config -> the flat argument it replaced
@@ -125,6 +123,7 @@ _SGLANG = {  # SGLang's engine arguments -> ours
     "context_length": "max_model_len",
     "mem_fraction_static": "gpu_memory_utilization",
     "tp_size": "tensor_parallel_size",
+    "pp_size": "pipeline_parallel_size",
     "random_seed": "seed",
     "max_running_requests": "max_num_seqs",
     "chunked_prefill_size": "max_num_batched_tokens",

@@ -227,11 +227,18 @@ class SpecConfig:
 class ParallelConfig:
     """Over how many devices the target is split."""
 
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int = 1  # every layer over so many
+    pipeline_parallel_size: int = 1  # stages of layers, each on devices of its own
 
     def __post_init__(self) -> None:
         _check_types(self)
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that hold the target together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

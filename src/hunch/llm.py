@@ -331,7 +331,7 @@ def _build_runner(
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
     target = load_target(config, files, device)
-    if config.parallel.tensor_parallel_size > 1:
+    if config.parallel.num_ranks > 1:
         target = target.with_draft_size(config.spec.draft_tensor_parallel_size or 1)
     load_drafter(config.spec.method)
     spec = find_files(config.spec, files, device.type, config.model.download_dir)
@@ -363,7 +363,7 @@ def _load_target(
     from hunch.models.target import load_target
     from hunch.models.weights import open_weights
 
-    if config.parallel.tensor_parallel_size > 1:
+    if config.parallel.num_ranks > 1:
         from hunch.parallel.split_target import load_split
 
         if weights is not None:

@@ -203,6 +203,7 @@ class Capacity:
     drafts_in_step: bool = False  # a drafter writes KV of the token that a step says within it
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
     drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
+    num_ahead: int = 1  # steps that may be under way at once, of different rows
     has_states: bool = False  # rows have recurrent states: drafts are chains, no prefix is cached
     kernels: str = "torch"  # what computes a pass, for reports
     exact: str = ""  # whether a row's bits depend on the row alone, and by which kernels; in words

@@ -42,14 +42,14 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def split(ranks: Ranks) -> Callable[..., SplitTarget]:
-    """split(path, 2): a model over the first two ranks of the pool, loaded once."""
+    """split(path, 2): a model over the first two ranks of the pool, loaded once; also in stages."""
     made: dict[tuple[Any, ...], SplitTarget] = {}
 
-    def load(path: Path, num_ranks: int, **how: Any) -> SplitTarget:
-        key = (path, num_ranks, *sorted(how.items()))
+    def load(path: Path, num_ranks: int, num_stages: int = 1, **how: Any) -> SplitTarget:
+        key = (path, num_ranks, num_stages, *sorted(how.items()))
         if key not in made:
             model = ModelConfig(model=str(path), threads=1, **how)
-            made[key] = SplitTarget(ranks, path, model, num_ranks)
+            made[key] = SplitTarget(ranks, path, model, num_ranks, num_stages)
         return made[key]
 
     return load
@@ -64,19 +64,28 @@ def split_llm(
     """split_llm(4, "ngram"): an engine over the small model on so many ranks of the pool."""
     files = tmp_path_factory.mktemp("drafters")
 
-    def make(num_ranks: int, speculate: str, kernels: str = "auto", **arguments: Any) -> LLM:
+    def make(
+        num_ranks: int,
+        speculate: str,
+        kernels: str = "auto",
+        num_stages: int = 1,
+        **arguments: Any,
+    ) -> LLM:
         config = config_from_vllm(
             model=str(tiny_model),
             speculative_config=None,
             speculate=speculate_for(speculate, tiny_model, files),
             tensor_parallel_size=num_ranks,
+            pipeline_parallel_size=num_stages,
             kernels=kernels,
             threads=1,
             **{**SMALL, **arguments},
         )
         llm = LLM.__new__(LLM)
         how = {"dtype": "float32", "kernels": kernels}
-        llm._open(config, None, lambda *_: split(tiny_model, num_ranks, **how))
+        one = num_ranks * num_stages == 1
+        load = None if one else lambda *_: split(tiny_model, num_ranks, num_stages, **how)
+        llm._open(config, None, load)
         return llm
 
     return make

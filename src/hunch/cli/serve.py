@@ -72,6 +72,7 @@ _SWITCHES = (  # flags that take no value, most of them vLLM's
 )
 _ALIASES = {
     "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
     "allow_request_chat_template": ("--trust-request-chat-template",),
 }
 _OWN = (

@@ -7,6 +7,7 @@ gets more; where blocks are short, drafts are trimmed first, then the last row i
 
 A step may be planned while earlier ones are *pending*: submitted, not collected. What they commit
 is known only as a range: at least one token each, at most one more than the nodes they check.
+Where the target has stages, they are of different rows, each with its share of those there are.
 """
 
 from __future__ import annotations
@@ -107,11 +108,11 @@ class Scheduler:
         self.num_preemptions = 0
         sizes = (capacity.num_blocks, capacity.block_size, capacity.groups)
         self.pool = BlockPool(*sizes, is_caching=is_caching, window=capacity.window)
-        self._max_tokens = config.num_tokens
+        self._max_tokens, self._max_ahead = config.num_tokens, capacity.num_ahead
         self._drafts_in_step = capacity.drafts_in_step
         limits = (max_draft_batch, capacity.max_draft_rows)
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
-        self._is_drafting = True
+        self._is_drafting, self._most_rows = True, self.max_rows  # of the next step
         self._free_rows = list(range(self.max_rows))[::-1]
         self._leaves: list[int] = []  # rows to report in the next plan that has work
         self._taken: dict[int, tuple[int, ...]] = {}  # blocks that rows take in it
@@ -125,9 +126,8 @@ class Scheduler:
         if not self.waiting or self.waiting[-1].place < sequence.place:
             self.waiting.append(sequence)
         else:
-            self.waiting.insert(
-                bisect(self.waiting, sequence.place, key=lambda s: s.place), sequence
-            )
+            at = bisect(self.waiting, sequence.place, key=lambda s: s.place)
+            self.waiting.insert(at, sequence)
 
     def plan(self) -> tuple[StepPlan, list[Member]]:
         """The next step. Without work there is nothing to submit."""
@@ -149,9 +149,9 @@ class Scheduler:
         """Whether this step may draft and check, with the requests that it admits."""
         limit = self._max_draft_rows
         num_rows = len(self.running) + min(len(self.waiting), len(self._free_rows))
-        is_drafting = limit is None or num_rows <= limit
-        if is_drafting is not self._is_drafting:
-            self._is_drafting = is_drafting
+        self._most_rows = -(-num_rows // self._max_ahead)
+        was_drafting, self._is_drafting = self._is_drafting, limit is None or num_rows <= limit
+        if self._is_drafting is not was_drafting:
             for sequence in self.running:
                 sequence.steady_until = 0
 
@@ -159,8 +159,10 @@ class Scheduler:
         num_later = len(self.running)
         for sequence in tuple(self.running):
             num_later -= 1
-            if budget <= 0:
+            if budget <= 0 or len(members) >= self._most_rows:
                 break
+            if sequence.pending_least and self._max_ahead > 1:
+                continue  # what its pending step decides is the next one's input
             known = len(sequence.tokens) + sequence.num_pending
             is_steady = known <= sequence.steady_until
             if is_steady and known + sequence.pending_nodes <= sequence.steady_slots:
@@ -188,7 +190,7 @@ class Scheduler:
 
     def _plan_waiting(self, plan: StepPlan, members: list[Member], budget: int) -> None:
         pool = self.pool
-        while self.waiting and self._free_rows and budget > 0:
+        while self.waiting and self._free_rows and budget > 0 and len(members) < self._most_rows:
             sequence = self.waiting[0]
             if self._can_share_soon(sequence):
                 return

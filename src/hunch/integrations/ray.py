@@ -105,7 +105,7 @@ def build_app(arguments: Mapping[str, Any]) -> Any:
     actor: dict[str, Any] = {"num_cpus": wishes.num_cpus}
     num_gpus = wishes.num_gpus
     if num_gpus is None and _has_gpus() and config.model.device != "cpu":
-        num_gpus = config.parallel.tensor_parallel_size
+        num_gpus = config.parallel.num_ranks
     if num_gpus:
         actor["num_gpus"] = num_gpus
     options: dict[str, Any] = {

@@ -108,6 +108,29 @@ class CudaDecoder:
             None if first_norm is None else h_TD, sum_TD=x_TD, index_T=ids_T,
             row_scale=self.decoder.embed_scale, places=places,
         )  # fmt: skip
+        return self._run(x_TD, h_PD, attn, kv, feature_layers)
+
+    def forward_stream(
+        self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """The same where other layers stand before these, and left a residual stream."""
+        num_tokens, width = x_TD.shape
+        h_PD = x_TD.new_empty(self.fused.num_rows(num_tokens), width)
+        h_TD, first_norm = h_PD[:num_tokens], self.layers[0].attn_norm
+        if self.spec.is_post_norm or first_norm is None:
+            h_TD.copy_(x_TD)
+        else:
+            add_norm(x_TD, first_norm, self.spec.norm_eps, h_TD)
+        return self._run(x_TD, h_PD, attn, kv, feature_layers)
+
+    def _run(
+        self,
+        x_TD: Tensor,
+        h_PD: Tensor,
+        attn: AttnInputs,
+        kv: KVCache,
+        feature_layers: tuple[int, ...],
+    ) -> Hidden:
         streams, last_TD = self.fused.run(
             x_TD,
             h_PD,

@@ -76,10 +76,12 @@ class Decoder(Part):
             Rope(rope, spec.turned_dim, spec.max_len, source.device) for rope in spec.ropes
         ]
         self.positions_LD = None
-        if not self.ropes:
+        if not self.ropes and not spec.takes_stream:
             num_positions = spec.max_len + spec.position_offset
             self.positions_LD = source.take(self.names.positions, num_positions, spec.width)
-        self.embedding_VD = source.take(self.names.embed, spec.vocab_size, spec.width)
+        self.embedding_VD = torch.empty(0, spec.width, dtype=source.dtype, device=source.device)
+        if spec.has_embedding:
+            self.embedding_VD = source.take(self.names.embed, spec.vocab_size, spec.width)
         # As the family's own code has it: a number of the model's precision.
         self.embed_scale = float(torch.tensor(spec.embed_scale).to(source.dtype))
         layers = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
@@ -115,6 +117,8 @@ class Decoder(Part):
         """The output matrix, each rank with a part of the vocabulary."""
         vocab_size = self.spec.vocab_size
         self.head_sizes = spans(vocab_size, self.group.size)
+        if not self.spec.has_head:
+            return Linear(self.embedding_VD[:0])
         if not self.spec.is_tied:
             return source.head(self.names.head, vocab_size, self.spec.width)
         if self.group.size == 1:
@@ -157,6 +161,12 @@ class Decoder(Part):
         `feature_layers` asks for the stream after so many layers; 0 is what enters the first.
         """
         x_TD = self.start(ids_T, attn.pos_T)
+        return self.run(x_TD, self.attend(attn, kv), feature_layers)
+
+    def forward_stream(
+        self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """The same where other layers stand before these, and left a residual stream."""
         return self.run(x_TD, self.attend(attn, kv), feature_layers)
 
     def attend(self, attn: AttnInputs, kv: KVCache) -> Attend:

@@ -16,6 +16,7 @@ from hunch.models.arrange import Arranged
 from hunch.models.decoder import Decoder, Progress
 from hunch.models.source import EXPAND, HOLDS, KEEP, FileSource, ShapeSource
 from hunch.models.spec import ModelSpec
+from hunch.models.stage import WHOLE, Stage, StageWeights, stage_spec
 from hunch.models.weights.base import Weights, iterate, read_ahead
 from hunch.parallel.group import SINGLE, Group
 from hunch.registry import MODELS, resolve
@@ -36,6 +37,7 @@ def load_decoder(
     dtype: str = "auto",
     device: str | torch.device = "cpu",
     group: Group = SINGLE,
+    stage: Stage = WHOLE,
     progress: Progress = iterate,
     hold: str | None = None,
 ) -> Decoder:
@@ -50,6 +52,9 @@ def load_decoder(
     read_ahead(weights.path)
     weights = Arranged(weights, spec, family.names)
     hold = hold or choose_hold(dtype, spec, device)
+    if stage.count > 1:
+        weights = StageWeights(weights, spec, family.names, stage)
+        spec = stage_spec(spec, stage)
     source = FileSource(weights, choose_dtype(dtype, spec, device), device, group, hold)
     check_tensors(spec, source)
     decoder = family(spec, source, progress)

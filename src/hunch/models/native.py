@@ -31,6 +31,7 @@ from hunch.models.native_layers import Reader, build_native_layer
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
+from hunch.models.stage import WHOLE, Stage, StageWeights, stage_spec
 from hunch.models.weights.base import Weights, iterate, read_ahead
 from hunch.parallel.group import SINGLE, Group, spans
 from hunch.registry import MODELS, resolve
@@ -61,12 +62,17 @@ class NativeDecoder:
         tables: tuple[NativeMatrix, NativeMatrix] | None = None,  # of the model it was cut from
         is_fine: bool = False,
         group: Group = SINGLE,
+        stage: Stage = WHOLE,
     ) -> None:
         family: type[Decoder] = resolve(MODELS, spec.architecture)
+        arranged: Weights = Arranged(weights, spec, family.names)
+        if stage.count > 1:
+            arranged = StageWeights(arranged, spec, family.names, stage)
+            spec = stage_spec(spec, stage)
         self.spec, self.names = spec, family.names
         self.device, self.dtype, self.group = torch.device("cpu"), torch.float32, group
         self.heads: Heads = local_heads(spec, group)
-        source = FileSource(Arranged(weights, spec, self.names), torch.float32)
+        source = FileSource(arranged, torch.float32)
         given = (self.names.embed, self.names.head, ID_MAP) if tables else ()
         check_tensors(spec, source, given)
         local = local_spec(spec, group)
@@ -84,14 +90,7 @@ class NativeDecoder:
             build_native_layer(local, reader, prefix, self.names, i, tables_LH)
             for i, prefix in enumerate(prefixes)
         ]
-        if tables is not None:
-            self.embedding, head = tables
-        else:
-            self.embedding = reader.matrix(self.names.embed, is_table=True)
-            head = self.embedding
-            if group.size > 1 or not spec.is_tied:
-                name = HEAD_SHARE if group.size > 1 else self.names.head
-                head = reader.matrix(name, is_table=True)
+        self.embedding, head = tables or self._tables(reader)
         self.head = head
         matrices = {id(m): m for m in ((head,) if tables else (self.embedding, head))}
         matrices |= {id(m): m for layer in layers for m in layer.matrices()}
@@ -101,7 +100,7 @@ class NativeDecoder:
         norm = self.names.final_norm
         has_bias = spec.has_final_norm and spec.norm == "layer" and spec.has_norm_bias
         positions_LD = None
-        if not ropes:
+        if not ropes and not spec.takes_stream:
             positions_LD = reader.tensor(self.names.positions)[spec.position_offset :]
         self.network = NativeNetwork(
             _shape(local, self.heads),
@@ -117,6 +116,20 @@ class NativeDecoder:
             is_fine=is_fine,
             reduce=group.all_reduce if group.size > 1 else None,
         )
+
+    def _tables(self, reader: Reader) -> tuple[NativeMatrix, NativeMatrix]:
+        """Embedding and output matrix, as far as this process has them."""
+        spec = self.spec
+        nothing = NativeMatrix.from_floats(torch.zeros(_LANES, spec.width), FLOAT, 1)
+        embedding = nothing
+        if spec.has_embedding:
+            embedding = reader.matrix(self.names.embed, is_table=True)
+        if not spec.has_head:
+            return embedding, nothing
+        if self.group.size == 1 and spec.is_tied:
+            return embedding, embedding
+        name = HEAD_SHARE if self.group.size > 1 else self.names.head
+        return embedding, reader.matrix(name, is_table=True)
 
     @property
     def whole_head(self) -> NativeMatrix:
@@ -146,6 +159,12 @@ class NativeDecoder:
         """One pass: writes each token's KV and returns its hidden state."""
         return Hidden(*self.network.forward(ids_T.contiguous(), attn, kv, feature_layers))
 
+    def forward_stream(
+        self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """The same where other layers stand before these, and left a residual stream."""
+        return Hidden(*self.network.forward(None, attn, kv, feature_layers, x_TD.contiguous()))
+
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state."""
         return self.group.gather(self.network.logits(hidden_MD), self.head_sizes)
@@ -172,6 +191,7 @@ def load_native(
     progress: Progress = iterate,
     bits: int = 8,
     group: Group = SINGLE,
+    stage: Stage = WHOLE,
 ) -> NativeDecoder | None:
     """The model of `weights` on native kernels; None where it or this machine cannot.
 
@@ -187,7 +207,9 @@ def load_native(
         return None
     read_ahead(weights.path)
     is_fine = bits == 14
-    return NativeDecoder(spec, weights, dtype, num_threads, progress, is_fine=is_fine, group=group)
+    return NativeDecoder(
+        spec, weights, dtype, num_threads, progress, is_fine=is_fine, group=group, stage=stage
+    )
 
 
 def is_supported(spec: ModelSpec) -> bool:
@@ -239,7 +261,7 @@ def _shape(spec: ModelSpec, heads: Heads) -> NativeShape:
         is_layer_norm=spec.norm == "layer",
         is_post_norm=spec.is_post_norm,
         activation=activation_number(spec.activation),
-        embed_scale=spec.embed_scale,
+        embed_scale=1.0 if spec.takes_stream else spec.embed_scale,
         residual_scale=spec.residual_scale,
         logits_scale=spec.logits_scale,
         attn_cap=spec.attn_cap,

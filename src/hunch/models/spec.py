@@ -69,6 +69,10 @@ class ModelSpec:
     logits_scale: float = 1.0
     logits_cap: float = 0.0  # as attn_cap
     is_tied: bool = False  # the embedding is the output matrix too
+    # What a stage of a pipeline lacks; see stage.py
+    takes_stream: bool = False  # of the layers before its own
+    has_embedding: bool = True
+    has_head: bool = True
     # How the file holds it
     dtype: str | None = None  # precision it was saved in
     is_norm_shifted: bool = False  # norms are stored as w and mean 1 + w

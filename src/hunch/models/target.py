@@ -20,6 +20,7 @@ from hunch.models.decoder import Hidden
 from hunch.models.load import dtype_of, load_decoder
 from hunch.models.native import DTYPES, load_native, not_native
 from hunch.models.spec import ModelSpec
+from hunch.models.stage import WHOLE, Stage
 from hunch.models.weights import Weights
 from hunch.models.weights.adapter import AdaptedWeights
 from hunch.parallel.group import SINGLE, Group
@@ -63,6 +64,11 @@ class Target(Protocol):
     ) -> Hidden:
         """One pass: writes each token's KV and returns its hidden state."""
 
+    def forward_stream(
+        self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """The same where other layers stand before these, and left a residual stream."""
+
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state."""
 
@@ -87,11 +93,15 @@ def exactness(target: Target) -> str:
 
 
 def load_target(
-    model: ModelConfig, weights: Weights, device: torch.device, group: Group = SINGLE
+    model: ModelConfig,
+    weights: Weights,
+    device: torch.device,
+    group: Group = SINGLE,
+    stage: Stage = WHOLE,
 ) -> Target:
     """The model of `weights`, as the config wants it held; by torch where there are no kernels.
 
-    Each rank of a group loads its part.
+    Each rank of a group loads its part, and each stage of a pipeline its layers.
     """
     dtype = dtype_of(model, weights)
     if model.lora is not None:
@@ -104,13 +114,14 @@ def load_target(
             num_threads=model.threads,
             bits=model.activation_bits,
             group=group,
+            stage=stage,
         )
         if target is not None:
             return with_kv(target, model.kv_cache_dtype)
         if problems := not_native(ModelSpec.from_config(weights.config)):
             words = ", ".join(problems)
             log.warning("the CPU's kernels do not know %s: torch computes, exactly, slower", words)
-    decoder = load_decoder(weights, dtype=dtype, device=device, group=group)
+    decoder = load_decoder(weights, dtype=dtype, device=device, group=group, stage=stage)
     if device.type == "cuda" and model.kernels == "auto":
         from hunch.models.cuda import CudaDecoder  # needs Triton
 

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -24,7 +24,7 @@ from hunch.errors import EngineError, HunchError, ModelError
 from hunch.kernels.build import num_cores
 from hunch.parallel.link import JOIN_SECONDS, Link, Numbers, rank_device, torchrun_rank
 from hunch.parallel.orders import Op, load_order, order
-from hunch.parallel.part import Part, dump_model
+from hunch.parallel.part import Layout, Part, dump_model
 
 BLAME_SECONDS = 2.0  # after a broken line, until the rank that broke it must be known
 LEAVE_SECONDS = 5.0  # that a rank has to leave when it is told to
@@ -55,16 +55,16 @@ class Ranks:
         for watch in self._watches:
             watch.start()
 
-    def load(self, path: Path, config: ModelConfig, num_ranks: int) -> tuple[int, Part]:
-        """A model over the first `num_ranks` ranks: its number, and the part of this one."""
+    def load(self, path: Path, config: ModelConfig, layout: Layout) -> tuple[int, Part]:
+        """A model over the first ranks: its number, and the part of this one."""
         number = self.new_number()
-        fields = {"number": number, "path": str(path), "num_ranks": num_ranks}
+        fields = {"number": number, "path": str(path), **asdict(layout)}
         failure: HunchError | None = None
         with self.in_step():
             self.send(load_order({**fields, "model": dump_model(config)}))
             part: Part | None = None
             try:
-                part = Part.load(self.link, path, config, num_ranks)
+                part = Part.load(self.link, path, config, layout)
             except HunchError as error:  # the others must be heard before it is told
                 failure = error
             said = self.link.tell_rank_0("")
@@ -123,8 +123,7 @@ class Ranks:
             how = f"was killed by {signal.Signals(-code).name}"
         why = f" ({said.splitlines()[-1]})" if said else ""
         self._deaths.append(
-            f"tensor parallel rank {rank} (process {process.pid}) {how}{why}; "
-            "the model cannot go on without it"
+            f"rank {rank} (process {process.pid}) {how}{why}; the model cannot go on without it"
         )
         # Others end because of the first: they break its line, and leave with code 1.
         self._deaths.sort(key=lambda text: "exit code 1;" in text)
@@ -205,7 +204,7 @@ def _wait_here(rank: int, process: subprocess.Popen[bytes], stdout: IO[bytes]) -
     line = stdout.readline() if ready else b""
     if line != b"here\n":
         said = line.decode(errors="replace").strip()
-        raise EngineError(f"tensor parallel rank {rank} did not start {said}".rstrip())
+        raise EngineError(f"rank {rank} did not start {said}".rstrip())
 
 
 def model_of_rank(config: ModelConfig, num_ranks: int) -> ModelConfig:

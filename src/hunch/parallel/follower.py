@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hunch.errors import HunchError
 from hunch.kernels.attention import KVCache
 from hunch.parallel.link import Link, Numbers, rank_device
 from hunch.parallel.orders import Op, Pass, read_load
-from hunch.parallel.part import Part
+from hunch.parallel.part import Layout, Part
 
 
 class Follower:
@@ -29,6 +30,7 @@ class Follower:
         self.link = link
         self.parts: dict[int, Part] = {}
         self.kv: dict[int, KVCache] = {}
+        self.begun: dict[int, deque[Pass]] = {}  # by model: passes for the last stage to take up
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -53,16 +55,19 @@ class Follower:
             case Op.ROWS:
                 if (part := self.parts.get(int(order[1]))) is not None:
                     part.output_rows(torch.from_numpy(order[2:]))
+            case Op.FINISH:
+                if (part := self.parts.get(int(order[1]))) is not None and part.stage.is_last:
+                    self._run(part, self.begun[int(order[1])].popleft())
             case Op.FREE:
                 self.kv.pop(int(order[1]), None)
 
     def _load(self, asked: dict[str, Any]) -> None:
-        num_ranks, text = asked["num_ranks"], ""
-        if self.link.rank < num_ranks:
+        layout, text = Layout(asked["num_ranks"], asked["num_stages"]), ""
+        if self.link.rank < layout.size:
             try:
                 model = ModelConfig(**asked["model"])
                 path = Path(asked["path"])
-                self.parts[asked["number"]] = Part.load(self.link, path, model, num_ranks)
+                self.parts[asked["number"]] = Part.load(self.link, path, model, layout)
             except (HunchError, OSError, RuntimeError) as error:
                 text = f"{type(error).__name__}: {error}"
         self.link.tell_rank_0(text)
@@ -71,12 +76,18 @@ class Follower:
         part = self.parts.get(asked.model)
         if part is None:
             return  # a drafter that fewer ranks hold
+        if part.line is not None and part.stage.is_last:
+            self.begun.setdefault(asked.model, deque()).append(asked)
+        else:
+            self._run(part, asked)
+
+    def _run(self, part: Part, asked: Pass) -> None:
         if asked.kv not in self.kv:
             self.kv[asked.kv] = part.new_kv(asked.num_slots, self.link.device)
         kv = self.kv[asked.kv]
         if asked.moves_2M.shape[1]:
             kv.move(*asked.moves_2M)
-        part.model.forward(asked.ids_T, asked.attn, kv, asked.feature_layers)
+        part.forward(asked.ids_T, asked.attn, kv, asked.feature_layers)
 
 
 def _leave_with_parent() -> None:

@@ -5,8 +5,9 @@ Shape letters: S slices of a sum, T packed tokens, D width.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -109,6 +110,31 @@ class DistGroup:
         parts = sent.new_empty(self.size, *sent.shape)
         self._group._allgather_base(parts.view(-1), sent.view(-1)).wait()
         return parts.to(part.device)
+
+
+class Line:
+    """Tensors from one rank to another. A sender goes on at once."""
+
+    MAX_SENT = 4  # messages that wait to be taken; a sender with more of them waits
+
+    def __init__(
+        self, process_group: Any, device: torch.device, *, through_host: bool = False
+    ) -> None:
+        self._group, self._device, self._through_host = process_group, device, through_host
+        self._sent: deque[tuple[Any, Tensor]] = deque()  # what must stay until it was taken
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        tensor = tensor.cpu() if self._through_host else tensor.contiguous()
+        self._sent.append((self._group.send([tensor], rank, 0), tensor))
+        while len(self._sent) > self.MAX_SENT:
+            self._sent.popleft()[0].wait()
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
+        """The next one of `rank`, which is known to be of this shape."""
+        device = torch.device("cpu") if self._through_host else self._device
+        tensor = torch.empty(*shape, dtype=dtype, device=device)
+        self._group.recv([tensor], rank, 0).wait()
+        return tensor.to(self._device)
 
 
 def span(size: int, group: Group, what: str = "") -> Share:

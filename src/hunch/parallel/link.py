@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 import torch.distributed
 
 from hunch.errors import ConfigError
-from hunch.parallel.group import SINGLE, DistGroup, Group
+from hunch.parallel.group import SINGLE, DistGroup, Group, Line
 
 Numbers = npt.NDArray[np.int64]
 
@@ -30,6 +31,7 @@ JOIN_SECONDS = 120  # that ranks have to find each other
 FOREVER = timedelta(days=365)  # a rank may wait for its next order as long as nobody asks anything
 HEAD = 512  # numbers of an order that travel with its length
 TEXT_BYTES = 1024  # of what a rank has to say about an order
+MAX_AHEAD = 64  # orders under way that nobody has read yet
 SHARE_GPUS = "HUNCH_RANKS_SHARE_GPUS"  # set to 1: several ranks on one GPU, for tests
 
 
@@ -41,9 +43,12 @@ class Link:
     ) -> None:
         self.rank, self.size, self.device = rank, size, device
         self._store, self._is_local = store, is_local
-        self._orders = self._gloo("orders", size)
-        self._groups: dict[int, Group] = {1: SINGLE}
+        self._orders = self._gloo("orders", rank, size)
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._lines: dict[int, Line] = {}
         self._head = np.zeros(HEAD, dtype=np.int64)
+        self.is_ahead = False  # rank 0 goes on before the others have read what it sent
+        self._sent: deque[tuple[Any, Numbers]] = deque()  # and what must stay until they have
 
     @staticmethod
     def in_folder(folder: Path, rank: int, size: int, device: torch.device) -> Link:
@@ -58,16 +63,29 @@ class Link:
         store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
         return Link(store, rank, size, device, is_local=False)
 
-    def group(self, size: int) -> Group:
-        """The first `size` ranks; only they may ask."""
-        if size not in self._groups:
-            is_gpu = self.device.type == "cuda" and not shares_gpus()
-            made = self._nccl(size) if is_gpu else self._gloo(f"group {size}", size)
-            through_host = self.device.type == "cuda" and not is_gpu
-            self._groups[size] = DistGroup(made, through_host=through_host)
-        return self._groups[size]
+    def group(self, size: int, first: int = 0) -> Group:
+        """`size` ranks from `first` on; only they may ask."""
+        if size == 1:
+            return SINGLE
+        if (size, first) not in self._groups:
+            made, through_host = self._processes(f"group {size} {first}", self.rank - first, size)
+            self._groups[size, first] = DistGroup(made, through_host=through_host)
+        return self._groups[size, first]
 
-    def _gloo(self, name: str, size: int) -> Any:
+    def line(self, size: int) -> Line:
+        """Between any two of the first `size` ranks, all of which must ask."""
+        if size not in self._lines:
+            made, through_host = self._processes(f"line {size}", self.rank, size)
+            self._lines[size] = Line(made, self.device, through_host=through_host)
+        return self._lines[size]
+
+    def _processes(self, name: str, rank: int, size: int) -> tuple[Any, bool]:
+        """A process group for tensors, and whether they travel by way of the CPU's memory."""
+        if self.device.type == "cuda" and not shares_gpus():
+            return self._nccl(name, rank, size), False
+        return self._gloo(name, rank, size), self.device.type == "cuda"
+
+    def _gloo(self, name: str, rank: int, size: int) -> Any:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = FOREVER
         if self._is_local:
@@ -75,18 +93,18 @@ class Link:
             options._devices = [dist.ProcessGroupGloo.create_device(interface=interface)]
         else:
             options._devices = [dist.ProcessGroupGloo.create_default_device()]
-        return dist.ProcessGroupGloo(dist.PrefixStore(name, self._store), self.rank, size, options)
+        return dist.ProcessGroupGloo(dist.PrefixStore(name, self._store), rank, size, options)
 
-    def _nccl(self, size: int) -> Any:
+    def _nccl(self, name: str, rank: int, size: int) -> Any:
         torch.cuda.set_device(self.device)
-        store = dist.PrefixStore(f"group {size}", self._store)
-        return dist.ProcessGroupNCCL(store, self.rank, size, dist.ProcessGroupNCCL.Options())
+        store = dist.PrefixStore(name, self._store)
+        return dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options())
 
     # --- orders -----------------------------------------------------------------------------------
 
     def send(self, order: Numbers) -> None:
         """From rank 0 to all others."""
-        head = self._head
+        head = np.zeros_like(self._head) if self.is_ahead else self._head
         head[0], num_first = len(order), min(len(order), HEAD - 1)
         head[1 : 1 + num_first] = order[:num_first]
         self._broadcast(head)
@@ -109,7 +127,13 @@ class Link:
     def _broadcast(self, numbers: Numbers) -> None:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._orders.broadcast([torch.from_numpy(numbers)], options).wait()
+        work = self._orders.broadcast([torch.from_numpy(numbers)], options)
+        if not self.is_ahead:
+            work.wait()
+            return
+        self._sent.append((work, numbers))
+        while self._sent and (self._sent[0][0].is_completed() or len(self._sent) > MAX_AHEAD):
+            self._sent.popleft()[0].wait()
 
     def tell_rank_0(self, text: str) -> list[str]:
         """What every rank has to say, by rank; the answer is for rank 0."""
@@ -134,7 +158,8 @@ def torchrun_rank(size: int, environ: Mapping[str, str] = os.environ) -> int | N
     started = int(environ["WORLD_SIZE"])
     if started != size:
         raise ConfigError(
-            f"torchrun started {started} processes, tensor_parallel_size={size}: they must be equal"
+            f"torchrun started {started} processes, tensor_parallel_size times "
+            f"pipeline_parallel_size is {size}: they must be equal"
         )
     return int(environ["RANK"])
 
@@ -149,6 +174,7 @@ def rank_device(kind: str, rank: int, size: int) -> torch.device:
     num_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     if num_here > count:
         raise ConfigError(
-            f"tensor_parallel_size={size} needs {num_here} GPUs on this machine, which has {count}"
+            f"{size} ranks (tensor_parallel_size times pipeline_parallel_size) need {num_here} "
+            f"GPUs on this machine, which has {count}"
         )
     return torch.device("cuda", place)

@@ -27,6 +27,7 @@ class Op(IntEnum):
     ROWS = 4  # model, then the ids of rows of its output matrix
     FREE = 5  # a KV cache
     CLOSE = 6
+    FINISH = 7  # model: its last stage takes up the oldest pass that was begun
 
 
 def order(op: Op, *numbers: int) -> Numbers:

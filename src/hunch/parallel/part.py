@@ -1,4 +1,8 @@
-"""One rank's part of a model, and what every rank does alike with it."""
+"""One rank's part of a model, and what every rank does alike with it.
+
+Shape letters: T packed tokens, M rows whose logits are wanted, D width, C tokens, K tensors that
+travel together.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +15,62 @@ from torch import Tensor
 
 from hunch.config import ModelConfig
 from hunch.draft import KVShape
-from hunch.kernels.attention import KVCache
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.models.decoder import Hidden
+from hunch.models.spec import ModelSpec
+from hunch.models.stage import Stage
 from hunch.models.target import Target, load_target
 from hunch.models.weights import open_weights
-from hunch.parallel.group import Group, span
+from hunch.parallel.group import Group, Line, span
 from hunch.parallel.link import Link
 from hunch.step.kv_cache import allocate
 
 
-@dataclass(slots=True)
-class Part:
-    """What one rank holds of a model that `group` computes together."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which rank holds what: stages of layers, each split over `num_ranks`.
 
-    model: Target
-    group: Group
+    Rank 0, which decides what is said, is in the last stage: logits never travel.
+    """
 
-    @staticmethod
-    def load(link: Link, path: Path, config: ModelConfig, num_ranks: int) -> Part:
-        """This rank's part; no more than that is read of the model's files."""
-        group = link.group(num_ranks)
-        return Part(load_target(config, open_weights(path), link.device, group), group)
+    num_ranks: int
+    num_stages: int = 1
 
     @property
-    def heads(self) -> tuple[int, int, int]:
-        return self.model.kv_shape()
+    def size(self) -> int:
+        return self.num_ranks * self.num_stages
+
+    def stage_of(self, rank: int) -> Stage:
+        return Stage((rank // self.num_ranks - 1) % self.num_stages, self.num_stages)
+
+    def first_rank(self, stage: int) -> int:
+        """Of the stage, counted round."""
+        return (stage + 1) % self.num_stages * self.num_ranks
+
+
+@dataclass(slots=True)
+class Part:
+    """What one rank holds of a model."""
+
+    model: Target
+    spec: ModelSpec  # of the whole model
+    group: Group  # the ranks that split this part's stage
+    stage: Stage
+    line: Line | None  # to the ranks with the same part of other stages; None: there is one stage
+    before: int = 0  # the rank of the stage before
+    after: int = 0
+
+    @staticmethod
+    def load(link: Link, path: Path, config: ModelConfig, layout: Layout) -> Part:
+        """This rank's part; no more than that is read of the model's files."""
+        stage = layout.stage_of(link.rank)
+        group = link.group(layout.num_ranks, layout.first_rank(stage.index))
+        line = link.line(layout.size) if layout.num_stages > 1 else None
+        weights = open_weights(path)
+        model = load_target(config, weights, link.device, group, stage)
+        before, after = (layout.first_rank(stage.index + step) + group.rank for step in (-1, 1))
+        spec = ModelSpec.from_config(weights.config)
+        return Part(model, spec, group, stage, line, before, after)
 
     def new_kv(self, num_slots: int, device: torch.device) -> KVCache:
         num_layers, num_kv_heads, head_dim = self.model.kv_shape()
@@ -43,8 +79,35 @@ class Part:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             dtype=self.model.kv_dtype,
+            is_shared=self.spec.latent is not None,
         )
         return allocate(shape, num_slots, 1, device)
+
+    def forward(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """This part's share of a pass. Only the last stage's states are worth anything."""
+        if self.line is None:
+            return self.model.forward(ids_T, attn, kv, feature_layers)
+        layers, wanted = self.stage.layers(self.spec), sorted({*feature_layers})
+        found: dict[int, Tensor] = {}
+        if self.stage.is_first:
+            own = [layer for layer in wanted if layer <= layers.stop]
+            hidden = self.model.forward(ids_T, attn, kv, tuple(own))
+        else:
+            earlier = [layer for layer in wanted if layer <= layers.start]
+            own = [layer for layer in wanted if layers.start < layer <= layers.stop]
+            size = (1 + len(earlier), len(ids_T), self.spec.width)
+            got_KTD = self.line.receive(size, self.model.dtype, self.before)
+            found = dict(zip(earlier, got_KTD[1:], strict=True))
+            numbers = tuple(layer - layers.start for layer in own)
+            hidden = self.model.forward_stream(got_KTD[0], attn, kv, numbers)
+        found |= dict(zip(own, hidden.features, strict=True))
+        if not self.stage.is_last:
+            sent = [hidden.last_TD, *(found[layer] for layer in sorted(found))]
+            self.line.send(torch.stack(sent), self.after)
+            return hidden
+        return Hidden(hidden.last_TD, tuple(found[layer] for layer in feature_layers))
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """Scores after the states that rank 0 has; they are whole on rank 0."""
@@ -52,8 +115,8 @@ class Part:
 
     def output_rows(self, ids_C: Tensor) -> Tensor:
         """Rows of the output matrix, each from the rank that has it."""
-        spec, group = self.model.spec, self.group
-        first, last = span(spec.vocab_size, group)
+        group = self.group
+        first, last = span(self.spec.vocab_size, group)
         is_here_C = (ids_C >= first) & (ids_C < last)
         rows_CD = self.model.output_rows(torch.where(is_here_C, ids_C - first, 0))
         return group.all_reduce(torch.where(is_here_C.to(rows_CD.device)[:, None], rows_CD, 0))

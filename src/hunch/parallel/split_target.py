@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from hunch.config import Config, ModelConfig
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
 from hunch.models.decoder import Hidden
 from hunch.models.spec import ModelSpec
@@ -28,33 +30,67 @@ from hunch.models.target import Target
 from hunch.models.weights import Weights
 from hunch.parallel.executor import Ranks, follow_torchrun, model_of_rank, start_ranks
 from hunch.parallel.orders import Op, Pass, order
+from hunch.parallel.part import Layout
+
+
+@dataclass(slots=True)
+class BegunPass:
+    """A pass that the first stages are at, or have done."""
+
+    ids_T: Tensor
+    attn: AttnInputs
+    kv: KVCache
+    feature_layers: tuple[int, ...]
 
 
 class SplitTarget:
     """The interface of a target, over ranks."""
 
-    def __init__(self, ranks: Ranks, path: Path, config: ModelConfig, num_ranks: int) -> None:
+    def __init__(
+        self, ranks: Ranks, path: Path, config: ModelConfig, num_ranks: int, num_stages: int = 1
+    ) -> None:
         self.ranks = ranks
         self.config = model_of_rank(config, ranks.size)
-        self._number, self._part = ranks.load(path, self.config, num_ranks)
+        self.layout = Layout(num_ranks, num_stages)
+        self._number, self._part = ranks.load(path, self.config, self.layout)
+        ranks.link.is_ahead |= num_stages > 1
         model = self._part.model
-        self.spec: ModelSpec = model.spec
+        self.spec: ModelSpec = self._part.spec
         self.device, self.dtype, self.kv_dtype = model.device, model.dtype, model.kv_dtype
         self.weight_bytes, self.is_quantised = model.weight_bytes, model.is_quantised
         self.kv_shape, self.new_kv, self.embed = model.kv_shape, model.new_kv, model.embed
-        self.backend: Backend = SplitBackend(model.backend, num_ranks)
+        self.backend: Backend = SplitBackend(model.backend, self.layout)
         self._caches: dict[int, _Cache] = {}  # by the id of the keys' tensor
         self._freed: list[int] = []
 
     @property
-    def tables(self) -> tuple[Tensor, Tensor] | None:
+    def tables(self) -> tuple[Tensor, Weight] | None:
         own = self._part.model.tables
+        if self.layout.num_ranks == 1:
+            return own
         return None if own is None or not self.spec.is_tied else (own[0], own[0])
 
     def forward(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
-        """One pass of all ranks: each writes its heads' KV; the states are the same on all."""
+        """One pass of all ranks: each writes the KV of its layers and heads."""
+        return self.finish(self.begin(ids_T, attn, kv, feature_layers))
+
+    @property
+    def num_ahead(self) -> int:
+        """Passes that may be under way at once; they must be of different rows."""
+        return self.layout.num_stages
+
+    @property
+    def most_kv_layers(self) -> int:
+        """Of the stage that keeps the KV of the most layers."""
+        stages = [self.layout.stage_of(rank) for rank in range(self.layout.size)]
+        return max(len(stage.layers(self.spec)) for stage in stages)
+
+    def begin(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> BegunPass:
+        """Let the other ranks begin with a pass; `finish` takes passes up in the same order."""
         cache = self._cache(kv)
         with self.ranks.in_step():
             self._free()
@@ -68,11 +104,25 @@ class SplitTarget:
                 moves_2M=cache.take_moves(),
             )
             self.ranks.send(asked.pack())
-            return self._part.model.forward(ids_T, attn, kv, feature_layers)
+        return BegunPass(ids_T, attn, kv, feature_layers)
+
+    def finish(self, begun: BegunPass) -> Hidden:
+        """The states after a pass, the same on all ranks of the last stage."""
+        with self.ranks.in_step():
+            if self.layout.num_stages > 1 and self.layout.num_ranks > 1:
+                self.ranks.send(order(Op.FINISH, self._number))
+            return self._part.forward(begun.ids_T, begun.attn, begun.kv, begun.feature_layers)
+
+    def forward_stream(
+        self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        raise NotImplementedError("a target over ranks begins with tokens")
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token; each rank computes a part of the vocabulary."""
         hidden_MD = hidden_MD.to(self.dtype).contiguous()
+        if self.layout.num_ranks == 1:
+            return self._part.model.logits(hidden_MD)
         with self.ranks.in_step():
             self.ranks.send(order(Op.LOGITS, self._number, len(hidden_MD)))
             return self._part.logits(hidden_MD)
@@ -81,6 +131,8 @@ class SplitTarget:
         """Rows of the output matrix, [C, D]."""
         if self.spec.is_tied:
             return self.embed(ids_C.to(self.device))
+        if self.layout.num_ranks == 1:
+            return self._part.model.output_rows(ids_C)
         ids_C = ids_C.cpu()
         with self.ranks.in_step():
             numbers = np.concatenate([order(Op.ROWS, self._number), ids_C.numpy().reshape(-1)])
@@ -104,7 +156,7 @@ class SplitTarget:
     def with_draft_size(self, size: int) -> SplitTarget:
         """The same target, beside which draft models are split over so many ranks."""
         other = copy(self)
-        other.backend = SplitBackend(self._part.model.backend, self._part.group.size, size)
+        other.backend = SplitBackend(self._part.model.backend, self.layout, size)
         return other
 
     def close(self) -> None:
@@ -156,9 +208,10 @@ class _Cache:
 class SplitBackend(Backend):
     """The ranks' kernels; drafters are on rank 0 alone, unless draft models are split too."""
 
-    def __init__(self, inner: Backend, num_ranks: int, draft_ranks: int = 1) -> None:
-        self.inner, self.num_ranks, self.draft_ranks = inner, num_ranks, draft_ranks
-        self.name = f"{inner.name} on {num_ranks} ranks"
+    def __init__(self, inner: Backend, layout: Layout, draft_ranks: int = 1) -> None:
+        self.inner, self.draft_ranks = inner, draft_ranks
+        stages = f" in {layout.num_stages} stages" if layout.num_stages > 1 else ""
+        self.name = f"{inner.name} on {layout.size} ranks{stages}"
         self.has_host_kernels = inner.has_host_kernels
         self.hold, self.accelerate = inner.hold, inner.accelerate  # type: ignore[method-assign]
         self.like_target = inner.like_target  # type: ignore[method-assign]
@@ -194,13 +247,15 @@ def load_split(config: Config, path: Path, device: torch.device) -> SplitTarget:
 
     A process that torchrun started as another rank stays here until the first is done, and leaves.
     """
-    size, threads = config.parallel.tensor_parallel_size, config.model.threads
+    parallel, threads = config.parallel, config.model.threads
+    size = parallel.num_ranks
     ended = follow_torchrun(size, device.type, threads)
     if ended is not None:
         raise SystemExit(ended)
     ranks = start_ranks(size, device.type, threads)
     try:
-        return SplitTarget(ranks, path, config.model, size)
+        layout = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+        return SplitTarget(ranks, path, config.model, *layout)
     except BaseException:
         ranks.close()
         raise

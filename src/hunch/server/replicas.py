@@ -44,7 +44,7 @@ class Replicas:
                 share_of(config, num_engines),
                 factory,
                 max_queue=max_queue,
-                environ=gpus_of(index, num_engines, config.parallel.tensor_parallel_size),
+                environ=gpus_of(index, num_engines, config.parallel.num_ranks),
                 **options,
             )
             for index in range(num_engines)

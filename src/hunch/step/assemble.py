@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -59,6 +60,7 @@ def assemble(
         drafter_bytes=drafter.needs.weight_bytes
         + bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size,
         has_states=states is not None,
+        num_ahead=getattr(target, "num_ahead", 1),
     )
     kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]
     kv[0].states = states
@@ -73,12 +75,19 @@ def assemble(
         sampling=sampling,
         scores_processed=config.model.logprobs_mode == "processed_logprobs",
         cost=context.cost,
-        depth=int(captures) if schedule.depth is None else schedule.depth,
+        depth=_depth(schedule.depth, capacity.num_ahead, captures),
         captures=captures,
     )
     if runner.is_host_drafting:
         calibrate(runner)
     return runner
+
+
+def _depth(asked: int | None, num_ahead: int, captures: bool) -> int:
+    """Steps that are launched ahead of results: of the same rows, or one for each stage."""
+    if num_ahead > 1:
+        return num_ahead - 1
+    return int(captures) if asked is None else asked
 
 
 def _context(
@@ -109,7 +118,9 @@ def _count_blocks(
     schedule, device, working = config.schedule, target.device, 0
     if config.cache.kv_bytes is None and config.cache.num_blocks is None:
         working = working_bytes(target, schedule.num_tokens, schedule.num_rows)
-    sharing = config.parallel.tensor_parallel_size if device.type == "cpu" else 1
+    sharing = config.parallel.num_ranks if device.type == "cpu" else 1
+    most = getattr(target, "most_kv_layers", shapes[0].num_layers)
+    shapes = [replace(shapes[0], num_layers=most), *shapes[1:]]
     return count_blocks(config, shapes, max_len, max_nodes, device, working, sharing)
 
 

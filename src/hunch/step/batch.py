@@ -75,6 +75,13 @@ class Batch:
         }
         return Batch(self.ids_T.to(device), replace(self.attn, **moved), self.parts)
 
+    def copy(self) -> Batch:
+        """The same in memory of its own, which the next packed step does not write over."""
+        attn = self.attn
+        columns = ("pos_T", "slot_T", "seq_T", "table_SB", "base_T")
+        copied = {name: getattr(attn, name).clone() for name in columns}
+        return Batch(self.ids_T.clone(), replace(attn, **copied, memo={}), self.parts)
+
     def draft(self, parts: list[Part]) -> Draft:
         """The drafts of `parts`, one row each."""
         num_nodes = max((part.num_nodes for part in parts), default=0)

@@ -23,7 +23,7 @@ from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.costs import StepShape
 from hunch.drafting.step_policy import Policy
 from hunch.kernels.step import MAX_STOPS
-from hunch.step.host_step import Parts
+from hunch.step.parts import Parts
 from hunch.step.passes import Reader
 from hunch.step.results import NO_SCORES, apply_rows, together
 from hunch.step.row_extras import Group, RowExtras

@@ -6,71 +6,29 @@ Shape letters: T packed tokens, M rows of logits, R rows of the step, D model wi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import islice
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.draft import TargetStep, Verdict
-from hunch.drafting.base import Drafter
+from hunch.draft import TargetStep
 from hunch.drafting.costs import CostCurve
-from hunch.kernels.attention import KVCache
-from hunch.models.target import Target
 from hunch.pooling import POOL_SCALE
 from hunch.sampling.logprobs import logprobs_at, logprobs_of
-from hunch.sampling.state import SamplingState
 from hunch.sampling.stop import finish
 from hunch.step.batch import Batch, Part, gather
-from hunch.step.grammars import RowGrammars
 from hunch.step.kv_cache import compact
-from hunch.step.rows import RowBuffers
+from hunch.step.parts import BegunStep, Elsewhere, Outcome, Parts
 from hunch.step.step_logits import StepLogits
-from hunch.types import Capacity, DraftTrace, Logprob, RowResult, StepPlan, StepResult
+from hunch.types import DraftTrace, Logprob, RowResult, StepPlan, StepResult
 
 log = logging.getLogger("hunch")
 
 NOWHERE = torch.empty(0, dtype=torch.int64)  # where features stand, for who asked for none
-
-
-@dataclass(slots=True)
-class Outcome:
-    """One row's step in the making."""
-
-    part: Part
-    result: RowResult
-    accepted: list[int] = field(default_factory=list)  # nodes of the accepted path
-    is_running: bool = False  # caught up and not finished: it may draft
-
-
-@dataclass(slots=True, kw_only=True)
-class Parts:
-    """What a runner is made of; steps led by the host and captured ones share it."""
-
-    capacity: Capacity
-    target: Target
-    kv: Sequence[KVCache]
-    drafter: Drafter
-    verify: Callable[..., Verdict]
-    sampling: SamplingState
-    cost: CostCurve
-    scores_processed: bool
-    rows: RowBuffers
-    grammars: RowGrammars
-
-
-class Elsewhere(Protocol):
-    """Rows that captured steps go on with once they are caught up."""
-
-    def observes(self, rows: list[int]) -> bool:
-        """Whether the host's drafter must see what the target did for these rows."""
-
-    def drafts_for(self, rows: list[int]) -> np.ndarray:
-        """Which of the rows get their drafts in captured steps."""
 
 
 class HostStep:
@@ -84,23 +42,49 @@ class HostStep:
         self.logits = StepLogits(parts.target)
         self.device: torch.device = parts.target.device
         self._is_host = self.device.type == "cpu"
+        self.is_ahead = parts.capacity.num_ahead > 1  # passes begin before others are finished
+        self._last_end = 0.0  # when the last step's tokens were committed
         self.passes: Any = None  # captured passes, on a GPU
         self.elsewhere: Elsewhere | None = None  # captured steps, on a GPU
         self._walk_row: Callable[..., tuple[list[int], list[int]]] | None = (
             None if self.sampling.is_dense else getattr(self.verify, "walk_row", None)
         )
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """All of a plan's work, in one pass over its rows' tokens."""
+        return self.finish(self.begin(plan))
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> BegunStep:
+        """Gather a plan's rows, and let a target that has stages begin with them.
+
+        A row may be in several such steps while all but the last of them only catch up in part.
+        """
         started = perf_counter()
         for work in plan.work:
             self.rows.max_draft[work.row] = work.max_draft
         batch = gather(self.rows, plan.work)
+        if not self.is_ahead or not batch.parts:
+            return BegunStep(plan, batch, started)
+        batch = batch.copy()
+        for part in batch.parts:
+            self.rows.computed[0, part.row] = part.start + part.num_known
+        moved, layers = batch.to(self.device), self.drafter.needs.feature_layers
+        target: Any = self.target
+        under_way = target.begin(moved.ids_T, moved.attn, self.kv[0], layers)
+        return BegunStep(plan, batch, started, under_way)
+
+    @torch.inference_mode()
+    def finish(self, begun: BegunStep) -> StepResult:
+        """The rest of a step. Its time is what it takes beyond the step before."""
+        plan, batch = begun.plan, begun.batch
+        started = max(begun.started, self._last_end)
         outcomes = [Outcome(part, RowResult(row=part.row)) for part in batch.parts]
-        hidden = None
+        hidden: Any = None
         if batch.parts:
-            hidden = self.forward(batch)
+            target: Any = self.target
+            is_begun = begun.under_way is not None
+            hidden = target.finish(begun.under_way) if is_begun else self.forward(batch)
             self._prompt_logprobs(hidden.last_TD, outcomes)
             self._pool(hidden.last_TD, outcomes)
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
@@ -109,7 +93,7 @@ class HostStep:
         committed = perf_counter()
         if hidden is not None:
             self._draft(batch, hidden, outcomes, logits_MV)
-        drafted = perf_counter()
+        drafted = self._last_end = perf_counter()
         return self._result(plan, batch, outcomes, committed - started, drafted - committed)
 
     def _draft(
@@ -233,9 +217,10 @@ class HostStep:
             request = self.rows.requests[part.row]
             assert request is not None
             known, result.num_processed = part.start + part.num_known, part.num_known
-            self.rows.computed[0, part.row] = known
             if not part.is_caught_up:
+                self.rows.computed[0, part.row] = max(known, self.rows.computed[0, part.row])
                 continue
+            self.rows.computed[0, part.row] = known
             result.num_levels = part.num_levels
             result.num_drafted = min(part.num_nodes, max(int(self.rows.end[part.row]) - known, 0))
             result.method = part.nodes.method
@@ -356,8 +341,11 @@ class HostStep:
         draft_seconds: float,
     ) -> StepResult:
         by_row = {outcome.part.row: outcome.result for outcome in outcomes}
-        for row, result in by_row.items():
-            result.computed = tuple(self.rows.computed[:, row].tolist())
+        for outcome in outcomes:
+            part, computed = outcome.part, self.rows.computed[:, outcome.part.row].tolist()
+            if not part.is_caught_up:  # later steps may be at more of it
+                computed[0] = part.start + part.num_known
+            outcome.result.computed = tuple(computed)
         num_tokens = sum(part.num_tokens for part in batch.parts)
         num_known = sum(part.num_known for part in batch.parts)
         if num_tokens:

@@ -22,7 +22,8 @@ from hunch.kernels.attention import KVCache
 from hunch.models.target import Target
 from hunch.sampling.state import SamplingState
 from hunch.step.grammars import RowGrammars
-from hunch.step.host_step import HostStep, Parts
+from hunch.step.host_step import HostStep
+from hunch.step.parts import BegunStep, Parts
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity, RowResult, RowWork, StepPlan, StepResult
 from hunch.verify.exact import exact
@@ -76,7 +77,7 @@ class Runner:
         self.captured: CapturedSteps | None = None
         if captures:
             self._capture(parts, is_exact=verify is exact)
-        self._queue: deque[StepResult | PendingStep] = deque()
+        self._queue: deque[StepResult | PendingStep | BegunStep] = deque()
         self.on_close: Callable[[], None] | None = None  # ends what was started for the target
 
     def _capture(self, parts: Parts, *, is_exact: bool) -> None:
@@ -114,6 +115,9 @@ class Runner:
     # --- the engine's side ------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> None:
+        if self.host.is_ahead:
+            self._begin(plan)
+            return
         self._enter(plan)
         pending = None
         if self.captured is not None:
@@ -129,6 +133,14 @@ class Runner:
             taken = set(pending.group.ids)
             rest = [work for work in plan.work if work.row not in taken]
             pending.order, pending.others = plan.work, self._run(replace(plan, work=rest))
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Let the target's first stages begin; the rest follows when the step is collected."""
+        changed = {*plan.leaves, *(start.row for start in plan.starts)}
+        if any(isinstance(item, BegunStep) and item.rows & changed for item in self._queue):
+            self._read_pending()  # of a request that was aborted or preempted meanwhile
+        self._enter(plan)
+        self._queue.append(self.host.begin(plan))
 
     def _enter(self, plan: StepPlan) -> None:
         """Who leaves and who comes, and what rows get, before the step."""
@@ -189,7 +201,9 @@ class Runner:
         result = self._queue.popleft()
         return result if isinstance(result, StepResult) else self._read(result)
 
-    def _read(self, pending: PendingStep) -> StepResult:
+    def _read(self, pending: PendingStep | BegunStep) -> StepResult:
+        if isinstance(pending, BegunStep):
+            return self.host.finish(pending)
         assert self.captured is not None
         return self.captured.read(pending)
 

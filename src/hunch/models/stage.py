@@ -1,0 +1,136 @@
+"""One stage of a pipeline: some of a model's layers, as a model of fewer layers.
+
+The first stage has the embedding; the last has the final norm, the output matrix, and the embedding
+too, which drafters read. What passes from one to the next is the residual stream.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.errors import ConfigError, UnsupportedModelError
+from hunch.models.build import Names
+from hunch.models.spec import ModelSpec
+from hunch.models.weights.base import Packed, ReadsParts, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The place of a part among `count` of them."""
+
+    index: int
+    count: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    def layers(self, spec: ModelSpec) -> range:
+        """The layers of this stage: shares that take equally long, the output matrix included."""
+        if self.count > spec.num_layers:
+            raise ConfigError(
+                f"pipeline_parallel_size={self.count} is more than the model's layers "
+                f"({spec.num_layers})"
+            )
+        whole = spec.num_layers + _head_layers(spec)
+
+        def end(index: int) -> int:
+            room = spec.num_layers - (self.count - index)  # every stage has a layer
+            return max(index, min(round(whole * index / self.count), room))
+
+        return range(end(self.index), end(self.index + 1))
+
+
+WHOLE = Stage(0, 1)
+
+
+def _head_layers(spec: ModelSpec) -> float:
+    """How many layers have as many weights as a token meets in the output matrix."""
+    width, head = spec.width, spec.head_dim
+    attention = 2 * width * head * (spec.num_heads + spec.num_kv_heads)
+    inner = spec.ffn_width
+    if spec.experts is not None:
+        experts = spec.experts
+        inner = experts.width * experts.routing.num_chosen + experts.shared_width
+    return spec.vocab_size * width / (attention + (2 + spec.is_gated) * width * inner)
+
+
+def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
+    """The model that one stage is."""
+    if stage.count == 1:
+        return spec
+    if spec.is_recurrent:
+        raise UnsupportedModelError(
+            "recurrent layers cannot be split over stages yet: leave pipeline_parallel_size at 1"
+        )
+    layers = stage.layers(spec)
+    part = slice(layers.start, layers.stop)
+    experts = spec.experts
+    return replace(
+        spec,
+        num_layers=len(layers),
+        windows=spec.windows[part],
+        rope_of=spec.rope_of[part],
+        experts=None if experts is None else replace(experts, layers=experts.layers[part]),
+        takes_stream=not stage.is_first,
+        has_embedding=stage.is_first or stage.is_last,
+        has_head=stage.is_last,
+        has_final_norm=spec.has_final_norm and stage.is_last,
+    )
+
+
+class StageWeights:
+    """`Weights` over another's: the tensors of one stage, its layers counted from 0."""
+
+    def __init__(self, weights: Weights, spec: ModelSpec, names: Names, stage: Stage) -> None:
+        """`spec` is the whole model's."""
+        self.weights = weights
+        self.path: Path = weights.path
+        self.config: dict[str, Any] = weights.config
+        self.metadata: Mapping[str, Any] = weights.metadata
+        self.nbytes = weights.nbytes
+        layers, part = stage.layers(spec), stage_spec(spec, stage)
+        in_layer = re.compile(re.escape(names.layer).replace(r"\{\}", r"(\d+)"))
+        absent = [] if part.has_embedding else [names.embed]
+        absent += [names.positions] if part.takes_stream else []
+        absent += [] if part.has_head else [names.head, f"{names.final_norm}."]
+        self._stored: dict[str, str] = {}
+        for name in weights.names():
+            found = in_layer.match(name)
+            if found is None:
+                if not name.startswith(tuple(absent)):
+                    self._stored[name] = name
+            elif int(found[1]) in layers:
+                local = names.layer.format(int(found[1]) - layers.start)
+                self._stored[local + name[found.end() :]] = name
+
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.weights.shape(self._stored[name])
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.weights.tensor(self._stored[name], dtype)
+
+    def part(
+        self, name: str, dim: int, part: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """[first, last) of a dimension."""
+        if isinstance(self.weights, ReadsParts):
+            return self.weights.part(self._stored[name], dim, part, dtype)
+        return self.tensor(name, dtype).narrow(dim, part[0], part[1] - part[0])
+
+    def packed(self, name: str) -> Packed | None:
+        return self.weights.packed(self._stored[name])
