@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from hunch.cli.serve import _adapter, _named
 from hunch.errors import ConfigError
@@ -69,9 +70,22 @@ def test_names_of_models() -> None:
         ServeConfig(models=(("a", "b"),), workers=2)
 
 
+def adapters(server: LiveServer) -> dict[str, str]:
+    """What a router is told of them: labels of a gauge that vLLM has too."""
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        if family.name == "vllm:lora_requests_info":
+            (sample,) = family.samples
+            assert abs(sample.value - time.time()) < 60
+            return dict(sample.labels)
+    raise AssertionError("there is no such gauge")
+
+
 def test_an_adapter_is_a_model_by_name(start_server: Callable[..., LiveServer]) -> None:
     server = start_server(adapters=[["sql", "lora"]])
+    labels = {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    assert adapters(server) == labels
     answer = ask(server, "sql")
+    assert adapters(server) == labels | {"running_lora_adapters": "sql"}
     # The engine of bytes takes an adapter's name for a part of every prompt's seed.
     assert answer.json()["choices"][0]["text"] == expected_text("x", 1 + len("lora"), 9)
     assert answer.json()["model"] == "sql"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.live_server import LiveServer
+from server.test_lifecycle import wait_for
 
 COMPLETE = "/v1/completions"
 NAMES = [
@@ -82,6 +84,33 @@ def test_metrics_have_vllms_names_and_count_what_happened(
     assert now["hunch:http_request_duration_seconds_count"][(COMPLETE,)] == 4
     assert now["process_resident_memory_bytes"][()] > 1e6
     assert now["hunch_engine_process_resident_memory_bytes"][()] > 1e6
+
+
+def test_routers_of_clusters_find_the_queue_and_the_kv_memory(
+    start_server: Callable[..., LiveServer],
+) -> None:
+    """The names and labels that llm-d and the Gateway API's inference extension look for."""
+    server = start_server(max_num_seqs=2, env={"FAKE_STEP_SECONDS": "0.05"})
+    body = {"prompt": "hello", "max_tokens": 300, "seed": 1, "timeout": 4}
+    with ThreadPoolExecutor(5) as pool:
+        for _ in range(5):
+            pool.submit(server.post, COMPLETE, body)
+        wait_for(lambda: read(server)["vllm:num_requests_waiting"][()] == 3, 20)
+        now = read(server)
+    assert now["vllm:num_requests_running"][()] == 2
+    assert 0 < now["vllm:kv_cache_usage_perc"][()] < 1
+    assert now["vllm:gpu_cache_usage_perc"] == now["vllm:kv_cache_usage_perc"]
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert now[f"hunch:{name}"] == now[f"vllm:{name}"]
+    (family,) = [
+        family
+        for family in text_string_to_metric_families(server.get("/metrics").text)
+        if family.name == "vllm:cache_config_info"
+    ]
+    (sample,) = family.samples
+    assert sample.value == 1
+    assert sample.labels["block_size"] == "16"
+    assert sample.labels["num_gpu_blocks"] == "4096"
 
 
 def test_latencies_count_requests_and_unstreamed_answers_have_a_first_token(

@@ -1,11 +1,14 @@
 """What Prometheus scrapes: vLLM's metric names under the prefix `hunch:`.
 
+What routers of clusters read (llm-d, the Gateway API's inference extension) stands there a second
+time under vLLM's own names, which are the ones they look for unless told otherwise.
 Requests' sizes and ends are counted here. Everything about time and speculation comes from the
 engine's own report, whose totals only grow.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
@@ -25,6 +28,7 @@ from hunch.server.remote import EngineInfo
 from hunch.types import SamplingParams
 
 PREFIX = "hunch:"
+VLLM = "vllm:"  # the prefix of what routers read
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 SEQUENCES = (1, 2, 5, 10, 20)
 SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -37,6 +41,12 @@ _GAUGES = (
     ("lossy_verifier", "is_lossy", "1: the verifier is LOSSY and may change the text (typical)."),
     ("synthetic_drafts", "is_synthetic", "1: drafts are SYNTHETIC, made up for a benchmark."),
     ("drafter_memory_bytes", "drafter_bytes", "Memory held by drafters."),
+)
+_ROUTED = (
+    ("num_requests_running", "num_running"),
+    ("num_requests_waiting", "num_waiting"),
+    ("kv_cache_usage_perc", "kv_usage"),
+    ("gpu_cache_usage_perc", "kv_usage"),  # what older routers call it
 )
 _COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens taken in."),
@@ -69,18 +79,22 @@ Family = tuple[
 ]  # name, help and kind; samples
 
 
-class EngineView(Protocol):
+class Reporter(Protocol):
+    """Whose report is shown."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+
+class EngineView(Reporter, Protocol):
     """What metrics read of the engine."""
 
     counts: dict[int, Any]  # what each process that shares the engine has counted
 
     @property
-    def info(self) -> EngineInfo: ...
-
-    @property
     def pid(self) -> int: ...
-
-    def stats(self) -> dict[str, Any]: ...
 
 
 class Metrics:
@@ -94,7 +108,7 @@ class Metrics:
         self._own = CollectorRegistry()  # what this one has counted
         self._engine = engine
         self._labels = {"model_name": model_name, "engine": "0"}
-        self.registry.register(_EngineCollector(engine, self._labels))
+        self.registry.register(EngineCollector(engine, self._labels))
         self._prompt_size = self._histogram("request_prompt_tokens", TOKENS)
         self._output_size = self._histogram("request_generation_tokens", TOKENS)
         self._params_n = self._histogram("request_params_n", SEQUENCES)
@@ -163,13 +177,24 @@ class Metrics:
         return Counter(PREFIX + name, help_text, names, registry=self._own)
 
 
-def joined(all_metrics: Sequence[Metrics]) -> bytes:
+def joined(all_metrics: Sequence[Metrics], further: Sequence[Family] = ()) -> bytes:
     """The text of several models' metrics; of the process itself the first one tells."""
-    families: list[Family] = []
+    families: list[Family] = [*further]
     for number, metrics in enumerate(all_metrics):
         found = [*_plain(metrics.registry), *metrics.families()]
         families += [one for one in found if not number or not one[0][0].startswith("process_")]
     return generate_latest(_Sum(families))
+
+
+def adapters_family(loaded: Sequence[str], waiting: Sequence[str], most: int) -> Family:
+    """Which adapters can answer at once, for routers that send requests where theirs is loaded."""
+    name = VLLM + "lora_requests_info"
+    labels = (
+        ("max_lora", str(most)),
+        ("running_lora_adapters", ",".join(loaded)),
+        ("waiting_lora_adapters", ",".join(waiting)),
+    )
+    return (name, "Adapters; the value is the time.", "gauge"), [(name, labels, time.time())]
 
 
 def _plain(registry: CollectorRegistry) -> list[Family]:
@@ -202,10 +227,10 @@ class _Sum:
             yield metric
 
 
-class _EngineCollector(Collector):
+class EngineCollector(Collector):
     """The engine's own report, at the moment of the scrape."""
 
-    def __init__(self, engine: EngineView, labels: Mapping[str, str]) -> None:
+    def __init__(self, engine: Reporter, labels: Mapping[str, str]) -> None:
         self._engine = engine
         self._names = list(labels)
         self._values = list(labels.values())
@@ -213,9 +238,11 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()
         for name, key, text in _GAUGES:
-            yield self._gauge(name, text, stats.get(key))
+            yield self._gauge(PREFIX + name, text, stats.get(key))
+        yield from self._routed(stats)
         # A gauge: drafting that did not pay makes it fall.
-        yield self._gauge("spec_decode_time_saved_seconds", _SAVED, stats.get("time_saved_seconds"))
+        saved = PREFIX + "spec_decode_time_saved_seconds"
+        yield self._gauge(saved, _SAVED, stats.get("time_saved_seconds"))
         for name, key, text in _COUNTERS:
             counter = CounterMetricFamily(PREFIX + name, text, labels=self._names)
             counter.add_metric(self._values, float(stats.get(key) or 0))
@@ -226,9 +253,22 @@ class _EngineCollector(Collector):
         yield from self._by_drafter(stats)
 
     def _gauge(self, name: str, text: str, value: float | None) -> Metric:
-        gauge = GaugeMetricFamily(PREFIX + name, text, labels=self._names)
+        gauge = GaugeMetricFamily(name, text, labels=self._names)
         gauge.add_metric(self._values, float(value or 0))
         return gauge
+
+    def _routed(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
+        """What routers read, under vLLM's names."""
+        for name, key in _ROUTED:
+            yield self._gauge(VLLM + name, "For routers that know vLLM.", stats.get(key))
+        info = self._engine.info
+        sizes = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+        text = "The size of the KV memory, in its labels."
+        for prefix in (PREFIX, VLLM):
+            name = prefix + "cache_config_info"
+            gauge = GaugeMetricFamily(name, text, labels=[*self._names, *sizes])
+            gauge.add_metric([*self._values, *sizes.values()], 1.0)
+            yield gauge
 
     def _histogram(self, name: str, text: str, snapshot: Mapping[str, Any] | None) -> Metric:
         metric = HistogramMetricFamily(PREFIX + name, text, labels=self._names)

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from hunch.errors import HunchError
 from hunch.server import logs
 from hunch.server.guard import App, Receive, Scope, Send
-from hunch.server.metrics import joined
+from hunch.server.metrics import Family, adapters_family, joined
 from hunch.server.problems import ProblemError
 from hunch.server.service import Service
 from hunch.server.settings import ServeConfig
@@ -224,8 +224,17 @@ class Switch:
 
     def _metrics(self) -> Response:
         services = [model.service for model in self.models if model.service is not None]
-        content = joined([service.metrics for service in services])
+        content = joined([service.metrics for service in services], self._adapters())
         return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _adapters(self) -> list[Family]:
+        adapters = [model for model in self.models if model.parent is not None]
+        if not adapters:
+            return []
+        loaded = [model.names[0] for model in adapters if model.is_awake]
+        waiting = [model.names[0] for model in adapters if model.num_busy and not model.is_awake]
+        room = self.settings.num_engines - 1
+        return [adapters_family(loaded, waiting, min(room, len(adapters)))]
 
 
 def _again(message: MutableMapping[str, Any], receive: Receive) -> Receive:
