@@ -38,6 +38,11 @@ class Chooser:
         assert self.state is not None
         return self.state.draw(logits_MV, row_M, pos_M, how.get("ids_V"))
 
+    def filtered(self, logits_MV: Tensor, row_M: Tensor, *columns: Any) -> Tensor:
+        """`gpu_scores.filtered` by the rules of the host."""
+        assert self.state is not None
+        return self.state.filtered(logits_MV, row_M)
+
 
 class PlainTiled:
     """`layers.tiled.Tiled` by torch, as its specification has it."""
@@ -182,6 +187,8 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     for name in ("pack", "commit", "compact", "deliver"):
         patch.setattr(hunch.step.step_graphs, name, getattr(step, f"{name}_ref"))
     patch.setattr(hunch.step.step_graphs, "choose", chooser)
+    patch.setattr(hunch.step.step_graphs, "expect", draft.expect_ref)
+    patch.setattr(hunch.step.step_graphs, "filtered", chooser.filtered)
     patch.setattr(hunch.step.step_graphs, "process", process)
     patch.setattr(hunch.step.step_graphs, "count_committed", count_committed_ref)
     patch.setattr(hunch.step.step_extras, "scores", scores)

@@ -15,6 +15,7 @@ from hunch.kernels import draft, gpu_lookup
 from hunch.kernels import step as columns
 from hunch.kernels.gpu_lookup import NUM_WAYS, DevicePhrases
 from hunch.kernels.lookup import BY_TABLE, NUM_ASKED
+from hunch.kernels.step import AS_OTHERS, BY_PREDICTION, NEVER, RowSources
 from phrase_tables import table_of
 from row_states import DEVICE, cells_of, step_of
 
@@ -115,7 +116,7 @@ def test_the_table_is_asked_for_a_few_guesses() -> None:
     assert guesses_of([1], table)[0] == list(range(2, 2 + NUM_ASKED))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_many_rows_are_what_plain_python_says(seed: int) -> None:
     rng = random.Random(seed)
     table = {}
@@ -172,3 +173,92 @@ def test_a_table_of_crowded_hashes_takes_little_room() -> None:
     kept = DevicePhrases.of(table, "cpu").entries.numpy()
     assert len(kept) <= 2**10
     assert NUM_WAYS <= (kept != -1).sum() <= 31
+
+
+# --- rows that are drafted for in ways of their own -----------------------------------------------
+
+
+def sources_of(rules: list[list[int]], expected: list[list[int]] | None = None) -> RowSources:
+    sources = RowSources.create(len(rules), 64, DEVICE)
+    sources.rules_XW.copy_(torch.tensor(rules))
+    for row, tokens in enumerate(expected or []):
+        sources.expected_XE[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        sources.rules_XW[row, columns.EXPECTED] = len(tokens)
+    return sources
+
+
+def test_a_row_looks_up_by_its_own_rules() -> None:
+    rng = random.Random(3)
+    phrases = DevicePhrases.of(table_of({(t,): (t + 1, 15) for t in range(6)}), DEVICE)
+    text = [rng.randrange(5) for _ in range(40)]
+    texts = [[*text, 5, *text[10:16]]] * 5
+    own = [
+        [AS_OTHERS, 0, 0, 0, 0, 0, 0, 0],
+        [0, 1, 3, 0, 0, 0, 0, 0],
+        [0, 2, 16, 1, 0, 0, 0, 0],
+        [NEVER, 1, 16, 0, 0, 0, 0, 0],
+        [0, 9, 12, 0, 0, 0, 0, 0],
+    ]
+    made = []
+    for kernel in (gpu_lookup.lookup, draft.lookup_ref):
+        state, step = cells_of(texts), step_of(list(range(5)), 0)
+        step.sources = sources_of(own)
+        state.draft_XG.fill_(77)
+        state.count_X.fill_(6)
+        kernel(state, step, 8, 1, 16, 20, phrases)
+        counts = state.count_X.tolist()
+        made.append(
+            (state.draft_XG.tolist(), counts, step.result_RC[:, columns.MATCHED :].tolist())
+        )
+    assert made[0] == made[1]
+    drafts, counts, lines = made[0]
+    assert counts == [6, 8, counts[2], 6, 0]
+    assert [draft[0] == 77 for draft in drafts] == [True, False, False, True, True]
+    assert lines[1][0] == 3  # no longer match counts for it
+    assert lines[4][0] == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prediction_is_followed_as_plain_python_says(seed: int) -> None:
+    rng = random.Random(seed)
+    num_rows, vocab = 10, rng.choice((3, 30))
+    texts, rules, expected = [], [], []
+    for _ in range(num_rows):
+        text = [rng.randrange(vocab) for _ in range(rng.randrange(4, 60))]
+        begin = rng.randrange(0, 12)
+        changed = [t if rng.random() < 0.9 else rng.randrange(vocab) for t in text]
+        answer = changed[begin : begin + rng.randrange(1, 20)]
+        prompt = [rng.randrange(vocab) for _ in range(5)]
+        texts.append(prompt + answer)
+        expected.append(text if rng.random() < 0.9 else [])
+        rules.append([AS_OTHERS, 0, 0, 0, 0, rng.random() < 0.3, 5, rng.randrange(-1, 3) + begin])
+    made = []
+    for kernel in (gpu_lookup.expect, draft.expect_ref):
+        state, step = cells_of(texts), step_of(list(range(num_rows)), 0, room=[8] * 8 + [2] * 2)
+        state.is_done_X[3] = 1
+        state.count_X.copy_(torch.tensor([2, 0] * 5))
+        state.draft_XG.fill_(77)
+        step.sources = sources_of(rules, expected)
+        kernel(state, step, 8)
+        made.append(
+            [
+                state.draft_XG.tolist(), state.count_X.tolist(), step.result_RC.tolist(),
+                step.sources.rules_XW.tolist(),
+            ]
+        )  # fmt: skip
+    assert made[0] == made[1]
+    assert any(line[columns.MATCHED] > BY_PREDICTION for line in made[0][2])
+
+
+def test_a_changed_token_does_not_lose_the_prediction() -> None:
+    expected = list(range(10, 40))
+    for answer, following in (
+        ([10, 11, 12], [13, 14]),
+        ([10, 11, 99], [13, 14]),  # one for one
+        ([10, 11, 98, 99, 12, 13], [14, 15]),  # two more than expected
+        ([10, 11, 20, 21], [22, 23]),  # some left out
+    ):
+        state, step = cells_of([[1, 2, *answer]]), step_of([0], 0)
+        step.sources = sources_of([[AS_OTHERS, 0, 0, 0, 0, 0, 2, 0]], [expected])
+        gpu_lookup.expect(state, step, 2)
+        assert state.draft_XG[0, :2].tolist() == following

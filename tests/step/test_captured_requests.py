@@ -34,6 +34,12 @@ PARAMS = {
     "own score": SamplingParams(temperature=0, max_tokens=9, logprobs=0, min_tokens=9),
     "trace": SamplingParams(temperature=0, max_tokens=16, speculation=Speculation(trace=True)),
     "free": SamplingParams(temperature=0.7, seed=9, max_tokens=8),
+    "predicted": SamplingParams(
+        temperature=0, max_tokens=12, prediction="token fast token fast token fast token",
+    ),
+    "not drafted": SamplingParams(
+        temperature=0, max_tokens=8, prediction="fast", speculation=Speculation(mode="off"),
+    ),
 }  # fmt: skip
 
 
@@ -97,3 +103,96 @@ def test_as_by_the_host(method: str, model: Path, monkeypatch: pytest.MonkeyPatc
         assert any(trace.tokens for trace in traces)
         for trace in traces:
             assert all(trace.parents[node] < node for node in trace.accepted)
+
+
+def lead_noted(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """Plans of which the host leads a part, from here on."""
+    by_host: list[StepPlan] = []
+    lead = HostStep.run
+
+    def note(host: HostStep, plan: StepPlan) -> StepResult:
+        by_host.append(plan)
+        return lead(host, plan)
+
+    monkeypatch.setattr(HostStep, "run", note)
+    return by_host
+
+
+def plain_of(model: Path, prompts: list[str], params: list[SamplingParams], **how: Any) -> Any:
+    with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL, **how) as llm:
+        lead_by_host(llm.engine.runner)
+        return shown(llm.generate(prompts, params))
+
+
+def test_processed_scores_are_those_of_the_host(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"max_tokens": 6, "logprobs": 4}
+    params = [
+        SamplingParams(temperature=0, **asked),
+        SamplingParams(temperature=0.8, seed=2, top_k=7, **asked),
+        SamplingParams(temperature=1.3, seed=3, top_p=0.6, repetition_penalty=1.3, **asked),
+        SamplingParams(temperature=0, structured_outputs={"regex": "(ab|cd)+ [0-9]+"}, **asked),
+        SamplingParams(temperature=0, logit_bias={5: 4.0, 9: -3.0}, **asked),
+    ]
+    prompts, how = PROMPTS[:1] * len(params), {"logprobs_mode": "processed_logprobs"}
+    plain = plain_of(model, prompts, params, **how)
+    assert plain != plain_of(model, prompts, params)
+    speculate = "suffix:adaptive=false:num_nodes=3"
+    with LLM(str(model), speculate=speculate, **SMALL, **how) as llm:
+        by_host = lead_noted(monkeypatch)
+        assert shown(llm.generate(prompts, params)) == plain
+    assert sum(len(plan.work) for plan in by_host) == len(prompts)
+
+
+def test_a_prediction_drafts_in_captured_steps(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside others, and by its own name, whatever drafts for them."""
+    (plain,) = plain_of(model, PROMPTS[:1], [SamplingParams(temperature=0, max_tokens=40)])
+    expected = list(plain[0])
+    expected[11:13] = [expected[11] + 1]  # a token left out, and another in place of the next
+    params = SamplingParams(
+        temperature=0, max_tokens=40, prediction=expected, speculation=Speculation(trace=True)
+    )
+    free = SamplingParams(temperature=0, max_tokens=20)
+    for speculate in ("auto:num_nodes=7:adaptive=false", f"draft:{model}:num_nodes=2"):
+        with LLM(str(model), speculate=speculate, **SMALL) as llm:
+            by_host = lead_noted(monkeypatch)
+            found, other = llm.generate([PROMPTS[0], PROMPTS[0]], [params, free])
+            assert shown([found]) == [plain]
+            assert other.outputs[0].token_ids == plain[0][:20]
+            assert sum(len(plan.work) for plan in by_host) == 2
+        traces = found.outputs[0].trace or []
+        told = [trace for trace in traces if trace.method == "prediction"]
+        assert sum(len(trace.accepted) for trace in told) >= 20
+        if speculate.startswith("auto"):
+            assert len(traces) < 15
+
+
+def test_a_row_is_drafted_for_by_the_method_it_names(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("ngram", "suffix", "draft", "prediction", "auto")
+    prompts = [PROMPTS[1]] * len(names)
+
+    def asked(name: str) -> SamplingParams:
+        wish = Speculation(mode=name, trace=True)
+        return SamplingParams(temperature=0, max_tokens=12, speculation=wish)
+
+    params = [asked(name) for name in names]
+    plain = plain_of(model, prompts, [SamplingParams(temperature=0, max_tokens=12)] * len(names))
+    with LLM(str(model), speculate=f"auto:draft={model}:any_size=true", **SMALL) as llm:
+        by_host = lead_noted(monkeypatch)
+        outputs = llm.generate(prompts, params)
+        assert shown(outputs) == plain
+        assert sum(len(plan.work) for plan in by_host) == len(names)
+        for name, output in zip(names[:4], outputs, strict=False):
+            methods = {trace.method for trace in output.outputs[0].trace or [] if trace.tokens}
+            assert methods <= {name}
+        # Rows that all name one method are drafted for by it, and by nobody else.
+        for name in ("draft", "ngram"):
+            found = llm.generate(prompts[:2], [asked(name)] * 2)
+            assert shown(found) == plain[:2]
+            methods = {t.method for output in found for t in output.outputs[0].trace or []}
+            assert methods - {""} == {name}

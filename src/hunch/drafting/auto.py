@@ -25,10 +25,12 @@ from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.auto_device import DeviceAuto
 from hunch.drafting.auto_head import DeviceAutoHead
 from hunch.drafting.base import (
+    PREDICTION,
     Clears,
     DeviceDrafter,
     Drafter,
     DrafterContext,
+    RowSource,
     TakesPhrases,
     WorksOnDevice,
     comes_with_hunch,
@@ -39,6 +41,7 @@ from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.policy import share_nodes
 from hunch.drafting.trees import Node, side_by_side, to_draft
 from hunch.kernels.phrases import PhraseTable
+from hunch.kernels.step import NEVER
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share
 from hunch.models.heads.files import detect
 from hunch.models.weights import open_weights
@@ -47,7 +50,6 @@ from hunch.registry import DRAFTERS, resolve
 log = logging.getLogger("hunch")
 
 ON_TRACK = 0.7  # chance of a prediction's first guess above which nobody else is asked
-HINTED = "prediction"  # drafts from what a request expects; stands beside every other method
 # Gains below this drown in the noise of the measured costs; a GPU's steps are timed by its clock.
 MARGIN, FUSED_MARGIN = 0.03, 0.01
 DRAFT = "draft"  # the option that names a network's files, and the method of a draft model
@@ -121,8 +123,8 @@ class RoutedDrafter:
         if mode in self.lookups:
             return Route(mode, has_default=False, wants_network=False)
         wish = None if mode in ("default", "auto") else mode == self.network_name
-        if request.prediction_ids and HINTED in self.lookups and mode != self.default:
-            return Route(HINTED, wants_network=wish)
+        if request.prediction_ids and PREDICTION in self.lookups and mode != self.default:
+            return Route(PREDICTION, wants_network=wish)
         if wish is None or self.network is None or self.lookup is None:
             return PLAIN
         return Route(wants_network=wish)
@@ -216,17 +218,45 @@ class RoutedDrafter:
 
     def on_device(self) -> DeviceDrafter | None:
         """There the default drafts; of a lookup and a network both."""
-        method = None if self.network is None else self.network.method
-        network = method.on_device() if isinstance(method, WorksOnDevice) else None
-        if self.lookup is None:
-            return network
-        matches = self.lookup.on_device() if isinstance(self.lookup, WorksOnDevice) else None
-        if matches is None or network is None:
-            return matches
-        assert isinstance(matches, DeviceLookup)
-        if isinstance(network, DeviceFollower):
-            return DeviceAutoHead(matches, network)
-        return DeviceAuto(matches, network)
+        network = None if self.network is None else _on_device(self.network.method)
+        matches = _on_device(self.lookup)
+        found: DeviceDrafter | None = network if self.lookup is None else matches
+        if matches is not None and network is not None:
+            assert isinstance(matches, DeviceLookup)
+            if isinstance(network, DeviceFollower):
+                found = DeviceAutoHead(matches, network)
+            else:
+                found = DeviceAuto(matches, network)
+        if found is not None:
+            found.sources = self._row_sources(matches, network)
+        return found
+
+    def _row_sources(
+        self, matches: DeviceDrafter | None, network: DeviceDrafter | None
+    ) -> dict[str, RowSource]:
+        """How a device drafts for rows whose requests name one of the methods."""
+        found: dict[str, RowSource] = {}
+        if PREDICTION in self.lookups:
+            found[PREDICTION] = RowSource(name=PREDICTION, sure=NEVER, is_alone=True)
+        if not isinstance(matches, DeviceLookup):
+            return found
+        for one in (matches, *map(_on_device, self.lookups.values())):
+            if isinstance(one, DeviceLookup) and one.max_match <= matches.max_match:
+                found[one.name] = RowSource(
+                    name=one.name,
+                    sure=0,
+                    min_match=one.min_match,
+                    max_match=one.max_match,
+                    has_table=one.is_guided,
+                    by_network=False,
+                    with_prediction=one is matches,
+                )
+        if network is None:
+            del found[matches.name]  # it drafts for all rows
+        else:
+            name = self.network_name
+            found[name] = RowSource(name=name, sure=NEVER, by_network=True)
+        return found
 
     def take_phrases(self, table: PhraseTable) -> None:
         if isinstance(self.lookup, TakesPhrases):
@@ -250,7 +280,7 @@ class AutoDrafter(RoutedDrafter):
         # A draft that was measured beside this target is not turned away for its size.
         is_any_size = options.pop("any_size", "").lower() in ("true", "1", "yes", "on")
         size = {key: value for key, value in options.items() if key in ("num_nodes", "adaptive")}
-        lookups = {name: _load(name, size, context) for name in (HINTED, "ngram")}
+        lookups = {name: _load(name, size, context) for name in (PREDICTION, "ngram")}
         margin = FUSED_MARGIN if context.is_fused else MARGIN
         suffix = _load("suffix", {"margin": str(margin), **options}, context)
         model = None
@@ -273,9 +303,9 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     # differ from run to run, must not decide it.
     context.is_followed = context.cost.is_measured and spec.method != MERGE and not context.wants_q
     method: Drafter = resolve(DRAFTERS, spec.method)(spec.options, spec.path, context)
-    if method.needs.is_graphable or method.needs.methods or spec.method == HINTED:
+    if method.needs.is_graphable or method.needs.methods or spec.method == PREDICTION:
         return method
-    lookups = {HINTED: _load(HINTED, {}, context)}
+    lookups = {PREDICTION: _load(PREDICTION, {}, context)}
     if isinstance(method, LookupDrafter):
         return RoutedDrafter(spec.method, method, None, lookups, context)
     return RoutedDrafter(
@@ -316,6 +346,10 @@ def _load_network(
 def _load(name: str, options: Mapping[str, str], context: DrafterContext) -> LookupDrafter:
     lookup: LookupDrafter = resolve(DRAFTERS, name)(options, None, context)
     return lookup
+
+
+def _on_device(method: Drafter | None) -> DeviceDrafter | None:
+    return method.on_device() if isinstance(method, WorksOnDevice) else None
 
 
 def _expected(tree: Sequence[Node]) -> float:

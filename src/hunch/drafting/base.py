@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -13,7 +13,9 @@ import torch
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.costs import CostCurve, DraftSource, StepShape, chains_of
 from hunch.kernels.attention import KVCache
+from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable
+from hunch.kernels.step import AS_OTHERS
 from hunch.models.decoder import Hidden
 from hunch.models.target import Target
 from hunch.sampling.state import SamplingState
@@ -21,6 +23,9 @@ from hunch.types import TextCodec
 
 if TYPE_CHECKING:
     from hunch.kernels.step import RowState, StepRows
+
+
+PREDICTION = "prediction"  # drafts from what a request expects; stands beside every other method
 
 
 def comes_with_hunch(path: str) -> bool:
@@ -68,6 +73,20 @@ class Network(Protocol):
     def kv(self) -> KVCache: ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSource:
+    """How a device drafts for a row whose request names one of the drafter's methods."""
+
+    name: str
+    sure: int = AS_OTHERS  # match from which on a lookup's guesses are taken before a network's
+    min_match: int = 1
+    max_match: int = MAX_MATCH
+    has_table: bool = False  # its lookup asks the phrase table too
+    is_alone: bool = False  # the request's prediction, and nothing else
+    with_prediction: bool = True  # the request's prediction goes first, where it has one
+    by_network: bool | None = None  # always, never, or as for the other rows
+
+
 @dataclass(kw_only=True)
 class DeviceDrafter:
     """Drafts by kernels alone, from rows kept on the device, so that a step can be captured.
@@ -85,6 +104,7 @@ class DeviceDrafter:
     num_nodes: int = 0  # every draft has room for so many; 0: what its levels have
     is_adaptive: bool = True  # fewer nodes, or none, where they do not pay
     margin: float = 0.0  # share by which checking nodes must promise to beat plain decoding
+    sources: dict[str, RowSource] = field(default_factory=dict)  # methods that a request may name
 
     def __post_init__(self) -> None:
         self.num_nodes = self.num_nodes or self.num_levels * self.level_size

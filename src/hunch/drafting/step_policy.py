@@ -143,6 +143,8 @@ class Policy:
         self.is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
         self.drafted = [(0, 0)] * num_rows  # source and match of the draft that waits
         self.age = np.zeros(num_rows, dtype=np.int64)  # steps of the row's request
+        # Whether a row's request names a network or a lookup; None: it names neither.
+        self.by_network: list[bool | None] = [None] * num_rows
         self.flow = 0.0
         self._num_plain = self._num_pause = 0
 
@@ -199,6 +201,8 @@ class Policy:
         if self.can_miss:
             prices = self._prices(row_R, shapes, is_host)
             seconds = [price * s for price, s in zip(prices, seconds, strict=True)]
+        if self.network.priors:
+            tokens = self._without_unnamed(row_R, shapes, tokens)
         shape = shapes[best_rate(tokens, seconds, self.margin)]
         self._num_plain = 0 if shape.num_nodes else self._num_plain + 1
         if can_pause and self._num_plain >= TIRED:
@@ -219,6 +223,17 @@ class Policy:
                 more = MEAN_FLOWING * more if is_flowing else part * min(more, MAX_MORE)
                 by_shape[size, source] = 1.0 + least + more
         return [by_shape[shape] for shape in self.shapes.at(num_rows)]
+
+    def _without_unnamed(
+        self, row_R: np.ndarray, shapes: Sequence[StepShape], tokens: list[float]
+    ) -> list[float]:
+        """Where all rows' requests name a network, or all a lookup, the other brings nothing."""
+        named = {self.by_network[row] for row in row_R.tolist()}
+        if len(named) > 1 or None in named:
+            return tokens
+        (by_network,) = named
+        pairs = zip(shapes, tokens, strict=True)
+        return [gain if (shape.source > 0) == by_network else 1.0 for shape, gain in pairs]
 
     def _prices(self, row_R: np.ndarray, shapes: Sequence[StepShape], is_host: bool) -> list[float]:
         """What going on with another source costs: a hole to be read, a tree to be dropped."""

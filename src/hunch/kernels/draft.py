@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hunch.kernels import step as at
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.lookup import BY_TABLE, MAX_MATCH, NUM_ASKED
+from hunch.kernels.lookup import BY_TABLE, MAX_MATCH, NEAR, NUM_ASKED
 from hunch.kernels.process import draft_paths_ref, process_ref
-from hunch.kernels.step import DRAFTED, MATCHED, TOKENS, RowState, StepRows, path_of, slot_of
+from hunch.kernels.step import (
+    BY_PREDICTION,
+    DRAFTED,
+    MATCHED,
+    TOKENS,
+    RowState,
+    StepRows,
+    path_of,
+    slot_of,
+)
 
 if TYPE_CHECKING:  # needs Triton
     from hunch.kernels.gpu_lookup import DevicePhrases
@@ -46,25 +56,88 @@ def lookup_ref(
             continue
         known = int(state.known_X[row])
         text: list[int] = state.tokens_XL[row, :known].tolist()
-        matched, place = longest_match(text, min_match, max_match)
+        least, most, needed, table = min_match, max_match, sure, phrases
+        if step.sources is not None and step.sources.rules_XW[row, at.SURE] != at.AS_OTHERS:
+            rules = step.sources.rules_XW[row].tolist()
+            least, most, needed = rules[at.MIN_MATCH], rules[at.MAX_MATCH], rules[at.SURE]
+            table = phrases if rules[at.HAS_TABLE] else None
+        matched, place = longest_match(text, least, most)
         guesses = list(text)
         for i in range(num_nodes if matched else 0):
             guesses.append(guesses[place + i])
         guesses = guesses[known:]
-        if phrases is not None:
-            guesses, matched = told(phrases, text, guesses, matched, num_nodes)
-        room = min(int(step.room_R[r]), max(int(state.end_X[row]) - known - 1, 0))
-        count = min(len(guesses), room)
+        if table is not None:
+            guesses, matched = told(table, text, guesses, matched, num_nodes)
         step.result_RC[r, MATCHED] = matched
-        first = step.guesses_at(num_nodes)
-        step.result_RC[r, first : first + num_nodes] = -1
-        for node, token in enumerate(guesses):
-            step.result_RC[r, first + node] = token
-        if matched < sure:
+        _write_guesses(step, r, guesses, num_nodes)
+        if matched >= needed:
+            _write_chain(state, step, r, guesses)
+
+
+def _write_guesses(step: StepRows, r: int, guesses: list[int], num_nodes: int) -> None:
+    first = step.guesses_at(num_nodes)
+    step.result_RC[r, first : first + num_nodes] = -1
+    for node, token in enumerate(guesses):
+        step.result_RC[r, first + node] = token
+
+
+def _write_chain(state: RowState, step: StepRows, r: int, guesses: list[int]) -> None:
+    """The row's draft: as many of the guesses as it may check and can still use."""
+    row = int(step.ids_R[r])
+    left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
+    count = min(len(guesses), int(step.room_R[r]), left)
+    for node, token in enumerate(guesses):
+        state.draft_XG[row, node], state.parents_XG[row, node] = token, node - 1
+    state.count_X[row], step.result_RC[r, DRAFTED] = count, count
+
+
+def longest_expected(answer: list[int], expected: list[int], ahead: int) -> tuple[int, int]:
+    """The longest match of an answer's end in its prediction: its length, the place after it.
+
+    Of equals the nearest to `ahead` counts, and one further on before one passed. A single token is
+    believed only near there. 0: nowhere.
+    """
+    best, found = (0, 0), (0, 0)
+    for place in range(1, len(expected) + 1):
+        most, length = min(place, len(answer), MAX_MATCH), 0
+        while length < most and expected[place - 1 - length] == answer[-1 - length]:
+            length += 1
+        away = abs(place - ahead)
+        score = length, -2 * away - (place < ahead)
+        is_believed = length > 1 or (length == 1 and away < NEAR)
+        if is_believed and (not found[0] or score > best):
+            best, found = score, (length, place)
+    return found
+
+
+def expect_ref(state: RowState, step: StepRows, num_nodes: int) -> None:
+    """What a row's prediction says next, in place of the draft it has, if the answer keeps to it.
+
+    Where it does not, the answer is taken to change tokens one for one; that is drafted only for
+    rows that have no draft, or that nothing else may draft for.
+    """
+    assert step.sources is not None
+    for r, row in enumerate(step.ids_R.tolist()):
+        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
             continue
-        for node, token in enumerate(guesses):
-            state.draft_XG[row, node], state.parents_XG[row, node] = token, node - 1
-        state.count_X[row], step.result_RC[r, DRAFTED] = count, count
+        rules = step.sources.rules_XW[row].tolist()
+        expected: list[int] = step.sources.expected_XE[row, : rules[at.EXPECTED]].tolist()
+        if not (expected or rules[at.IS_ALONE]):
+            continue
+        answer: list[int] = state.tokens_XL[row, rules[at.PROMPT] : state.known_X[row]].tolist()
+        ahead = len(answer) + rules[at.SHIFT]
+        matched, place = longest_expected(answer, expected, ahead)
+        place = place if matched else ahead
+        step.sources.rules_XW[row, at.SHIFT] = place - len(answer)
+        guesses = expected[place : place + num_nodes]
+        is_kept = bool(guesses) and (matched > 1 or (matched == 1 and place == ahead))
+        if not (is_kept or rules[at.IS_ALONE] or not state.count_X[row]):
+            continue
+        # An answer that keeps to its prediction goes on so more often than a text repeats itself.
+        matched = min(4 + 4 * matched, MAX_MATCH) if is_kept else 0
+        step.result_RC[r, MATCHED] = matched + BY_PREDICTION
+        _write_guesses(step, r, guesses, num_nodes)
+        _write_chain(state, step, r, guesses)
 
 
 def told(

@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hunch.kernels import step as at
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
-from hunch.kernels.lookup import BY_TABLE, LENGTHS, NUM_ASKED
+from hunch.kernels.lookup import BY_TABLE, LENGTHS, MAX_MATCH, NEAR, NUM_ASKED
 from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, PhraseTable
 from hunch.kernels.step import RowState, StepRows
 
@@ -29,6 +30,12 @@ MORE_BITS = 5  # of a hash, beyond what full buckets would need
 MAX_ORDER = 5  # tokens of the longest context that is looked for
 EMPTY = -1
 ROOM_BITS = 16  # of a hash, where a table may grow while it is in use: half a million entries
+
+R_SURE, R_MIN_MATCH = tl.constexpr(at.SURE), tl.constexpr(at.MIN_MATCH)
+R_MAX_MATCH, R_HAS_TABLE = tl.constexpr(at.MAX_MATCH), tl.constexpr(at.HAS_TABLE)
+R_EXPECTED, R_IS_ALONE = tl.constexpr(at.EXPECTED), tl.constexpr(at.IS_ALONE)
+R_PROMPT, R_SHIFT = tl.constexpr(at.PROMPT), tl.constexpr(at.SHIFT)
+AS_OTHERS, BY_PREDICTION = tl.constexpr(at.AS_OTHERS), tl.constexpr(at.BY_PREDICTION)
 
 
 @dataclass(slots=True)
@@ -135,9 +142,7 @@ def _follower(
 
 
 @triton.jit
-def _longest(
-    history_ptr, known, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, BLOCK: tl.constexpr
-):
+def _longest(history_ptr, known, least, most, MAX_MATCH: tl.constexpr, BLOCK: tl.constexpr):
     """The longest earlier match of a text's end, the most recent among equals: length, place."""
     offs = tl.arange(0, BLOCK)
     best = tl.zeros((BLOCK,), tl.int64)
@@ -152,15 +157,16 @@ def _longest(
             token = tl.load(history_ptr + at, mask=is_place & (at >= 0), other=-1)
             is_equal &= token == tl.load(history_ptr + tl.maximum(known - 1 - i, 0))
             matched += is_equal.to(tl.int32)
+        matched = tl.minimum(matched, most)
         score = (matched.to(tl.int64) << 32) + place
-        best = tl.maximum(best, tl.where(matched >= MIN_MATCH, score, 0))
+        best = tl.maximum(best, tl.where(matched >= least, score, 0))
     found = tl.max(best, axis=0)
     return (found >> 32).to(tl.int32), (found & 0xFFFFFFFF).to(tl.int32)
 
 
 @triton.jit
 def _told(
-    tokens, num_guesses, matched, node, place, period, known, is_row, history_ptr,
+    tokens, num_guesses, matched, node, place, period, known, may_ask, history_ptr,
     entries_ptr, needed_ptr, bits, num_asked,
     MAX_MATCH: tl.constexpr, NUM_LEVELS: tl.constexpr, BY_TABLE: tl.constexpr,
     MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr, NUM_WAYS: tl.constexpr,
@@ -174,7 +180,7 @@ def _told(
     length = matched  # of the own text's match; 0: the table goes on alone
     i = tl.zeros((), tl.int32)
     needed = tl.load(needed_ptr + length)
-    is_asking = is_row & (needed < NUM_LEVELS)
+    is_asking = may_ask & (needed < NUM_LEVELS)
     while is_asking:
         told = _follower(
             entries_ptr, bits, known + i, last1, last2, last3, last4, last5,
@@ -197,11 +203,11 @@ def _told(
 @triton.jit
 def _lookup_kernel(
     ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
-    draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, history_stride, draft_stride,
-    result_stride, num_nodes, guesses_at, bits, num_asked,
+    draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, rules_ptr, history_stride,
+    draft_stride, result_stride, rules_stride, num_nodes, guesses_at, bits, num_asked,
     MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr, NUM_LEVELS: tl.constexpr,
     BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr,
-    NUM_WAYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_WAYS: tl.constexpr, HAS_SOURCES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what followed the longest match of its end, and what the table says (MAX_ORDER)."""
     r = tl.program_id(0).to(tl.int64)
@@ -211,7 +217,16 @@ def _lookup_kernel(
     is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
     history_ptr += row * history_stride
     known = tl.where(is_row, tl.load(known_ptr + row), 0).to(tl.int32)
-    matched, place = _longest(history_ptr, known, MIN_MATCH, MAX_MATCH, BLOCK)
+    least, most, sure, may_ask = MIN_MATCH, MAX_MATCH, SURE, is_row
+    if HAS_SOURCES:
+        rules_ptr += row * rules_stride
+        own_sure = tl.load(rules_ptr + R_SURE).to(tl.int32)
+        is_own = own_sure != AS_OTHERS
+        sure = tl.where(is_own, own_sure, SURE)
+        least = tl.where(is_own, tl.load(rules_ptr + R_MIN_MATCH).to(tl.int32), MIN_MATCH)
+        most = tl.where(is_own, tl.load(rules_ptr + R_MAX_MATCH).to(tl.int32), MAX_MATCH)
+        may_ask = is_row & ((tl.load(rules_ptr + R_HAS_TABLE) > 0) | (own_sure == AS_OTHERS))
+    matched, place = _longest(history_ptr, known, least, most, MAX_MATCH, BLOCK)
     node = tl.arange(0, BLOCK_N)
     period = tl.maximum(known - place, 1)  # past the text's end the guesses themselves go on
     is_own = (node < num_nodes) & (matched > 0)
@@ -219,12 +234,12 @@ def _lookup_kernel(
     num_guesses = tl.where(matched > 0, num_nodes, 0)
     if MAX_ORDER:
         tokens, num_guesses, matched = _told(
-            tokens, num_guesses, matched, node, place, period, known, is_row, history_ptr,
+            tokens, num_guesses, matched, node, place, period, known, may_ask, history_ptr,
             entries_ptr, needed_ptr, bits, num_asked,
             MAX_MATCH, NUM_LEVELS, BY_TABLE, MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
         )  # fmt: skip
     is_node = node < num_guesses
-    is_kept = is_node & (matched >= SURE)
+    is_kept = is_node & (matched >= sure)
     tl.store(draft_ptr + row * draft_stride + node, tokens, mask=is_kept)
     tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_kept)
     left = tl.maximum(tl.load(end_ptr + row) - known - 1, 0)
@@ -233,7 +248,7 @@ def _lookup_kernel(
     tokens = tl.where(is_node, tokens, -1)
     tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
     tl.store(result_ptr + C_MATCHED, matched.to(tl.int64))
-    if matched >= SURE:
+    if matched >= sure:
         tl.store(result_ptr + C_DRAFTED, count)
         if is_row:
             tl.store(count_ptr + row, count)
@@ -250,8 +265,10 @@ def lookup(
 ) -> None:
     """A chain per row, as `drafting.ngram` draws it or with a table; all guesses into the result.
 
-    Rows whose match is shorter than `sure` keep the draft they have.
+    Rows whose match is shorter than `sure` keep the draft they have. A row whose request names a
+    lookup, or a network alone, has rules of its own.
     """
+    rules = step.ids_R if step.sources is None else step.sources.rules_XW
     entries, needed, bits, max_order = step.ids_R, step.ids_R, 0, 0
     if phrases is not None:
         entries, needed, bits = phrases.entries, phrases.needed, phrases.bits
@@ -259,10 +276,106 @@ def lookup(
     _lookup_kernel[(len(step.ids_R),)](
         step.ids_R, step.room_R, step.count_R, state.tokens_XL, state.known_X, state.end_X,
         state.is_done_X, state.count_X, state.draft_XG, state.parents_XG, step.result_RC,
-        entries, needed, state.tokens_XL.stride(0), state.draft_XG.stride(0),
-        step.result_RC.stride(0), num_nodes, step.guesses_at(num_nodes), bits,
+        entries, needed, rules, state.tokens_XL.stride(0), state.draft_XG.stride(0),
+        step.result_RC.stride(0), rules.stride(0), num_nodes, step.guesses_at(num_nodes), bits,
         min(num_nodes, NUM_ASKED), MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
-        MAX_ORDER=max_order, NUM_WAYS=NUM_WAYS, BLOCK=2048, BLOCK_N=next_power_of_2(num_nodes),
-        **options(8),
+        MAX_ORDER=max_order, NUM_WAYS=NUM_WAYS, HAS_SOURCES=step.sources is not None, BLOCK=2048,
+        BLOCK_N=next_power_of_2(num_nodes), **options(8),
+    )  # fmt: skip
+
+
+# --- predictions ----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _longest_expected(
+    answer_ptr, num_answer, expected_ptr, num_expected, ahead,
+    MAX_MATCH: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The longest match of an answer's end in its prediction: its length, the place after it."""
+    offs = tl.arange(0, BLOCK)
+    best = tl.zeros((BLOCK,), tl.int64)
+    for start in range(1, num_expected + 1, BLOCK):
+        place = start + offs
+        matched = tl.zeros((BLOCK,), tl.int32)
+        is_place = place <= num_expected
+        is_equal = is_place
+        for i in tl.static_range(MAX_MATCH):
+            at = place - 1 - i
+            token = tl.load(expected_ptr + at, mask=is_place & (at >= 0), other=-1)
+            own = tl.load(answer_ptr + num_answer - 1 - i, mask=num_answer > i, other=-2)
+            is_equal &= token == own
+            matched += is_equal.to(tl.int32)
+        away = tl.abs(place - ahead)
+        is_believed = (matched > 1) | ((matched == 1) & (away < NEAR))
+        # Of equals the nearest, and one further on before one passed.
+        order = 2 * away + (place < ahead).to(tl.int32)
+        score = (matched.to(tl.int64) << 32) + (0x7FFFFFFF - order)
+        best = tl.maximum(best, tl.where(is_believed, score, 0))
+    found = tl.max(best, axis=0)
+    order = (0x7FFFFFFF - (found & 0xFFFFFFFF)).to(tl.int32)
+    away = order // 2
+    place = tl.where(order % 2 == 1, ahead - away, ahead + away)
+    matched = (found >> 32).to(tl.int32)
+    return matched, tl.where(matched > 0, place, ahead)
+
+
+@triton.jit
+def _expect_kernel(
+    ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
+    draft_ptr, parents_ptr, result_ptr, rules_ptr, expected_ptr, history_stride, draft_stride,
+    result_stride, rules_stride, expected_stride, num_nodes, guesses_at,
+    MAX_MATCH: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One row: what its prediction says next, in place of the draft it has."""
+    r = tl.program_id(0).to(tl.int64)
+    wait_for_inputs()
+    let_next_start()
+    row = tl.maximum(tl.load(ids_ptr + r), 0)
+    rules_ptr += row * rules_stride
+    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    num_expected = tl.where(is_row, tl.load(rules_ptr + R_EXPECTED), 0).to(tl.int32)
+    is_alone = is_row & (tl.load(rules_ptr + R_IS_ALONE) > 0)
+    if (num_expected > 0) | is_alone:
+        known = tl.load(known_ptr + row).to(tl.int32)
+        prompt = tl.load(rules_ptr + R_PROMPT).to(tl.int32)
+        num_answer = known - prompt
+        expected_ptr += row * expected_stride
+        ahead = num_answer + tl.load(rules_ptr + R_SHIFT).to(tl.int32)
+        matched, place = _longest_expected(
+            history_ptr + row * history_stride + prompt, num_answer, expected_ptr, num_expected,
+            ahead, MAX_MATCH, NEAR, BLOCK,
+        )  # fmt: skip
+        tl.store(rules_ptr + R_SHIFT, (place - num_answer).to(tl.int64))
+        num_guesses = tl.minimum(tl.maximum(num_expected - place, 0), num_nodes)
+        is_kept = (num_guesses > 0) & ((matched > 1) | ((matched == 1) & (place == ahead)))
+        if is_kept | is_alone | (tl.load(count_ptr + row) == 0):
+            node = tl.arange(0, BLOCK_N)
+            is_node = node < num_guesses
+            tokens = tl.load(expected_ptr + place + node, mask=is_node, other=-1).to(tl.int64)
+            tl.store(draft_ptr + row * draft_stride + node, tokens, mask=is_node)
+            tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_node)
+            left = tl.maximum(tl.load(end_ptr + row).to(tl.int32) - known - 1, 0)
+            room = tl.load(room_ptr + r).to(tl.int32)
+            count = tl.minimum(tl.minimum(room, left), num_guesses).to(tl.int64)
+            heard = tl.where(is_kept, tl.minimum(4 + 4 * matched, MAX_MATCH), 0)
+            result_ptr += r * result_stride
+            tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
+            tl.store(result_ptr + C_MATCHED, heard.to(tl.int64) + BY_PREDICTION)
+            tl.store(result_ptr + C_DRAFTED, count)
+            tl.store(count_ptr + row, count)
+
+
+def expect(state: RowState, step: StepRows, num_nodes: int) -> None:
+    """What follows in rows' predictions, where they have one and the answer keeps to it."""
+    sources = step.sources
+    assert sources is not None
+    _expect_kernel[(len(step.ids_R),)](
+        step.ids_R, step.room_R, step.count_R, state.tokens_XL, state.known_X, state.end_X,
+        state.is_done_X, state.count_X, state.draft_XG, state.parents_XG, step.result_RC,
+        sources.rules_XW, sources.expected_XE, state.tokens_XL.stride(0), state.draft_XG.stride(0),
+        step.result_RC.stride(0), sources.rules_XW.stride(0), sources.expected_XE.stride(0),
+        num_nodes, step.guesses_at(num_nodes), MAX_MATCH=MAX_MATCH, NEAR=NEAR, BLOCK=1024,
+        BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip

@@ -14,6 +14,7 @@ MAX_MATCH = len(LENGTHS) - 1
 DIFFER, SECOND = 4, 5  # records after those of 1, 2, 3 and more places that agree
 NUM_KINDS = (SECOND + 1) * NUM_LENGTHS
 NUM_ASKED = 7  # guesses of a chain for which a table is asked: later ones bring nothing
+NEAR = 16  # tokens around the place expected next among which a single one of a prediction counts
 BY_TABLE = 1  # tokens of a match that tell of the next guess as much as one of a table does
 MIN_CHANCE = 0.05  # of a path, below which no cost curve would check it
 

@@ -10,7 +10,7 @@ checked, length of the match behind the next draft, its nodes, known length, tok
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
 blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C columns of a result, W
-room of a buffer, Q slots for results on the host.
+room of a buffer, columns of rules, Q slots for results on the host, E tokens of a prediction.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ from hunch.kernels.attention import AttnInputs, KVCache
 GOES_ON, STOP, LENGTH = 0, 1, 2  # why a row ended
 TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
 MAX_STOPS = 64  # stop ids of a row
+BY_PREDICTION = 1 << 20  # added to MATCHED where the draft comes from the request's prediction
+
+# Columns of RowSources.rules_XW. SURE: the match from which on the row takes a lookup's guesses
+# (AS_OTHERS: as the drafter has it for all rows, NEVER); of such a lookup the shortest and longest
+# match and whether it asks the phrase table; tokens of the prediction, and whether nothing else
+# drafts; tokens of the prompt; how far the prediction is ahead of the answer that follows it.
+SURE, MIN_MATCH, MAX_MATCH, HAS_TABLE, EXPECTED, IS_ALONE, PROMPT, SHIFT = range(8)
+AS_OTHERS, NEVER = -1, 1 << 20
 
 
 @dataclass(slots=True)
@@ -69,6 +77,20 @@ class RowState:
 
 
 @dataclass(slots=True)
+class RowSources:
+    """What rows are drafted from where their requests say so: another lookup, a prediction."""
+
+    rules_XW: Tensor
+    expected_XE: Tensor  # predictions, int32
+
+    @staticmethod
+    def create(num_rows: int, room: int, device: torch.device | str) -> RowSources:
+        rules_XW = torch.zeros(num_rows, SHIFT + 1, dtype=torch.int64, device=device)
+        rules_XW[:, SURE] = AS_OTHERS
+        return RowSources(rules_XW, torch.zeros(num_rows, room, dtype=torch.int32, device=device))
+
+
+@dataclass(slots=True)
 class StepRows:
     """The rows of a step and what they may do, as the host wrote them; what came of it."""
 
@@ -80,6 +102,7 @@ class StepRows:
     result_RC: Tensor
     guesses_end: int = 0  # column after the last guess; 0: the line ends with it
     has_rules: bool = False  # some rows have penalties, bias or the like, and drafts follow them
+    sources: RowSources | None = None  # some rows are drafted for in ways of their own
 
     def guesses_at(self, num_guesses: int) -> int:
         """The first column of so many guesses."""

@@ -63,8 +63,8 @@ class CapturedSteps:
 
     def __init__(self, parts: Parts, pool: Any) -> None:
         self.rows, self.grammars, self.sampling = parts.rows, parts.grammars, parts.sampling
-        self.host_drafter, self.scores_processed = parts.drafter, parts.scores_processed
-        capacity, host_drafter = parts.capacity, parts.drafter
+        self.host_drafter = host_drafter = parts.drafter
+        capacity = parts.capacity
         device: torch.device = parts.target.device
         width = bucket(capacity.max_rows)
         self.device_rows = DeviceRows(self.rows, width, device)
@@ -86,13 +86,21 @@ class CapturedSteps:
             capacity.block_size,
             self.policy.drafts_at,
             pool,
+            scores_processed=parts.scores_processed,
         )
         self.reader: Reader | None = None
         if found is not None and found.network is not None:
             self.reader = Reader(found.network.model, found.network.kv, self.rows, pool)
         self._is_taken = np.zeros(capacity.max_rows, dtype=np.bool_)  # once it is caught up
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
-        self.extras = RowExtras(self.rows, parts.grammars, self.sampling, self.device_rows.touch)
+        self.extras = RowExtras(
+            self.rows,
+            parts.grammars,
+            self.sampling,
+            self.device_rows.touch,
+            {} if found is None else found.sources,
+            self.steps.row_sources,
+        )
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and who of it took part
         # When the last result was read, if the host did nothing but captured steps since.
         self._read_at: float | None = None
@@ -140,22 +148,21 @@ class CapturedSteps:
             self._is_decoding[start.row] = False
             self._is_taken[start.row] = self._takes(start.request)
             self.extras.start(start.row, start.request)
+            self.policy.by_network[start.row] = self.extras.by_network(start.row)
 
     def _takes(self, request: Request) -> bool:
         """Whether captured steps do all that the request asks for."""
         params = request.params
-        if params.logprobs is not None and (
-            self.scores_processed or params.logprobs > SCORE_SIZES[-1]
-        ):
+        if params.logprobs is not None and params.logprobs > SCORE_SIZES[-1]:
             return False
         if len(request.stop_ids) > MAX_STOPS:
             return False
         mode, drafter = params.speculation.mode, self.drafter
         if mode == "off" or not self.capacity.max_nodes or params.speculation.max_nodes == 0:
             return True
-        if drafter is None or request.prediction_ids:  # their drafts are made by the host
+        if drafter is None:  # its drafts are made by the host
             return False
-        return mode in ("default", "auto", drafter.name)
+        return mode in ("default", "auto", drafter.name) or mode in drafter.sources
 
     def observes(self, rows: list[int]) -> bool:
         """Whether the host's drafter must see what the target did for these rows.
@@ -265,9 +272,11 @@ class CapturedSteps:
         columns = self.steps.columns(graph.kind)
         result_RC, seconds = self.steps.download.receive(pending.slot, len(group.ids), columns.end)
         before, self._read_at = self._read_at, perf_counter()
-        sources = None
+        named, sources = self.extras.take_sources(group, result_RC), None
         if drafter is not None:
             sources = self.policy.learn(group.row_R, result_RC[:, : columns.draft], graph)
+        if sources is not None:
+            sources = [named.get(place, name) for place, name in enumerate(sources)]
         writes_kv = drafter is not None and drafter.writes_kv(graph.source)
         here = [
             request if self.rows.requests[row] is request else None

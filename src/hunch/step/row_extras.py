@@ -1,21 +1,23 @@
-"""What rows of captured steps ask for beside tokens: rules, masks of grammars, scores, traces.
+"""What rows of captured steps ask for beside tokens: rules, masks, scores, traces, own drafters.
 
 Shape letters: R rows of the step, X rows of the engine, C columns of a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
+from hunch.drafting.base import PREDICTION, RowSource
+from hunch.kernels.step import BY_PREDICTION, MATCHED
 from hunch.sampling.state import HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
 from hunch.step.results import NO_SCORES, Columns
 from hunch.step.rows import RowBuffers
-from hunch.step.step_extras import StepMasks
-from hunch.step.step_graphs import DRAFTS, MASKS, RULES, asks_of
+from hunch.step.step_extras import StepMasks, StepSources
+from hunch.step.step_graphs import DRAFTS, MASKS, RULES, SOURCES, asks_of
 from hunch.types import DraftTrace, Request, RowResult, RowWork
 
 
@@ -48,27 +50,73 @@ class RowExtras:
         grammars: RowGrammars,
         sampling: SamplingState,
         touch: Callable[[int], None],  # says that the host changed a row
+        sources: Mapping[str, RowSource],  # methods that a request may name
+        row_sources: Callable[[], StepSources],
     ) -> None:
         num_rows = len(rows.known)
         self.rows, self.grammars, self.sampling, self.touch = rows, grammars, sampling, touch
-        self.asks_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS, DRAFTS
+        self.sources, self._row_sources = sources, row_sources
+        self.asks_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS, DRAFTS, SOURCES
         self.num_best_X = np.full(num_rows, NO_SCORES)
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
         # Tokens and parents of the drafts that wait, of rows with a grammar or a trace.
         self._drafts: dict[int, tuple[list[int], list[int]]] = {}
+        self._source: list[RowSource | None] = [None] * num_rows  # that the row's request names
+        self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the draft that waits
 
     def start(self, row: int, request: Request) -> None:
         params = request.params
         self.forget_draft(row)
-        asks = RULES if self.sampling.asks_X[row] & HISTORY else 0
+        self._start_source(row, request)
+        asks = int(self.asks_X[row]) & SOURCES
+        if self.sampling.asks_X[row] & HISTORY:
+            asks |= RULES
         if request.grammar is not None:
             asks |= MASKS | DRAFTS
         self.is_traced_X[row] = params.speculation.trace
         self.asks_X[row] = asks | DRAFTS * params.speculation.trace
         self.num_best_X[row] = NO_SCORES if params.logprobs is None else params.logprobs
 
+    def _start_source(self, row: int, request: Request) -> None:
+        """Tell the device who drafts for the row, where it is not as for the others."""
+        mode, expected = request.params.speculation.mode, request.prediction_ids
+        source = self._source[row] = self.sources.get(mode)
+        if mode == "off" or (source is not None and not source.with_prediction):
+            expected = ()
+        if source is not None or expected:
+            self._row_sources().put(row, source, expected, len(request.prompt_ids))
+            self.asks_X[row] = SOURCES
+        elif self.asks_X[row] & SOURCES:
+            self._row_sources().clear(row)
+            self.asks_X[row] = 0
+
+    def by_network(self, row: int) -> bool | None:
+        """Whether a network drafts for the row, as its request says; None: as for the others."""
+        source = self._source[row]
+        return None if source is None else source.by_network
+
     def forget_draft(self, row: int) -> None:
         self._drafts.pop(row, None)
+        self._is_predicted[row] = False
+
+    def take_sources(self, group: Group, result_RC: np.ndarray) -> dict[int, str]:
+        """Who drafted what a step checked, by place, of rows with sources of their own.
+
+        What the step says of the drafts it made is kept for the next.
+        """
+        if not group.extras & SOURCES:
+            return {}
+        names = {}
+        for place, row in enumerate(group.ids):
+            source = self._source[row]
+            if self._is_predicted[row]:
+                names[place] = PREDICTION
+            elif source is not None:
+                names[place] = source.name
+        matched_R = result_RC[:, MATCHED]
+        self._is_predicted[group.row_R] = matched_R >= BY_PREDICTION
+        matched_R &= BY_PREDICTION - 1
+        return names
 
     def fill_masks(self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks) -> None:
         """What grammars allow after each root and node that a step checks."""

@@ -1,4 +1,4 @@
-"""What some captured steps do beside the rest: masks of grammars, scores, drafts that are shown.
+"""What some captured steps do beside the rest: masks, scores, drafts shown, sources of drafts.
 
 Shape letters: R rows of the step, N nodes of a step's draft, K tokens one step can commit (N + 1),
 M rows of logits (R times K), P longest path, V vocabulary, W words of a mask, S scored tokens (R
@@ -7,16 +7,19 @@ times K), C the scored token and the best ones, E columns of a scored token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hunch.drafting.base import RowSource
 from hunch.kernels.gpu_process import draft_paths
 from hunch.kernels.gpu_scores import scores
-from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
+from hunch.kernels.step import FIRST, TOKENS, RowSources, RowState, StepRows
 from hunch.step.results import Columns
+
+MAX_EXPECTED = 16384  # tokens of a prediction that captured steps look in
 
 
 class StepMasks:
@@ -47,6 +50,35 @@ class StepMasks:
         if not np.array_equal(flags_M, self._sent):
             self._sent = flags_M.copy()
             self.is_masked_M[:num_logits].copy_(self._is_masked_M[:num_logits], non_blocking=True)
+
+
+class StepSources:
+    """What rows are drafted from where their requests say so: written by the host as they come."""
+
+    def __init__(self, num_rows: int, room: int, device: torch.device) -> None:
+        self.tables = RowSources.create(num_rows, min(room, MAX_EXPECTED), device)
+        self._usual_W = self.tables.rules_XW[0].clone()
+        self._is_own = [False] * num_rows
+
+    def put(
+        self, row: int, source: RowSource | None, expected: Sequence[int], num_prompt: int
+    ) -> None:
+        """The row's request names a method (None: it does not), or says what it expects."""
+        rules_XW, expected_XE = self.tables.rules_XW, self.tables.expected_XE
+        expected = expected[: expected_XE.shape[1]]
+        source = source or RowSource(name="")
+        matches = source.sure, source.min_match, source.max_match, source.has_table
+        line = (*matches, len(expected), source.is_alone, num_prompt, 0)
+        rules_XW[row] = torch.tensor(line, dtype=torch.int64)
+        if expected:
+            expected_XE[row, : len(expected)] = torch.tensor(expected, dtype=torch.int32)
+        self._is_own[row] = True
+
+    def clear(self, row: int) -> None:
+        """The row's request is drafted for as the others are."""
+        if self._is_own[row]:
+            self.tables.rules_XW[row] = self._usual_W
+            self._is_own[row] = False
 
 
 def drafted_paths(state: RowState, rows: StepRows, num_nodes: int) -> Tensor:

@@ -18,8 +18,10 @@ from torch import Tensor
 from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_delta import SEQUENCES, step_sequences
+from hunch.kernels.gpu_lookup import expect
 from hunch.kernels.gpu_process import count_committed, process
 from hunch.kernels.gpu_sampling import choose
+from hunch.kernels.gpu_scores import filtered
 from hunch.kernels.gpu_step import commit, compact, pack
 from hunch.kernels.gpu_transfer import deliver
 from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
@@ -28,7 +30,13 @@ from hunch.sampling.dense import DeviceProcessors
 from hunch.sampling.state import SamplingState
 from hunch.step.capture import Graph, seconds_of
 from hunch.step.results import NO_SCORES, Columns, Download
-from hunch.step.step_extras import StepMasks, drafted_paths, write_drafts, write_scores
+from hunch.step.step_extras import (
+    StepMasks,
+    StepSources,
+    drafted_paths,
+    write_drafts,
+    write_scores,
+)
 
 MAX_LOGITS = 1024  # most rows of logits whose masks are kept
 
@@ -37,6 +45,7 @@ RULES = 1  # penalties, bias, bad words, allowed ids, min_tokens
 MASKS = 2  # a grammar's masks, which the host fills in while the forward graph runs
 DRAFTS = 4  # the new draft itself comes back to the host, for masks and traces
 SCORES = 8  # log-probabilities
+SOURCES = 16  # a method that the request names, or a prediction, drafts for the row
 SCORE_SIZES = (0, 5, 20)  # best tokens a captured step scores beside each chosen one
 
 
@@ -47,7 +56,7 @@ class StepKind(NamedTuple):
     num_nodes: int  # nodes it checks of each row
     source: int  # who drafts at its end
     sampling: int  # 0: all rows are greedy, 1: some are sampled, 2: some with filters
-    extras: int = 0  # of RULES, MASKS, DRAFTS
+    extras: int = 0  # of RULES, MASKS, DRAFTS, SOURCES
     num_best: int = NO_SCORES  # tokens scored beside each committed one
 
 
@@ -101,11 +110,13 @@ class StepGraphs:
         block_size: int,
         drafts_at: Callable[[int], bool],  # whether steps of so many rows draft
         pool: Any,
+        *,
+        scores_processed: bool = False,  # log-probabilities are of what tokens are drawn from
     ) -> None:
         self.target, self.kv, self.sampling, self.drafter = target, kv, sampling, drafter
         assert isinstance(sampling.processors, DeviceProcessors)
         self.rules = sampling.processors
-        self.drafts_at = drafts_at
+        self.drafts_at, self.scores_processed = drafts_at, scores_processed
         self.state, self.inputs_3R = state, inputs_3R
         self.block_size, self.pool = block_size, pool
         self.device: torch.device = target.device
@@ -117,6 +128,7 @@ class StepGraphs:
         self.results = torch.zeros(room, dtype=torch.int64, device=self.device)
         self.download = Download(room, self.device)
         self.masks: StepMasks | None = None  # made with the first grammar
+        self.sources: StepSources | None = None  # made with the first row that has one of its own
         self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
         self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
         self._steps: dict[tuple[StepKind, int], StepGraph] = {}
@@ -164,15 +176,20 @@ class StepGraphs:
         result_RC = self.results[: kind.num_rows * columns.end].view(kind.num_rows, columns.end)
         rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
         rows.has_rules = bool(kind.extras & RULES)
+        has_sources = bool(kind.extras & SOURCES) and self.drafts_at(kind.num_rows)
+        rows.sources = self.row_sources().tables if has_sources else None
 
         def draft(hidden: Hidden) -> None:
             if drafter is not None:
                 drafter.draft(state, rows, hidden, kind.sampling, kind.source)
+            if has_sources:
+                expect(state, rows, self.num_guesses)
 
         def finish() -> None:
             hidden: Hidden = forward.outputs
             logits_MV = self.target.logits(hidden.last_TD)
-            choice_M = self._choose(logits_MV, rows, buffers.attn, kind)
+            ruled_MV = self._ruled(logits_MV, rows, buffers.attn, kind)
+            choice_M = self._choose(ruled_MV, buffers.attn, kind)
             commit(state, rows, choice_M, kind.num_nodes)
             if kind.extras & RULES:
                 num_R = torch.where(rows.count_R >= 0, result_RC[:, TOKENS], 0)
@@ -181,7 +198,10 @@ class StepGraphs:
             if buffers.attn.tree_TP is not None:
                 compact(self.kv, rows, buffers.attn.slot_T)
             if kind.num_best != NO_SCORES:
-                write_scores(logits_MV, rows, kind.num_best, columns)
+                scored_MV = logits_MV
+                if self.scores_processed:
+                    scored_MV = self._filtered(ruled_MV, buffers.attn, kind)
+                write_scores(scored_MV, rows, kind.num_best, columns)
             draft(hidden)
             if kind.extras & DRAFTS:
                 write_drafts(state, rows, columns)
@@ -215,16 +235,26 @@ class StepGraphs:
         state_TD = torch.zeros(size, dtype=self.target.dtype, device=self.device)
         return Hidden(state_TD, (state_TD,) * len(self.layers))
 
-    def _choose(
-        self, logits_MV: Tensor, rows: StepRows, attn: AttnInputs, kind: StepKind
-    ) -> Tensor:
+    def _ruled(self, logits_MV: Tensor, rows: StepRows, attn: AttnInputs, kind: StepKind) -> Tensor:
+        """What the rows' rules and grammars leave of the target's logits."""
+        if not kind.extras & (RULES | MASKS):
+            return logits_MV
+        path_MP = drafted_paths(self.state, rows, kind.num_nodes)
+        has_masks = bool(kind.extras & MASKS)
+        masks = self.step_masks().of(len(logits_MV)) if has_masks else (None, None)
+        place = attn.seq_T, attn.pos_T + 1, path_MP
+        return process(logits_MV, *place, self.rules.tables, *masks)
+
+    def _filtered(self, logits_MV: Tensor, attn: AttnInputs, kind: StepKind) -> Tensor:
+        """What tokens are drawn from: logits by the rows' temperatures, without what is removed."""
+        if not kind.sampling:
+            return logits_MV
+        asked = self.sampling
+        columns = asked.temperature_X, asked.top_k_X, asked.top_p_X, asked.log_min_p_X
+        return filtered(logits_MV.float(), attn.seq_T, *columns)
+
+    def _choose(self, logits_MV: Tensor, attn: AttnInputs, kind: StepKind) -> Tensor:
         sampling, pos_M = self.sampling, attn.pos_T + 1 if kind.sampling else attn.pos_T
-        if kind.extras & (RULES | MASKS):
-            path_MP = drafted_paths(self.state, rows, kind.num_nodes)
-            has_masks = bool(kind.extras & MASKS)
-            masks = self.step_masks().of(len(logits_MV)) if has_masks else (None, None)
-            place = attn.seq_T, attn.pos_T + 1, path_MP
-            logits_MV = process(logits_MV, *place, self.rules.tables, *masks)
         return choose(
             logits_MV,
             attn.seq_T,
@@ -245,6 +275,13 @@ class StepGraphs:
             most = max(self.inputs_3R.shape[1], MAX_LOGITS)
             self.masks = StepMasks(most, self.target.spec.vocab_size, self.device)
         return self.masks
+
+    def row_sources(self) -> StepSources:
+        """The sources of rows whose requests name one; made with the first of them."""
+        if self.sources is None:
+            num_rows, room = self.state.tokens_XL.shape
+            self.sources = StepSources(num_rows, room, self.device)
+        return self.sources
 
     def _buffers_of(self, size: tuple[int, int, int]) -> StepBuffers:
         """A step's packed tokens, its rows and what attention needs."""
