@@ -53,6 +53,25 @@ _END = {
     "affine": "{apart} fma.rn.f32 f0, f0, $3, $5; fma.rn.f32 f1, f1, $4, $6;"
     "cvt.rn.{type}x2.f32 $0, f1, f0;",
 }
+# All four parts of int4 in bfloat16. The lowest 8 bits of a bfloat16 count its smallest steps, so a
+# code is a number where it stands. A power of two moves it up, where the offset ($5, moved too) is
+# subtracted exactly; scales ($6 to $9) come moved the other way.
+_FOUR = "and.b32 c, {word}, {mask}; fma.rn.bf16x2 c, c, {up}, $5; mul.bf16x2 ${part}, c, ${scale};"
+_MOVED = tl.constexpr(128.0)
+
+
+def _all_four() -> str:
+    text = "{ .reg .b32 c, d, u, v; shr.u32 d, $4, 8; mov.b32 u, 0x7E807E80; mov.b32 v, 0x7C807C80;"
+    for part in range(4):
+        is_low = part % 2 == 0
+        text += _FOUR.format(
+            word="$4" if part < 2 else "d", mask="0x000F000F" if is_low else "0x00F000F0",
+            up="u" if is_low else "v", part=part, scale=6 + part,
+        )  # fmt: skip
+    return text + " }"
+
+
+_ALL_FOUR = tl.constexpr(_all_four())
 
 
 @triton.constexpr_function
@@ -124,6 +143,20 @@ def numbers_of(
                 ASM, CONSTRAINTS, args, dtype=tl.float16, is_pure=True, pack=2
             )
     return w
+
+
+@triton.jit
+def four_of(word, offset, scale_0, scale_1, scale_2, scale_3):
+    """`numbers_of` for all parts of int4 in bfloat16 on the way "half", in fewer steps."""
+    off = (offset * (-1 / _MOVED)).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
+    s_0 = (scale_0 * _MOVED).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
+    s_1 = (scale_1 * _MOVED).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
+    s_2 = (scale_2 * _MOVED).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
+    s_3 = (scale_3 * _MOVED).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
+    return tl.inline_asm_elementwise(
+        _ALL_FOUR, "=r,=r,=r,=r,r,r,r,r,r,r", [word, off, s_0, s_1, s_2, s_3],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+    )  # fmt: skip
 
 
 @triton.jit
