@@ -174,8 +174,9 @@ def pack(
 def new_kv(model: Decoder, num_seqs: int = 1, num_blocks: int = 16) -> KVCache:
     """Room for the sequences of `tables`; unwritten slots hold what must never be read."""
     kv = model.new_kv(num_seqs * num_blocks * BLOCK_SIZE)
-    kv.k_LCMH.fill_(torch.nan)
-    kv.v_LCMH.fill_(torch.nan)
+    for k_CMH, v_CMH in kv.layers():
+        k_CMH.fill_(torch.nan)
+        v_CMH.fill_(torch.nan)
     return kv
 
 

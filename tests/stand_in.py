@@ -81,7 +81,7 @@ class PlainTarget:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.spec = decoder, decoder.spec
         self.device, self.dtype, self.kv_dtype = decoder.device, decoder.dtype, decoder.kv_dtype
-        self.kv_shape, self.new_kv = decoder.kv_shape, decoder.new_kv
+        self.kv_shapes, self.new_kv = decoder.kv_shapes, decoder.new_kv
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         nothing = torch.empty(0)

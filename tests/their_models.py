@@ -38,6 +38,11 @@ LONG = {
     "partial_rotary_factor": 0.75,
 }
 GEMMA = GATED | {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 7}
+GEMMA4 = GATED | {"head_dim": 16, "global_head_dim": 24, "sliding_window": 7}
+GEMMA4 |= {"num_hidden_layers": 5, "vocab_size_per_layer_input": 90}
+GEMMA4 |= {"hidden_size_per_layer_input": 8, "pad_token_id": 0}
+WINDOW, WHOLE = "sliding_attention", "full_attention"
+GEMMA4 |= {"layer_types": [WINDOW, WINDOW, WHOLE, WINDOW, WHOLE]}
 CASES = {
     "granite": (
         "Granite",
@@ -89,6 +94,20 @@ CASES = {
         "Gemma3",
         GEMMA | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "gemma 4": (
+        "Gemma4",
+        GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "gemma 4, keys as values": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "llama": ("Llama", GATED | {"num_key_value_heads": 4}),
     "llama, grouped heads, tied": ("Llama", GATED | {"tie_word_embeddings": True}),
     "llama, one kv head, wide heads": ("Llama", GATED | {"num_key_value_heads": 1, "head_dim": 12}),
@@ -138,7 +157,7 @@ def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
     family, settings = CASES[name]
     with torch.random.fork_rng():
         torch.manual_seed(11)
-        names = family + ("TextConfig" if family == "Gemma3" else "Config")
+        names = family + ("TextConfig" if family in ("Gemma3", "Gemma4") else "Config")
         config = getattr(transformers, names)(**settings)
         config._attn_implementation = "eager"  # others leave caps out
         kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
@@ -146,6 +165,9 @@ def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
         with torch.no_grad():
             for parameter in theirs.parameters():  # fresh norms are ones and biases zeros
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            for buffer_name, buffer in theirs.named_buffers():
+                if buffer_name.endswith("layer_scalar"):
+                    buffer.mul_(torch.rand_like(buffer) + 0.5)
     saved = json.loads(theirs.config.to_json_string())
     saved["architectures"] = [kind]
     return theirs, saved, {name: t.detach() for name, t in theirs.state_dict().items()}

@@ -24,6 +24,10 @@ OPT |= {"head_dim": None, "ffn_dim": 96, "word_embed_proj_dim": 128}
 SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
 CAPS = {"attn_logit_softcapping": 8.0, "final_logit_softcapping": 30.0}
 GEMMA = {**SIZES, "query_pre_attn_scalar": 24, "sliding_window": 24, "sliding_window_pattern": 2}
+WINDOW, WHOLE = "sliding_attention", "full_attention"
+GEMMA4 = {**SIZES, "sliding_window": 24, "global_head_dim": 64, "num_hidden_layers": 4}
+GEMMA4 |= {"layer_types": [WINDOW, WHOLE, WINDOW, WHOLE], "hidden_size_per_layer_input": 32}
+GEMMA4 |= {"rope_theta": None, "vocab_size_per_layer_input": 320}
 EXPERTS = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LOCAL = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
 GROUPED = {**SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -42,6 +46,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", SIZES),
     "gemma 2": ("Gemma2ForCausalLM", {**GEMMA, **CAPS}),
     "gemma 3": ("Gemma3ForCausalLM", {**GEMMA, "rope_local_base_freq": 300.0}),
+    "gemma 4": (
+        "Gemma4ForCausalLM",
+        {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "gemma 4, keys as values": (
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
     "smollm 3": ("SmolLM3ForCausalLM", {**SIZES, "no_rope_layer_interval": 2}),
     "stablelm": ("StableLmForCausalLM", {**SIZES, "use_parallel_residual": True}),
     "starcoder 2": ("Starcoder2ForCausalLM", {**SIZES, "sliding_window": 24}),

@@ -129,6 +129,22 @@ class KVShape:
     head_dim: int
     dtype: torch.dtype
     is_shared: bool = False  # keys serve as values
+    others: KVShape | None = None  # of the last layers, where their heads are of another shape
+
+    @staticmethod
+    def of(
+        shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, is_shared: bool = False
+    ) -> KVShape:
+        """By layers, KV heads and head width of each shape a model has."""
+        (num_layers, num_kv_heads, head_dim), *rest = shapes
+        return KVShape(
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            is_shared=is_shared,
+            others=KVShape.of(rest, dtype, is_shared) if rest else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

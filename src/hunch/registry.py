@@ -67,6 +67,8 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "Gemma2ForCausalLM": "hunch.models.families.gemma:Gemma2",
     "Gemma3ForCausalLM": "hunch.models.families.gemma:Gemma3",
     "Gemma3ForConditionalGeneration": "hunch.models.families.gemma:Gemma3",
+    "Gemma4ForCausalLM": "hunch.models.families.gemma4:Gemma4",
+    "Gemma4ForConditionalGeneration": "hunch.models.families.gemma4:Gemma4",
     "OPTForCausalLM": "hunch.models.families.opt:Opt",
     "SmolLM3ForCausalLM": "hunch.models.families.smollm3:SmolLM3",
     "StableLmForCausalLM": "hunch.models.families.stablelm:StableLM",

@@ -14,7 +14,7 @@ from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
 from hunch.models.source import RandomSource
-from hunch.models.spec import ModelSpec
+from hunch.models.spec import ModelSpec, OtherHeads, TokenInputs
 from hunch.models.target import with_kv
 from hunch.registry import MODELS, resolve
 
@@ -73,6 +73,12 @@ GEMMA = {"has_branch_norms": True, "has_qk_norm": True, "is_norm_shifted": True}
 GEMMA |= {"activation": "gelu_pytorch_tanh", "embed_scale": 7.0, "attn_scale": 0.3}
 GEMMA |= {"more_ropes": (RopeSpec(theta=100.0),), "rope_of": (0, 1)}
 GEMMA |= {"attn_cap": 2.0, "logits_cap": 3.0}
+GEMMA4 = {"has_branch_norms": True, "has_qk_norm": True, "has_v_norm": True, "attn_scale": 1.0}
+GEMMA4 |= {"activation": "gelu_pytorch_tanh", "num_layers": 3, "windows": (4, None, None)}
+GEMMA4 |= {"other_heads": OtherHeads(num_kv_heads=2, head_dim=32, layers=(False, True, True))}
+GEMMA4 |= {"more_ropes": (RopeSpec(head_dim=32, kind="proportional", num_pairs=4),)}
+GEMMA4 |= {"rope_of": (0, 1, 1), "kv_of": (0, 1, 1), "ffn_widths": (32, 32, 48)}
+GEMMA4 |= {"inputs": TokenInputs(width=16, vocab_size=50), "has_layer_scale": True}
 MIXED = {"has_sinks": True, "is_parallel": True, "activation": "clipped", "embed_scale": 3.0}
 MIXED |= {"residual_scale": 0.3, "logits_scale": 0.5, "rope": RopeSpec(dim=8)}
 DELTA = DeltaShape(num_k_heads=1, num_v_heads=2, k_dim=8, v_dim=16, num_taps=4)
@@ -84,7 +90,8 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
-        pytest.param("Gemma3ForCausalLM", GEMMA, id="gemma"),
+        pytest.param("Gemma3ForCausalLM", GEMMA, id="gemma", marks=pytest.mark.slow),
+        pytest.param("Gemma4ForCausalLM", GEMMA4, id="gemma 4"),
         pytest.param("GPT2LMHeadModel", LEARNED | {"activation": "gelu_new"}, id="gpt-2"),
         pytest.param("OPTForCausalLM", LEARNED | AFTER, id="norms after the sums"),
         pytest.param("GraniteForCausalLM", MIXED, id="sinks, scales, one norm"),

@@ -8,7 +8,15 @@ import torch
 pytest.importorskip("triton")
 
 from gpu_inputs import DEVICE, close, packed, rand
-from hunch.kernels import gpu_activation, gpu_attention, gpu_fused, gpu_gemm, gpu_tiling
+from hunch.kernels import (
+    gpu_activation,
+    gpu_attention,
+    gpu_fused,
+    gpu_gemm,
+    gpu_inputs,
+    gpu_join,
+    gpu_tiling,
+)
 from hunch.kernels.activation import ACTIVATIONS, gated_ref
 from hunch.kernels.attention import attention_ref
 from hunch.kernels.slices import split_of
@@ -92,6 +100,36 @@ def test_rope_after_a_product(has_norms: bool) -> None:
     close(cache[0], want[0])
 
 
+@pytest.mark.parametrize("is_reader", [True, False])
+def test_heads_of_v_are_normed_and_readers_write_nothing(is_reader: bool) -> None:
+    heads, kv, head = 3, 1, 24
+    qkv = rand(4, (heads if is_reader else heads + 2 * kv) * head)
+    pos, slot = (torch.tensor(some, device=DEVICE) for some in ([7, 0, 3, 9], [5, 2, -1, 0]))
+    angle = rand(16, head // 2)
+    turn = (torch.cat([angle.cos(), angle.sin()], -1), (rand(head, seed=3), rand(head, seed=4)))
+    how = {"is_v_normed": not is_reader, "is_reader": is_reader}
+    q = torch.full((4, heads, head), float("nan"), device=DEVICE)
+    cache = [rand(8, kv, head, seed=s) for s in (1, 2)]
+    want = [c.clone() for c in cache]
+    gpu_fused.rope_kv(qkv, q, *cache, pos, slot, *turn, **how)
+    close(q, gpu_fused.rope_kv_ref(qkv, *want, pos, slot, *turn, **how))
+    for got, ref in zip(cache, want, strict=True):
+        close(got, ref)
+
+
+def test_what_a_table_tells_layers() -> None:
+    size, ids = 24, torch.tensor([8, 0, 8], device=DEVICE)
+    seen, table, weight = rand(4, 2 * size), rand(9, 2 * size, seed=1), rand(size, seed=2)
+    how = {"table_scale": 3.0, "project_scale": 0.2, "scale": 0.7}
+    want = gpu_inputs.make_inputs_ref(seen[:3], table, ids, weight, 1e-5, **how)
+    gpu_inputs.make_inputs(seen, table, ids, weight, 1e-5, **how)
+    close(seen[:3], want)
+    asked, given = rand(4, size, seed=3), seen[:3, size:]
+    want = gpu_inputs.take_inputs_ref(asked[:3], given, "gelu_tanh")
+    gpu_inputs.take_inputs(asked, given, "gelu_tanh")
+    close(asked[:3], want)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_keys_and_values_of_any_size_have_codes(has_norms: bool, dtype: torch.dtype) -> None:
@@ -141,8 +179,8 @@ def test_join(is_state_first: bool, has_norms: bool, is_masked: bool) -> None:
     pos = torch.tensor([5, 0, 1, 0], device=DEVICE) if is_masked else None
     y, normed = (torch.full((4, width), float("nan"), device=DEVICE) for width in (200, 100))
     how = {"is_state_first": is_state_first, "pos_T": pos}
-    gpu_fused.join(table, ids, state, norms, 1e-5, y, normed_TD=normed, **how)
-    want = gpu_fused.join_ref(table, ids, state, norms, 1e-5, **how)
+    gpu_join.join(table, ids, state, norms, 1e-5, y, normed_TD=normed, **how)
+    want = gpu_join.join_ref(table, ids, state, norms, 1e-5, **how)
     close(y, want)
     close(normed, want[:, :100] if is_state_first else want[:, 100:])
 
@@ -158,6 +196,7 @@ def test_add_norm_with_branches_scales_and_places(is_centred: bool) -> None:
     ]
     places = gpu_fused.Places(table, torch.tensor([6, 0, 3, 3, 1, 2, 5, 4, 0], device=DEVICE))
     how = {"branch": norms[1], "part_scale": 0.3, "row_scale": 2.5, "places": places}
+    how["sum_scale"] = 0.6
     y, total = (torch.full((9, 100), float("nan"), device=DEVICE) for _ in range(2))
     gpu_fused.add_norm(x, norms[0], 1e-5, y, sum_TD=total, parts_SVD=parts, **how)
     want_total, want = gpu_fused.add_norm_ref(x, norms[0], 1e-5, parts, **how)

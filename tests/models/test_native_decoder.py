@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from builders import DictWeights, Seq, pack, tables, tiny_config, tiny_weights
+from builders import DictWeights, Seq, new_kv, pack, tables, tiny_config, tiny_weights
 from hunch.errors import ConfigError
 from hunch.kernels import native
 from hunch.kernels.attention import KVCache
@@ -44,6 +44,10 @@ OPT |= {"head_dim": None, "ffn_dim": 80, "word_embed_proj_dim": 192}
 SCALES = {"embedding_multiplier": 12.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 GEMMA = {**SIZES, "query_pre_attn_scalar": 24, "sliding_window": 50, "sliding_window_pattern": 2}
+WINDOW, WHOLE = "sliding_attention", "full_attention"
+GEMMA4 = {**SIZES, "sliding_window": 50, "global_head_dim": 64, "num_hidden_layers": 5}
+GEMMA4 |= {"layer_types": [WINDOW, WHOLE, WINDOW, WHOLE, WHOLE], "hidden_size_per_layer_input": 48}
+GEMMA4 |= {"rope_theta": None, "vocab_size_per_layer_input": 97}
 OTHERS = {
     "granite": tiny_config("GraniteForCausalLM", **SIZES, **SCALES, logits_scaling=3.0),
     "phi-3": tiny_config("Phi3ForCausalLM", **SIZES, partial_rotary_factor=0.5),
@@ -53,6 +57,15 @@ OTHERS = {
     "opt, norms after": tiny_config("OPTForCausalLM", **OPT, do_layer_norm_before=False),
     "gemma 2": tiny_config("Gemma2ForCausalLM", **GEMMA, **CAPS),
     "gemma 3": tiny_config("Gemma3ForCausalLM", **GEMMA, rope_local_base_freq=300.0),
+    "gemma 4": tiny_config(
+        "Gemma4ForCausalLM", **GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True
+    ),
+    "gemma 4, keys as values": tiny_config(
+        "Gemma4ForCausalLM",
+        **(GEMMA4 | {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 3.0}),
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+    ),
 }
 FAMILIES |= OTHERS
 # Parts that no family above has.
@@ -73,10 +86,7 @@ def words(num, seed=0):
 
 def empty_kv(model, num_seqs=1):
     """Unwritten slots hold what must never be read."""
-    kv = model.new_kv(num_seqs * BLOCKS * 4)
-    kv.k_LCMH.fill_(torch.nan)
-    kv.v_LCMH.fill_(torch.nan)
-    return kv
+    return new_kv(model, num_seqs, BLOCKS)
 
 
 def copy_kv(kv):

@@ -86,15 +86,10 @@ class DraftModelDrafter:
         self.pending: dict[int, Pending] = {}
         self.host = RowArrays()
         self.chains = self._native_chains()
-        num_layers, num_kv_heads, head_dim = self.model.kv_shape()
         self.needs = Needs(
             max_nodes=self.shape.num_nodes,
-            kv=KVShape(
-                num_layers=num_layers,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                dtype=self.model.kv_dtype,
-                is_shared=self.model.spec.latent is not None,
+            kv=KVShape.of(
+                self.model.kv_shapes(), self.model.kv_dtype, self.model.spec.latent is not None
             ),
             group=GroupInfo(name="draft"),
             weight_bytes=self.model.weight_bytes,

@@ -6,7 +6,7 @@ M KV heads, H head width, L layers, C slots of the cache, W tokens of one span, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,7 @@ class KVCache:
     v_LCMH: Tensor
     states: RowStates | None = None  # what recurrent layers remember of rows
     scales: KVCache | None = None  # of codes of 8 bits: a float32 per slot and head, [L, C, M, 1]
+    others: KVCache | None = None  # the last layers, where their heads are of another shape
     # Who holds the other heads of the same slots, and must move them too.
     on_move: list[Callable[[Tensor, Tensor], None]] = field(default_factory=list)
 
@@ -71,14 +72,47 @@ class KVCache:
         self.k_LCMH[:, target_P] = self.k_LCMH[:, source_P]
         if self.v_LCMH is not self.k_LCMH:
             self.v_LCMH[:, target_P] = self.v_LCMH[:, source_P]
-        if self.scales is not None:
-            self.scales.move(source_P, target_P)
+        for more in (self.scales, self.others):
+            if more is not None:
+                more.move(source_P, target_P)
         for tell in self.on_move:
             tell(source_P, target_P)
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, [C, M, H] each."""
-        return self.k_LCMH[number], self.v_LCMH[number]
+        if number < len(self.k_LCMH) or self.others is None:
+            return self.k_LCMH[number], self.v_LCMH[number]
+        return self.others.layer(number - len(self.k_LCMH))
+
+    def scales_of(self, number: int) -> tuple[Tensor, Tensor] | None:
+        """Of a layer's keys and values, [C, M, 1] each; None where they are no codes."""
+        if number >= len(self.k_LCMH) and self.others is not None:
+            return self.others.scales_of(number - len(self.k_LCMH))
+        return None if self.scales is None else self.scales.layer(number)
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of all layers."""
+        own = list(zip(self.k_LCMH.unbind(0), self.v_LCMH.unbind(0), strict=True))
+        return own if self.others is None else own + self.others.layers()
+
+
+def zero_kv(
+    shapes: Sequence[tuple[int, int, int]],  # layers, KV heads, head width; others after the first
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_shared: bool = False,  # keys serve as values
+) -> KVCache:
+    """An empty cache."""
+    (num_layers, num_kv_heads, head_dim), *rest = shapes
+    size = (num_layers, num_slots, num_kv_heads, head_dim)
+    k_LCMH = torch.zeros(size, dtype=dtype, device=device)
+    kv = KVCache(k_LCMH, k_LCMH if is_shared else torch.zeros_like(k_LCMH))
+    if has_scales(dtype):
+        k_scale_LCM1 = torch.zeros(*size[:3], 1, device=device)
+        kv.scales = KVCache(k_scale_LCM1, torch.zeros_like(k_scale_LCM1))
+    kv.others = zero_kv(rest, num_slots, dtype, device, is_shared) if rest else None
+    return kv
 
 
 def has_scales(dtype: torch.dtype) -> bool:

@@ -1,5 +1,4 @@
-"""Row-wise steps between products: gather, residual add, norm; rotary and KV write with head norms;
-a token and a state side by side.
+"""Row-wise steps between products: gather, residual add, norm; rotary and KV write with head norms.
 
 One program owns one row (or one head of it) with a layout fixed by the width, so a row's sum is
 always added in the same order.
@@ -42,7 +41,7 @@ class Places:
 def add_norm_ref(
     x_VD: Tensor, norm: RowNorm | Tensor, eps: float, parts_SVD: Tensor | None = None,
     index_T: Tensor | None = None, *, branch: RowNorm | None = None, part_scale: float = 1.0,
-    row_scale: float = 1.0, places: Places | None = None,
+    row_scale: float = 1.0, places: Places | None = None, sum_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(x + parts, its norm), in float64, for the rows named by index_T; see `add_norm`."""
     x = x_VD.double() * row_scale
@@ -52,43 +51,37 @@ def add_norm_ref(
     x = x if index_T is None else x[index_T]
     if places is not None:
         x = x + places.table_LD[places.pos_T].double()
-    x = x.to(x_VD.dtype).double()  # the sum is stored, then normed
+    x = (x * sum_scale).to(x_VD.dtype).double()  # the sum is stored, then normed
     return x, _row_norm_ref(x, norm if isinstance(norm, RowNorm) else RowNorm(norm), eps)
 
 
 def _row_norm_ref(x: Tensor, norm: RowNorm, eps: float) -> Tensor:
     if norm.is_centred:
         x = x - x.mean(-1, keepdim=True)
-    y = _norm_ref(x, norm.weight_D, eps)
+    y = norm_ref(x, norm.weight_D, eps)
     return y if norm.bias_D is None else y + norm.bias_D.double()
-
-
-def join_ref(
-    table_VD: Tensor, ids_T: Tensor, state_TD: Tensor, norms: tuple[Tensor, Tensor] | None,
-    eps: float, *, is_state_first: bool = False, pos_T: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Tokens' embeddings beside states, each normed, in float64; see `join`."""
-    token_TD, state_TD = table_VD[ids_T].double(), state_TD.double()
-    if pos_T is not None:
-        token_TD[pos_T == 0] = 0.0
-    if norms is not None:
-        token_TD, state_TD = _norm_ref(token_TD, norms[0], eps), _norm_ref(state_TD, norms[1], eps)
-    return torch.cat((state_TD, token_TD) if is_state_first else (token_TD, state_TD), dim=-1)
 
 
 def rope_kv_ref(
     qkv_TK: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
-    scales: tuple[Tensor, Tensor] | None = None,
+    scales: tuple[Tensor, Tensor] | None = None, is_v_normed: bool = False, is_reader: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Returns q, normed and (with a table) rotated; writes k and v, and scales of codes."""
+    """Returns q, normed and (with a table) rotated; writes k and v, and scales of codes. A reader
+    has q alone."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     x = qkv_TK.double().unflatten(-1, (-1, head))
+    if is_reader:
+        x = torch.cat((x, x[:, :1].expand(-1, 2 * num_kv, -1)), dim=1)
     q, k, v = x.split([x.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
     if norms is not None:
-        q, k = (_norm_ref(y, w, eps) for y, w in zip((q, k), norms, strict=True))
+        q, k = (norm_ref(y, w, eps) for y, w in zip((q, k), norms, strict=True))
+    if is_v_normed:
+        v = norm_ref(v, torch.ones_like(v), eps)
     if table_LH is not None:
         q, k = (rope_ref(y, pos_T, table_LH) for y in (q, k))
+    if is_reader:
+        return q
     live_T = slot_T >= 0
     for which, (some_TMH, cache_CMH) in enumerate(((k, k_CMH), (v, v_CMH))):
         some_TMH = some_TMH[live_T]
@@ -98,7 +91,7 @@ def rope_kv_ref(
     return q
 
 
-def _norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
 
 
@@ -118,11 +111,12 @@ def _row_norm(
 @triton.jit
 def _add_norm_kernel(
     x_ptr, parts_ptr, index_ptr, weight_ptr, bias_ptr, branch_ptr, branch_bias_ptr, place_ptr,
-    pos_ptr, sum_ptr, y_ptr, part_stride, D, eps, part_scale, row_scale,
+    pos_ptr, sum_ptr, y_ptr, part_stride, D, eps, part_scale, row_scale, sum_scale,
     NUM_SPLITS: tl.constexpr, IS_INDEXED: tl.constexpr, HAS_SUM: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_CENTRED: tl.constexpr,
     HAS_BRANCH: tl.constexpr, HAS_BRANCH_BIAS: tl.constexpr, HAS_PART_SCALE: tl.constexpr,
-    HAS_ROW_SCALE: tl.constexpr, HAS_PLACES: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_ROW_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr, HAS_PLACES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_D)
@@ -150,42 +144,15 @@ def _add_norm_kernel(
                               HAS_BRANCH_BIAS)  # fmt: skip
         if HAS_PART_SCALE:
             total = total * part_scale
-        x = (x.to(tl.float32) + total).to(dtype)
+        total = x.to(tl.float32) + total
+        if HAS_SUM_SCALE:
+            total = total * sum_scale
+        x = total.to(dtype)
     if HAS_SUM:
         tl.store(sum_ptr + row * D + offs, x, mask=is_in)
     if HAS_NORM:
         y = _row_norm(x.to(tl.float32), weight, bias_ptr, offs, is_in, D, eps, IS_CENTRED, HAS_BIAS)
         tl.store(y_ptr + row * D + offs, y.to(dtype), mask=is_in)
-
-
-@triton.jit
-def _join_kernel(
-    table_ptr, ids_ptr, state_ptr, token_norm_ptr, state_norm_ptr, pos_ptr, y_ptr, normed_ptr, D,
-    eps, HAS_NORMS: tl.constexpr, HAS_NORMED: tl.constexpr, HAS_MASK: tl.constexpr,
-    IS_STATE_FIRST: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Program (row, 0 for its token or 1 for its state)."""
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    offs = tl.arange(0, BLOCK_D)
-    is_in = offs < D
-    if HAS_NORMS:
-        norm_ptr = token_norm_ptr if part == 0 else state_norm_ptr
-        weight = tl.load(norm_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
-    wait_for_inputs()
-    let_next_start()
-    token = tl.load(ids_ptr + row).to(tl.int64)
-    from_ptr = table_ptr + token * D if part == 0 else state_ptr + row * D
-    is_there = is_in
-    if HAS_MASK:
-        is_there = is_in & ((tl.load(pos_ptr + row) != 0) | (part == 1))
-    x = tl.load(from_ptr + offs, mask=is_there, other=0.0).to(tl.float32)
-    if HAS_NORMS:
-        x = x * tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
-    y = x.to(y_ptr.dtype.element_ty)
-    place = 1 - part if IS_STATE_FIRST else part
-    tl.store(y_ptr + (row * 2 + place) * D + offs, y, mask=is_in)
-    if HAS_NORMED:
-        tl.store(normed_ptr + row * D + offs, y, mask=is_in & (part == 1))
 
 
 @triton.jit
@@ -223,7 +190,8 @@ def _rope_kv_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, pos_ptr, slot_ptr, rope_ptr,
     q_norm_ptr, k_norm_ptr, eps, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-    HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr, HAS_SCALES: tl.constexpr,
+    NUM_ALL: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, IS_V_NORMED: tl.constexpr,
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -232,7 +200,7 @@ def _rope_kv_kernel(
     is_in = offs < HALF
     wait_for_inputs()
     let_next_start()
-    row_ptr = qkv_ptr + (token * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD
+    row_ptr = qkv_ptr + (token * NUM_ALL + head) * HEAD
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     lo = _summed(row_ptr + offs, is_in, part_stride, NUM_PARTS, dtype)
     hi = _summed(row_ptr + HALF + offs, is_in, part_stride, NUM_PARTS, dtype)
@@ -246,6 +214,9 @@ def _rope_kv_kernel(
             cos = tl.load(at, mask=is_in, other=0.0)
             sin = tl.load(at + HALF, mask=is_in, other=0.0)
             lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
+    elif IS_V_NORMED:
+        rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
+        lo, hi = lo * rstd, hi * rstd
     if head < NUM_HEADS:
         q_ptrs = q_ptr + (token * NUM_HEADS + head) * HEAD + offs
         tl.store(q_ptrs, lo.to(q_ptr.dtype.element_ty), mask=is_in)
@@ -305,14 +276,15 @@ def add_norm(
     x_VD: Tensor, norm: RowNorm | Tensor | None, eps: float, y_TD: Tensor | None,
     sum_TD: Tensor | None = None, parts_SVD: Tensor | None = None, index_T: Tensor | None = None,
     *, branch: RowNorm | None = None, part_scale: float = 1.0, row_scale: float = 1.0,
-    places: Places | None = None,
+    places: Places | None = None, sum_scale: float = 1.0,
 ) -> None:  # fmt: skip
     """x + parts (slices in order) to sum_TD, its norm to y_TD; rows by index_T where given.
 
     With an embedding table for x and token ids for index_T this is the embedding; without a norm
     only the sum is stored. sum_TD, and y_TD without it, may be x itself where no index is given.
     The parts' sum is normed by `branch` and scaled before it is added; rows of x are scaled and
-    have learned positions added. A norm's weight may stand for the norm.
+    have learned positions added. What x and parts add up to is scaled by `sum_scale`. A norm's
+    weight may stand for the norm.
     """
     out = y_TD if sum_TD is None else sum_TD
     assert out is not None
@@ -330,13 +302,15 @@ def add_norm(
         x_VD if branch_bias_D is None else branch_bias_D,
         x_VD if places is None else places.table_LD, x_VD if places is None else places.pos_T,
         out, out if y_TD is None else y_TD, 0 if parts_SVD is None else parts_SVD.stride(0), width,
-        eps, part_scale, row_scale, NUM_SPLITS=0 if parts_SVD is None else parts_SVD.shape[0],
+        eps, part_scale, row_scale, sum_scale,
+        NUM_SPLITS=0 if parts_SVD is None else parts_SVD.shape[0],
         IS_INDEXED=index_T is not None, HAS_SUM=sum_TD is not None, HAS_NORM=y_TD is not None,
         HAS_BIAS=bias_D is not None,
         IS_CENTRED=any(some is not None and some.is_centred for some in (norm, branch)),
         HAS_BRANCH=branch is not None, HAS_BRANCH_BIAS=branch_bias_D is not None,
         HAS_PART_SCALE=part_scale != 1.0, HAS_ROW_SCALE=row_scale != 1.0,
-        HAS_PLACES=places is not None, BLOCK_D=block, **options(max(1, min(8, block // 512))),
+        HAS_SUM_SCALE=sum_scale != 1.0, HAS_PLACES=places is not None, BLOCK_D=block,
+        **options(max(1, min(8, block // 512))),
     )  # fmt: skip
 
 
@@ -345,42 +319,22 @@ def embed(table_VD: Tensor, ids_T: Tensor, out_TD: Tensor) -> None:
     add_norm(table_VD, None, 0.0, None, sum_TD=out_TD, index_T=ids_T)
 
 
-def join(
-    table_VD: Tensor, ids_T: Tensor, state_TD: Tensor, norms: tuple[Tensor, Tensor] | None,
-    eps: float, y_T2D: Tensor, *, is_state_first: bool = False, pos_T: Tensor | None = None,
-    normed_TD: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Each token's embedding beside its state, normed by `norms` (token's, state's) where given.
-
-    Where pos_T is given, position 0 has no token: zeros stand there. normed_TD takes the normed
-    state once more.
-    """
-    assert table_VD.dtype == state_TD.dtype
-    assert state_TD.is_contiguous()
-    width = state_TD.shape[1]
-    block = next_power_of_2(width)
-    token_norm_D, state_norm_D = norms or (state_TD, state_TD)
-    _join_kernel[(len(ids_T), 2)](
-        table_VD, ids_T, state_TD, token_norm_D, state_norm_D, ids_T if pos_T is None else pos_T,
-        y_T2D, y_T2D if normed_TD is None else normed_TD, width, eps,
-        HAS_NORMS=norms is not None, HAS_NORMED=normed_TD is not None, HAS_MASK=pos_T is not None,
-        IS_STATE_FIRST=is_state_first, BLOCK_D=block, **options(max(1, min(8, block // 512))),
-    )  # fmt: skip
-
-
 def rope_kv(
     qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
-    scales: tuple[Tensor, Tensor] | None = None,
+    scales: tuple[Tensor, Tensor] | None = None, is_v_normed: bool = False, is_reader: bool = False,
 ) -> None:  # fmt: skip
     """Head norms and rotation (where given), KV write, for products that did not do it.
 
     A product may come as sums of its slices, [S, T, K] in float32. A cache of 8 bits has scales,
-    [C, M, 1], of keys and values.
+    [C, M, 1], of keys and values. With norms, heads of v may be divided by their root mean square,
+    and a reader has q alone.
     """
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_tokens, width = qkv_TK.shape[-2:]
-    num_heads = width // head - 2 * num_kv
+    num_all = width // head
+    num_heads = num_all if is_reader else num_all - 2 * num_kv
+    assert norms is not None or not (is_v_normed or is_reader)
     num_parts, stride = (len(qkv_TK), qkv_TK.stride(0)) if qkv_TK.dim() == 3 else (1, 0)
     assert table_LH is None or table_LH.dtype == torch.float32
     has_rope, table_LH = table_LH is not None, q_TN if table_LH is None else table_LH
@@ -393,8 +347,9 @@ def rope_kv(
         )  # fmt: skip
         return
     q_norm, k_norm = norms
-    _rope_kv_kernel[(num_tokens, num_heads + 2 * num_kv)](
+    _rope_kv_kernel[(num_tokens, num_all)](
         qkv_TK, *where, q_norm, k_norm, eps, stride, HEAD=head,
-        HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, HAS_ROPE=has_rope,
-        NUM_PARTS=num_parts, HAS_SCALES=scales is not None, **options(1),
+        HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, NUM_ALL=num_all,
+        HAS_ROPE=has_rope, NUM_PARTS=num_parts, HAS_SCALES=scales is not None,
+        IS_V_NORMED=is_v_normed, **options(1),
     )  # fmt: skip

@@ -232,5 +232,6 @@ def compact(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
         kv.k_LCMH, kv.v_LCMH, step.path_RK, step.result_RC, slot_T, kv.k_LCMH.stride(0), num_k - 1,
         step.result_RC.stride(0), WIDTH=width, BLOCK=next_power_of_2(width), **options(4),
     )  # fmt: skip
-    if kv.scales is not None:
-        compact(kv.scales, step, slot_T)
+    for more in (kv.scales, kv.others):
+        if more is not None:
+            compact(more, step, slot_T)

@@ -24,14 +24,17 @@ from hunch.kernels.native_structs import (
     _I32,
     _I64,
     _POINTER,
+    KVPlaces,
     NativeLayer,
     NativeShape,
+    NativeTable,
     Reduce,
     _address,
     _Layer,
     _Pass,
     _Spec,
     _States,
+    kv_places,
 )
 
 if TYPE_CHECKING:
@@ -229,6 +232,7 @@ class NativeNetwork:
         join: NativeJoin | None = None,
         is_fine: bool = False,
         reduce: Callable[[Tensor], Tensor] | None = None,
+        table: NativeTable | None = None,
     ) -> None:
         """`reduce`: from this process's part of a sum to the sum, where others hold the rest."""
         self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
@@ -237,10 +241,19 @@ class NativeNetwork:
         self._structs = (_Layer * len(layers))(
             *(layer._struct(at) for at, layer in enumerate(layers))
         )
-        self._keep = (embedding, head, final_norm, final_norm_bias, rope_LH, positions_LD, join)
+        self._keep = (
+            embedding,
+            head,
+            final_norm,
+            final_norm_bias,
+            rope_LH,
+            positions_LD,
+            join,
+            table,
+        )
         self.num_out = head.num_out
         self._kv: KVCache | None = None
-        self._kv_places = (0, 0, 0)
+        self._kv_places: KVPlaces = ()
         self._passes: dict[int, tuple[tuple[Tensor, ...], _Pass]] = {}  # the last of each size
         spec = _Spec(
             **{name: getattr(shape, name) for name in shape.__slots__},
@@ -255,6 +268,7 @@ class NativeNetwork:
             positions=_address(positions_LD),
             layers=ctypes.addressof(self._structs),
             **(join.fields() if join else {}),
+            **(table.fields() if table else {}),
         )
         if self._reduce is not None:
             spec.reduce = self._reduce.function
@@ -281,7 +295,9 @@ class NativeNetwork:
         features = tuple([torch.empty(num_rows, width) for _ in feature_layers])
         step = self._pass_over(attn, num_rows)
         step.ids, step.embedded, step.state = map(_address, (ids_T, embedded_TD, state_TD))
-        step.k, step.v, step.layer_stride = self._places_of(kv)
+        if kv is not self._kv:  # it is the same one every pass
+            self._kv, self._kv_places = kv, kv_places(kv, self.kv_dtype)
+        step.place(self._kv_places)
         step.hidden, step.num_features = hidden_TD.data_ptr(), len(features)
         step.tree, step.tree_stride = None, 0
         held = None if kv.states is None else states_of(kv.states, attn)
@@ -314,17 +330,6 @@ class NativeNetwork:
         if num_rows <= _MAX_KEPT:
             self._passes[num_rows] = columns, step
         return step
-
-    def _places_of(self, kv: KVCache) -> tuple[int, int, int]:
-        """Where keys and values start, and how far apart layers are; the same cache every pass."""
-        if kv is not self._kv:
-            k_LCMH, v_LCMH = kv.k_LCMH, kv.v_LCMH
-            assert k_LCMH.dtype == v_LCMH.dtype == self.kv_dtype
-            assert k_LCMH[0].is_contiguous()
-            assert v_LCMH.stride() == k_LCMH.stride()
-            self._kv = kv
-            self._kv_places = k_LCMH.data_ptr(), v_LCMH.data_ptr(), k_LCMH.stride(0)
-        return self._kv_places
 
     def logits(self, hidden_MD: Tensor, out_MV: Tensor | None = None) -> Tensor:
         """float32 scores of every token, in `out_MV` where there is one."""

@@ -20,7 +20,16 @@ from hunch.kernels.native import (
     _lib,
     team,
 )
-from hunch.kernels.native_structs import _F32, _I64, _JOINS, _POINTER, NativeLayer, _Layer, _Pass
+from hunch.kernels.native_structs import (
+    _F32,
+    _I64,
+    _JOINS,
+    _POINTER,
+    NativeLayer,
+    _Layer,
+    _Pass,
+    kv_places,
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -103,13 +112,9 @@ class NativeChain:
 
     def place(self, kv: KVCache, table_SB: Tensor, block_size: int) -> None:
         """Where keys and values are; call it again when any of these changes."""
-        assert kv.k_LCMH.dtype == kv.v_LCMH.dtype == self._network.kv_dtype
-        assert kv.k_LCMH[0].is_contiguous()
-        assert kv.v_LCMH.stride() == kv.k_LCMH.stride()
         assert table_SB.stride(1) == 1
         step = self._chain.step
-        step.k, step.v = kv.k_LCMH.data_ptr(), kv.v_LCMH.data_ptr()
-        step.layer_stride = kv.k_LCMH.stride(0)
+        step.place(kv_places(kv, self._network.kv_dtype))
         step.table, step.table_stride = table_SB.data_ptr(), table_SB.stride(0)
         step.block_size = block_size
         self._placed = (kv, table_SB)  # alive as long as the kernels point at them

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.activation import KERNEL_NAMES
+from hunch.kernels.attention import KVCache
 
 if TYPE_CHECKING:
     from hunch.kernels.native import NativeMatrix
@@ -37,8 +38,14 @@ class _Layer(ctypes.Structure):
         ("experts", _POINTER),
         *((name, _POINTER) for name in ("delta", "attn_gate", "attn_gate_bias")),
         ("place", _I64),
-        ("latent", _POINTER),
+        *((name, _POINTER) for name in ("latent", "v_norm", "inputs")),
+        ("stream_scale", _F32),
+        *((name, _I32) for name in ("is_reader", "is_other", "ffn_width")),
     )
+
+
+class _Inputs(ctypes.Structure):
+    _fields_ = tuple((name, _POINTER) for name in ("gate", "project", "norm"))
 
 
 class _Delta(ctypes.Structure):
@@ -121,6 +128,9 @@ class _Spec(ctypes.Structure):
             for name in ("embed_scale", "residual_scale", "logits_scale", "attn_cap", "logits_cap")
         ),
         ("reduce", REDUCE),
+        *((name, _I32) for name in ("other_kv_heads", "other_head_dim", "table_width")),
+        ("table_scale", _F32),
+        *((name, _POINTER) for name in ("input_table", "input_project", "input_norm")),
     )  # fmt: skip
 
 
@@ -136,8 +146,27 @@ class _Pass(ctypes.Structure):
         ("layer_stride", _I64),
         ("num_features", _I64),
         *((name, _POINTER) for name in ("feature_layers", "features", "hidden", "state")),
-        ("states", _POINTER),
+        *((name, _POINTER) for name in ("states", "k_other", "v_other")),
+        ("other_stride", _I64),
     )
+
+    def place(self, places: KVPlaces) -> None:
+        self.k, self.v, self.layer_stride = places[0]
+        if len(places) > 1:
+            self.k_other, self.v_other, self.other_stride = places[1]
+
+
+KVPlaces = tuple[tuple[int, int, int], ...]
+
+
+def kv_places(kv: KVCache, dtype: torch.dtype) -> KVPlaces:
+    """Where keys and values start, and how far apart layers are, for each shape of heads."""
+    k_LCMH, v_LCMH = kv.k_LCMH, kv.v_LCMH
+    assert k_LCMH.dtype == v_LCMH.dtype == dtype
+    assert k_LCMH[0].is_contiguous()
+    assert v_LCMH.stride() == k_LCMH.stride()
+    own = k_LCMH.data_ptr(), v_LCMH.data_ptr(), k_LCMH.stride(0)
+    return (own, *(kv_places(kv.others, dtype) if kv.others is not None else ()))
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -147,6 +176,41 @@ def _address(tensor: Tensor | None) -> int | None:
 def activation_number(name: str) -> int:
     """How the kernels are told an activation of Hugging Face's name."""
     return _ACTIVATIONS.index(KERNEL_NAMES[name])
+
+
+class NativeInputs:
+    """A layer's use of what a table says of its tokens."""
+
+    def __init__(self, gate: NativeMatrix, project: NativeMatrix, norm: Tensor) -> None:
+        self._keep = gate, project, norm
+        self._struct = _Inputs(gate.handle, project.handle, norm.data_ptr())
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._struct)
+
+    def matrices(self) -> list[NativeMatrix]:
+        return list(self._keep[:2])
+
+
+@dataclass(kw_only=True, slots=True)
+class NativeTable:
+    """What is said of tokens to all layers: a table, and a projection of their embedding."""
+
+    width: int  # numbers per layer
+    scale: float  # of the table's
+    table: NativeMatrix
+    project: NativeMatrix
+    norm: Tensor
+
+    def fields(self) -> dict[str, int | float | None]:
+        return {
+            "table_width": self.width,
+            "table_scale": self.scale,
+            "input_table": self.table.handle,
+            "input_project": self.project.handle,
+            "input_norm": self.norm.data_ptr(),
+        }
 
 
 @dataclass(kw_only=True, slots=True)
@@ -173,21 +237,31 @@ class NativeLayer:
     mlp_out_norm: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
+    v_norm: Tensor | None = None
     sinks: Tensor | None = None
     rope: Tensor | None = None  # None: the network's
     biases: dict[str, Tensor | None]  # by the name of the matrix or norm
     window: int | None = None
+    inputs: NativeInputs | None = None  # what it takes of a table
+    stream_scale: float = 1.0  # of the stream at its end
+    is_reader: bool = False  # it has q alone, and reads keys and values in its place
+    is_other: bool = False  # its heads are of the network's other shape
+    ffn_width: int = 0  # 0: the network's
 
     def matrices(self) -> list[NativeMatrix]:
         found = [getattr(self, name) for name in _MATRICES]
-        for part in (self.experts, self.delta, self.latent):
+        for part in (self.experts, self.delta, self.latent, self.inputs):
             found += [] if part is None else part.matrices()
         found.append(self.attn_gate)
         return [matrix for matrix in found if matrix is not None]
 
     def _struct(self, number: int) -> _Layer:
         place = number if self.place is None else self.place
-        struct = _Layer(window=self.window or 0, place=place)
+        struct = _Layer(window=self.window or 0, place=place, stream_scale=self.stream_scale)
+        struct.is_reader, struct.is_other = self.is_reader, self.is_other
+        struct.ffn_width, struct.v_norm = self.ffn_width, _address(self.v_norm)
+        if self.inputs is not None:
+            struct.inputs = self.inputs.address
         if self.delta is not None:
             struct.delta = self.delta.address
         if self.attn_gate is not None:
@@ -228,6 +302,8 @@ class NativeShape:
     logits_scale: float = 1.0
     attn_cap: float = 0.0
     logits_cap: float = 0.0
+    other_kv_heads: int = 0  # of layers whose heads are of another shape; 0: there are none
+    other_head_dim: int = 0
 
 
 class Reduce:

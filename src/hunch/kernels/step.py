@@ -201,8 +201,9 @@ def compact_ref(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
             source, target = slot_T[r * num_k + 1 + node], slot_T[r * num_k + 1 + i]
             kv.k_LCMH[:, target] = kv.k_LCMH[:, source]
             kv.v_LCMH[:, target] = kv.v_LCMH[:, source]
-    if kv.scales is not None:
-        compact_ref(kv.scales, step, slot_T)
+    for more in (kv.scales, kv.others):
+        if more is not None:
+            compact_ref(more, step, slot_T)
 
 
 def update_ref(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes: int) -> None:

@@ -40,6 +40,7 @@ class Heads:
     window: int | None = None  # a token sees so many positions, its own included; None: all
     cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
     rope: int = 0  # which of the network's rotary tables turns them
+    is_reader: bool = False  # there are queries alone: an earlier layer's keys and values are read
 
 
 class Attend(Protocol):
@@ -67,20 +68,24 @@ class Paged:
         self.live_T = live_tokens(attn)
         self.slot_T = attn.slot_T if self.live_T is None else attn.slot_T[self.live_T]
         # One unbind per step is cheaper than two selects per layer.
-        self.k = kv.k_LCMH.unbind(0)
-        self.v = kv.v_LCMH.unbind(0)
+        self.kv = kv.layers()
         self.states = kv.states
 
     def __call__(
         self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
     ) -> Tensor:
-        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, self.rotations[heads.rope])
-        k_CMH, v_CMH = self.k[layer], self.v[layer]
+        rotation, (k_CMH, v_CMH) = self.rotations[heads.rope], self.kv[layer]
+        where = (self.attn, heads.scale, heads.window, heads.cap, sinks_N)
+        if heads.is_reader:
+            q_TNH = qkv_TAH
+            if rotation is not None:
+                q_TNH = rope(q_TNH, rotation.cos_T1H, rotation.sin_T1H)
+            return self.read(q_TNH, k_CMH, v_CMH, where)
+        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, rotation)
         if self.live_T is None:
             kv_store(k_TMH, v_TMH, k_CMH, v_CMH, self.slot_T)
         else:
             kv_store(k_TMH[self.live_T], v_TMH[self.live_T], k_CMH, v_CMH, self.slot_T)
-        where = (self.attn, heads.scale, heads.window, heads.cap, sinks_N)
         return self.read(q_TNH, k_CMH, v_CMH, where)
 
     def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where) -> Tensor:
@@ -126,6 +131,7 @@ class Attention(Part):
         layer: int,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        v_norm: RMSNorm | None = None,
         sinks_N: Tensor | None = None,  # float32
         gate: Linear | None = None,  # how much of what is read goes on, for each number of a head
     ) -> None:
@@ -135,17 +141,26 @@ class Attention(Part):
         self.layer = layer
         self.q_norm = q_norm
         self.k_norm = k_norm
+        self.v_norm = v_norm
         self.sinks_N = sinks_N
         self.gate = gate
 
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         heads = self.heads
         qkv_TAH = self.qkv(x_TE).view(len(x_TE), -1, heads.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
-            q, k, v = qkv_TAH.split_with_sizes(sizes, 1)
-            qkv_TAH = torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1)
+        if self.q_norm is not None:
+            qkv_TAH = self._normed(qkv_TAH, self.q_norm)
         read_TN = attend(qkv_TAH, heads, self.layer, self.sinks_N).flatten(1)
         if self.gate is not None:
             read_TN = read_TN * sigmoid(self.gate(x_TE))
         return self.out(read_TN)
+
+    def _normed(self, qkv_TAH: Tensor, q_norm: RMSNorm) -> Tensor:
+        heads, k_norm = self.heads, self.k_norm
+        if k_norm is None:
+            assert heads.is_reader
+            return q_norm(qkv_TAH)
+        sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+        q, k, v = qkv_TAH.split_with_sizes(sizes, 1)
+        v = v if self.v_norm is None else self.v_norm(v)
+        return torch.cat((q_norm(q), k_norm(k), v), dim=1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hunch.layers.attention import Attend, Attention
 from hunch.layers.experts import Experts
+from hunch.layers.inputs import InputGate
 from hunch.layers.mlp import MLP
 from hunch.layers.norm import Norm
 from hunch.layers.part import Part
@@ -31,6 +32,8 @@ class Block(Part):
         attn_out_norm: Norm | None = None,
         mlp_out_norm: Norm | None = None,
         residual_scale: float = 1.0,
+        inputs: InputGate | None = None,
+        scale_1: Tensor | None = None,
     ) -> None:
         self.attn_norm = attn_norm
         self.attn = attn
@@ -39,10 +42,17 @@ class Block(Part):
         self.attn_out_norm = attn_out_norm
         self.mlp_out_norm = mlp_out_norm
         self.residual_scale = residual_scale
+        self.inputs = inputs
+        self.scale_1 = scale_1  # of the stream, at the end
 
-    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
+    def __call__(self, x_TD: Tensor, attend: Attend, input_TP: Tensor | None = None) -> Tensor:
+        """`input_TP`: what a table says of the tokens, where the layer has a gate for it."""
         input_TD = x_TD if self.attn_norm is None else self.attn_norm(x_TD)
-        return self.mix(x_TD, input_TD, attend)
+        x_TD = self.mix(x_TD, input_TD, attend)
+        if self.inputs is not None:
+            assert input_TP is not None
+            x_TD = self.inputs(x_TD, input_TP)
+        return x_TD if self.scale_1 is None else x_TD * self.scale_1
 
     def mix(self, residual_TD: Tensor, input_TE: Tensor, attend: Attend) -> Tensor:
         """The layer with an attention input of the caller's making, say [embedding; hidden]."""
@@ -64,6 +74,6 @@ class PostNormBlock(Block):
     attn_norm: Norm
     mlp_norm: Norm
 
-    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
+    def __call__(self, x_TD: Tensor, attend: Attend, input_TP: Tensor | None = None) -> Tensor:
         x_TD = self.attn_norm(x_TD + self.attn(x_TD, attend))
         return self.mlp_norm(x_TD + self.mlp(x_TD))

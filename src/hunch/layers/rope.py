@@ -20,8 +20,10 @@ class RopeSpec:
     """How positions turn the heads. `kind` is Hugging Face's rope_type."""
 
     theta: float = 10000.0
-    kind: str = "default"  # default, linear, llama3, yarn, longrope, factors, none
+    kind: str = "default"  # default, linear, llama3, yarn, longrope, factors, proportional, none
+    head_dim: int = 0  # of the heads it turns; 0: the model's
     dim: int = 0  # numbers of a head that are turned, the first ones; 0: all
+    num_pairs: int = 0  # proportional: pairs that are turned, the first ones of a whole head's
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -48,6 +50,9 @@ def frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
 def _turned(spec: RopeSpec, head_dim: int) -> Tensor:
     freq = 1.0 / spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if spec.kind == "linear":
+        return freq / spec.factor
+    if spec.kind == "proportional":
+        freq[spec.num_pairs :] = 0.0
         return freq / spec.factor
     if spec.kind == "llama3":
         return _llama3(spec, freq)
@@ -120,6 +125,7 @@ class Rope(Part):
     def __init__(
         self, spec: RopeSpec, head_dim: int, max_len: int, device: torch.device | str = "cpu"
     ) -> None:
+        head_dim = spec.head_dim or head_dim
         positions = torch.arange(max_len, dtype=torch.float32, device=device)
         angle = torch.outer(positions, frequencies(spec, head_dim).to(device))
         scale_F = torch.ones(head_dim // 2, device=device)

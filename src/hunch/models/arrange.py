@@ -52,7 +52,9 @@ class Arranged:
         self._places = {ours: Place(theirs) for ours, theirs in _renamed(weights, names).items()}
         self._last: tuple[str, torch.dtype, Tensor] | None = None
         for layer in range(spec.num_layers):
-            self._arrange_layer(spec, names, names.layer.format(layer))
+            self._arrange_layer(spec.at(layer), names, names.layer.format(layer))
+            if spec.is_value_key and spec.is_value_key[layer]:
+                self._repeat_key(names, names.layer.format(layer))
             if spec.experts is not None and spec.experts.layers[layer]:
                 self._arrange_experts(spec.experts, names.experts, names.layer.format(layer))
         if spec.is_norm_shifted:
@@ -91,6 +93,13 @@ class Arranged:
             self._order(qkv[1], order, spec.num_kv_heads)
             for name in (names.q_norm, names.k_norm):
                 self._order(prefix + name, order, 1)
+
+    def _repeat_key(self, names: Names, prefix: str) -> None:
+        """Values that a file leaves out, as keys serve for them."""
+        for kind in ("weight", "bias"):
+            key = self._places.get(f"{prefix}{names.k}.{kind}")
+            if key is not None:
+                self._places[f"{prefix}{names.v}.{kind}"] = key
 
     def _arrange_latent(self, spec: ModelSpec, shape: LatentShape, prefix: str) -> None:
         """Turned rows in the kernels' order; a head's way to keys and to values apart."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from hunch.layers.attention import Attention, Heads
 from hunch.layers.block import Block, PostNormBlock
 from hunch.layers.experts import Experts
+from hunch.layers.inputs import InputGate, TokenTable
 from hunch.layers.mlp import MLP, GatedMLP, PlainMLP
-from hunch.layers.norm import Norm
+from hunch.layers.norm import Norm, RMSNorm
 from hunch.models.experts import EXPERT_NAMES, ExpertNames, build_experts
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
@@ -43,6 +46,14 @@ class Names:
     down: str = "mlp.down_proj"
     experts: ExpertNames = EXPERT_NAMES
     mlp_out_norm: str = "mlp_out_norm"
+    # A table of what is said of tokens to layers, and a layer's use of it.
+    table: str = "model.embed_tokens_per_layer.weight"
+    table_project: str = "model.per_layer_model_projection"
+    table_norm: str = "model.per_layer_projection_norm"
+    input_gate: str = "per_layer_input_gate"
+    input_project: str = "per_layer_projection"
+    input_norm: str = "post_per_layer_input_norm"
+    scale: str = "layer_scalar"  # of the stream at a layer's end
     # How files fuse or add to them; see arrange.py.
     qkv: str = "self_attn.qkv_proj"
     is_qkv_by_head: bool = False  # q, k and v of a head stand side by side
@@ -57,6 +68,7 @@ LLAMA_NAMES = Names()
 
 def local_heads(spec: ModelSpec, group: Group, layer: int | None = None) -> Heads:
     """The heads one rank of the group holds: of a layer, or what all layers share."""
+    spec = spec if layer is None else spec.at(layer)
     q_part, kv_part = head_spans(spec.num_heads, spec.num_kv_heads, group)
     return Heads(
         num_heads=q_part[1] - q_part[0],
@@ -66,6 +78,7 @@ def local_heads(spec: ModelSpec, group: Group, layer: int | None = None) -> Head
         cap=spec.attn_cap,
         window=spec.windows[layer] if layer is not None and spec.windows else None,
         rope=0 if layer is None else spec.rope_index(layer),
+        is_reader=layer is not None and bool(spec.kv_of) and not spec.keeps_kv(layer),
     )
 
 
@@ -87,42 +100,55 @@ def build_attention(
     input_width: int | None = None,
 ) -> Attention:
     """`layer` is the KV layer; `input_width` differs from the model's where two inputs join."""
+    heads, spec = local_heads(spec, source.group, layer), spec.at(layer)
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     q_part, kv_part = head_rows(spec, source.group)
-    q_norm = k_norm = sinks_N = gate = None
-    if spec.has_qk_norm:
-        q_norm, k_norm = (
-            source.rms_norm(
-                prefix + name, spec.head_dim, spec.norm_eps, is_whole=spec.is_norm_shifted
-            )
-            for name in (names.q_norm, names.k_norm)
-        )
+    sinks_N = gate = None
     if spec.has_sinks:
-        heads = head_spans(spec.num_heads, spec.num_kv_heads, source.group)[0]
-        sinks_N = source.take(prefix + names.sinks, spec.num_heads, split=0, part=heads).float()
+        part = head_spans(spec.num_heads, spec.num_kv_heads, source.group)[0]
+        sinks_N = source.take(prefix + names.sinks, spec.num_heads, split=0, part=part).float()
     if spec.has_attn_gate:
         gate = source.linear(
             (prefix + names.attn_gate,), (q_size,), input_width or spec.width,
             has_bias=spec.has_qkv_bias, parts=(q_part,),
         )  # fmt: skip
+    num_products = 1 if heads.is_reader else 3
     return Attention(
         source.linear(
-            (prefix + names.q, prefix + names.k, prefix + names.v),
-            (q_size, kv_size, kv_size),
+            (prefix + names.q, prefix + names.k, prefix + names.v)[:num_products],
+            (q_size, kv_size, kv_size)[:num_products],
             input_width or spec.width,
             has_bias=spec.has_qkv_bias,
-            parts=(q_part, kv_part, kv_part),
+            parts=(q_part, kv_part, kv_part)[:num_products],
         ),
         source.row_linear(
             prefix + names.out, spec.width, q_size, has_bias=spec.has_out_bias, part=q_part
         ),
-        local_heads(spec, source.group, layer),
+        heads,
         spec.place_of(layer),
-        q_norm,
-        k_norm,
+        *_head_norms(spec, source, prefix, names, is_reader=heads.is_reader),
         sinks_N,
         gate,
     )
+
+
+def _head_norms(
+    spec: ModelSpec, source: Source, prefix: str, names: Names, *, is_reader: bool
+) -> tuple[RMSNorm | None, RMSNorm | None, RMSNorm | None]:
+    """Of q, k and v."""
+    if not spec.has_qk_norm:
+        return None, None, None
+    q_norm, k_norm = (
+        source.rms_norm(prefix + name, spec.head_dim, spec.norm_eps, is_whole=spec.is_norm_shifted)
+        if is_there
+        else None
+        for name, is_there in ((names.q_norm, True), (names.k_norm, not is_reader))
+    )
+    v_norm = None
+    if spec.has_v_norm and not is_reader:
+        ones_H = torch.ones(spec.head_dim, dtype=source.dtype, device=source.device)
+        v_norm = RMSNorm(ones_H, spec.norm_eps)
+    return q_norm, k_norm, v_norm
 
 
 def build_mlp(
@@ -130,7 +156,7 @@ def build_mlp(
 ) -> MLP | Experts:
     if spec.experts is not None and spec.experts.layers[layer]:
         return build_experts(spec, source, prefix, names.experts)
-    bias = spec.has_mlp_bias
+    spec, bias = spec.at(layer), spec.has_mlp_bias
     up_names = (prefix + names.gate, prefix + names.up) if spec.is_gated else (prefix + names.up,)
     up = source.linear(up_names, (spec.ffn_width,) * len(up_names), spec.width, has_bias=bias)
     down = source.row_linear(prefix + names.down, spec.width, spec.ffn_width, has_bias=bias)
@@ -162,6 +188,36 @@ def build_block(
         attn_out_norm=norm(names.attn_out_norm, spec.has_branch_norms),
         mlp_out_norm=norm(names.mlp_out_norm, spec.has_branch_norms),
         residual_scale=spec.residual_scale,
+        inputs=_build_gate(spec, source, prefix, names),
+        scale_1=source.take(prefix + names.scale, 1) if spec.has_layer_scale else None,
+    )
+
+
+def _build_gate(spec: ModelSpec, source: Source, prefix: str, names: Names) -> InputGate | None:
+    inputs = spec.inputs
+    if inputs is None:
+        return None
+    gate, project = prefix + names.input_gate, prefix + names.input_project
+    return InputGate(
+        source.linear((gate,), (inputs.width,), spec.width, is_split=False),
+        source.linear((project,), (spec.width,), inputs.width, is_split=False),
+        source.rms_norm(prefix + names.input_norm, spec.width, spec.norm_eps),
+        spec.activation,
+    )
+
+
+def build_table(spec: ModelSpec, source: Source, names: Names) -> TokenTable | None:
+    """What is said of tokens to all layers."""
+    inputs = spec.inputs
+    if inputs is None:
+        return None
+    size = spec.num_layers * inputs.width
+    return TokenTable(
+        source.take(names.table, inputs.vocab_size, size),
+        source.linear((names.table_project,), (size,), spec.width, is_split=False),
+        source.rms_norm(names.table_norm, inputs.width, spec.norm_eps),
+        table_scale=inputs.width**0.5,
+        project_scale=spec.width**-0.5,
     )
 
 

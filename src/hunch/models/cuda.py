@@ -14,6 +14,7 @@ from torch import Tensor
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_fused import Places, add_norm
+from hunch.kernels.gpu_inputs import make_inputs
 from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import is_exact
 from hunch.kernels.quant import Quantised, slices_of
@@ -45,7 +46,7 @@ class CudaDecoder:
         self.decoder = decoder
         self.spec = decoder.spec
         self.device, self.dtype, self.kv_dtype = decoder.device, decoder.dtype, decoder.kv_dtype
-        self.kv_shape, self.new_kv = decoder.kv_shape, decoder.new_kv
+        self.kv_shapes, self.new_kv = decoder.kv_shapes, decoder.new_kv
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         tables = [rope.table_LH for rope in decoder.ropes]
@@ -57,11 +58,14 @@ class CudaDecoder:
         self.positions_LD = decoder.positions_LD
         if self.positions_LD is not None:
             self.positions_LD = self.positions_LD[decoder.spec.position_offset :]
-        heads = decoder.heads
+        heads, other = decoder.heads, decoder.spec.other_heads
+        num_kv, head_dim = heads.num_kv_heads, decoder.spec.value_dim
+        if other is not None:  # the most heads that share keys, and the widest, decide for all
+            num_kv, head_dim = min(num_kv, other.num_kv_heads), max(head_dim, other.head_dim)
         self.tiler = Tiler.create(
             heads.num_heads,
-            heads.num_kv_heads,
-            decoder.spec.value_dim,
+            num_kv,
+            head_dim,
             decoder.spec.max_len,
             decoder.device,
             max_bytes=SHARED_BYTES,
@@ -78,9 +82,11 @@ class CudaDecoder:
             return False  # there, launching takes longer than computing, and ours are fewer
         if has_bias(self.layers):
             return False
-        # One layer of each kind; of those without experts, if there are some.
-        kinds = {each.delta is None: each for each in self.layers[::-1]}
-        kinds |= {each.delta is None: each for each in self.layers[::-1] if each.experts is None}
+        # One layer of each kind.
+        kinds = {
+            tuple(linear.shape for linear in (*each.plain(), *each.sliced())): each
+            for each in self.layers[::-1]
+        }
         is_same = all(map(_is_same, kinds.values()))
         if not is_same:
             log.warning("cuBLAS rounds in another order here: long prompts use slower kernels")
@@ -95,9 +101,10 @@ class CudaDecoder:
     ) -> Hidden:
         """One pass: writes each token's KV and returns its hidden state."""
         num_tokens, width = len(ids_T), self.spec.width
-        x_TD = torch.empty(num_tokens, width, dtype=self.dtype, device=self.device)
-        h_PD = x_TD.new_empty(self.fused.num_rows(num_tokens), width)
-        h_TD, first_norm = h_PD[:num_tokens], self.layers[0].attn_norm
+        size = (self.fused.num_rows(num_tokens), width)
+        x_PD = torch.empty(size, dtype=self.dtype, device=self.device)
+        h_PD = torch.empty_like(x_PD)
+        x_TD, h_TD, first_norm = x_PD[:num_tokens], h_PD[:num_tokens], self.layers[0].attn_norm
         if self.spec.is_post_norm:
             x_TD, first_norm = h_TD, None
         places = None
@@ -108,7 +115,7 @@ class CudaDecoder:
             None if first_norm is None else h_TD, sum_TD=x_TD, index_T=ids_T,
             row_scale=self.decoder.embed_scale, places=places,
         )  # fmt: skip
-        return self._run(x_TD, h_PD, attn, kv, feature_layers)
+        return self._run(x_TD, h_PD, attn, kv, feature_layers, self._inputs(ids_T, x_PD))
 
     def forward_stream(
         self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
@@ -130,6 +137,7 @@ class CudaDecoder:
         attn: AttnInputs,
         kv: KVCache,
         feature_layers: tuple[int, ...],
+        input_TLH: Tensor | None = None,
     ) -> Hidden:
         streams, last_TD = self.fused.run(
             x_TD,
@@ -139,11 +147,25 @@ class CudaDecoder:
             self.tiler.of(attn),
             norm=self.final_norm,
             kept=feature_layers,
+            input_TLH=input_TLH,
         )
         return Hidden(
             streams[-1] if last_TD is None else last_TD,
             tuple(streams[index] for index in feature_layers),
         )
+
+    def _inputs(self, ids_T: Tensor, x_PD: Tensor) -> Tensor | None:
+        """What a table says of the tokens to each layer."""
+        table = self.decoder.inputs
+        if table is None:
+            return None
+        input_PX = self.fused.product(x_PD, table.project, len(ids_T))
+        weight_H = table.norm.weight_D
+        make_inputs(
+            input_PX, table.table_VX, ids_T, weight_H, self.spec.norm_eps,
+            table_scale=table.table_scale, project_scale=table.project_scale, scale=table.SCALE,
+        )  # fmt: skip
+        return input_PX[: len(ids_T)].view(len(ids_T), -1, len(weight_H))
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state, never rounded to 16 bits."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hunch.kernels.attention import AttnInputs, KVCache, has_scales
+from hunch.kernels.attention import AttnInputs, KVCache, zero_kv
 from hunch.kernels.delta import RowStates
 from hunch.kernels.quant import Weight
 from hunch.layers.attention import Attend, ExactPaged, Paged
@@ -24,7 +24,7 @@ from hunch.layers.part import Part
 from hunch.layers.recurrent import DeltaBlock
 from hunch.layers.rope import Rope
 from hunch.models.backends import TORCH, Backend
-from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, local_heads
+from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, build_table, local_heads
 from hunch.models.reading import Config
 from hunch.models.source import RandomSource, Source
 from hunch.models.spec import ModelSpec, read_common
@@ -88,6 +88,7 @@ class Decoder(Part):
         self.layers = [
             self.build_layer(source, prefix, layer) for layer, prefix in enumerate(layers)
         ]
+        self.inputs = build_table(spec, source, self.names)
         self.final_norm = None
         if spec.has_final_norm:
             self.final_norm = build_norm(spec, source, self.names.final_norm)
@@ -139,11 +140,29 @@ class Decoder(Part):
             x_TD = x_TD + self.positions_LD.index_select(0, pos_T + self.spec.position_offset)
         return x_TD
 
-    def run(self, x_TD: Tensor, attend: Attend, feature_layers: tuple[int, ...] = ()) -> Hidden:
-        """All layers over a residual stream, however the caller lets tokens attend."""
+    def read(
+        self, ids_T: Tensor, pos_T: Tensor, attend: Attend, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """All layers over tokens, however the caller lets them attend."""
+        x_TD = self.start(ids_T, pos_T)
+        inputs_TLP = None if self.inputs is None else self.inputs(ids_T, x_TD)
+        return self.run(x_TD, attend, feature_layers, inputs_TLP)
+
+    def run(
+        self,
+        x_TD: Tensor,
+        attend: Attend,
+        feature_layers: tuple[int, ...] = (),
+        inputs_TLP: Tensor | None = None,
+    ) -> Hidden:
+        """All layers over a residual stream, with what else they take of the tokens."""
+        assert (inputs_TLP is None) == (self.inputs is None)
         found = {0: x_TD}
         for num_done, layer in enumerate(self.layers, start=1):
-            x_TD = layer(x_TD, attend)
+            if inputs_TLP is not None and isinstance(layer, Block):
+                x_TD = layer(x_TD, attend, inputs_TLP[:, num_done - 1])
+            else:
+                x_TD = layer(x_TD, attend)
             if num_done in feature_layers:
                 found[num_done] = x_TD
         features = tuple(found[layer] for layer in feature_layers)
@@ -160,8 +179,7 @@ class Decoder(Part):
 
         `feature_layers` asks for the stream after so many layers; 0 is what enters the first.
         """
-        x_TD = self.start(ids_T, attn.pos_T)
-        return self.run(x_TD, self.attend(attn, kv), feature_layers)
+        return self.read(ids_T, attn.pos_T, self.attend(attn, kv), feature_layers)
 
     def forward_stream(
         self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
@@ -200,19 +218,13 @@ class Decoder(Part):
     def output_rows(self, ids_C: Tensor) -> Tensor:
         return Linear(self.head.rows(ids_C)).weight_NK
 
-    def kv_shape(self) -> tuple[int, int, int]:
-        """Layers, KV heads and head width of the cache on this device."""
-        return self.spec.num_kv_layers, self.heads.num_kv_heads, self.spec.head_dim
+    def kv_shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Layers, KV heads and head width of the cache on this device, for each shape of heads."""
+        return self.spec.kv_shapes(self.heads.num_kv_heads)
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
         """An empty cache of so many slots, with states of so many rows."""
-        num_layers, num_kv_heads, head_dim = self.kv_shape()
-        shape = (num_layers, num_slots, num_kv_heads, head_dim)
-        k_LCMH = torch.zeros(shape, dtype=self.kv_dtype, device=self.device)
-        v_LCMH = k_LCMH if self.spec.latent else torch.zeros_like(k_LCMH)
-        states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
-        kv = KVCache(k_LCMH, v_LCMH, states)
-        if has_scales(self.kv_dtype):
-            k_scale_LCM1 = torch.zeros(*shape[:3], 1, device=self.device)
-            kv.scales = KVCache(k_scale_LCM1, torch.zeros_like(k_scale_LCM1))
+        is_shared = self.spec.latent is not None
+        kv = zero_kv(self.kv_shapes(), num_slots, self.kv_dtype, self.device, is_shared)
+        kv.states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
         return kv

@@ -20,6 +20,7 @@ from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_delta import MAX_TAPS
 from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
+from hunch.kernels.gpu_inputs import take_inputs
 from hunch.kernels.gpu_route import Timing
 from hunch.kernels.gpu_tiling import Tiling
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
@@ -27,6 +28,7 @@ from hunch.kernels.quant import Quantised, Weight, slices_of
 from hunch.layers.attention import Heads
 from hunch.layers.block import Block, PostNormBlock
 from hunch.layers.experts import Experts
+from hunch.layers.inputs import InputGate
 from hunch.layers.latent import LatentAttention, LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP, PlainMLP
@@ -68,17 +70,22 @@ class Layer:
     latent: FusedLatent | None = None
     delta: FusedDelta | None = None
     attn_gate: Linear | None = None  # of what heads read
+    is_v_normed: bool = False
+    inputs: InputGate | None = None  # what it takes of a table
+    stream_scale: float = 1.0  # of the stream at its end
 
     def plain(self) -> list[Linear]:
         """Products that are rounded once."""
         q = self.qkv if self.latent is None else self.latent.q
         q = q if self.delta is None else self.delta.inputs
-        return [x for x in (q, self.attn_gate, self.gate_up) if x is not None]
+        asked = None if self.inputs is None else self.inputs.gate
+        return [x for x in (q, self.attn_gate, self.gate_up, asked) if x is not None]
 
     def sliced(self) -> list[Linear]:
         """Products whose slices are added by whoever reads them."""
         down = None if self.latent is None else self.latent.down
-        return [x for x in (down, self.out, self.down) if x is not None]
+        given = None if self.inputs is None else self.inputs.project
+        return [x for x in (down, self.out, self.down, given) if x is not None]
 
 
 class FusedLayers:
@@ -116,8 +123,11 @@ class FusedLayers:
         *,
         norm: RowNorm | Tensor | None,
         kept: Collection[int] = (),
+        input_TLH: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
         """All layers over the stream `x_TD`, the first of which attends with `input_PE`.
+
+        `input_TLH`: what a table says of the tokens to each layer.
 
         Returns the stream after 0, 1, ... layers and, where a norm is given, the last one's norm.
         Only the last stream and the `kept` ones are sure to be whole: others are written over.
@@ -142,9 +152,16 @@ class FusedLayers:
                 parts_SPD = layer.experts.parts(mlp_PD, num_tokens, attn.slot_T)
             else:
                 parts_SPD = self._mlp(mlp_PD, layer, num_tokens)
+            branch, from_TD = layer.mlp_out_norm, x_TD
+            if layer.inputs is not None:
+                assert input_TLH is not None
+                add_norm(x_TD, None, eps, None, sum_TD=h_TD, parts_SVD=parts_SPD, branch=branch)
+                parts_SPD = self._take_inputs(h_PD, layer, layer.inputs, input_TLH[:, index])
+                branch, from_TD = RowNorm(layer.inputs.norm.weight_D), h_TD
             add_norm(
-                x_TD, next_norm, eps, None if next_norm is None else h_TD, sum_TD=x_TD,
-                parts_SVD=parts_SPD, branch=layer.mlp_out_norm, part_scale=layer.residual_scale,
+                from_TD, next_norm, eps, None if next_norm is None else h_TD, sum_TD=x_TD,
+                parts_SVD=parts_SPD, branch=branch, part_scale=layer.residual_scale,
+                sum_scale=layer.stream_scale,
             )  # fmt: skip
             streams.append(x_TD)
         return streams, None if norm is None else h_TD
@@ -179,7 +196,7 @@ class FusedLayers:
         if layer.latent is not None:
             return self._attend_latent(h_PE, layer, layer.latent, attn, kv, tiling)
         if layer.delta is not None:
-            y_PW = self._product(h_PE, layer.delta.inputs, num_tokens)
+            y_PW = self.product(h_PE, layer.delta.inputs, num_tokens)
             return self._parts(layer.delta.read(y_PW, attn, kv), layer.out, num_tokens)
         assert qkv is not None
         assert heads is not None
@@ -189,17 +206,18 @@ class FusedLayers:
         table_LH = self.tables[heads.rope] if self.tables else None
         where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T)
         turn = (table_LH, layer.head_norms, self.eps)
-        scales = None if kv.scales is None else kv.scales.layer(layer.number)
+        scales = kv.scales_of(layer.number)
+        which = (scales, layer.is_v_normed, heads.is_reader)
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
         is_small = is_small and scales is None  # a scale is of a whole head
         if isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
             parts_SPK = self._parts(h_PE, qkv, num_tokens)
-            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, scales=scales)
+            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, *which)
         elif table_LH is not None and layer.head_norms is None and is_small:
             gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
         else:
-            qkv_PK = self._product(h_PE, qkv, num_tokens)
-            rope_kv(qkv_PK[:num_tokens], *where, *turn, scales=scales)
+            qkv_PK = self.product(h_PE, qkv, num_tokens)
+            rope_kv(qkv_PK[:num_tokens], *where, *turn, *which)
         out_PN = h_PE.new_empty(len(h_PE), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
         out_TNH = out_PN[:num_tokens].view_as(q_TNH)
@@ -209,8 +227,16 @@ class FusedLayers:
             scales=scales,
         )  # fmt: skip
         if layer.attn_gate is not None:
-            gated_by(out_PN, self._product(h_PE, layer.attn_gate, num_tokens), num_tokens)
+            gated_by(out_PN, self.product(h_PE, layer.attn_gate, num_tokens), num_tokens)
         return self._parts(out_PN, layer.out, num_tokens)
+
+    def _take_inputs(
+        self, x_PD: Tensor, layer: Layer, inputs: InputGate, input_TH: Tensor
+    ) -> Tensor:
+        """What the layer takes of the table for its stream, as slice sums."""
+        asked_PH = self.product(x_PD, inputs.gate, len(input_TH))
+        take_inputs(asked_PH, input_TH, layer.activation)
+        return self._parts(asked_PH, inputs.project, len(input_TH))
 
     def _attend_latent(
         self,
@@ -225,12 +251,13 @@ class FusedLayers:
         q_PQ = latent.narrow(
             self._parts(h_PD, latent.down, num_tokens), h_PD, cache_CMH, attn, self.tables[0]
         )
-        q_PX = self._product(h_PD if q_PQ is None else q_PQ, latent.q, num_tokens)
+        q_PX = self.product(h_PD if q_PQ is None else q_PQ, latent.q, num_tokens)
         out_PN = h_PD.new_empty(len(h_PD), latent.num_values)
         latent.read(q_PX, cache_CMH, attn, self.tables[0], tiling, out_PN)
         return self._parts(out_PN, layer.out, num_tokens)
 
-    def _product(self, x_PK: Tensor, linear: Linear, num_tokens: int) -> Tensor:
+    def product(self, x_PK: Tensor, linear: Linear, num_tokens: int) -> Tensor:
+        """Rounded once; rows past the tokens are never read."""
         y_PN = x_PK.new_empty(len(x_PK), linear.shape[0])
         if self._is_for_many(num_tokens):
             product(x_PK, linear.weight, y_PN)
@@ -248,7 +275,7 @@ class FusedLayers:
             if not self._is_for_many(num_tokens):
                 gemm_gated(h_PD, up.weight, y_PF, up.bias_N, activation=act)
                 return self._parts(y_PF, down, num_tokens)
-        up_PN = self._product(h_PD, up, num_tokens)
+        up_PN = self.product(h_PD, up, num_tokens)
         y_PF = y_PF if layer.is_gated else up_PN  # in place
         activated(up_PN, y_PF, num_tokens, act, is_gated=layer.is_gated)
         return self._parts(y_PF, down, num_tokens)
@@ -327,8 +354,8 @@ def _layer(block: Block | LatentBlock | DeltaBlock, timing: Timing) -> Layer:
     experts = mlp if isinstance(mlp, Experts) else None
     up = mlp.gate_up if isinstance(mlp, GatedMLP) else mlp.up if isinstance(mlp, PlainMLP) else None
     head_norms = None
-    if attn.q_norm is not None and attn.k_norm is not None:
-        head_norms = (attn.q_norm.weight_D, attn.k_norm.weight_D)
+    if attn.q_norm is not None:  # those who only read have no norm of keys
+        head_norms = (attn.q_norm.weight_D, (attn.k_norm or attn.q_norm).weight_D)
     return Layer(
         attn_norm=row_norm(block.attn_norm),
         qkv=attn.qkv,
@@ -348,6 +375,9 @@ def _layer(block: Block | LatentBlock | DeltaBlock, timing: Timing) -> Layer:
         number=attn.layer,
         experts=None if experts is None else FusedExperts(experts, timing),
         attn_gate=attn.gate,
+        is_v_normed=attn.v_norm is not None,
+        inputs=block.inputs,
+        stream_scale=1.0 if block.scale_1 is None else float(block.scale_1),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs, KVCache, zero_kv
 from hunch.kernels.delta import DeltaShape, RowStates
 from hunch.kernels.native import (
     FLOAT,
@@ -27,7 +27,7 @@ from hunch.models.backends import NATIVE
 from hunch.models.build import local_heads
 from hunch.models.decoder import Decoder, Hidden, Progress
 from hunch.models.load import check_tensors
-from hunch.models.native_layers import Reader, build_native_layer
+from hunch.models.native_layers import Reader, build_native_layer, build_native_table
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
@@ -90,10 +90,12 @@ class NativeDecoder:
             build_native_layer(local, reader, prefix, self.names, i, tables_LH)
             for i, prefix in enumerate(prefixes)
         ]
+        table = build_native_table(spec, reader, self.names)
         self.embedding, head = tables or self._tables(reader)
         self.head = head
         matrices = {id(m): m for m in ((head,) if tables else (self.embedding, head))}
         matrices |= {id(m): m for layer in layers for m in layer.matrices()}
+        matrices |= {} if table is None else {id(m): m for m in (table.table, table.project)}
         self.weight_bytes = sum(matrix.nbytes for matrix in matrices.values())
         is_float = all(matrix.kind == FLOAT for matrix in matrices.values())
         self.kv_dtype = torch.float32 if is_float else torch.float16
@@ -115,6 +117,7 @@ class NativeDecoder:
             num_threads=num_threads,
             is_fine=is_fine,
             reduce=group.all_reduce if group.size > 1 else None,
+            table=table,
         )
 
     def _tables(self, reader: Reader) -> tuple[NativeMatrix, NativeMatrix]:
@@ -169,18 +172,16 @@ class NativeDecoder:
         """float32 scores of every token after each given hidden state."""
         return self.group.gather(self.network.logits(hidden_MD), self.head_sizes)
 
-    def kv_shape(self) -> tuple[int, int, int]:
+    def kv_shapes(self) -> tuple[tuple[int, int, int], ...]:
         """Layers, KV heads and head width of the cache, as far as this process holds them."""
-        return self.spec.num_kv_layers, self.heads.num_kv_heads, self.spec.head_dim
+        return self.spec.kv_shapes(self.heads.num_kv_heads)
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
         """An empty cache of so many slots, with states of so many rows."""
-        num_layers, num_kv_heads, head_dim = self.kv_shape()
-        shape = (num_layers, num_slots, num_kv_heads, head_dim)
-        k_LCMH = torch.zeros(shape, dtype=self.kv_dtype)
-        v_LCMH = k_LCMH if self.spec.latent else torch.zeros_like(k_LCMH)
-        states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
-        return KVCache(k_LCMH, v_LCMH, states)
+        is_shared = self.spec.latent is not None
+        kv = zero_kv(self.kv_shapes(), num_slots, self.kv_dtype, self.device, is_shared)
+        kv.states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
+        return kv
 
 
 def load_native(
@@ -201,7 +202,8 @@ def load_native(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
     spec = ModelSpec.from_config(weights.config)
-    parts = (spec.experts, spec.delta, spec.latent)  # which the native pass does not split
+    # What the native pass does not split.
+    parts = (spec.experts, spec.delta, spec.latent, spec.other_heads)
     is_whole = any(part is not None for part in parts)
     if not is_supported(spec) or (is_whole and group.size > 1) or not is_available():
         return None
@@ -219,14 +221,16 @@ def is_supported(spec: ModelSpec) -> bool:
 
 def not_native(spec: ModelSpec) -> list[str]:
     """What keeps a model from the native kernels, in words."""
-    heads = spec.head_dim % (2 * _LANES) != 0 or spec.head_dim > MAX_HEAD_DIM
+    sizes = [spec.head_dim, *([spec.other_heads.head_dim] if spec.other_heads else [])]
+    heads = any(size % (2 * _LANES) != 0 or size > MAX_HEAD_DIM for size in sizes)
     if spec.latent is not None:
         heads = spec.head_dim > MAX_HEAD_DIM  # they are whole vectors where their parts are
     problems = {
         "these widths of latent attention": spec.latent is not None and not _are_whole(spec.latent),
         "these heads of recurrent layers": spec.delta is not None and not _fits_delta(spec.delta),
         f"a width of {spec.width}": spec.width % _LANES != 0,
-        f"heads of {spec.head_dim}": heads,
+        f"heads of {' and '.join(map(str, sizes))}": heads,
+        "these widths of a table": spec.inputs is not None and spec.inputs.width % _LANES != 0,
         "these widths of experts": spec.experts is not None and not _fits(spec.experts),
     }
     return [words for words, is_there in problems.items() if is_there]
@@ -249,6 +253,7 @@ def _fits_delta(shape: DeltaShape) -> bool:
 
 
 def _shape(spec: ModelSpec, heads: Heads) -> NativeShape:
+    other = spec.other_heads
     return NativeShape(
         width=spec.width,
         ffn_width=spec.ffn_width,
@@ -266,4 +271,6 @@ def _shape(spec: ModelSpec, heads: Heads) -> NativeShape:
         logits_scale=spec.logits_scale,
         attn_cap=spec.attn_cap,
         logits_cap=spec.logits_cap,
+        other_kv_heads=0 if other is None else other.num_kv_heads,
+        other_head_dim=0 if other is None else other.head_dim,
     )

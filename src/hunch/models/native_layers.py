@@ -15,7 +15,7 @@ from hunch.kernels.native import EXACT_KIND, FLOAT, INT4, INT8, NativeMatrix
 from hunch.kernels.native_delta import NativeDelta
 from hunch.kernels.native_experts import NativeExperts
 from hunch.kernels.native_latent import NativeLatent
-from hunch.kernels.native_structs import NativeLayer
+from hunch.kernels.native_structs import NativeInputs, NativeLayer, NativeTable
 from hunch.layers.latent import LatentShape
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames
@@ -118,9 +118,12 @@ def build_native_layer(
     layer: int,
     tables_LH: list[Tensor],
 ) -> NativeLayer:
+    model, spec = spec, spec.at(layer)
     has_experts = spec.experts is not None and spec.experts.layers[layer]
+    is_reader = bool(spec.kv_of) and not spec.keeps_kv(layer)
     is_recurrent = bool(spec.is_recurrent) and spec.is_recurrent[layer]
     where = _matrices(spec, prefix, names, has_experts=has_experts, is_recurrent=is_recurrent)
+    where = {name: path for name, path in where.items() if not is_reader or name not in ("k", "v")}
     has_bias = dict.fromkeys(("q", "k", "v", "attn_gate"), spec.has_qkv_bias)
     has_bias["out"] = spec.has_out_bias and not is_recurrent
     has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
@@ -129,6 +132,9 @@ def build_native_layer(
     norms |= dict.fromkeys(("attn_out_norm", "mlp_out_norm"), spec.has_branch_norms)
     paths = {name: prefix + getattr(names, name) for name, is_there in norms.items() if is_there}
     has_bias |= dict.fromkeys(paths, spec.norm == "layer" and spec.has_norm_bias)
+
+    has_norms = spec.has_qk_norm and not is_recurrent
+    num_before = spec.kv_shapes(1)[0][0]  # layers of the cache before those of other heads
 
     def norm(name: str) -> Tensor:
         return reader.tensor(f"{prefix}{name}.weight")
@@ -146,12 +152,40 @@ def build_native_layer(
         experts=_experts(spec, reader, prefix, names.experts) if has_experts else None,
         delta=_delta(spec, reader, prefix + names.recurrent) if is_recurrent else None,
         latent=_latent(spec, spec.latent, reader, prefix) if spec.latent else None,
-        place=spec.place_of(layer),
-        q_norm=norm(names.q_norm) if spec.has_qk_norm and not is_recurrent else None,
-        k_norm=norm(names.k_norm) if spec.has_qk_norm and not is_recurrent else None,
+        place=spec.place_of(layer) - (num_before if spec.has_other_heads(layer) else 0),
+        q_norm=norm(names.q_norm) if has_norms else None,
+        k_norm=norm(names.k_norm) if has_norms and not is_reader else None,
+        v_norm=torch.ones(spec.head_dim) if spec.has_v_norm and not is_reader else None,
         sinks=reader.tensor(prefix + names.sinks) if spec.has_sinks else None,
         rope=tables_LH[spec.rope_index(layer)] if tables_LH else None,
         window=spec.windows[layer],
+        inputs=_inputs(spec, reader, prefix, names),
+        stream_scale=float(reader.tensor(prefix + names.scale)) if spec.has_layer_scale else 1.0,
+        is_reader=is_reader,
+        is_other=spec.has_other_heads(layer),
+        ffn_width=spec.ffn_width if spec.ffn_width != model.ffn_width else 0,
+    )
+
+
+def _inputs(spec: ModelSpec, reader: Reader, prefix: str, names: Names) -> NativeInputs | None:
+    if spec.inputs is None:
+        return None
+    return NativeInputs(
+        reader.matrix(f"{prefix}{names.input_gate}.weight"),
+        reader.matrix(f"{prefix}{names.input_project}.weight"),
+        reader.tensor(f"{prefix}{names.input_norm}.weight"),
+    )
+
+
+def build_native_table(spec: ModelSpec, reader: Reader, names: Names) -> NativeTable | None:
+    if spec.inputs is None:
+        return None
+    return NativeTable(
+        width=spec.inputs.width,
+        scale=spec.inputs.width**0.5,
+        table=reader.matrix(names.table, is_table=True),
+        project=reader.matrix(f"{names.table_project}.weight"),
+        norm=reader.tensor(f"{names.table_norm}.weight"),
     )
 
 

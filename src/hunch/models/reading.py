@@ -164,6 +164,10 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
         "yarn": lambda r: _read_yarn(r, config),
         "longrope": lambda r: _read_longrope(r, config),
         "factors": lambda r: {"factors": _factors(r, "factors")},
+        "proportional": lambda r: {
+            "factor": read_float(r, "factor", 1.0),
+            "num_pairs": int(share * head_dim // 2),
+        },
     }
     readers["su"] = readers["longrope"]  # its name in the first Phi-3 files
     if kind not in readers:
@@ -171,7 +175,7 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     spec = RopeSpec(
         theta=read_float(rope, "rope_theta", 10000.0),
         kind="longrope" if kind == "su" else str(kind),
-        dim=0 if dim == head_dim else dim,
+        dim=0 if dim == head_dim or kind == "proportional" else dim,
         **readers[kind](rope),
     )
     if spec.factors and len(spec.factors) != dim // 2:

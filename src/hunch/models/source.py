@@ -225,7 +225,8 @@ class RandomSource(Source):
         key = zlib.crc32(name.encode()) ^ (self.seed * 0x9E3779B1 & 0xFFFFFFFF)
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(key))
         if len(shape) == 1:
-            centre = 1.0 if "norm" in name and name.endswith(".weight") else 0.0
+            is_scale = ("norm" in name and name.endswith(".weight")) or name.endswith("_scalar")
+            centre = 1.0 if is_scale else 0.0
             return centre + 0.1 * noise
         return noise * (self.scale / math.sqrt(shape[-1]))
 

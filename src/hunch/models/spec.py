@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
@@ -15,6 +15,23 @@ from hunch.models.reading import Config, Recorded, read_float, read_int, read_ro
 from hunch.registry import MODELS, resolve, unknown
 
 MAX_NODES = 32  # of a draft, where nobody says how many there may be
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherHeads:
+    """Keys and values of layers whose heads are of another shape than the model's."""
+
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[bool, ...]  # per layer: whether its heads are of this shape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenInputs:
+    """What a table says of each token to each layer, besides its embedding."""
+
+    width: int  # numbers per layer
+    vocab_size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +52,7 @@ class ModelSpec:
     norm_eps: float = 1e-6
     has_norm_bias: bool = True  # of layer norms
     has_qk_norm: bool = False  # each head of q and k is normed before it is turned
+    has_v_norm: bool = False  # each head of v is divided by its root mean square
     has_branch_norms: bool = False  # what attention and MLP give is normed before it is added
     is_post_norm: bool = False  # norms stand after the residual sums, none before the branches
     is_parallel: bool = False  # attention and MLP read the same norm, and both are added
@@ -42,6 +60,7 @@ class ModelSpec:
     # The MLP
     activation: str = "silu"
     is_gated: bool = True
+    ffn_widths: tuple[int, ...] = ()  # per layer; (): all as wide as ffn_width
     experts: ExpertSpec | None = None  # in place of some layers' MLPs
     # Attention
     windows: tuple[int | None, ...] = ()  # per layer: positions a token sees; None: all
@@ -50,6 +69,9 @@ class ModelSpec:
     latent: LatentShape | None = None  # keys and values of all heads are one vector per token
     has_attn_gate: bool = False  # what heads read is scaled by a sigmoid of the layer's input
     has_sinks: bool = False  # one score per head that joins the softmax and reads nothing
+    other_heads: OtherHeads | None = None
+    kv_of: tuple[int, ...] = ()  # per layer: the one whose keys and values it reads; (): its own
+    is_value_key: tuple[bool, ...] = ()  # per layer: keys, before their norm, are values too
     # Recurrent layers, in attention's place
     delta: DeltaShape | None = None
     is_recurrent: tuple[bool, ...] = ()  # per layer; (): none is
@@ -63,6 +85,8 @@ class ModelSpec:
     has_out_bias: bool = False
     has_mlp_bias: bool = False
     # Embedding, residual stream and output
+    inputs: TokenInputs | None = None
+    has_layer_scale: bool = False  # the stream is scaled at the end of each layer
     embed_width: int = 0  # of the embedding on disk, where it is projected to `width`
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add to the stream
@@ -123,8 +147,21 @@ class ModelSpec:
             raise UnsupportedModelError(
                 "layers of a model with recurrent ones cannot be picked yet"
             )
+        others = () if self.other_heads is None else self.other_heads.layers
+        if any(some and len(some) != self.num_layers for some in (others, self.kv_of)):
+            raise UnsupportedModelError("layers that share keys and values cannot be picked yet")
         if self.experts is not None:
             self.experts.check()
+        if self.other_heads is not None and self.num_heads % self.other_heads.num_kv_heads:
+            raise ModelFormatError(
+                f"num_attention_heads={self.num_heads} is not a multiple of "
+                f"num_global_key_value_heads={self.other_heads.num_kv_heads}"
+            )
+        if self.inputs is not None and self.inputs.vocab_size < self.vocab_size:
+            raise ModelFormatError(
+                f"vocab_size_per_layer_input={self.inputs.vocab_size} is less than "
+                f"vocab_size={self.vocab_size}"
+            )
         for rope in self.ropes:
             if rope.factors and len(rope.factors) != (rope.dim or self.head_dim) // 2:
                 raise ModelFormatError(
@@ -136,16 +173,45 @@ class ModelSpec:
         """Every way layers turn their heads; none where positions are learned."""
         return () if self.rope is None else (self.rope, *self.more_ropes)
 
+    def at(self, layer: int) -> ModelSpec:
+        """The same with the sizes of one layer."""
+        other, widths = self.other_heads, self.ffn_widths
+        if other is None and not widths:
+            return self
+        spec = replace(self, ffn_width=widths[layer] if widths else self.ffn_width)
+        if other is None or not other.layers[layer]:
+            return spec
+        return replace(spec, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim)
+
+    def keeps_kv(self, layer: int) -> bool:
+        """Whether it has keys and values of its own."""
+        if self.is_recurrent and self.is_recurrent[layer]:
+            return False
+        return not self.kv_of or self.kv_of[layer] == layer
+
+    def has_other_heads(self, layer: int) -> bool:
+        return self.other_heads is not None and self.other_heads.layers[layer]
+
     @property
-    def num_kv_layers(self) -> int:
-        """Layers that keep keys and values."""
-        return self.num_layers - sum(self.is_recurrent)
+    def kv_layers(self) -> tuple[int, ...]:
+        """Layers that keep keys and values, as the cache has them: other heads come last."""
+        kept = [layer for layer in range(self.num_layers) if self.keeps_kv(layer)]
+        return tuple(sorted(kept, key=self.has_other_heads))
 
     def place_of(self, layer: int) -> int:
         """Its number among the layers of its kind: of the KV cache, or of rows' states."""
-        if not self.is_recurrent:
-            return layer
-        return self.is_recurrent[:layer].count(self.is_recurrent[layer])
+        if self.is_recurrent and self.is_recurrent[layer]:
+            return self.is_recurrent[:layer].count(True)
+        return self.kv_layers.index(self.kv_of[layer] if self.kv_of else layer)
+
+    def kv_shapes(self, num_kv_heads: int) -> tuple[tuple[int, int, int], ...]:
+        """Layers, KV heads and head width of the cache: one for each shape of heads. Of the first
+        this device has `num_kv_heads`."""
+        num_others = sum(self.has_other_heads(layer) for layer in self.kv_layers)
+        shapes = [(len(self.kv_layers) - num_others, num_kv_heads, self.head_dim)]
+        if self.other_heads is not None:
+            shapes.append((num_others, self.other_heads.num_kv_heads, self.other_heads.head_dim))
+        return tuple(shapes)
 
     def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None:
         """What recurrent layers keep, by rows and the nodes of their drafts; None: nothing."""

@@ -74,6 +74,11 @@ def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
         raise UnsupportedModelError(
             "recurrent layers cannot be split over stages yet: leave pipeline_parallel_size at 1"
         )
+    if spec.other_heads is not None or spec.kv_of:
+        raise UnsupportedModelError(
+            "layers that share keys and values cannot be split over stages yet: leave "
+            "pipeline_parallel_size at 1"
+        )
     layers = stage.layers(spec)
     part = slice(layers.start, layers.stop)
     experts = spec.experts

@@ -78,8 +78,8 @@ class Target(Protocol):
     def output_rows(self, ids_C: Tensor) -> Tensor:
         """Rows of the output matrix, [C, D]."""
 
-    def kv_shape(self) -> tuple[int, int, int]:
-        """Layers, KV heads and head width of the cache on this device."""
+    def kv_shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Layers, KV heads and head width of the cache on this device, for each shape of heads."""
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
         """An empty cache of so many slots, with states of so many rows."""

@@ -73,14 +73,8 @@ class Part:
         return Part(model, spec, group, stage, line, before, after)
 
     def new_kv(self, num_slots: int, device: torch.device) -> KVCache:
-        num_layers, num_kv_heads, head_dim = self.model.kv_shape()
-        shape = KVShape(
-            num_layers=num_layers,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            dtype=self.model.kv_dtype,
-            is_shared=self.spec.latent is not None,
-        )
+        is_shared = self.spec.latent is not None
+        shape = KVShape.of(self.model.kv_shapes(), self.model.kv_dtype, is_shared)
         return allocate(shape, num_slots, 1, device)
 
     def forward(

@@ -58,7 +58,7 @@ class SplitTarget:
         self.spec: ModelSpec = self._part.spec
         self.device, self.dtype, self.kv_dtype = model.device, model.dtype, model.kv_dtype
         self.weight_bytes, self.is_quantised = model.weight_bytes, model.is_quantised
-        self.kv_shape, self.new_kv, self.embed = model.kv_shape, model.new_kv, model.embed
+        self.kv_shapes, self.new_kv, self.embed = model.kv_shapes, model.new_kv, model.embed
         self.backend: Backend = SplitBackend(model.backend, self.layout)
         self._caches: dict[int, _Cache] = {}  # by the id of the keys' tensor
         self._freed: list[int] = []

@@ -134,14 +134,8 @@ def _states(target: Target, num_rows: int, max_nodes: int) -> RowStates | None:
 
 
 def _groups(target: Target, needs: Needs, method: str) -> tuple[list[KVShape], list[GroupInfo]]:
-    num_layers, num_kv_heads, head_dim = target.kv_shape()
-    shape = KVShape(
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dtype=target.kv_dtype,
-        is_shared=target.spec.latent is not None,
-    )
+    is_shared = target.spec.latent is not None
+    shape = KVShape.of(target.kv_shapes(), target.kv_dtype, is_shared)
     if needs.kv is None:
         return [shape], [GroupInfo(name="target")]
     return [shape, needs.kv], [GroupInfo(name="target"), needs.group or GroupInfo(name=method)]

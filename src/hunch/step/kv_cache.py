@@ -27,7 +27,8 @@ def _head_bytes(shape: KVShape) -> int:
 
 
 def bytes_per_slot(shapes: Sequence[KVShape]) -> int:
-    return sum((2 - s.is_shared) * s.num_layers * s.num_kv_heads * _head_bytes(s) for s in shapes)
+    every = [*shapes, *(shape.others for shape in shapes if shape.others is not None)]
+    return sum((2 - s.is_shared) * s.num_layers * s.num_kv_heads * _head_bytes(s) for s in every)
 
 
 def count_blocks(
@@ -68,6 +69,8 @@ def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.dev
         kv = _pair(size, shape.dtype, device, shape.is_shared)
         if has_scales(shape.dtype):
             kv.scales = _pair((*size[:3], 1), torch.float32, device, shape.is_shared)
+        if shape.others is not None:
+            kv.others = allocate(shape.others, num_blocks, block_size, device)
         return kv
     except (RuntimeError, MemoryError, OSError) as error:
         raise CapacityError(

@@ -188,7 +188,7 @@ def run_target(
     attend = Dense(ids_BL, target.ropes, split)
     ids_T = ids_BL.flatten()
     pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
-    hidden = target.run(target.start(ids_T, pos_T), attend, feature_layers)
+    hidden = target.read(ids_T, pos_T, attend, feature_layers)
     label_T = columns.column_V[ids_BL.roll(-1, dims=1).flatten()]
     is_answer_T = batch.is_taught_BL().flatten()
     is_taught_T = is_answer_T | _prompts_of(batch, whole, seed).flatten()

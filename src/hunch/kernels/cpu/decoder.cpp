@@ -13,7 +13,8 @@ namespace {
 
 constexpr int CHANNELS = 32;  // output channels of one work item: a group of the next input
 
-enum { NORMED, ATTENDED, GATED, JOINED };
+enum { NORMED, ATTENDED, GATED, JOINED, OTHER_ATTENDED, OTHER_GATED, ASKED };
+constexpr float INPUT_SHARE = 0.70710678f;  // of what table and embedding say together
 
 int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
 
@@ -58,6 +59,9 @@ Decoder::Decoder(const DecoderSpec& spec)
                 note(w);
         }
         note(layer.attn_gate);
+        if (layer.inputs)
+            for (auto* w : {layer.inputs->gate, layer.inputs->project}) note(w);
+        if (layer.ffn_width) input_[OTHER_GATED].num_in = layer.ffn_width;
         if (layer.experts) experts.push_back(layer.experts);
         if (layer.latent) latents.push_back(layer.latent);
         for (auto* w : {layer.q, layer.k, layer.v, layer.out, layer.gate, layer.up, layer.down}) note(w);
@@ -71,6 +75,9 @@ Decoder::Decoder(const DecoderSpec& spec)
     if (!latents.empty()) latent_.reset(new Latent(latents, spec.num_heads, spec.width, spec.is_fine));
     note(spec.head);
     if (spec.project) note(spec.project);
+    note(spec.input_project);
+    input_[OTHER_ATTENDED].num_in = spec.num_heads * spec.other_head_dim;
+    input_[ASKED].num_in = spec.table_width;
     input_[NORMED].num_in = spec.width;
     input_[ATTENDED].num_in = spec.num_heads * (latents.empty() ? spec.head_dim : latents[0]->value);
     input_[GATED].num_in = spec.ffn_width;
@@ -83,11 +90,13 @@ void Decoder::reserve(int num_rows, int num_threads) {
     for (Input& input : input_) widest = std::max(widest, input.num_in);
     if ((int)threads_.size() < num_threads) {
         threads_.resize(num_threads);
-        Heads heads{spec_.num_heads, spec_.num_kv_heads, spec_.head_dim, spec_.is_half != 0};
+        size_t scratch = Attention::scratch_floats(heads_of(false));
+        if (spec_.other_head_dim) scratch = std::max(scratch, Attention::scratch_floats(heads_of(true)));
+        const int most = std::max({2 * CHANNELS, spec_.head_dim, spec_.other_head_dim, spec_.table_width});
         for (Thread& thread : threads_) {
             thread.panel.resize(Scratch::panel_bytes(widest));
-            thread.attn.resize(Attention::scratch_floats(heads));
-            thread.out.resize((size_t)ROW_CHUNK * std::max(2 * CHANNELS, spec_.head_dim) + P);
+            thread.attn.resize(scratch);
+            thread.out.resize((size_t)ROW_CHUNK * most + P);
             thread.other.resize(thread.out.size());
             thread.row.resize(widest + P);
         }
@@ -105,7 +114,8 @@ void Decoder::reserve(int num_rows, int num_threads) {
     if (spec_.reduce) part_.resize(x_.size());
     for (const LayerSpec& layer : layers_)
         if (layer.attn_gate) gate_.resize((size_t)num_rows * layer.attn_gate->num_out);
-    q_.resize((size_t)num_rows * spec_.num_heads * spec_.head_dim);
+    q_.resize((size_t)num_rows * spec_.num_heads * std::max(spec_.head_dim, spec_.other_head_dim));
+    layer_inputs_.resize((size_t)num_rows * spec_.num_layers * spec_.table_width);
     for (int i = 0; i < NUM_INPUTS; i++) {
         Input& input = input_[i];
         if (needs_int_) tiles_[i].resize(input.bytes_for(num_rows));
@@ -126,6 +136,66 @@ void Decoder::embed(Worker& worker, const Pass& pass) {
             for (int i = 0; i < spec_.width; i++) x[i] *= spec_.embed_scale;
         if (spec_.positions) add_bias(x, spec_.positions + pass.pos[row] * spec_.width, spec_.width);
     });
+}
+
+Heads Decoder::heads_of(bool is_other) const {
+    return Heads{spec_.num_heads, is_other ? spec_.other_kv_heads : spec_.num_kv_heads,
+                 is_other ? spec_.other_head_dim : spec_.head_dim, spec_.is_half != 0};
+}
+
+const Input& Decoder::attended_by(const LayerSpec& layer) const {
+    return input_[layer.is_other ? OTHER_ATTENDED : ATTENDED];
+}
+
+const Input& Decoder::gated_by(const LayerSpec& layer) const {
+    return input_[layer.ffn_width ? OTHER_GATED : GATED];
+}
+
+// What the table and the embedding say of each token to each layer.
+void Decoder::make_inputs(Worker& worker, const Pass& pass) {
+    const int num_rows = (int)pass.num_rows, size = spec_.table_width, all = spec_.num_layers * size;
+    norm_phase(worker, NormSpec{nullptr, nullptr}, input_[NORMED], num_rows);
+    worker.each(num_rows, [&](int row) {
+        spec_.input_table->read_row((int)pass.ids[row], &layer_inputs_[(size_t)row * all]);
+    });
+    const float scale = 1.0f / std::sqrt((float)spec_.width);
+    worker.each(num_chunks(num_rows) * spec_.num_layers, [&](int item) {
+        int row = item / spec_.num_layers * ROW_CHUNK, first = item % spec_.num_layers * size;
+        int count = std::min(ROW_CHUNK, num_rows - row);
+        Thread& mine = threads_[worker.id()];
+        multiply(*spec_.input_project, first, first + size, input_[NORMED], row, count,
+                 mine.out.data(), size, Scratch{mine.panel.data()});
+        for (int r = 0; r < count; r++) {
+            float *seen = &mine.out[(size_t)r * size], *entry = &layer_inputs_[(size_t)(row + r) * all + first];
+            for (int i = 0; i < size; i++) seen[i] *= scale;
+            rms_norm(seen, spec_.input_norm, size, spec_.norm_eps, seen);
+            for (int i = 0; i < size; i++) entry[i] = (seen[i] + entry[i] * spec_.table_scale) * INPUT_SHARE;
+        }
+    });
+}
+
+// act(gate(x)) * entry, which goes through a projection and a norm to the stream.
+void Decoder::inputs_phase(Worker& worker, const LayerSpec& layer, int number, int num_rows) {
+    const int size = spec_.table_width, num_parts = (size + CHANNELS - 1) / CHANNELS;
+    norm_phase(worker, NormSpec{nullptr, nullptr}, input_[NORMED], num_rows);
+    worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
+        int row = item / num_parts * ROW_CHUNK, part = item % num_parts, first = part * CHANNELS;
+        int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + CHANNELS, size);
+        Thread& mine = threads_[worker.id()];
+        float *gate = mine.out.data(), *entry = mine.other.data();
+        multiply(*layer.inputs->gate, first, last, input_[NORMED], row, count, gate, CHANNELS,
+                 Scratch{mine.panel.data()});
+        std::fill(entry, entry + CHANNELS, 0.0f);
+        for (int r = 0; r < count; r++, gate += CHANNELS) {
+            const size_t at = ((size_t)(row + r) * spec_.num_layers + number) * size + first;
+            std::memcpy(entry, &layer_inputs_[at], (last - first) * sizeof(float));
+            activate((Activation)spec_.activation, gate, entry, CHANNELS);
+            input_[ASKED].put(row + r, part, part + 1, gate);
+        }
+    });
+    residual_phase(worker, *layer.inputs->project, nullptr, input_[ASKED], num_rows, true);
+    after_branch(worker, NormSpec{layer.inputs->norm, nullptr}, NormSpec{nullptr, nullptr}, num_rows,
+                 layer.stream_scale);
 }
 
 // Token and state, each normed, side by side; then the projection, or the state as the stream.
@@ -171,7 +241,8 @@ void Decoder::norm_phase(Worker& worker, NormSpec norm, const Input& input, int 
 
 // What stands between a branch and the stream: its own norm and scale; or the stream's norm, where
 // that comes after the sum.
-void Decoder::after_branch(Worker& worker, NormSpec branch, NormSpec after, int num_rows) {
+void Decoder::after_branch(Worker& worker, NormSpec branch, NormSpec after, int num_rows,
+                           float stream_scale) {
     const int width = spec_.width;
     worker.each(num_rows, [&](int row) {
         float *x = &x_[(size_t)row * width], *part = threads_[worker.id()].row.data();
@@ -181,19 +252,22 @@ void Decoder::after_branch(Worker& worker, NormSpec branch, NormSpec after, int 
             for (int i = 0; i < width; i++) x[i] += part[i] * spec_.residual_scale;
         }
         if (after.weight) norm(x, after, width, x);
+        if (stream_scale != 1)
+            for (int i = 0; i < width; i++) x[i] *= stream_scale;
     });
 }
 
 // A head of q, k or v as it leaves its product: bias, norm, rotation, then to its place.
 void Decoder::finish_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const {
-    const int size = spec_.head_dim, num_q = spec_.num_heads, num_kv = spec_.num_kv_heads;
+    const int size = head_dim_of(layer), num_q = spec_.num_heads;
+    const int num_kv = layer.is_other ? spec_.other_kv_heads : spec_.num_kv_heads;
     const bool is_q = head < num_q, is_k = !is_q && head < num_q + num_kv;
     const int index = is_q ? head : is_k ? head - num_q : head - num_q - num_kv;
     const float* bias = is_q ? layer.q_bias : is_k ? layer.k_bias : layer.v_bias;
     if (bias) add_bias(x, bias + index * size, size);
+    const float* norm = is_q ? layer.q_norm : is_k ? layer.k_norm : layer.v_norm;
+    if (norm) rms_norm(x, norm, size, spec_.norm_eps, x);
     if (is_q || is_k) {
-        const float* norm = is_q ? layer.q_norm : layer.k_norm;
-        if (norm) rms_norm(x, norm, size, spec_.norm_eps, x);
         const float* rope = layer.rope ? layer.rope : spec_.rope;
         if (rope) rotate(x, rope + (size_t)step.pos[row] * size, size);
     }
@@ -215,8 +289,9 @@ LatentStep Decoder::latent_step(const LayerSpec& layer, const Step& step) const 
 
 void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Input& input,
                         const Step& step) {
-    const int num_q = spec_.num_heads, num_kv = spec_.num_kv_heads, size = spec_.head_dim;
-    const int num_heads = num_q + 2 * num_kv;
+    const int num_q = spec_.num_heads, size = head_dim_of(layer);
+    const int num_kv = layer.is_other ? spec_.other_kv_heads : spec_.num_kv_heads;
+    const int num_heads = layer.is_reader ? num_q : num_q + 2 * num_kv;
     worker.each(num_chunks(step.num_rows) * num_heads, [&](int item) {
         int row = item / num_heads * ROW_CHUNK, head = item % num_heads;
         int count = std::min(ROW_CHUNK, step.num_rows - row);
@@ -270,7 +345,7 @@ void Decoder::attend_phase(Worker& worker, const LayerSpec& layer, const Step& s
             vf wave = exp(min(sub(zero(), load(&gate_[(size_t)row * width + i])), set1(87.0f)));
             store(read + i, div(load(read + i), add(set1(1.0f), wave)));
         }
-        input_[ATTENDED].put_row(row, read);
+        attended_by(layer).put_row(row, read);
     });
 }
 
@@ -318,11 +393,12 @@ void Decoder::add_parts(Worker& worker, const float* bias, int num_rows, bool is
 }
 
 void Decoder::mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows) {
-    const int num_parts = (spec_.ffn_width + CHANNELS - 1) / CHANNELS;
+    const int width = layer.ffn_width ? layer.ffn_width : spec_.ffn_width;
+    const int num_parts = (width + CHANNELS - 1) / CHANNELS;
     worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
         int row = item / num_parts * ROW_CHUNK, part = item % num_parts, first = part * CHANNELS;
         int count = std::min(ROW_CHUNK, num_rows - row);
-        int last = std::min(first + CHANNELS, spec_.ffn_width);
+        int last = std::min(first + CHANNELS, width);
         Thread& mine = threads_[worker.id()];
         Scratch scratch{mine.panel.data()};
         float *gate = mine.out.data(), *up = mine.other.data();
@@ -337,7 +413,7 @@ void Decoder::mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows) {
             if (layer.gate_bias) add_bias(gate, layer.gate_bias + first, last - first);
             if (layer.up_bias) add_bias(layer.gate ? up : gate, layer.up_bias + first, last - first);
             activate((Activation)spec_.activation, gate, layer.gate ? up : nullptr, CHANNELS);
-            input_[GATED].put(row + r, part, part + 1, gate);
+            gated_by(layer).put(row + r, part, part + 1, gate);
         }
     });
 }
@@ -351,9 +427,15 @@ int Decoder::forward(Team& team, const Pass& pass) {
     reserve(num_rows, team.size());
     Places places{num_rows,  pass.pos,  pass.slot,         pass.seq,         pass.base,
                   pass.table, pass.tree, pass.table_stride, pass.tree_stride, pass.block_size};
-    Heads heads{spec_.num_heads, spec_.num_kv_heads, spec_.head_dim, spec_.is_half != 0};
-    Attention attention(heads, places, team.size());
-    const size_t layer_bytes = pass.layer_stride * (spec_.is_half ? 2 : 4);
+    Attention attention(heads_of(false), places, team.size());
+    std::unique_ptr<Attention> other;
+    if (spec_.other_head_dim) other.reset(new Attention(heads_of(true), places, team.size()));
+    auto step_of = [&](const LayerSpec& layer) {
+        const int64_t stride = layer.is_other ? pass.other_stride : pass.layer_stride;
+        const size_t at = layer.place * stride * (spec_.is_half ? 2 : 4);
+        return Step{num_rows, pass.pos, pass.slot, (uint8_t*)(layer.is_other ? pass.k_other : pass.k) + at,
+                    (uint8_t*)(layer.is_other ? pass.v_other : pass.v) + at};
+    };
 
     auto keep_features = [&](int layer) {
         for (int i = 0; i < pass.num_features; i++)
@@ -366,23 +448,24 @@ int Decoder::forward(Team& team, const Pass& pass) {
             join(worker, pass);
         else
             embed(worker, pass);
+        if (spec_.input_table) make_inputs(worker, pass);
         for (int l = 0; l < spec_.num_layers; l++) {
             const LayerSpec& layer = layers_[l];
             if (worker.id() == 0) keep_features(l);
-            Step step{num_rows, pass.pos, pass.slot, (uint8_t*)pass.k + layer.place * layer_bytes,
-                      (uint8_t*)pass.v + layer.place * layer_bytes};
+            const Step step = step_of(layer);
             const bool is_joined = l == 0 && spec_.joins && !spec_.project;
             const NormSpec none{nullptr, nullptr};
             const bool is_post = spec_.is_post_norm;
             if (!is_joined)
                 norm_phase(worker, is_post ? none : layer.attn_norm, input_[NORMED], num_rows);
-            const Input* attended = &input_[ATTENDED];
+            const Input* attended = &attended_by(layer);
             if (layer.delta) {
                 delta_->run(worker, *layer.delta, *pass.states, (int)layer.place, input_[NORMED],
                             pass.pos, pass.slot, num_rows);
                 attended = &delta_->output();
             } else {
-                attend_phase(worker, layer, step, input_[is_joined ? JOINED : NORMED], attention);
+                attend_phase(worker, layer, step, input_[is_joined ? JOINED : NORMED],
+                             layer.is_other ? *other : attention);
             }
             const bool has_branch = layer.attn_out_norm.weight;
             residual_phase(worker, *layer.out, layer.out_bias, *attended, num_rows, has_branch);
@@ -399,11 +482,13 @@ int Decoder::forward(Team& team, const Pass& pass) {
                 experts_->run(worker, *layer.experts, input_[NORMED], into, num_rows);
             } else {
                 mlp_phase(worker, layer, num_rows);
-                residual_phase(worker, *layer.down, layer.down_bias, input_[GATED], num_rows,
+                residual_phase(worker, *layer.down, layer.down_bias, gated_by(layer), num_rows,
                                has_branch);
             }
             if (has_branch || is_scaled || is_post)
-                after_branch(worker, layer.mlp_out_norm, is_post ? layer.mlp_norm : none, num_rows);
+                after_branch(worker, layer.mlp_out_norm, is_post ? layer.mlp_norm : none, num_rows,
+                             layer.inputs ? 1 : layer.stream_scale);
+            if (layer.inputs) inputs_phase(worker, layer, l, num_rows);
         }
         if (worker.id() == 0) keep_features(spec_.num_layers);
         worker.each(num_rows, [&](int row) {

@@ -17,6 +17,12 @@ struct NormSpec {
     const float *weight, *bias;
 };
 
+// A layer's use of what a table says of its tokens: x += norm(project(act(gate(x)) * entry)).
+struct InputsSpec {
+    const Matrix *gate, *project;
+    const float* norm;
+};
+
 struct LayerSpec {
     const Matrix *q, *k, *v, *out, *gate, *up, *down;  // gate may be null: the MLP has none
     NormSpec attn_norm, mlp_norm;          // null: the input goes in bare; both read one norm
@@ -33,6 +39,12 @@ struct LayerSpec {
     const float* attn_gate_bias;   // may be null
     int64_t place;                 // among the layers of its kind: of the cache, or of the states
     const LatentSpec* latent;      // in place of q, k and v, which then are null
+    const float* v_norm;           // may be null
+    const InputsSpec* inputs;      // may be null
+    float stream_scale;            // of x at the layer's end
+    int32_t is_reader;             // q alone: it reads the keys and values that lie in its place
+    int32_t is_other;              // its heads are of the decoder's other shape
+    int32_t ffn_width;             // 0: the decoder's
 };
 
 struct DecoderSpec {
@@ -56,6 +68,12 @@ struct DecoderSpec {
     float attn_cap, logits_cap;  // scores s become cap * tanh(s / cap); 0: as they are
     // Other processes hold the rest of the model: makes parts of a sum the whole sum, in place.
     void (*reduce)(float* parts, int64_t count);  // may be null
+    int32_t other_kv_heads, other_head_dim;       // of layers whose heads differ; 0: there are none
+    // Of each token the table has `table_width` numbers for every layer; null: there is no table.
+    int32_t table_width;
+    float table_scale;           // of the table's numbers
+    const Matrix *input_table, *input_project;
+    const float* input_norm;
 };
 
 struct Pass {
@@ -72,6 +90,8 @@ struct Pass {
     float* hidden;            // [row][width], after the final norm
     const float* state;       // [row][width], where the network joins
     const DeltaStates* states;  // null where no layer is recurrent
+    void *k_other, *v_other;    // of layers whose heads are of the other shape
+    int64_t other_stride;
 };
 
 class Decoder {
@@ -92,8 +112,17 @@ private:
     void reserve(int num_rows, int num_threads);
     void embed(Worker& worker, const Pass& pass);
     void join(Worker& worker, const Pass& pass);
+    void make_inputs(Worker& worker, const Pass& pass);
+    void inputs_phase(Worker& worker, const LayerSpec& layer, int number, int num_rows);
+    Heads heads_of(bool is_other) const;
+    int head_dim_of(const LayerSpec& layer) const {
+        return layer.is_other ? spec_.other_head_dim : spec_.head_dim;
+    }
+    const Input& attended_by(const LayerSpec& layer) const;
+    const Input& gated_by(const LayerSpec& layer) const;
     void norm_phase(Worker& worker, NormSpec norm, const Input& input, int num_rows);
-    void after_branch(Worker& worker, NormSpec branch, NormSpec after, int num_rows);
+    void after_branch(Worker& worker, NormSpec branch, NormSpec after, int num_rows,
+                      float stream_scale = 1);
     void norm(const float* x, NormSpec norm, int size, float* out) const;
     void qkv_phase(Worker& worker, const LayerSpec& layer, const Input& input, const Step& step);
     void residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
@@ -116,13 +145,16 @@ private:
     std::vector<float> branch_;  // what is normed before it is added to x_
     std::vector<float> gate_;    // of what attention reads
     std::vector<float> part_;    // this process's share of a sum over processes
-    static constexpr int NUM_INPUTS = 4;
+    std::vector<float> layer_inputs_;    // [row][layer][table_width]
+    static constexpr int NUM_INPUTS = 7;
     std::vector<uint8_t> tiles_[NUM_INPUTS];
     std::vector<float> rows_[NUM_INPUTS];
     std::unique_ptr<Experts> experts_;  // null where no layer has any
     std::unique_ptr<Delta> delta_;
     std::unique_ptr<Latent> latent_;    // null where layers have q, k and v
-    Input input_[NUM_INPUTS];  // normed stream, attention's result, gated MLP, token and state
+    // Normed stream, attention's result, gated MLP, token and state; then results of the other
+    // shape of heads and of MLPs of another width, and what a layer takes of the table.
+    Input input_[NUM_INPUTS];
 };
 
 }  // namespace hunch

@@ -1,0 +1,175 @@
+"""Gemma 4 (text): layers with a window and without differ in their heads; some read the keys and
+values of earlier ones; a table may tell every layer something of each token.
+
+Of files that read pictures and sound too, what reads text is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.models.build import Names
+from hunch.models.decoder import AnyBlock, Decoder
+from hunch.models.families.gemma import Gemma2
+from hunch.models.reading import (
+    Config,
+    Defaulted,
+    read_float,
+    read_int,
+    read_rope,
+    read_windows,
+    refuse,
+)
+from hunch.models.source import Source
+from hunch.models.spec import ModelSpec, OtherHeads, TokenInputs, read_common
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+_DEFAULTS = {  # of text models: their files leave out what does not differ
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "sliding_window": 512,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "global_head_dim": 512,
+}
+_ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+_PATTERN = 6  # layers to one without a window
+
+
+class Gemma4(Decoder):
+    """Norms mean w; the scale of scores is in the norms of q and k."""
+
+    names: ClassVar[Names] = replace(
+        Gemma2.names,
+        unread=r"(^|\.)(vision_tower|audio_tower|embed_vision|embed_audio)\.",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, _DEFAULTS)
+        types = _layer_types(config)
+        ropes: Any = config.get("rope_parameters") or _ROPES
+        if not isinstance(ropes, Mapping) or not {SLIDING, FULL} <= set(ropes):
+            raise ModelFormatError(f"rope_parameters must name {SLIDING} and {FULL}")
+        common = read_common(Defaulted({"rope_parameters": ropes[SLIDING]}, config), architecture)
+        refuse(config, "use_bidirectional_attention", None, "vision")  # which text knows not of
+        has_bias = bool(config.get("attention_bias", False))
+        is_full = tuple(kind == FULL for kind in types)
+        heads = _full_heads(config, is_full, common["num_kv_heads"])
+        full_rope = read_rope(config, heads.head_dim, ropes[FULL])
+        cap = config.get("final_logit_softcapping")
+        common |= {
+            "activation": str(config.get("hidden_activation")),
+            "windows": read_windows(Defaulted({"layer_types": types}, config), len(types)),
+            "ffn_widths": _widths(config, common),
+        }
+        return ModelSpec(
+            **common,
+            embed_scale=float(common["width"]) ** 0.5,
+            attn_scale=1.0,
+            has_qk_norm=True,
+            has_v_norm=True,
+            has_branch_norms=True,
+            has_layer_scale=True,
+            has_qkv_bias=has_bias,
+            has_out_bias=has_bias,
+            logits_cap=0.0 if cap is None else read_float(config, "final_logit_softcapping"),
+            more_ropes=(replace(full_rope, head_dim=heads.head_dim),),
+            rope_of=tuple(map(int, is_full)),
+            other_heads=heads,
+            kv_of=_kv_of(config, types),
+            is_value_key=is_full if config.get("attention_k_eq_v") else (),
+            inputs=_inputs(config),
+        )
+
+    def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
+        if source.group.size > 1:
+            raise UnsupportedModelError(
+                "Gemma 4 cannot be split over processes yet: leave tensor_parallel_size at 1"
+            )
+        return super().build_layer(source, prefix, layer)
+
+
+def _layer_types(config: Config) -> tuple[str, ...]:
+    num_layers = read_int(config, "num_hidden_layers")
+    types: Any = config.get("layer_types")
+    if types is None:
+        types = [SLIDING if (at + 1) % _PATTERN else FULL for at in range(num_layers)]
+    if len(types) != num_layers:
+        raise ModelFormatError(
+            f"layer_types lists {len(types)} layers, num_hidden_layers={num_layers}"
+        )
+    return (*types[:-1], FULL)  # the last has no window, whatever a file says
+
+
+def _num_shared(config: Config) -> int:
+    return read_int(config, "num_kv_shared_layers") if config.get("num_kv_shared_layers") else 0
+
+
+def _kv_of(config: Config, types: tuple[str, ...]) -> tuple[int, ...]:
+    """The last layers read the keys and values of the last one before them of their kind."""
+    num_shared = _num_shared(config)
+    if not num_shared:
+        return ()
+    first = len(types) - num_shared
+    if first < 1 or not set(types[first:]) <= set(types[:first]):
+        raise ModelFormatError(
+            f"num_kv_shared_layers={num_shared} of {len(types)} layers: there is no layer of each "
+            "kind before them to share with"
+        )
+    last = {kind: at for at, kind in enumerate(types[:first])}
+    return tuple(at if at < first else last[kind] for at, kind in enumerate(types))
+
+
+def _widths(config: Config, common: dict[str, Any]) -> tuple[int, ...]:
+    num_shared, width = _num_shared(config), int(common["ffn_width"])
+    if not num_shared or not config.get("use_double_wide_mlp"):
+        return ()
+    return (width,) * (int(common["num_layers"]) - num_shared) + (2 * width,) * num_shared
+
+
+def _full_heads(config: Config, is_full: tuple[bool, ...], num_kv_heads: int) -> OtherHeads:
+    head_dim, by_layer = read_int(config, "global_head_dim"), config.get("per_layer_config")
+    given = config.get("num_global_key_value_heads")
+    if config.get("attention_k_eq_v") and given is not None:
+        num_kv_heads = read_int(config, "num_global_key_value_heads")
+    if by_layer is not None:  # newer files say it of every layer that differs
+        changed = _same_for_all(by_layer, is_full)
+        head_dim = read_int(changed, "head_dim", head_dim)
+        num_kv_heads = read_int(changed, "num_key_value_heads", num_kv_heads)
+    return OtherHeads(num_kv_heads=num_kv_heads, head_dim=head_dim, layers=is_full)
+
+
+def _same_for_all(by_layer: Any, is_full: tuple[bool, ...]) -> Config:
+    """What `per_layer_config` says of the layers without a window, and of no other."""
+    wanted = {str(at) for at, is_there in enumerate(is_full) if is_there}
+    found = list(by_layer.values()) if isinstance(by_layer, Mapping) else []
+    is_known = bool(found) and {str(key) for key in by_layer} == wanted
+    is_known = is_known and all(some == found[0] for some in found)
+    if not is_known or set(found[0]) - {"head_dim", "num_key_value_heads"}:
+        raise UnsupportedModelError(
+            f"per_layer_config={str(by_layer)[:80]}: only heads of layers without a window may "
+            "differ, all in the same way"
+        )
+    return dict(found[0])
+
+
+def _inputs(config: Config) -> TokenInputs | None:
+    vocab_size = read_int(config, "vocab_size_per_layer_input")
+    if not config.get("hidden_size_per_layer_input"):
+        return None
+    return TokenInputs(width=read_int(config, "hidden_size_per_layer_input"), vocab_size=vocab_size)
