@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_fused import _norm_ref, _summed
+from hunch.kernels.gpu_fused import _summed, norm_ref
 from hunch.kernels.gpu_gemm import rope_ref
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 
@@ -25,7 +25,7 @@ def keep_latent_ref(
     size = len(weight_C)
     x = kv_TH.double()
     turned_TR = rope_ref(x[:, None, size:], pos_T, table_LR)[:, 0]
-    kept_TH = torch.cat((_norm_ref(x[:, :size], weight_C, eps), turned_TR), dim=1)
+    kept_TH = torch.cat((norm_ref(x[:, :size], weight_C, eps), turned_TR), dim=1)
     live_T = slot_T >= 0
     cache_CH[slot_T[live_T]] = kept_TH[live_T].to(cache_CH.dtype)
 
