@@ -317,6 +317,20 @@ def test_a_fixed_mode_guesses_the_same_in_every_run(llm: LLM) -> None:
     assert counts[0]["drafted"] > 0
 
 
+@pytest.mark.parametrize(("num_requests", "is_drafted"), [(3, True), (4, False), (6, False)])
+def test_from_so_many_requests_on_nobody_drafts(
+    llm: LLM, num_requests: int, is_drafted: bool
+) -> None:
+    """Not one node: neither of requests that were just admitted, nor of those before them."""
+    with LLM(
+        llm.config.model.model, **NGRAM, num_speculative_tokens=4, always_draft=True,
+        speculative_disable_by_batch_size=4, dtype="float32", max_model_len=128, threads=1,
+    ) as one:  # fmt: skip
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        one.generate(["fast token fast token fast token fast"] * num_requests, params)
+        assert (one.stats()["drafted"] > 0) == is_drafted
+
+
 # --- hunch.sglang.Engine ------------------------------------------------------------------------
 
 EAGLE = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "p"}

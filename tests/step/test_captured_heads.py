@@ -294,7 +294,15 @@ def test_draft_models_of_another_vocabulary_in_captured_steps(
     spec = f"draft:{tmp_path / 'draft'}{options}"
     with LLM(str(world.model), speculate=spec, **SMALL) as llm:
         drafts = Drafts(llm, monkeypatch)
-        for name in ("greedy", "filters"):
-            assert tokens(llm, world.prompts, PARAMS[name]) == world.plain[name], name
+        outputs = llm.generate(world.prompts, GREEDY)
+        assert [out.outputs[0].token_ids for out in outputs] == world.plain["greedy"]
+        assert tokens(llm, world.prompts, PARAMS["filters"]) == world.plain["filters"]
         assert sum(map(len, drafts.by_host)) == 2 * len(world.prompts)
-        assert llm.stats()["acceptance_rate"] > 0.3  # of the missing tokens some are said
+    # A copy of the target is right about every text without a token that it lacks.
+    missing = set(range(280, 288)) if kind == "padded" else set()
+    pairs = zip(world.prompts, outputs, strict=True)
+    whole = [out for ids, out in pairs if not missing & {*ids, *out.outputs[0].token_ids}]
+    assert 0 < len(whole) <= len(outputs) - len(missing) // 8
+    for out in whole:
+        stats = out.outputs[0].stats
+        assert stats["accepted"] == stats["drafted"] >= 15
