@@ -35,7 +35,7 @@ def test_what_is_kept_and_what_queries_come_from(num_parts: int, rank: int) -> N
     gpu_latent.keep_latent_ref(whole[:, rank:], kv_norm, 1e-6, want, pos, slot, TABLE)
     close(cache, want)
     if q is not None:
-        close(q, gpu_latent._norm_ref(whole[:, :rank].double(), q_norm, 1e-5))
+        close(q, gpu_latent.norm_ref(whole[:, :rank].double(), q_norm, 1e-5))
 
 
 @pytest.mark.parametrize("num_rows", [3, 20])
