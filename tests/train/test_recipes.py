@@ -16,7 +16,6 @@ from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
 from hunch.registry import RECIPES
 from hunch.train.batches import batches
-from hunch.train.compiled import MAX_GRAPHS
 from hunch.train.job import Job, build_student, drafts_as, read_settings, run_job
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
@@ -133,35 +132,6 @@ def test_batches_hold_every_text_once(trained: tuple[Any, Any]) -> None:
         for ids, length in zip(batch.ids_BL.tolist(), batch.length_B.tolist(), strict=True):
             found.append(tuple(ids[:length]))
     assert sorted(found) == sorted(tuple(texts.text(i).tolist()) for i in range(len(texts)))
-
-
-@pytest.mark.slow
-def test_compiled_layers_teach_the_same(train: Callable[..., Any]) -> None:
-    """Layers share graphs, few enough that compiling is not given up; gradients are plain ones'."""
-    import torch._dynamo as dynamo
-
-    job, _ = train("draft", **CASES[0][1])
-    settings = read_settings(job.method, job.options)
-    texts = read_answers(job.out / "work" / "answers")
-    student, decoder = build_student(job, settings, texts)
-    loop = Loop(student, decoder, job.out / "none", settings.loop, 1.0)
-    found: list[dict[str, torch.Tensor]] = []
-    dynamo.reset()
-    dynamo.utils.counters.clear()
-    for backend in (None, "aot_eager"):
-        if backend is not None:
-            student.layer.fast = torch.compile(
-                student.layer.body, dynamic=True, fullgraph=True, backend=backend
-            )
-        for size in (256, 384, 512):
-            batch = next(batches(texts, size, 96, 0, 0, multiple=size // 16))
-            student.loss_on(loop.outputs(batch)).loss.backward()
-        found.append({n: t.grad for n, t in student.tensors.items() if t.grad is not None})
-        for tensor in student.tensors.values():
-            tensor.grad = None
-    assert 1 <= dynamo.utils.counters["stats"]["unique_graphs"] <= MAX_GRAPHS
-    for name, slope in found[0].items():
-        torch.testing.assert_close(found[1][name], slope, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["block", "eagle3"])

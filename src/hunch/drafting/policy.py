@@ -21,11 +21,14 @@ from hunch.drafting.costs import CostCurve, DraftSource
 
 # --- the acceptance estimate ----------------------------------------------------------------------
 
-COMMON_RATE = 0.05  # of the shared terms, for one of a row's
+COMMON_RATE = 0.003  # of the shared terms, once many guesses taught them;
+DOUBTED = 12.0  # and so many are as good as the priors: the first to teach count for more
+HEARD = 8.0  # steps after which half of the hope for a source is gone
 LOW, HIGH = 0.02, 0.98  # chances are never thought beyond
 FINE = 8  # steps of log-odds that chances are looked up by
 FLOOR = 0.05  # least p (1 - p) that an error is divided by, so that chances move by the rate
-UNUSED, COMMON_UNUSED = 0.003, 0.0003  # what row and shared terms lose with a step without guesses
+UNUSED, COMMON_UNUSED = 0.003, 0.001  # what row and shared terms lose with a step without guesses
+FORGOTTEN = 0.002  # share of what was heard that counts no more after a step without guesses
 DOUBT_FADE = 0.03
 NEW_MATCH = 1.0  # doublings of the match taken for a row of which nothing was heard
 PAST, PAST_RATE = 0.4, 0.01  # chance of a guess past a network's last level: a lookup's
@@ -48,12 +51,13 @@ class AcceptanceEstimate:
         num_levels: int | Mapping[int, int],  # by source; guesses past these are another's
         by_match: tuple[float, float] = (0.0, 0.0),  # what both gain with a doubling of the match
         doubt: float = 0.0,  # log-odds that a new row is thought to lack, see `gains`
+        hope: float = 0.0,  # and that a source is given of which nothing was heard
     ) -> None:
         self.priors = {
             source: (_log_odds(first), _log_odds(further))
             for source, (first, further) in priors.items()
         }
-        self.rate, self.by_match, self.doubt = rate, by_match, doubt
+        self.rate, self.by_match, self.doubt, self.hope = rate, by_match, doubt, hope
         self.num_levels = (
             dict.fromkeys(priors, num_levels) if isinstance(num_levels, int) else dict(num_levels)
         )
@@ -63,6 +67,7 @@ class AcceptanceEstimate:
         # before it, after which the guesses were made that are compared next.
         self.match, self.before = [NEW_MATCH] * num_rows, [NEW_MATCH] * num_rows
         self.common_first = self.common_further = 0.0
+        self.num_heard = 0.0  # steps whose guesses taught the shared terms
         self.past = PAST
 
     def start(self, rows: Sequence[int]) -> None:
@@ -100,14 +105,16 @@ class AcceptanceEstimate:
         chance, scale = _chance(round(FINE * odds))
         step = self.rate * scale * ((1.0 if run else 0.0) - chance)
         self.first[row] += step
-        self.common_first += COMMON_RATE * weight * step
+        self.num_heard += weight
+        common = weight * max(COMMON_RATE, 1.0 / (DOUBTED + self.num_heard)) / self.rate
+        self.common_first += common * step
         if compared > 1 and levels > 1:
             odds = prior[1] + by_match[1] * before + self.common_further + self.further[row]
             chance, scale = _chance(round(FINE * odds))
             asked = (compared if compared < levels else levels) - 1
             step = self.rate * scale * ((run if run < levels else levels) - 1 - asked * chance)
             self.further[row] += step
-            self.common_further += COMMON_RATE * weight * step
+            self.common_further += common * step
         if compared > levels:
             right, asked = max(run - levels, 0), compared - levels
             self.past += PAST_RATE * (right / asked - self.past)
@@ -119,6 +126,7 @@ class AcceptanceEstimate:
             self.further[row] *= 1.0 - UNUSED
         self.common_first *= 1.0 - COMMON_UNUSED
         self.common_further *= 1.0 - COMMON_UNUSED
+        self.num_heard *= 1.0 - FORGOTTEN
 
     def gains(
         self,
@@ -134,7 +142,8 @@ class AcceptanceEstimate:
         gain little: so a new row may be doubted, the more the more rows the step has.
         """
         (by_first, by_further), prior = self.by_match, self.priors[source]
-        first, further = prior[0] + self.common_first, prior[1] + self.common_further
+        hope = self.hope / (1.0 + self.num_heard / HEARD)
+        first, further = prior[0] + self.common_first + hope, prior[1] + self.common_further + hope
         doublings = log2(len(rows)) if is_doubtful else 0.0
         past, most = round(100 * self.past), self.num_levels[source]
         firsts, furthers, matches, doubts = self.first, self.further, self.match, self.doubts

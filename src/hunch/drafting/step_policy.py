@@ -20,6 +20,7 @@ from hunch.drafting.costs import DraftSource, StepCosts, StepShape, StepShapes, 
 from hunch.drafting.policy import AcceptanceEstimate, best_rate
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
+HOPE = 1.2  # log-odds that a network is given until it was tried
 NETWORK_PRIORS = {DraftSource.CHAIN: (0.5, 0.6), DraftSource.TREE: (0.65, 0.65)}
 
 
@@ -134,6 +135,7 @@ class Policy:
             num_rows,
             {source: NETWORK_PRIORS[source] for source in sources},
             rate=0.06,
+            hope=HOPE,
             num_levels={} if drafter is None else {s: drafter.levels(s) for s in sources},
         )
         # Steps without the network leave holes, and somebody can read it what it missed.

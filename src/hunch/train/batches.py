@@ -61,6 +61,12 @@ class Batch:
     length_B: Tensor
     prompt_len_B: Tensor
     index_B: Array  # of its texts in their collection
+    host: Batch | None = None  # the same where it was made, for what need not wait for a device
+
+    @property
+    def num_tokens(self) -> int:
+        """Padding left out."""
+        return int((self.host or self).length_B.sum())
 
     def is_taught_BL(self) -> Tensor:
         """Positions whose next token the target wrote."""
@@ -74,12 +80,19 @@ class Batch:
         return Batch(ids_BL[:count], length_B[:count], prompt_len_B[:count], index_B[:count])
 
     def to(self, device: torch.device) -> Batch:
-        # Pinned memory would save a little; batches are a few hundred kilobytes.
         ids_BL, length_B, prompt_len_B, index_B = self._parts()
-        return Batch(ids_BL.to(device), length_B.to(device), prompt_len_B.to(device), index_B)
+        ids_BL, length_B, prompt_len_B = (put(x, device) for x in (ids_BL, length_B, prompt_len_B))
+        return Batch(ids_BL, length_B, prompt_len_B, index_B, self.host or self)
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor, Array]:
         return self.ids_BL, self.length_B, self.prompt_len_B, self.index_B
+
+
+def put(x: Tensor, device: torch.device) -> Tensor:
+    """On the device; nobody waits until it is there, or all that was launched before were done."""
+    if device.type != "cuda" or x.is_cuda:
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def collate(texts: Texts, indices: Array, multiple: int, context: int) -> Batch:

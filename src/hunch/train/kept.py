@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hunch.layers.attention import split_heads
-from hunch.train.batches import Batch, Texts
+from hunch.train.batches import Batch, Texts, put
 from hunch.train.states import TOP, TargetOutputs, TopOpinions
 from hunch.train.vocab import Columns
 
@@ -41,6 +41,7 @@ class Kept:
         folder: Path | None = None,
     ) -> None:
         self.columns, self.device = columns, device
+        self._column_V = columns.column_V.cpu()
         self.num_top = min(TOP, len(columns))
         lengths = np.minimum(texts.lengths, context)
         self.start = np.concatenate([[0], np.cumsum(lengths)])
@@ -63,7 +64,7 @@ class Kept:
 
     def _rows(self, batch: Batch) -> Tensor:
         """Where each of the T positions lies; padding has its text's last."""
-        start_B = torch.from_numpy(self.start[batch.index_B]).to(batch.ids_BL.device)
+        start_B = put(torch.from_numpy(self.start[batch.index_B]), batch.ids_BL.device)
         pos_L = torch.arange(batch.ids_BL.shape[1], device=batch.ids_BL.device)
         inside_BL = torch.minimum(pos_L, batch.length_B[:, None] - 1)
         return (start_B[:, None] + inside_BL).flatten()
@@ -91,10 +92,14 @@ class Kept:
     ) -> TargetOutputs:
         """As `run_target` gives them: positions of answers whose next token has a column."""
         row_T, home = self._rows(batch), self.p_NK.device
-        ids_BL = batch.ids_BL
-        label_T = self.columns.column_V[ids_BL.roll(-1, dims=1).flatten()]
-        row_M = (batch.is_taught_BL().flatten() & (label_T >= 0)).nonzero().squeeze(1)
-        label_M, at_M = label_T[row_M], row_T[row_M].to(home)
+        ids_BL, known = batch.ids_BL, batch.host or batch
+        # Which positions teach is found where the batch was made: a device that is asked for the
+        # number of them has nothing to do until its answer has come and the next work with it.
+        label_T = self._column_V[known.ids_BL.roll(-1, dims=1).flatten().cpu()]
+        row_M = (known.is_taught_BL().flatten().cpu() & (label_T >= 0)).nonzero().squeeze(1)
+        label_M = put(label_T[row_M], ids_BL.device)
+        known_M, row_M = row_M, put(row_M, ids_BL.device)
+        at_M = row_T[row_M].to(home)
         column_MK = self.column_NK[at_M].to(ids_BL.device)
         p_MK = self.p_NK[at_M].to(ids_BL.device)
         where = row_T.to(home)
@@ -104,7 +109,7 @@ class Kept:
             hidden_TD = self.hidden_ND[where].to(ids_BL.device)
         opinions = TopOpinions(column_MK, p_MK, len(self.columns)).toward(label_M, greedy_share)
         return TargetOutputs(
-            batch, split_heads, hidden_TD, features, row_M, opinions, label_M, seed, late
+            batch, split_heads, hidden_TD, features, row_M, opinions, label_M, seed, late, known_M
         )
 
 

@@ -111,7 +111,7 @@ class Rates:
         return self.num_tokens / max(self.seconds, 1e-9)
 
     def target(self, batch: Batch, seconds: float) -> None:
-        self.num_tokens += int(batch.length_B.sum())
+        self.num_tokens += batch.num_tokens
         self.seconds += seconds
 
 
@@ -186,7 +186,7 @@ class Loop:
                 before = now
                 self.place.step += 1
                 self.place.at += 1
-                self.place.num_tokens += int(batch.length_B.sum())
+                self.place.num_tokens += batch.num_tokens
                 self._put_aside(loss)
                 if now - saved > self.options.save_every:
                     self._check(loss)
@@ -196,7 +196,7 @@ class Loop:
                     words = self._look(held_out)
                     tested = perf_counter()
                 if self.place.step % 10 == 0 or tested > now:
-                    self._check(loss)
+                    self._check_loss(loss)
                     bar(self.share, f"{words}loss {float(loss):.3f}, {self.rate_text(show.peak)}")
         self._save(LAST)
         self._check_length()
@@ -233,9 +233,7 @@ class Loop:
         )
 
     def _learn(self, batch: Batch) -> torch.Tensor:
-        began = self._now()
         outputs = self.outputs(batch.to(self.target.device))
-        self.rates.target(batch, self._now() - began)
         if not len(outputs.row_M):
             return torch.zeros(())  # nothing in these texts that the draft vocabulary can say
         self.flops += self.student.flops(outputs)
@@ -268,9 +266,10 @@ class Loop:
         return kept.outputs(batch, greedy_share=options.greedy_share, late=late, seed=seed)
 
     def _run_target(self, batch: Batch, **words: Any) -> TargetOutputs:
-        return run_target(
-            self.target, batch, self.student.columns, self.student.feature_layers, **words
-        )
+        began, columns = self._now(), self.student.columns
+        found = run_target(self.target, batch, columns, self.student.feature_layers, **words)
+        self.rates.target(batch, self._now() - began)
+        return found
 
     def _new_kept(self, texts: Texts) -> Kept | None:
         """Room for what the target says of the texts, where there is any; with whole=, which
@@ -294,10 +293,13 @@ class Loop:
         )
 
     def _check(self, loss: torch.Tensor) -> None:
-        is_good = math.isfinite(float(loss)) and all(
-            bool(torch.isfinite(tensor).all()) for tensor in self.student.tensors.values()
-        )
-        if not is_good:
+        """Before anything is written."""
+        tensors = [tensor.detach() for tensor in self.student.tensors.values()]
+        norms = torch.stack(torch._foreach_norm(tensors))
+        self._check_loss(torch.where(torch.isfinite(norms).all(), loss.to(norms), math.nan))
+
+    def _check_loss(self, loss: torch.Tensor) -> None:
+        if not math.isfinite(float(loss)):
             raise TrainingError(
                 f"the loss is no number any more at step {self.place.step}; the last good "
                 f"checkpoint is kept in {self.folder}: go on from it with --resume and a lower "

@@ -154,6 +154,12 @@ class TargetOutputs:
     label_M: Tensor  # the column of the token that follows in the text
     seed: int = 0  # of what is chosen by chance
     late: float = 1.0  # how far a loss that changes has gone: from 0 to 1
+    known_M: Tensor | None = None  # row_M where the batch was made
+
+    @property
+    def host_M(self) -> Tensor:
+        """row_M on the host; it waits for the device where nobody kept it."""
+        return self.row_M.cpu() if self.known_M is None else self.known_M
 
     @property
     def ids_BL(self) -> Tensor:

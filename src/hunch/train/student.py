@@ -17,8 +17,8 @@ from hunch.errors import UnsupportedModelError
 from hunch.models.decoder import Decoder
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.compiled import Masters
 from hunch.train.loss import teach
+from hunch.train.masters import Masters
 from hunch.train.states import TargetOutputs, TopOpinions
 from hunch.train.vocab import Columns
 
@@ -89,7 +89,7 @@ class Student:
         inside = sum(
             t.numel() for n, t in self.tensors.items() if t.dim() == 2 and n not in self.plain
         )
-        num_tokens = int(outputs.batch.length_B.sum())
+        num_tokens = outputs.batch.num_tokens
         head = len(self.columns) * self.target.spec.width * len(outputs.row_M)
         return 6.0 * self.num_walks * (inside * num_tokens + head)
 
@@ -155,6 +155,13 @@ class Walk:
     def teach(self, state_TD: Tensor, shift: int, head_CD: Tensor) -> None:
         """States `shift` positions before the one that decides the token speak of that token."""
         t = self.outputs
+        if not (self.is_test or self.depth or shift):  # all of them, and nothing to be counted
+            num_rows, device = len(t.row_M), t.row_M.device
+            weight_M = torch.full((num_rows,), 1 / max(num_rows, 1), device=device)
+            state_MD = state_TD[t.row_M]
+            loss, best_M = teach(state_MD, head_CD, t.p_MC, weight_M, self.kind, t.late)
+            self._taught(loss, t.row_M, best_M == t.label_M)
+            return
         keep_M = self.reached_T[t.row_M]
         if not self.is_test:
             noise_M = torch.rand(keep_M.shape, device=keep_M.device, generator=self.chance)
@@ -168,9 +175,12 @@ class Walk:
         loss, best_R = teach(
             state_TD[row_R - shift], head_CD, t.p_MC[index_R], weight_R, self.kind, t.late
         )
+        self._taught(loss, row_R, best_R == label_R)
+
+    def _taught(self, loss: Tensor, row_R: Tensor, is_right_R: Tensor) -> None:
         self.loss = self.loss + loss
         agreed_T = torch.zeros_like(self.reached_T)
-        agreed_T[row_R] = best_R == label_R
+        agreed_T[row_R] = is_right_R
         self.agreed.append(agreed_T)
         self.reached_T = (self.reached_T & agreed_T).roll(1)
         self.depth += 1

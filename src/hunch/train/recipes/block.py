@@ -29,8 +29,9 @@ from hunch.models.heads.block import BlockBody, BlockShape, build_body, context_
 from hunch.models.source import ShapeSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.compiled import Masters
+from hunch.train.batches import put
 from hunch.train.loss import teach
+from hunch.train.masters import Masters
 from hunch.train.recipes.eagle3 import read_features
 from hunch.train.states import TargetOutputs
 from hunch.train.student import (
@@ -201,34 +202,32 @@ class BlockStudent(Student):
     def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
         body, t = build_body(self.shape, self.source()), outputs
         context_TD = body.context(t.features)
-        label_T = torch.full((t.ids_BL.numel(),), -1, device=t.row_M.device)
-        label_T[t.row_M] = t.label_M
-        place_T = torch.full_like(label_T, -1)
-        place_T[t.row_M] = torch.arange(len(t.row_M), device=t.row_M.device)
-        loss = torch.zeros((), device=label_T.device)
-        agreed = [torch.zeros_like(label_T, dtype=torch.bool) for _ in range(self.options.block)]
+        place_T = torch.full((t.ids_BL.numel(),), -1)  # on the host, as all that is counted
+        place_T[t.host_M] = torch.arange(len(t.row_M))
+        loss, agreed = torch.zeros((), device=t.row_M.device), []
+        if is_test:
+            none_T = torch.zeros(t.ids_BL.numel(), dtype=torch.bool, device=t.row_M.device)
+            agreed = [none_T.clone() for _ in range(self.options.block)]
         for anchor_BR, is_there_BR in self._anchors(t, is_test):
-            loss = loss + self._teach(
-                body, t, context_TD, anchor_BR, is_there_BR, (label_T, place_T), agreed
-            )
+            loss = loss + self._teach(body, t, context_TD, anchor_BR, is_there_BR, place_T, agreed)
         for depth in range(1, len(agreed)):  # a guess counts where those before it were right
             agreed[depth] &= agreed[depth - 1].roll(1)
         return BatchLoss(loss, agreed)
 
     def _anchors(self, t: TargetOutputs, is_test: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Positions of blocks' first tokens: some by chance, or all, a part at a time."""
-        is_taught_BL = t.batch.is_taught_BL()
+        is_taught_BL = (t.batch.host or t.batch).is_taught_BL().cpu()
         is_taught_BL[:, 0] = False  # nothing is known before it
         if not is_test:
-            chance = torch.Generator(is_taught_BL.device).manual_seed(t.seed)
-            noise_BL = torch.rand(is_taught_BL.shape, device=is_taught_BL.device, generator=chance)
+            chance = torch.Generator().manual_seed(t.seed)
+            noise_BL = torch.rand(is_taught_BL.shape, generator=chance)
             count = min(self.options.anchors, is_taught_BL.shape[1])
             best = (noise_BL + is_taught_BL).topk(count, dim=1)
             yield best.indices, best.values >= 1
             return
         for first in range(0, is_taught_BL.shape[1], _TESTED):
             pos_R = torch.arange(first, min(first + _TESTED, is_taught_BL.shape[1]))
-            pos_BR = pos_R.to(is_taught_BL.device).expand(len(is_taught_BL), -1)
+            pos_BR = pos_R.expand(len(is_taught_BL), -1)
             is_there_BR = is_taught_BL.gather(1, pos_BR)
             if bool(is_there_BR.any()):
                 yield pos_BR, is_there_BR
@@ -240,11 +239,27 @@ class BlockStudent(Student):
         context_TD: Tensor,
         anchor_BR: Tensor,
         is_there_BR: Tensor,
-        of_T: tuple[Tensor, Tensor],
+        place_T: Tensor,
         agreed: list[Tensor],
     ) -> Tensor:
-        """The loss of some blocks; marks where their guesses were right."""
-        (label_T, place_T), length = of_T, t.ids_BL.shape[1]
+        """The loss of some blocks; marks where their guesses were right.
+
+        Anchors and `place_T` are the host's: which places teach is counted there, so that the
+        device is never asked for a number and goes on with what was launched.
+        """
+        length, device = t.ids_BL.shape[1], t.row_M.device
+        depth_P = torch.arange(self.shape.num_places)
+        pos_BRP = anchor_BR[:, :, None] + depth_P
+        start_B = length * torch.arange(len(anchor_BR))
+        row_T = (start_B[:, None, None] + pos_BRP.clamp(max=length - 1)).flatten()
+        is_inside = (pos_BRP < length) & is_there_BR[:, :, None]
+        is_here_T = is_inside.flatten() & (place_T[row_T] >= 0)
+        index_M = is_here_T.nonzero().squeeze(1)
+        row_M, depth_M = row_T[index_M], depth_P.repeat(anchor_BR.numel())[index_M]
+        weight_M = (-depth_M.float() / self.options.decay).exp()
+        weight_M = weight_M / weight_M.sum().clamp(min=1e-6)
+        at_M, index_M, row_M = (put(x, device) for x in (place_T[row_M], index_M, row_M))
+        anchor_BR, weight_M = put(anchor_BR, device), put(weight_M, device)
         token_BR = t.ids_BL.gather(1, anchor_BR)
         assert body.mask_D is not None
         x = body.inputs(self.target.embed(token_BR.flatten()), body.mask_D)
@@ -252,41 +267,29 @@ class BlockStudent(Student):
         texts = BlocksOfTexts(context_TD, anchor_BR, size, self.rope)
         for source in self.sources:
             x = self.layer(x, source, texts)
-        told_TD = body.telling(body.norm(x)).flatten(0, 1)
-        depth_P = torch.arange(self.shape.num_places, device=anchor_BR.device)
-        pos_BRP = anchor_BR[:, :, None] + depth_P
-        start_B = length * torch.arange(len(anchor_BR), device=anchor_BR.device)
-        row_T = (start_B[:, None, None] + pos_BRP.clamp(max=length - 1)).flatten()
-        is_inside = (pos_BRP < length) & is_there_BR[:, :, None]
-        is_here_T = is_inside.flatten() & (place_T[row_T] >= 0)
-        index_M = is_here_T.nonzero().squeeze(1)
-        row_M, told_MD = row_T[index_M], told_TD[index_M]
-        depth_M = depth_P.repeat(anchor_BR.numel())[index_M]
+        told_MD = body.telling(body.norm(x)).flatten(0, 1)[index_M]
         before_M = t.ids_BL.flatten()[row_M]
-        weight_M = (-depth_M.float() / self.options.decay).exp()
-        weight_M = weight_M / weight_M.sum().clamp(min=1e-6)
         assert body.markov is not None
         latent_MK = body.markov.latent(before_M, told_MD).to(told_MD.dtype)
         head = torch.cat((self.head_CD, body.markov.after.weight_NK), dim=1)
         state = torch.cat((told_MD, latent_MK), dim=1)
-        loss, best_M = teach(
-            state, head, t.p_MC[place_T[row_M]], weight_M, self.options.loss, t.late
-        )
-        is_right_M = best_M == label_T[row_M]
+        loss, best_M = teach(state, head, t.p_MC[at_M], weight_M, self.options.loss, t.late)
+        is_right_M = best_M == t.label_M[at_M]
         odds_M = body.confidences(before_M, told_MD)
         assert odds_M is not None
         sure_M = functional.binary_cross_entropy_with_logits(
             odds_M, is_right_M.float(), reduction="none"
         )
         for depth, grid_T in enumerate(agreed):
-            grid_T[row_M[depth_M == depth]] = is_right_M[depth_M == depth]
+            of_depth = put((depth_M == depth).nonzero().squeeze(1), device)
+            grid_T[row_M[of_depth]] = is_right_M[of_depth]
         return loss + (sure_M * weight_M).sum()
 
     def flops(self, outputs: TargetOutputs) -> float:
         inside = sum(t.numel() for n, t in self.tensors.items() if n.startswith("layers."))
         num_places = len(outputs.ids_BL) * self.options.anchors * self.shape.num_places
         head = len(self.columns) * (self.shape.spec.width + self.shape.markov_rank)
-        fused = self.tensors["fc.weight"].numel() * int(outputs.batch.length_B.sum())
+        fused = self.tensors["fc.weight"].numel() * outputs.batch.num_tokens
         return 6.0 * ((inside + head) * num_places + fused)
 
     def settled(self) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from hunch.models.load import tensor_shapes
 from hunch.models.native import ID_MAP
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.compiled import Compiled, Masters, first_like
 from hunch.train.states import Dense, TargetOutputs
 from hunch.train.student import BatchLoss, Recipe, Student, Walk, check_target
 from hunch.train.vocab import Columns
@@ -49,11 +48,8 @@ class DraftStudent(Student):
         self.spec = replace(target.spec, num_layers=len(self.layers), windows=windows)
         self.head_CD = target.head.weight_NK[columns.ids_C] * target.spec.logits_scale
         self.config = dict(weights.config)
-        numbers = range(len(self.layers))
-        self.layer_names = [target.names.layer.format(layer) for layer in numbers]
-        self.kinds = [first_like(self.spec, layer) for layer in numbers]
+        self.layer_names = [target.names.layer.format(layer) for layer in range(len(self.layers))]
         self.start(self._cut(weights, options.from_scratch))
-        self.layer = Compiled(self._layer, target.device)
 
     def _cut(self, weights: Weights, from_scratch: bool) -> dict[str, Tensor]:
         names, found = self.target.names, {}
@@ -72,18 +68,15 @@ class DraftStudent(Student):
                 found[name] = torch.randn(shape, generator=generator) * shape[1] ** -0.5
         return found
 
-    def _layer(self, x_TD: Tensor, source: Masters, kind: int, attend: Dense) -> Tensor:
-        return build_block(self.spec, source, "", kind, names=self.target.names)(x_TD, attend)
-
     def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
         names, target = self.target.names, self.target
         attend = Dense(outputs.ids_BL, target.ropes, outputs.split)
         ids_BL = outputs.ids_BL
         pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
-        # With a gradient of its own the first layer is compiled as the others are.
-        x_TD = target.start(ids_BL.flatten(), pos_T).requires_grad_(not is_test)
+        x_TD = target.start(ids_BL.flatten(), pos_T)
         for layer, source in enumerate(self.sources):
-            x_TD = self.layer(x_TD, source, self.kinds[layer], attend, is_plain=is_test)
+            block = build_block(self.spec, source, "", layer, names=target.names)
+            x_TD = block(x_TD, attend)
         if self.spec.has_final_norm:
             x_TD = build_norm(self.spec, self.source(), names.final_norm)(x_TD)
         walk = Walk(outputs, self.kind, is_test=is_test)
