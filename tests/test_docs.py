@@ -3,6 +3,8 @@
 The slow tests run them: commands shortened by flags, Python as it stands.
 """
 
+import contextlib
+import io
 import re
 import shlex
 import subprocess
@@ -14,6 +16,7 @@ from urllib.request import urlopen
 import pytest
 import typer
 
+from hunch.bench.parts import main_of
 from hunch.cli import _dashed, app
 from hunch.cli.serve import _parser
 
@@ -45,8 +48,22 @@ def flags_of(command):
     return {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
 
 
-@pytest.mark.parametrize("line", commands())
-def test_a_printed_command_is_known_with_its_flags(line):
+def commands_in_text():
+    """Those that stand in backticks within sentences and tables, and in indented lines."""
+    found = {}
+    for page in PAGES:
+        text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+        indented = re.findall(r"^    ((?:[^\n]*\\\n)*[^\n]*)", text, re.MULTILINE)
+        for span in re.findall(r"`([^`]+)`", text) + indented:
+            words = re.sub(r"\s#.*|\\\n", " ", span)
+            words = " ".join(words.removesuffix("&").split())
+            if re.match(r"hunch\s+(--)?[a-z]", words) and not re.search(r"[|<\[*]|\.\.\.", words):
+                found[words] = pytest.param(words, id=f"{page.stem}: {words[:60]}")
+    return list(found.values())
+
+
+def check_known(line):
+    """The command is there, with all its flags."""
     _, *words = [_dashed(word) for word in shlex.split(line)]
     command, known = GROUP, {"--help", "-h"}
     while getattr(command, "commands", None) and words and words[0] in command.commands:
@@ -55,8 +72,62 @@ def test_a_printed_command_is_known_with_its_flags(line):
     assert command is not GROUP or line.startswith("hunch --"), f"no command in {line!r}"
     if command.name == "serve":  # it reads its own flags
         known |= set(_parser()._option_string_actions)
+    if command.name == "part" and words and words[0] != "NAME":
+        known |= flags_of_part(words[0])
     given = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
     assert not given - known, f"{line!r}: unknown flags"
+
+
+def flags_of_part(name):
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main_of(name)(["--help"])
+    return set(re.findall(r"--[a-z-]+", said.getvalue()))
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_printed_command_is_known_with_its_flags(line):
+    check_known(line)
+
+
+@pytest.mark.parametrize("line", commands_in_text())
+def test_a_command_in_a_sentence_is_known_with_its_flags(line):
+    check_known(line)
+
+
+NUMBER = re.compile(r"[`*~<>±+-]*\d")
+MEASURES = re.compile(r"(`|^    )(hunch\s+(bench|plan|train)|pytest|make)\s", re.MULTILINE)
+NEAR = 14  # lines before a table's head or after its end, none of them beyond a heading
+
+
+def tables_of_figures():
+    """Tables most of whose cells, the first of a line aside, begin with a number."""
+    for page in PAGES:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        place = 0
+        while place < len(lines):
+            end = place
+            while end < len(lines) and lines[end].startswith("|"):
+                end += 1
+            rows = [line.strip("|").split("|")[1:] for line in lines[place + 2 : end]]
+            cells = [cell.strip() for row in rows for cell in row if cell.strip()]
+            if sum(bool(NUMBER.match(cell)) for cell in cells) > len(cells) / 2:
+                name = f"{page.stem}: {lines[place][:60]}"
+                yield pytest.param(near_text(lines, place, end), id=name)
+            place = max(end, place + 1)
+
+
+def near_text(lines, start, end):
+    before = lines[max(0, start - NEAR) : start]
+    after = lines[end : end + NEAR]
+    headings = [place for place, line in enumerate(before) if line.startswith("#")]
+    before = before[headings[-1] :] if headings else before
+    heading = next((place for place, line in enumerate(after) if line.startswith("#")), len(after))
+    return "\n".join((*before, *after[:heading]))
+
+
+@pytest.mark.parametrize("near", list(tables_of_figures()))
+def test_a_table_of_figures_names_its_command(near):
+    assert MEASURES.search(near), "no command of the project stands near that prints this table"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

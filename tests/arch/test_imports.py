@@ -50,7 +50,8 @@ TABLE: dict[str, set[str]] = {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
         "hub",
     },
-    "bench": {"torch", "hunch", "errors", "types"},
+    "step.collector": set(),
+    "bench": {"torch", "hunch", "errors", "types", "step.collector"},
     # What measures a part alone, or makes a target of another cost, reaches inside.
     "bench.device": {"torch", "hunch", "errors", "types", "hub", "models", "kernels", "step"},
     # What measures one part alone reaches inside all of them.
@@ -92,7 +93,7 @@ def room_of(module: str) -> str:
     if len(parts) == 1:
         return "hunch"
     name = ".".join(parts[1:])
-    for room in ("parallel.group", "bench.device", "bench.parts", "cli.doctor"):
+    for room in ("parallel.group", "step.collector", "bench.device", "bench.parts", "cli.doctor"):
         if name == room or name.startswith(room + "."):
             return room
     return parts[1]

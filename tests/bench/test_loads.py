@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -19,7 +20,7 @@ from hunch.bench.offline import EngineSubject
 from hunch.bench.remote import UrlSubject
 from hunch.bench.served import cost
 from hunch.bench.workloads import Prompt
-from hunch.errors import ConfigError, RequestError
+from hunch.errors import ConfigError, EngineError, RequestError
 from server.live_server import LiveServer, free_port
 from tiny_models import write_llama
 
@@ -148,7 +149,8 @@ def test_the_peers_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(peers, "find_spec", lambda name: name if name in there else None)
 
     def names(**more: Any) -> list[str]:
-        return [peer.name for peer in peers.peers(Path("a.gguf"), threads=2, **more)]
+        found = peers.peers(Path("a.gguf"), threads=2, **more)
+        return [line.partition("=")[0] for peer in found for line in peer.addresses("http://x")]
 
     assert "ik_llama.cpp off" not in names()
     assert "transformers assisted" not in names()
@@ -161,3 +163,34 @@ def test_the_peers_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> 
     there.clear()
     with pytest.raises(ConfigError, match="pip install xllamacpp"):
         names()
+
+
+ANSWERS = """
+import http.server, sys, time
+time.sleep(float(sys.argv[2]))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == sys.argv[3] + "/v1/models" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_peers_start_together_and_one_that_fails_is_left_out() -> None:
+    def peer(name: str, code: str, path: str = "", kinds: tuple[str, ...] = ()) -> peers.Peer:
+        command = (sys.executable, "-c", code, "{port}", "0.3", path)
+        return peers.Peer(name, command, kinds)
+
+    broken = peer("broken", "raise SystemExit('no such file')")
+    two = peer("two", ANSWERS, "/a", kinds=("a", "b"))
+    said: list[str] = []
+    with peers.running([broken, peer("one", ANSWERS), two], said.append) as urls:
+        assert [line.partition("=")[0] for line in urls] == ["one", "two a", "two b"]
+        assert urls[2].endswith("/b")
+    assert "broken ended by itself with code 1" in said[0]
+    assert "no such file" in said[0]
+    assert said[1].startswith("[2 of 3] one answers")
+    with pytest.raises(EngineError, match="no such file"), peers.running([broken]):
+        pass
+    with pytest.raises(EngineError, match="broken"), peers.running([broken], said.append):
+        pass

@@ -76,7 +76,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=4096)
     args = parser.parse_args(words)
-    return serve(Model(args.model, args.threads, args.context), args.port)
+    return serve({"": Model(args.model, args.threads, args.context)}, args.port)
 
 
 if __name__ == "__main__":

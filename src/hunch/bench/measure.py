@@ -14,6 +14,7 @@ from hunch.bench.workloads import Prompt, cycle
 from hunch.errors import RequestError
 
 OnAnswer = Callable[[str, str, Any], None]  # method, prompt id, the engine's output
+OnTurn = Callable[[str, dict[str, Any], int, bool], None]  # method, point, round, was it there
 
 
 class Subject(Protocol):
@@ -35,6 +36,11 @@ class Cell:
     point: dict[str, Any]
     load: Load
     jobs: Sequence[Job]
+
+    def turns(self) -> list[list[Job]]:
+        """What a method does in one turn: all the requests, or one where they come one by one."""
+        is_one_by_one = self.load.concurrency == 1
+        return [[job] for job in self.jobs] if is_one_by_one else [list(self.jobs)]
 
 
 def make_jobs(
@@ -91,13 +97,13 @@ def measure(
     num_rounds: int,
     report: Report,
     *,
-    on_done: Callable[[Run, bool], None] | None = None,
+    on_turn: OnTurn | None = None,
     on_answer: OnAnswer | None = None,
     save: Path | None = None,
 ) -> None:
     """Fill the report. Rounds it already holds are not measured again.
 
-    `on_done` hears of every turn, and whether it was there before.
+    `on_turn` hears of every turn, also of those that were there before.
     """
     warmed: set[str] = set()
     most = max((cell.jobs for cell in cells), key=len, default=())
@@ -115,24 +121,32 @@ def measure(
                     warmed.add(subject.name)
             first = number % len(todo) if todo else 0  # nobody always goes first
             listen = on_answer if number == 0 else None
-            rounds = _turns([subject for subject, _ in todo], first, cell, listen)
+
+            def hear(name: str, is_old: bool, cell: Cell = cell, number: int = number) -> None:
+                if on_turn is not None:
+                    on_turn(name, cell.point, number + 1, is_old)
+
+            rounds = _turns([subject for subject, _ in todo], first, cell, hear, listen)
             for _, run in todo:
                 run.rounds.append(rounds[run.method])
             if save is not None and todo:
                 report.save(save)
             for run in runs:
-                if on_done is not None:
-                    on_done(run, all(run is not other for _, other in todo))
+                if run.method not in rounds:
+                    for _ in cell.turns():
+                        hear(run.method, True)
 
 
 def _turns(
-    subjects: Sequence[Subject], first: int, cell: Cell, on_answer: OnAnswer | None
+    subjects: Sequence[Subject],
+    first: int,
+    cell: Cell,
+    on_turn: Callable[[str, bool], None],
+    on_answer: OnAnswer | None,
 ) -> dict[str, Round]:
     """One round. Where requests come one by one, so do the turns."""
-    is_one_by_one = cell.load.concurrency == 1
-    pieces = [[job] for job in cell.jobs] if is_one_by_one else [list(cell.jobs)]
     rounds = {subject.name: Round() for subject in subjects}
-    for piece in pieces:
+    for piece in cell.turns():
         for subject in [*subjects[first:], *subjects[:first]]:
             name = subject.name
 
@@ -141,6 +155,7 @@ def _turns(
                     on_answer(name, prompt_id, output)
 
             rounds[name].add(subject.drive(piece, cell.load, listen))
+            on_turn(name, False)
     return rounds
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -14,6 +12,7 @@ from hunch import LLM, RequestOutput
 from hunch.bench.energy import EnergyMeter
 from hunch.bench.loads import Job, Load
 from hunch.bench.records import Answer, Round, difference
+from hunch.step.collector import without_collector
 
 WARM_TOKENS = 8
 OnAnswer = Callable[[str, RequestOutput], None]
@@ -58,7 +57,7 @@ class EngineSubject:
         before = self.llm.stats()
         if self.meter is not None:
             self.meter.start()
-        with _without_collector():
+        with without_collector():  # it would stop steps for a tenth of a second now and then
             found = _Turn(self.llm, jobs, load, on_answer).run()
         if self.meter is not None:
             found.joules = self.meter.stop()
@@ -134,15 +133,3 @@ class _Turn:
         )
         if self.on_answer is not None:
             self.on_answer(job.id, output)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Looking for cycles would stop steps for a tenth of a second now and then."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

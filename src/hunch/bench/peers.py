@@ -13,19 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from hunch.bench.transformers_server import KINDS as TRANSFORMERS_KINDS
 from hunch.errors import ConfigError, EngineError
 
-SECONDS = 300.0  # a server may take to start
+SECONDS = 300.0  # that a server may take to start, once those before it answer
 LLAMA_KINDS = ("off", "ngram-simple", "ngram-mod")
 HUNCH_KINDS = ("off", "suffix", "auto")
-TRANSFORMERS_KINDS = ("off", "lookup", "assisted")
 KNOWN = ("hunch", "llama.cpp", "ik_llama.cpp", "transformers")
 
 
@@ -35,6 +35,13 @@ class Peer:
 
     name: str
     command: tuple[str, ...]
+    kinds: tuple[str, ...] = ()  # of one process: "NAME KIND" answers at URL/KIND
+
+    def addresses(self, url: str) -> list[str]:
+        """NAME=URL of all that the process answers for."""
+        if not self.kinds:
+            return [f"{self.name}={url}"]
+        return [f"{self.name} {kind}={url}/{kind}" for kind in self.kinds]
 
 
 def peers(
@@ -73,21 +80,17 @@ def peers(
         words = f"hunch.bench.ik_server --port {{port}} --threads {threads}"
         found.append(_python("ik_llama.cpp off", words, path))
     if "transformers" not in skip:
-        for kind in TRANSFORMERS_KINDS:
-            words = f"hunch.bench.transformers_server --port {{port}} --kind {kind}"
-            more = f"{words} --threads {threads}"
-            if kind == "assisted":
-                if draft is None:
-                    continue
-                found.append(_python(f"transformers {kind}", f"{more} --draft", draft, path))
-                continue
-            found.append(_python(f"transformers {kind}", more, path))
+        kinds = TRANSFORMERS_KINDS if draft is not None else TRANSFORMERS_KINDS[:-1]
+        words = "hunch.bench.transformers_server --port {port} "
+        more = f"{words} --kinds {','.join(kinds)} --threads {threads}"
+        assistant = () if draft is None else ("--draft", draft)
+        found.append(_python("transformers", more, path, *assistant, kinds=kinds))
     return found + [_binary(text, path, threads, parallel) for text in binaries]
 
 
-def _python(name: str, words: str, *paths: Path) -> Peer:
+def _python(name: str, words: str, *paths: Path | str, kinds: tuple[str, ...] = ()) -> Peer:
     """A module of ours as a server; paths may hold spaces."""
-    return Peer(name, (sys.executable, "-m", *words.split(), *map(str, paths)))
+    return Peer(name, (sys.executable, "-m", *words.split(), *map(str, paths)), kinds)
 
 
 def _binary(text: str, path: Path, threads: int, parallel: int) -> Peer:
@@ -101,16 +104,74 @@ def _binary(text: str, path: Path, threads: int, parallel: int) -> Peer:
 
 
 @contextmanager
-def running(found: Sequence[Peer]) -> Iterator[list[str]]:
-    """Starts all of them, one after the other; yields NAME=URL of each. They end with the block."""
+def running(found: Sequence[Peer], say: Callable[[str], None] | None = None) -> Iterator[list[str]]:
+    """Starts all of them together; yields NAME=URL of each. They end with the block.
+
+    One that does not start is an error. With `say`, which hears of each, it is left out instead.
+    """
     with ExitStack() as stack:
-        started = [(peer, stack.enter_context(serving(peer))) for peer in found]
-        yield [f"{peer.name}={url}" for peer, (url, _) in started]
+        started = [stack.enter_context(starting(peer)) for peer in found]
+        began, urls, problem = time.monotonic(), [], None
+        for number, server in enumerate(started, 1):
+            try:
+                url = server.wait()
+            except EngineError as error:
+                if say is None:
+                    raise
+                problem = error
+                say(f"left out: {error}")
+                continue
+            urls += server.peer.addresses(url)
+            if say is not None:
+                seconds = time.monotonic() - began
+                say(
+                    f"[{number} of {len(started)}] {server.peer.name} answers after {seconds:.0f} s"
+                )
+        if problem is not None and not urls:
+            raise problem
+        yield urls
 
 
 @contextmanager
 def serving(peer: Peer) -> Iterator[tuple[str, int]]:
     """Starts one; yields its address and its process."""
+    with starting(peer) as server:
+        yield server.wait(), server.process.pid
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A peer that was started and may not answer yet."""
+
+    peer: Peer
+    process: subprocess.Popen[bytes]
+    port: int
+    log: IO[bytes]  # what it says
+
+    def wait(self) -> str:
+        """Its address, as soon as it answers there."""
+        from urllib.error import HTTPError, URLError
+        from urllib.request import urlopen
+
+        url, end = f"http://127.0.0.1:{self.port}", time.monotonic() + SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                first = "".join(f"/{kind}" for kind in self.peer.kinds[:1])
+                with urlopen(f"{url}{first}/v1/models", timeout=5):
+                    return url
+            except (HTTPError, URLError, OSError):  # not listening yet, or still loading
+                time.sleep(0.3)
+        how = f"did not answer within {SECONDS:.0f} s"
+        if self.process.poll() is not None:
+            how = f"ended by itself with code {self.process.returncode}"
+        self.log.seek(0)
+        said = self.log.read().decode("utf-8", "replace").strip()[-600:]
+        raise EngineError(f"{self.peer.name} {how}" + (f". It said:\n{said}" if said else ""))
+
+
+@contextmanager
+def starting(peer: Peer) -> Iterator[Server]:
+    """Starts one and does not wait for it; it ends with the block."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = int(sock.getsockname()[1])
@@ -123,28 +184,13 @@ def serving(peer: Peer) -> Iterator[tuple[str, int]]:
         except OSError as error:
             raise ConfigError(f"{peer.name} cannot be started: {error}") from None
         try:
-            _wait(peer, process, port, log)
-            yield f"http://127.0.0.1:{port}", process.pid
+            yield Server(peer, process, port, log)
         finally:
+            assert process.stdin is not None
+            process.stdin.close()
             process.terminate()
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _wait(peer: Peer, process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
-    from urllib.error import HTTPError, URLError
-    from urllib.request import urlopen
-
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            with urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5):
-                return
-        except (HTTPError, URLError, OSError):  # not listening yet, or still loading
-            time.sleep(0.3)
-    log.seek(0)
-    said = log.read().decode("utf-8", "replace").strip()[-600:]
-    raise EngineError(f"{peer.name} did not start. It said:\n{said}")

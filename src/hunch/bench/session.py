@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
@@ -16,14 +17,15 @@ from hunch import LLM
 from hunch.bench import environment
 from hunch.bench.energy import EnergyMeter
 from hunch.bench.loads import Load
-from hunch.bench.measure import Cell, OnAnswer, Subject, make_jobs, measure, open_report
+from hunch.bench.measure import Cell, OnAnswer, OnTurn, Subject, make_jobs, measure, open_report
 from hunch.bench.offline import EngineSubject
 from hunch.bench.readers import read_workloads
-from hunch.bench.records import Report, Run
+from hunch.bench.records import Report
 from hunch.bench.remote import UrlSubject
 from hunch.bench.workloads import Prompt, length_of, long_context
 from hunch.errors import ConfigError, RequestError
 
+FEW_TURNS, LINE_SECONDS = 200, 5.0  # of progress in a pipe
 GPU_KV = 8 * 2**30  # bytes each engine gets on a GPU, where several share it
 
 
@@ -167,12 +169,18 @@ class Session:
             self.say(f"{gone} of {len(prompts)} prompts left out: longer than {room} tokens")
         return kept
 
+    @property
+    def num_turns(self) -> int:
+        return (
+            self.asked.rounds * len(self.subjects) * sum(len(cell.turns()) for cell in self.cells)
+        )
+
     def run(
         self,
         kind: str,
         *,
         save: Path | None = None,
-        on_done: Callable[[Run, bool], None] | None = None,
+        on_turn: OnTurn | None = None,
         on_answer: OnAnswer | None = None,
     ) -> Report:
         """Measure everything that is not in the file `save` already."""
@@ -181,7 +189,7 @@ class Session:
         report.environment = environment.describe(**self._about())
         measure(
             self.subjects, self.cells, self.asked.rounds, report,
-            on_done=on_done, on_answer=on_answer, save=save,
+            on_turn=on_turn, on_answer=on_answer, save=save,
         )  # fmt: skip
         report.environment["busy_share"] = watch.share()
         if save is not None:
@@ -247,19 +255,12 @@ def _weights(asked: Asked) -> Any:
 
 @contextmanager
 def progress(total: int, is_quiet: bool) -> Iterator[Callable[[str, bool], None]]:
-    """A bar with the time left for a person, a line per turn in a pipe, nothing if quiet."""
+    """A bar with the time left for a person, a line now and then in a pipe, nothing if quiet."""
     if is_quiet:
         yield lambda label, is_old: None
         return
     if not sys.stderr.isatty():
-        console, done = Console(stderr=True, highlight=False, width=200), [0]
-
-        def line(label: str, is_old: bool) -> None:
-            done[0] += 1
-            if not is_old:
-                console.print(f"[{done[0]} of {total}] {label}", markup=False)
-
-        yield line
+        yield _lines(total)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
@@ -274,3 +275,18 @@ def progress(total: int, is_quiet: bool) -> Iterator[Callable[[str, bool], None]
             bar.update(task, advance=1, description=label[:60])
 
         yield advance
+
+
+def _lines(total: int) -> Callable[[str, bool], None]:
+    """A line for every turn where there are few, else one in so many seconds."""
+    console, done, last = Console(stderr=True, highlight=False, width=200), 0, -LINE_SECONDS
+
+    def line(label: str, is_old: bool) -> None:
+        nonlocal done, last
+        done += 1
+        now = monotonic()
+        if not is_old and (total <= FEW_TURNS or done == total or now - last > LINE_SECONDS):
+            last = now
+            console.print(f"[{done} of {total}] {label}", markup=False)
+
+    return line

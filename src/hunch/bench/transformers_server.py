@@ -1,6 +1,9 @@
 """transformers' generate behind as much of OpenAI's API as the bench needs; for measurements only.
 
-python -m hunch.bench.transformers_server MODEL.gguf --port 8001 --kind lookup
+python -m hunch.bench.transformers_server MODEL.gguf --port 8001 --kinds off,lookup
+
+One copy of the weights answers for every kind: plain decoding at http://127.0.0.1:8001/off, prompt
+lookup at /lookup, assisted generation (with --draft) at /assisted.
 """
 
 from __future__ import annotations
@@ -8,11 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, Protocol
 
+KINDS = ("off", "lookup", "assisted")
 LOOKUP = 5  # tokens guessed by prompt lookup
 MAX_BODY = 2**22
 
@@ -41,23 +45,9 @@ class Model:
 
     name = "transformers"
 
-    def __init__(self, path: Path, kind: str, draft: Path | None) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        place: dict[str, Any] = {"pretrained_model_name_or_path": path}
-        if path.suffix == ".gguf":
-            place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-        self.tokenizer = AutoTokenizer.from_pretrained(**place)
-        self.model = AutoModelForCausalLM.from_pretrained(**place, dtype="float32").eval()
-        self.more: dict[str, Any] = {}
-        if kind == "lookup":
-            self.more["prompt_lookup_num_tokens"] = LOOKUP
-        elif kind == "assisted":
-            assistant = AutoModelForCausalLM.from_pretrained(draft, dtype="float32").eval()
-            # A draft cut from its target has no embedding of its own: it shares the target's.
-            assistant.set_input_embeddings(self.model.get_input_embeddings())
-            assistant.set_output_embeddings(self.model.get_output_embeddings())
-            self.more["assistant_model"] = assistant
+    def __init__(self, model: Any, tokenizer: Any, more: dict[str, Any]) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.more = more  # arguments of generate that make it speculate
 
     def stream(self, body: dict[str, Any], write: Callable[[str], None]) -> dict[str, int]:
         """Calls `write` with each piece of text; returns the usage."""
@@ -88,18 +78,41 @@ class Model:
         return {"prompt_tokens": ids.shape[1], "completion_tokens": out.shape[1] - ids.shape[1]}
 
 
-def handler(model: Streams) -> type[BaseHTTPRequestHandler]:
+def load(path: Path, kinds: Sequence[str], draft: Path | None) -> dict[str, Streams]:
+    """The kinds asked for, by name, over one copy of the weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place: dict[str, Any] = {"pretrained_model_name_or_path": path}
+    if path.suffix == ".gguf":
+        place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    tokenizer = AutoTokenizer.from_pretrained(**place)
+    model = AutoModelForCausalLM.from_pretrained(**place, dtype="float32").eval()
+    more: dict[str, dict[str, Any]] = {"off": {}, "lookup": {"prompt_lookup_num_tokens": LOOKUP}}
+    if "assisted" in kinds:
+        assistant = AutoModelForCausalLM.from_pretrained(draft, dtype="float32").eval()
+        # A draft cut from its target has no embedding of its own: it shares the target's.
+        assistant.set_input_embeddings(model.get_input_embeddings())
+        assistant.set_output_embeddings(model.get_output_embeddings())
+        more["assisted"] = {"assistant_model": assistant}
+    return {kind: Model(model, tokenizer, more[kind]) for kind in kinds}
+
+
+def handler(models: Mapping[str, Streams]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
         def do_GET(self) -> None:
-            data = json.dumps({"object": "list", "data": [{"id": model.name}]}).encode()
-            self._head("application/json")
-            self.wfile.write(data)
+            model = self._model()
+            if model is not None:
+                data = json.dumps({"object": "list", "data": [{"id": model.name}]}).encode()
+                self._head("application/json")
+                self.wfile.write(data)
 
         def do_POST(self) -> None:
-            size = int(self.headers.get("Content-Length") or 0)
+            model, size = self._model(), int(self.headers.get("Content-Length") or 0)
+            if model is None:
+                return
             if size > MAX_BODY:
                 self.send_error(413)
                 return
@@ -108,6 +121,13 @@ def handler(model: Streams) -> type[BaseHTTPRequestHandler]:
             usage = model.stream(body, lambda piece: self._event({"choices": [{"text": piece}]}))
             self._event({"choices": [], "usage": usage})
             self.wfile.write(b"data: [DONE]\n\n")
+
+        def _model(self) -> Streams | None:
+            """The one that this path asks for: /KIND/v1/..., or /v1/... where there is but one."""
+            found = models.get(self.path.split("/v1/")[0].strip("/"))
+            if found is None:
+                self.send_error(404)
+            return found
 
         def _head(self, kind: str) -> None:
             self.send_response(200)
@@ -122,9 +142,9 @@ def handler(model: Streams) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def serve(model: Streams, port: int) -> int:
+def serve(models: Mapping[str, Streams], port: int) -> int:
     """Until the process is ended."""
-    HTTPServer(("127.0.0.1", port), handler(model)).serve_forever()
+    HTTPServer(("127.0.0.1", port), handler(models)).serve_forever()
     return 0
 
 
@@ -135,11 +155,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("model", type=Path, help="a .gguf file or a model's directory")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--kind", choices=["off", "lookup", "assisted"], default="off")
+    parser.add_argument("--kinds", default="off", help=f"commas between: {', '.join(KINDS)}")
     parser.add_argument("--draft", type=Path, help="the assistant model's directory")
     args = parser.parse_args(words)
+    kinds = args.kinds.split(",")
+    if set(kinds) - set(KINDS) or (args.draft is None and "assisted" in kinds):
+        parser.error(f"--kinds {args.kinds}: some of {', '.join(KINDS)}; assisted needs --draft")
     torch.set_num_threads(args.threads)
-    return serve(Model(args.model, args.kind, args.draft), args.port)
+    return serve(load(args.model, kinds, args.draft), args.port)
 
 
 if __name__ == "__main__":

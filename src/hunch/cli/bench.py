@@ -63,61 +63,31 @@ def bench(
     """
     if context.invoked_subcommand is not None:
         return
-    from hunch.bench.session import Asked, expand
-
-    names = (speculate or ("" if url else "ngram,suffix,auto")).split(",")
-    methods = [name.strip() for name in names if name.strip()]
-    asked = Asked(
-        model=model,
-        methods=expand(methods) if not url or methods else (),
-        workload=str(prompts) if prompts is not None else workload,
-        limit=limit,
-        urls=tuple(url or ()),
-        served_model=served_model,
-        temperatures=(temperature,),
-        concurrency=(concurrency,),
-        rates=() if rate is None else (rate,),
-        burstiness=burstiness,
-        seconds=seconds,
-        num_warmup=warmup,
-        max_tokens=max_tokens,
-        top_p=top_p,
-        seed=seed,
-        ignore_eos=ignore_eos,
-        rounds=repeats,
+    asked = m.asked_for(
+        model=model, speculate=speculate, workload=workload, prompts=prompts, limit=limit, url=url,
+        served_model=served_model, temperatures=(temperature,), concurrency=(concurrency,),
+        rates=() if rate is None else (rate,), burstiness=burstiness, seconds=seconds,
+        num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed, ignore_eos=ignore_eos,
+        rounds=repeats, enlarge=enlarge,
         engine=m.engine(threads, dtype, device, max_model_len, max_num_seqs, kv_gib),
-        enlarge=enlarge,
-    )
+    )  # fmt: skip
     outputs = m.Outputs(html, csv, markdown, as_json, goodput)
-    report = m.measure("bench", asked, outputs, show=show)
-    outputs.finish(report)
+    outputs.finish(m.measure("bench", asked, outputs, show=show))
 
 
 @app.command()
 def sweep(
     model: o.Model = o.DEFAULT_MODEL,
     speculate: m.Methods = None,
-    draft_lengths: Annotated[
-        str | None, typer.Option(help="Fixed draft lengths of each method: 3,7.")
-    ] = None,
-    trees: Annotated[
-        str | None, typer.Option(help="Tree shapes of each method: chain,dynamic.")
-    ] = None,
-    temperatures: Annotated[str, typer.Option(help="0 is greedy: 0,0.7,1,1.5.")] = "0",
-    concurrency: Annotated[
-        str | None, typer.Option(help="Requests at once: 1,2,4,8 (the default).")
-    ] = None,
-    rates: Annotated[
-        str | None, typer.Option(help="Requests per second, in place of --concurrency: 1,4,16.")
-    ] = None,
-    contexts: Annotated[
-        str | None, typer.Option(help="Context lengths, in place of a workload: 2k,8k.")
-    ] = None,
+    draft_lengths: m.DraftLengths = None,
+    trees: m.Trees = None,
+    temperatures: m.Temperatures = "0",
+    concurrency: m.Concurrencies = None,
+    rates: m.Rates = None,
+    contexts: m.Contexts = None,
     burstiness: m.Burstiness = 1.0,
     seconds: m.Seconds = 10.0,
-    min_requests: Annotated[
-        int, typer.Option(help="Fewest requests of a round of an open load.", min=1)
-    ] = 8,
+    min_requests: m.MinRequests = 8,
     warmup: m.Warmup = 0,
     workload: m.Workload = "mixed",
     prompts: o.Prompts = None,
@@ -130,9 +100,7 @@ def sweep(
     ignore_eos: m.IgnoreEos = False,
     repeats: m.Repeats = 1,
     goodput: m.Goodput = None,
-    out: Annotated[Path, typer.Option(help="The report; a stopped sweep goes on from it.")] = Path(
-        "sweep.json"
-    ),
+    out: m.Saved = Path("sweep.json"),
     enlarge: m.Enlarge = None,
     max_model_len: m.MaxLen = None,
     max_num_seqs: m.Rows = None,
@@ -150,40 +118,20 @@ def sweep(
     It says from which load on a method costs time, and whether `auto` ever does. Run the same
     command again to go on after a stop.
     """
-    from hunch.bench.session import Asked, expand
-
     if rates and concurrency:
         raise ConfigError("give --rates or --concurrency, not both")
-    names = (speculate or ("" if url else "ngram,suffix,auto")).split(",")
-    methods = [name.strip() for name in names if name.strip()]
-    asked = Asked(
-        model=model,
-        methods=expand(methods, m.numbers("draft-lengths", draft_lengths, int), m.words(trees))
-        if not url or methods
-        else (),
-        workload=str(prompts) if prompts is not None else workload,
-        limit=limit,
-        urls=tuple(url or ()),
-        served_model=served_model,
-        temperatures=m.numbers("temperatures", temperatures, float),
-        contexts=m.words(contexts),
-        concurrency=m.numbers("concurrency", concurrency or "1,2,4,8", int),
-        rates=m.numbers("rates", rates, float),
-        burstiness=burstiness,
-        seconds=seconds,
-        min_requests=min_requests,
-        num_warmup=warmup,
-        max_tokens=max_tokens,
-        top_p=top_p,
-        seed=seed,
-        ignore_eos=ignore_eos,
-        rounds=repeats,
+    asked = m.asked_for(
+        model=model, speculate=speculate, trees=m.words(trees), workload=workload, prompts=prompts,
+        lengths=m.numbers("draft-lengths", draft_lengths, int), limit=limit, url=url,
+        served_model=served_model, temperatures=m.numbers("temperatures", temperatures, float),
+        contexts=m.words(contexts), rates=m.numbers("rates", rates, float), burstiness=burstiness,
+        concurrency=m.numbers("concurrency", concurrency or "1,2,4,8", int), seconds=seconds,
+        min_requests=min_requests, num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed,
+        ignore_eos=ignore_eos, rounds=repeats, enlarge=enlarge,
         engine=m.engine(threads, dtype, device, max_model_len, max_num_seqs, kv_gib),
-        enlarge=enlarge,
-    )
+    )  # fmt: skip
     outputs = m.Outputs(html, csv, markdown, as_json, goodput)
-    report = m.measure("sweep", asked, outputs, save=out)
-    outputs.finish(report)
+    outputs.finish(m.measure("sweep", asked, outputs, save=out))
 
 
 @app.command()

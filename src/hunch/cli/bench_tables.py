@@ -130,8 +130,8 @@ def peers(
         files.path, threads=threads, parallel=concurrency, skip=m.words(skip),
         binaries=server or (), draft=shipped("draft", files.name, files.path),
     )  # fmt: skip
-    typer.echo(f"starting {', '.join(peer.name for peer in found)}", err=True)
-    with running(found) as urls:
+    typer.echo(f"starting {len(found)} servers, each with the model of its own", err=True)
+    with running(found, lambda line: typer.echo(line, err=True)) as urls:
         asked = Asked(
             model=str(model),
             methods=(),

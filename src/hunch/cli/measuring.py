@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,6 +68,21 @@ Burstiness = Annotated[
 ]
 Seconds = Annotated[float, typer.Option(help="Of arrivals in a round of an open load.", min=0.1)]
 Warmup = Annotated[int, typer.Option(help="First requests of a round that do not count.", min=0)]
+# What a sweep varies.
+DraftLengths = Annotated[str | None, typer.Option(help="Fixed draft lengths of each method: 3,7.")]
+Trees = Annotated[str | None, typer.Option(help="Tree shapes of each method: chain,dynamic.")]
+Temperatures = Annotated[str, typer.Option(help="0 is greedy: 0,0.7,1,1.5.")]
+Concurrencies = Annotated[str | None, typer.Option(help="Requests at once: 1,2,4,8 (the default).")]
+Rates = Annotated[
+    str | None, typer.Option(help="Requests per second, in place of --concurrency: 1,4,16.")
+]
+Contexts = Annotated[
+    str | None, typer.Option(help="Context lengths, in place of a workload: 2k,8k.")
+]
+MinRequests = Annotated[
+    int, typer.Option(help="Fewest requests of a round of an open load.", min=1)
+]
+Saved = Annotated[Path, typer.Option(help="The report; a stopped sweep goes on from it.")]
 
 
 class Outputs:
@@ -119,13 +135,34 @@ class Outputs:
             raise typer.Exit(1)
 
 
+def asked_for(
+    *,
+    speculate: str | None,
+    lengths: Sequence[int] = (),
+    trees: Sequence[str] = (),
+    workload: str,
+    prompts: Path | None,
+    url: Sequence[str] | None,
+    **same: Any,
+) -> Asked:
+    """What options ask for; `same` are those that the fields of Asked have as they are."""
+    from hunch.bench.session import Asked, expand
+
+    methods = words(speculate or ("" if url else "ngram,suffix,auto"))
+    return Asked(
+        methods=expand(methods, lengths, trees) if methods else (),
+        workload=str(prompts) if prompts is not None else workload,
+        urls=tuple(url or ()),
+        **same,
+    )
+
+
 def measure(
     kind: str, asked: Asked, outputs: Outputs, *, show: bool = False, save: Path | None = None
 ) -> Report:
     from rich.console import Console
 
     from hunch.bench.analysis import describe_point
-    from hunch.bench.records import Run
     from hunch.bench.session import Session, progress
 
     console = Console()
@@ -145,16 +182,15 @@ def measure(
         if show and len(answers[prompt_id]) == len(names):
             _show(console, prompt_id, {name: answers[prompt_id][name] for name in names})
 
-    total = asked.rounds * len(session.cells) * len(names)
     try:
-        with progress(total, outputs.as_json) as advance:
+        with progress(session.num_turns, outputs.as_json) as advance:
 
-            def on_done(run: Run, is_old: bool) -> None:
-                where = describe_point(run.point, list(run.point))
-                advance(f"{run.method}, {where}, round {len(run.rounds)}", is_old)
+            def on_turn(method: str, point: dict[str, Any], number: int, is_old: bool) -> None:
+                where = describe_point(point, list(point))
+                advance(f"{method}, {where}, round {number}", is_old)
 
             return session.run(
-                kind, save=save, on_done=on_done, on_answer=on_answer if show else None
+                kind, save=save, on_turn=on_turn, on_answer=on_answer if show else None
             )
     except KeyboardInterrupt:
         if save is not None:

@@ -59,42 +59,62 @@ def plan(
     if list_gpus:
         _list(as_json)
         return
-    from hunch.bench.plan import ACCEPTANCE, Planner, Workload, calibrate, table
-    from hunch.bench.records import load_report
-    from hunch.bench.roofline import Size
-
     if link is not None:
         _show_exchange(link, gpu or "H100", tp, as_json)
         return
     machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype)
+    planner = _planner(
+        machine, target, draft, dtype, acceptance, (prompt, answer, rps), layers, kv_bytes,
+        from_report,
+    )  # fmt: skip
+    found = _figures(planner, target, draft, price)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _show(found, rps, price)
+
+
+def _planner(
+    machine: Machine,
+    target: str,
+    draft: str | None,
+    dtype: str,
+    acceptance: float | None,
+    work: tuple[int, int, float | None],
+    layers: int | None,
+    kv_bytes: float | None,
+    from_report: Path | None,
+) -> Planner:
+    from hunch.bench.plan import ACCEPTANCE, Planner, Workload, calibrate
+    from hunch.bench.records import load_report
+    from hunch.bench.roofline import Size
+
     size = Size.parse(target, dtype)
     size = replace(size, num_layers=layers or size.num_layers, kv_bytes=kv_bytes or size.kv_bytes)
     measured = None
     if from_report is not None:
         machine, measured = calibrate(load_report(from_report), machine, size)
     chance = acceptance if acceptance is not None else (measured or ACCEPTANCE)
-    planner = Planner(
-        machine,
-        size,
-        None if draft is None else Size.parse(draft, dtype),
-        chance,
-        Workload(prompt, answer, rps),
-    )
-    found = {
-        "machine": machine.name,
+    drafter = None if draft is None else Size.parse(draft, dtype)
+    return Planner(machine, size, drafter, chance, Workload(*work))
+
+
+def _figures(
+    planner: Planner, target: str, draft: str | None, price: float | None
+) -> dict[str, Any]:
+    from hunch.bench.plan import table
+
+    return {
+        "machine": planner.machine.name,
         "target": target,
         "draft": draft,
-        "acceptance": chance,
-        "scale": machine.scale,
+        "acceptance": planner.acceptance,
+        "scale": planner.machine.scale,
         "most_requests_at_once": planner.most_rows,
         "by_load": table(planner),
         "costs_from": {length: planner.inversion(length) for length in (3, 5, 7)},
-        "at_rate": _at_rate(planner, price) if rps else None,
+        "at_rate": _at_rate(planner, price) if planner.work.rate else None,
     }
-    if as_json:
-        print(json.dumps(found))
-    else:
-        _show(found, rps, price)
 
 
 def _machine(

@@ -18,39 +18,51 @@ import torch
 
 from hunch.bench.parts.fidelity import post, start_llama
 from hunch.errors import ConfigError
+from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs
 from hunch.models.native import NativeDecoder, load_native
 from hunch.models.weights import open_weights
 
-CONTEXT, ROWS = 32, 8
-
 
 def main(words: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser("hunch bench part quantised", description=__doc__)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", help="a .gguf file, or a model's name")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--bits", type=int, default=8)
+    parser.add_argument("--rows", default="1,8", help="of a pass, commas between")
+    parser.add_argument("--context", type=int, default=32, help="tokens before each row")
+    parser.add_argument("--bits", default="8", help="of activations: 8, 14 or 8,14")
     parser.add_argument("--skip-llama", action="store_true")
     args = parser.parse_args(words)
     torch.set_num_threads(1)
-    before, size = _resident(), args.file.stat().st_size
-    model = load_native(open_weights(args.file), num_threads=1, bits=args.bits)
+    path = resolve(args.file).path
+    models = {int(bits): _load(path, int(bits)) for bits in args.bits.split(",")}
+    passes = [(bits, int(rows)) for rows in args.rows.split(",") for bits in models]
+    server = nullcontext(None) if args.skip_llama else start_llama(str(path), threads=1)
+    found: dict[str, list[float]] = {}
+    with server as llama:
+        for _ in range(args.repeats):
+            for bits, rows in passes:
+                name = f"{rows} row{'s' * (rows > 1)}" + f", {bits} bits" * (len(models) > 1)
+                seconds = _pass_seconds(models[bits], rows, args.context)
+                found.setdefault(name, []).append(seconds)
+            if llama is not None:
+                found.setdefault("llama.cpp", []).append(_llama_seconds(*llama))
+    middle = {name: statistics.median(times) for name, times in found.items()}
+    first = next(iter(middle))
+    for name, seconds in middle.items():
+        print(f"{name}: {1e3 * seconds:.1f} ms, {seconds / middle[first]:.2f} times {first}")
+
+
+def _load(path: Path, bits: int) -> NativeDecoder:
+    """The model, and a line on the memory that it takes."""
+    before, size = _resident(), path.stat().st_size
+    model = load_native(open_weights(path), num_threads=1, bits=bits)
     if model is None:
-        raise ConfigError(f"{args.file}: the CPU's kernels do not compute this model")
+        raise ConfigError(f"{path}: the CPU's kernels do not compute this model")
     grown = _resident() - before
     print(f"file {size / 1e6:.0f} MB, weights {model.weight_bytes / 1e6:.0f} MB", end="; ")
     print(f"memory grew by {grown / 1e6:.0f} MB, {grown / size:.2f} times the file")
-    server = nullcontext(None) if args.skip_llama else start_llama(str(args.file), threads=1)
-    found: dict[str, list[float]] = {"1 row": [], f"{ROWS} rows": [], "llama.cpp": []}
-    with server as llama:
-        for _ in range(args.repeats):
-            found["1 row"].append(_pass_seconds(model, 1))
-            found[f"{ROWS} rows"].append(_pass_seconds(model, ROWS))
-            if llama is not None:
-                found["llama.cpp"].append(_llama_seconds(*llama))
-    middle = {name: statistics.median(times) for name, times in found.items() if times}
-    for name, seconds in middle.items():
-        print(f"{name}: {1e3 * seconds:.1f} ms, {seconds / middle['1 row']:.2f} times 1 row")
+    return model
 
 
 def _resident() -> int:
@@ -60,19 +72,19 @@ def _resident() -> int:
     return 0
 
 
-def _pass_seconds(model: NativeDecoder, num_rows: int, count: int = 6) -> float:
+def _pass_seconds(model: NativeDecoder, num_rows: int, context: int, count: int = 6) -> float:
     """A pass over one token each of so many sequences, logits included."""
     row_T = torch.arange(num_rows)
     attn = AttnInputs(
-        pos_T=torch.full((num_rows,), CONTEXT - 1),
-        slot_T=row_T * CONTEXT + CONTEXT - 1,
+        pos_T=torch.full((num_rows,), context - 1),
+        slot_T=row_T * context + context - 1,
         seq_T=row_T,
         table_SB=row_T[:, None],
-        base_T=torch.full((num_rows,), CONTEXT),
+        base_T=torch.full((num_rows,), context),
         tree_TP=None,
-        block_size=CONTEXT,
+        block_size=context,
     )
-    kv = model.new_kv(num_rows * CONTEXT)
+    kv = model.new_kv(num_rows * context)
     started = time.thread_time()
     for _ in range(count):
         model.logits(model.forward(row_T + 100, attn, kv).last_TD)
