@@ -25,6 +25,9 @@ GATED = COMMON | {"intermediate_size": 448, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": 384, "n_embd": 256, "n_layer": 4, "n_head": 8, "n_positions": 512}
 GEMMA = GATED | {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 50}
 GEMMA |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
+GEMMA4 = GATED | {"head_dim": 64, "global_head_dim": 128, "sliding_window": 50}
+GEMMA4 |= {"layer_types": GEMMA["layer_types"], "hidden_size_per_layer_input": 32}
+GEMMA4 |= {"vocab_size_per_layer_input": 384, "pad_token_id": 0}
 CASES = {
     "llama": ("Llama", GATED),
     "llama, biases": ("Llama", GATED | {"attention_bias": True}),
@@ -56,6 +59,16 @@ CASES = {
     "gpt-bigcode": ("GPTBigCode", GPT2),
     "gemma 2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 4.0}),
     "gemma 3": ("Gemma3", GEMMA),
+    "gemma 4": (
+        "Gemma4",
+        GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "gemma 4, keys as values": (
+        "Gemma4",
+        GEMMA4
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+        | {"num_global_key_value_heads": 1},
+    ),
 }
 KINDS = {"GPT2": "GPT2LMHeadModel"}
 IDS = torch.randint(3, 384, (301,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -68,7 +81,7 @@ IDS = torch.randint(3, 384, (301,), generator=torch.Generator().manual_seed(5)).
 def test_logits_are_as_exact_as_those_of_transformers(name):
     family, settings = CASES[name]
     torch.manual_seed(11)
-    names = family + ("TextConfig" if family == "Gemma3" else "Config")
+    names = family + ("TextConfig" if family in ("Gemma3", "Gemma4") else "Config")
     config = getattr(transformers, names)(**settings)
     config._attn_implementation = "eager"  # others leave caps out
     kind = KINDS.get(family, f"{family}ForCausalLM")
