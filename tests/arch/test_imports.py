@@ -76,7 +76,7 @@ TABLE: dict[str, set[str]] = {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "train", "advice",
         "kernels", "cli", "bench.device",
     },
-    "integrations": {"compat", "config", "errors", "llm", "server", "types"},
+    "integrations": {"compat", "config", "errors", "hub", "llm", "server", "types"},
     "sglang": {"compat", "errors", "llm", "types"},
     "async_llm": {"arguments", "config", "errors", "llm", "prompts", "text", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},

@@ -1,4 +1,4 @@
-"""A server's engine and routes inside somebody else's HTTP server, which has the sockets."""
+"""A server's engine, and its routes, inside somebody else's server, which has the sockets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from hunch.server.run import (
     new_service,
 )
 from hunch.server.settings import ServeConfig
+from hunch.server.text import Text
 
 
-class Embedded:
-    """Starts the engine's process, gives the routes, and starts it again once should it die."""
+class KeptEngine:
+    """An engine in a process of its own, which is started again should it die."""
 
     def __init__(
         self,
@@ -33,17 +34,16 @@ class Embedded:
         engine_factory: str = ENGINE_FACTORY,
         text_factory: str = TEXT_FACTORY,
     ) -> None:
-        self._config, self._settings = config, hiding(config, settings)
+        self.config, self.settings = config, hiding(config, settings)
         self._text_factory = text_factory
         self.engine = new_engine(config, settings, engine_factory)
         self._watch: asyncio.Task[None] | None = None
 
-    async def start(self) -> App:
-        """Load the model; returns an ASGI application."""
-        text = await load(self._config, self.engine, self._text_factory)
-        service = new_service(self._config, self._settings, self.engine, text)
+    async def open(self) -> Text:
+        """Load the model; returns its tokenizer."""
+        text = await load(self.config, self.engine, self._text_factory)
         self._watch = asyncio.create_task(self._keep())
-        return build_app(service, lambda app: app)
+        return text
 
     def trouble(self) -> str | None:
         """Why no request can be served now."""
@@ -57,7 +57,7 @@ class Embedded:
         await self.engine.close()
 
     async def _keep(self) -> None:
-        for _ in range(self._settings.engine_restarts):
+        for _ in range(self.settings.engine_restarts):
             await self.engine.died.wait()
             logs.event(logging.ERROR, f"the engine died: {self.engine.death}; it is started again")
             try:
@@ -65,3 +65,14 @@ class Embedded:
             except EngineError as error:
                 logs.event(logging.ERROR, f"the engine did not start again: {error}")
                 return
+            logs.event(logging.WARNING, "the engine was started again", engine_pid=self.engine.pid)
+
+
+class Embedded(KeptEngine):
+    """With the routes over it."""
+
+    async def start(self) -> App:
+        """Load the model; returns an ASGI application."""
+        text = await self.open()
+        service = new_service(self.config, self.settings, self.engine, text)
+        return build_app(service, lambda app: app)
