@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hunch.grammar.compile import GrammarCompiler
-from hunch.grammar.matcher import Grammar, Job, Matcher, fill_all
+from hunch.grammar.masks import Job, fill_all
+from hunch.grammar.matcher import Grammar, Matcher
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import StructuredOutput
 from tiny_models import write_tokenizer

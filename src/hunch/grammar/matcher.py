@@ -9,24 +9,13 @@ Shape letters: M the root and the nodes of a draft, W words of a mask.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
-from llguidance.numpy import (
-    fill_next_token_bitmask_par,
-    fill_next_token_bitmask_par_with_draft_tokens,
-)
-
-# Most masks take ten microseconds, and waking threads longer: 16 of them 103 us by one thread, 114
-# by two, 186 by four, 317 by sixteen. Those of hard grammars take a hundred times as long.
-MAX_THREADS = 4
+from llguidance import LLMatcher, LLTokenizer
 
 Words = npt.NDArray[np.int32]  # bit v % 32 of word v // 32: token v is allowed
 
@@ -68,6 +57,7 @@ class Grammar:
         self.tokenizer, self.codec, self.budget = tokenizer, codec, budget
         self.eos_ids, self.vocab_size = frozenset(codec.eos_ids), codec.vocab_size
         self.end = codec.eos_ids[0]
+        self.num_words = -(-tokenizer.vocab_size // 32)  # of the grammar engine's masks
         self._start = start
 
     def matcher(self) -> Matcher:
@@ -120,6 +110,11 @@ class Matcher:
 
     def consume(self, tokens: Sequence[int]) -> int:
         """Go on by the tokens for good; how many the grammar takes."""
+        is_simple = self._reasoning[0] is None and not self._is_over
+        if is_simple and self.grammar.eos_ids.isdisjoint(tokens):  # the grammar alone decides
+            taken: int = self._at.try_consume_tokens(tokens)
+            self._tokens += tokens if taken == len(tokens) else tokens[:taken]
+            return taken
         for count, token in enumerate(tokens):
             if self._is_over or not self._step(token):
                 return count
@@ -263,88 +258,3 @@ class Matcher:
         if self._error:
             return f"the grammar became too complex: {self._error.splitlines()[0][:200]}"
         return "no token is allowed both by the grammar and by the request's other rules"
-
-
-class Job(NamedTuple):
-    """A sequence whose masks are wanted: what may follow it and every node of its draft."""
-
-    matcher: Matcher
-    tokens: list[int]
-    parents: list[int]
-    first: int  # the row of the mask that is its root's; its nodes' follow
-
-
-def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
-    """`Matcher.fill` for many sequences, by several cores at once.
-
-    The engine reads chains: a tree is read as one chain per leaf, each by a matcher of its own.
-    """
-    free = [job for job in jobs if job.matcher.is_free]
-    for job in jobs:
-        if job not in free:
-            here_MW = mask_MW[job.first : job.first + 1 + len(job.tokens)]
-            job.matcher.fill(job.tokens, job.parents, here_MW)
-    chains = [chain for job in free for chain in _chains(job)]
-    if not chains:
-        return
-    num_words = -(-free[0].matcher.grammar.tokenizer.vocab_size // 32)
-    if len(chains) == len(free) and num_words == mask_MW.shape[1]:  # no trees: all where it belongs
-        _read(chains, [chain.first for chain in chains], mask_MW)
-        for chain in chains:
-            if chain.place.is_error():  # a mask that cannot be told allows nothing
-                mask_MW[chain.first : chain.first + 1 + len(chain.nodes)] = 0
-    else:
-        _read_apart(chains, num_words, mask_MW)
-    for job in free:
-        job.matcher.recover()
-
-
-def _read_apart(chains: list[_Chain], num_words: int, mask_MW: Words) -> None:
-    """Branches share their first nodes, so each is read into rows of its own, then put in place."""
-    begins = list(accumulate((1 + len(chain.nodes) for chain in chains), initial=0))
-    found_MW = np.zeros((begins.pop(), num_words), dtype=np.int32)
-    _read(chains, begins, found_MW)
-    size = min(num_words, mask_MW.shape[1])
-    for chain, at in zip(chains, begins, strict=True):
-        if not chain.place.is_error():
-            rows = [chain.first, *(chain.first + 1 + node for node in chain.nodes)]
-            mask_MW[rows, :size] = found_MW[at : at + len(rows), :size]
-
-
-def _read(chains: list[_Chain], begins: list[int], mask_MW: Words) -> None:
-    """What may follow the root and the nodes of each chain, from its row of the mask on."""
-    pairs = list(zip(chains, begins, strict=True))
-    drafts = [(one.place, at, one.tokens) for one, at in pairs if one.tokens]
-    roots = [(one.place, at) for one, at in pairs if not one.tokens]
-    if drafts:
-        fill_next_token_bitmask_par_with_draft_tokens(_executor(), drafts, mask_MW)
-    if roots:
-        fill_next_token_bitmask_par(_executor(), roots, mask_MW)
-
-
-class _Chain(NamedTuple):
-    """One path of a draft, from the root to a leaf."""
-
-    place: LLMatcher
-    nodes: list[int]
-    tokens: list[int]
-    first: int
-
-
-def _chains(job: Job) -> list[_Chain]:
-    leaves = sorted(set(range(len(job.tokens))) - set(job.parents)) or [-1]
-    chains: list[_Chain] = []
-    for leaf in leaves:
-        nodes: list[int] = []
-        node = leaf
-        while node >= 0:
-            nodes.insert(0, node)
-            node = job.parents[node]
-        place = job.matcher.place if not chains else job.matcher.place.deep_copy()
-        chains.append(_Chain(place, nodes, [job.tokens[node] for node in nodes], job.first))
-    return chains
-
-
-@cache
-def _executor() -> LLExecutor:
-    return LLExecutor(num_threads=min(os.cpu_count() or 1, MAX_THREADS))

@@ -6,7 +6,7 @@ bytes of a mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,23 +62,33 @@ class RowGrammars:
 
     def fill(
         self,
-        drafts: Mapping[int, tuple[list[int], list[int]]],
+        rows: Sequence[int],
+        drafts: Mapping[int, tuple[list[int], list[int]]],  # tokens and parents, by row
+        counts: Sequence[int],
         num_k: int,
         mask_MW: np.ndarray,
         is_masked_M: np.ndarray,
     ) -> None:
         """The same as words of bits, for a captured step of rows with `num_k` masks each.
 
-        `drafts` has the tokens and parents of the nodes that are checked, by row, in order.
+        Of each row's draft so many nodes are checked. A mask that nobody fills in allows nothing.
         """
-        from hunch.grammar.matcher import Job, fill_all
+        from hunch.grammar.masks import Job, fill_all
 
-        jobs = []
-        for place, (row, (tokens, parents)) in enumerate(drafts.items()):
-            matcher, first = self.matchers.get(row), place * num_k
-            if matcher is not None:
-                is_masked_M[first : first + num_k] = True
-                jobs.append(Job(matcher, tokens, parents, first))
+        jobs, matchers = [], self.matchers
+        for place, row in enumerate(rows):
+            matcher, first = matchers.get(row), place * num_k
+            if matcher is None:
+                continue
+            tokens: list[int] = []
+            parents: list[int] = []
+            if num_k > 1:
+                mask_MW[first + 1 : first + num_k] = 0
+                count = min(counts[place], num_k - 1)
+                if count and row in drafts:
+                    tokens, parents = (some[:count] for some in drafts[row])
+            jobs.append(Job(matcher, tokens, parents, first))
+            is_masked_M[first : first + num_k] = True
         fill_all(jobs, mask_MW)
 
     def commit(self, row: int, tokens: list[int]) -> tuple[int, str | None]:

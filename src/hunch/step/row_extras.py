@@ -120,12 +120,9 @@ class RowExtras:
 
     def fill_masks(self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks) -> None:
         """What grammars allow after each root and node that a step checks."""
-        num_k, drafts = num_nodes + 1, {}
-        for row, count in zip(group.ids, group.allowed, strict=True):
-            tokens, parents = self._drafts.get(row, ([], []))
-            count = min(count, num_nodes)
-            drafts[row] = tokens[:count], parents[:count]
-        masks.fill(num_rows * num_k, partial(self.grammars.fill, drafts, num_k))
+        num_k, fill = num_nodes + 1, self.grammars.fill
+        write = partial(fill, group.ids, self._drafts, group.allowed, num_k)
+        masks.fill(num_rows * num_k, write)
 
     def show(
         self,
@@ -192,11 +189,12 @@ class RowExtras:
         """Grammars go on by what was committed; a row that one of them cannot follow ends."""
         whole, has_ended = iter(results), False
         found: list[RowResult | None] = [next(whole) if token < 0 else None for token in tokens]
+        matchers = self.grammars.matchers
         for place, (row, token) in enumerate(zip(group.ids, tokens, strict=True)):
+            if row not in matchers or requests[place] is None:
+                continue
             result = found[place]
             committed = [token] if result is None else result.tokens
-            if not committed or requests[place] is None:
-                continue
             num_kept, problem = self.grammars.commit(row, committed)
             if problem is not None:
                 found[place] = self._end(row, result, committed[:num_kept], problem)

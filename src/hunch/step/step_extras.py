@@ -39,12 +39,9 @@ class StepMasks:
         return self.mask_MW[:num_logits], self.is_masked_M[:num_logits]
 
     def fill(self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], None]) -> None:
-        """Let `write` fill in words and which rows of logits they hold for; send them.
-
-        The words come zeroed: a mask that nobody writes allows nothing.
-        """
+        """Let `write` fill in words and which rows of logits they hold for; send them."""
         words_MW, flags_M = self._words[:num_logits], self._flags[:num_logits]
-        words_MW[...], flags_M[...] = 0, False
+        flags_M[...] = False
         write(words_MW, flags_M)
         self.mask_MW[:num_logits].copy_(self._mask_MW[:num_logits], non_blocking=True)
         if not np.array_equal(flags_M, self._sent):

@@ -1,4 +1,5 @@
-"""What requests that ask for more cost on a GPU: rules, scores, a schema, traces, beside free ones.
+"""What requests that ask for more cost on a GPU: rules, scores, a schema, traces, predictions and
+drafters of their own, beside free ones.
 
 Sixteen requests at once, 128 new tokens each, the kinds in turn in every round; the median of the
 rounds after one that is not counted, and its share of the free requests' speed. Token ids must be
@@ -37,6 +38,7 @@ SCHEMA = {
     "required": ["items"],
     "additionalProperties": False,
 }
+PREDICTED = "predicted"
 PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
 KINDS: dict[str, dict[str, Any]] = {
     "free": {},
@@ -46,16 +48,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 5},
     "schema": {"structured_outputs": {"json": SCHEMA}},
     "trace": {"speculation": Speculation(trace=True)},
+    "predicted": {"prediction": PREDICTED},  # each request's own free answer, with a word changed
+    "named": {"speculation": Speculation(mode="ngram")},
 }
 
 
-def load(target: str, method: str, max_rows: int) -> LLM:
+def load(target: str, method: str, max_rows: int, logprobs_mode: str = "raw_logprobs") -> LLM:
     """The default model on a GPU (`small`), or enlarged to 7B's cost (`7b`)."""
     is_small = target == "small"
     return LLM(
         "smollm2-135m",
         weights=None if is_small else enlarged("smollm2-135m", target, "cuda"),
         speculate=method,
+        logprobs_mode=logprobs_mode,
         device="cuda",
         dtype="bfloat16",
         max_model_len=2048,
@@ -75,9 +80,15 @@ def measure(llm: LLM, texts: list[list[int]], num_rounds: int) -> dict[str, dict
     found: dict[str, dict[str, Any]] = {kind: {"rates": []} for kind in KINDS}
     for number in range(num_rounds + 1):
         for kind, asked in KINDS.items():
-            params = {"temperature": 0, "ignore_eos": True, "max_tokens": NUM_TOKENS, **asked}
+            params = [_params(asked, found["free"], place) for place in range(len(texts))]
+            if asked.get("speculation") and params[0].speculation.mode not in (
+                "default",
+                *llm.engine.capacity.methods,
+            ):
+                found.pop(kind, None)
+                continue
             began = time.perf_counter()
-            outs = llm.generate(texts, SamplingParams(**params))
+            outs = llm.generate(texts, params)
             seconds = time.perf_counter() - began
             answers = [out.outputs[0] for out in outs]
             ids = [answer.token_ids for answer in answers]
@@ -89,6 +100,16 @@ def measure(llm: LLM, texts: list[list[int]], num_rounds: int) -> dict[str, dict
     return found
 
 
+def _params(asked: dict[str, Any], free: dict[str, Any], place: int) -> SamplingParams:
+    if asked.get("prediction") == PREDICTED:
+        expected = list(free["ids"][place])
+        expected[NUM_TOKENS // 2] = expected[0]
+        asked = {"prediction": expected}
+    return SamplingParams(
+        **{"temperature": 0, "ignore_eos": True, "max_tokens": NUM_TOKENS, **asked}
+    )
+
+
 def main(words: Sequence[str] = ()) -> None:
     options = argparse.ArgumentParser("hunch bench part requests", description=__doc__)
     options.add_argument(
@@ -97,13 +118,14 @@ def main(words: Sequence[str] = ()) -> None:
     options.add_argument("--targets", default="small,7b")
     options.add_argument("--methods", default="off,auto")
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--logprobs-mode", default="raw_logprobs", help="or processed_logprobs")
     options.add_argument("--json", type=Path)
     given = options.parse_args(words)
     prompts = cycle(read_workloads(given.prompts, None), NUM_REQUESTS)
     kept: dict[str, Any] = {}
     for target in given.targets.split(","):
         for method in given.methods.split(","):
-            llm = load(target, method, NUM_REQUESTS)
+            llm = load(target, method, NUM_REQUESTS, given.logprobs_mode)
             texts = [encode(llm, prompt) for prompt in prompts]
             found = kept[f"{target} {method}"] = measure(llm, texts, given.rounds)
             free = statistics.median(found["free"]["rates"])
