@@ -43,6 +43,8 @@ GEMMA4 |= {"num_hidden_layers": 5, "vocab_size_per_layer_input": 90}
 GEMMA4 |= {"hidden_size_per_layer_input": 8, "pad_token_id": 0}
 WINDOW, WHOLE = "sliding_attention", "full_attention"
 GEMMA4 |= {"layer_types": [WINDOW, WINDOW, WHOLE, WINDOW, WHOLE]}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2}
+GEMMA4_EXPERTS |= {"moe_intermediate_size": 20, "hidden_size_per_layer_input": 0}
 CASES = {
     "granite": (
         "Granite",
@@ -108,6 +110,7 @@ CASES = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma 4, experts": ("Gemma4", GEMMA4 | GEMMA4_EXPERTS),
     "llama": ("Llama", GATED | {"num_key_value_heads": 4}),
     "llama, grouped heads, tied": ("Llama", GATED | {"tie_word_embeddings": True}),
     "llama, one kv head, wide heads": ("Llama", GATED | {"num_key_value_heads": 1, "head_dim": 12}),

@@ -50,6 +50,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4ForCausalLM",
         {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
     ),
+    "gemma 4, experts": (
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "gemma 4, keys as values": (
         "Gemma4ForCausalLM",
         {

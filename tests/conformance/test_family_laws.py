@@ -50,6 +50,8 @@ SLOW = (
     "qwen2",
     "qwen3",
     "gemma",
+    "gemma 2",
+    "gemma 4, keys as values",
     "opt, norms after",
     "gpt-bigcode",
     "mixtral",

@@ -10,6 +10,8 @@ pytest.importorskip("triton")
 from gpu_inputs import DEVICE, step
 from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.kernels.delta import DeltaShape
+from hunch.kernels.experts import Routing
+from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
@@ -79,6 +81,13 @@ GEMMA4 |= {"other_heads": OtherHeads(num_kv_heads=2, head_dim=32, layers=(False,
 GEMMA4 |= {"more_ropes": (RopeSpec(head_dim=32, kind="proportional", num_pairs=4),)}
 GEMMA4 |= {"rope_of": (0, 1, 1), "kv_of": (0, 1, 1), "ffn_widths": (32, 32, 48)}
 GEMMA4 |= {"inputs": TokenInputs(width=16, vocab_size=50), "has_layer_scale": True}
+BESIDE = ExpertSpec(
+    routing=Routing(num_experts=4, num_chosen=2, is_normed=True),
+    width=16,
+    layers=(True, False),
+    is_beside=True,
+)
+GEMMA4_EXPERTS = {"has_branch_norms": True, "has_layer_scale": True, "experts": BESIDE}
 MIXED = {"has_sinks": True, "is_parallel": True, "activation": "clipped", "embed_scale": 3.0}
 MIXED |= {"residual_scale": 0.3, "logits_scale": 0.5, "rope": RopeSpec(dim=8)}
 DELTA = DeltaShape(num_k_heads=1, num_v_heads=2, k_dim=8, v_dim=16, num_taps=4)
@@ -92,6 +101,7 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
     [
         pytest.param("Gemma3ForCausalLM", GEMMA, id="gemma", marks=pytest.mark.slow),
         pytest.param("Gemma4ForCausalLM", GEMMA4, id="gemma 4"),
+        pytest.param("Gemma4ForCausalLM", GEMMA4_EXPERTS, id="gemma 4, experts"),
         pytest.param("GPT2LMHeadModel", LEARNED | {"activation": "gelu_new"}, id="gpt-2"),
         pytest.param("OPTForCausalLM", LEARNED | AFTER, id="norms after the sums"),
         pytest.param("GraniteForCausalLM", MIXED, id="sinks, scales, one norm"),

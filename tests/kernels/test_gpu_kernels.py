@@ -130,6 +130,13 @@ def test_what_a_table_tells_layers() -> None:
     close(asked[:3], want)
 
 
+def test_branches_that_are_normed_apart() -> None:
+    mlp, answer = rand(2, 3, 40), rand(3, 3, 40, seed=1)
+    norms = rand(40, seed=2), rand(40, seed=3)
+    got = gpu_inputs.add_branches(mlp, answer, norms, 1e-5)
+    close(got[0], gpu_inputs.add_branches_ref(mlp, answer, norms, 1e-5))
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_keys_and_values_of_any_size_have_codes(has_norms: bool, dtype: torch.dtype) -> None:

@@ -60,6 +60,13 @@ OTHERS = {
     "gemma 4": tiny_config(
         "Gemma4ForCausalLM", **GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True
     ),
+    "gemma 4, experts": tiny_config(
+        "Gemma4ForCausalLM",
+        **(GEMMA4 | {"hidden_size_per_layer_input": 0, "enable_moe_block": True}),
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=32,
+    ),
     "gemma 4, keys as values": tiny_config(
         "Gemma4ForCausalLM",
         **(GEMMA4 | {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 3.0}),

@@ -42,11 +42,15 @@ class Routing:
 
 
 def route(
-    logits_TE: Tensor, routing: Routing, choice_bias_E: Tensor | None = None
+    logits_TE: Tensor,
+    routing: Routing,
+    choice_bias_E: Tensor | None = None,
+    factor_E: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Each token's experts in ascending order, and their weights, TK both; float32 logits.
 
-    `choice_bias_E` is added to the scores for the choice alone.
+    `choice_bias_E` is added to the scores for the choice alone; weights are multiplied by
+    `factor_E`.
     """
     if routing.scores == "softmax":
         score_TE = logits_TE.softmax(dim=1)
@@ -61,6 +65,7 @@ def route(
         weight_TK = weight_TK.softmax(dim=1)
     if routing.is_normed:
         weight_TK = weight_TK / (weight_TK.sum(1, keepdim=True) + 1e-20)
+    weight_TK = weight_TK if factor_E is None else weight_TK * factor_E[chosen_TK]
     return chosen_TK, weight_TK * routing.scale
 
 

@@ -1,9 +1,10 @@
-"""What a table tells layers of tokens, on a GPU: put together once per pass, taken by each layer.
+"""What joins a layer's stream besides attention and MLP, on a GPU: what a table tells the layer of
+each token, put together once per pass; the answers of experts beside an MLP.
 
 One program owns all numbers of one token for one layer, so they are added in one order.
 
 Shape letters: T packed tokens, P the same padded, L layers, H numbers per layer, V vocabulary,
-X = L * H.
+X = L * H, D width, R and S slices.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from hunch.kernels.activation import gated_ref
 from hunch.kernels.gpu_activation import activate
+from hunch.kernels.gpu_fused import norm_ref
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 
 
@@ -33,6 +35,14 @@ def make_inputs_ref(
 def take_inputs_ref(asked_TH: Tensor, input_TH: Tensor, act: str) -> Tensor:
     """act(asked) * input, in float64; see `take_inputs`."""
     return gated_ref(torch.cat((asked_TH.double(), input_TH.double()), dim=-1), act)
+
+
+def add_branches_ref(
+    mlp_RTD: Tensor, answer_STD: Tensor, norms: tuple[Tensor, Tensor], eps: float
+) -> Tensor:
+    """norm(sum of one's slices) + norm(sum of the other's), in float64; see `add_branches`."""
+    sums = (some.double().sum(0) for some in (mlp_RTD, answer_STD))
+    return sum(norm_ref(x, weight, eps) for x, weight in zip(sums, norms, strict=True))
 
 
 @triton.jit
@@ -96,3 +106,45 @@ def take_inputs(asked_PH: Tensor, input_TH: Tensor, act: str) -> None:
         asked_PH, input_TH, input_TH.stride(0), SIZE=size, SIZE_PAD=next_power_of_2(size), ACT=act,
         **options(1),
     )  # fmt: skip
+
+
+@triton.jit
+def _normed_sum(ptrs, stride, weight_ptr, offs, is_in, D, eps, NUM: tl.constexpr):
+    """Slices added in order, then normed."""
+    x = tl.load(ptrs, mask=is_in, other=0.0)
+    for s in tl.static_range(1, NUM):
+        x += tl.load(ptrs + s * stride, mask=is_in, other=0.0)
+    weight = tl.load(weight_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
+    return x * tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
+
+
+@triton.jit
+def _branches_kernel(
+    mlp_ptr, answer_ptr, mlp_norm_ptr, answer_norm_ptr, out_ptr, mlp_stride, answer_stride, D, eps,
+    NUM_MLP: tl.constexpr, NUM_ANSWERS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    offs = tl.arange(0, BLOCK_D)
+    is_in = offs < D
+    wait_for_inputs()
+    let_next_start()
+    at = row * D + offs
+    y = _normed_sum(mlp_ptr + at, mlp_stride, mlp_norm_ptr, offs, is_in, D, eps, NUM_MLP)
+    y += _normed_sum(answer_ptr + at, answer_stride, answer_norm_ptr, offs, is_in, D, eps,
+                     NUM_ANSWERS)  # fmt: skip
+    tl.store(out_ptr + at, y, mask=is_in)
+
+
+def add_branches(
+    mlp_RTD: Tensor, answer_STD: Tensor, norms: tuple[Tensor, Tensor], eps: float
+) -> Tensor:
+    """What MLP and experts answer, each normed, added up: one slice, [1, T, D] in float32."""
+    _, num_rows, width = answer_STD.shape
+    out_1TD = torch.empty(1, num_rows, width, dtype=torch.float32, device=answer_STD.device)
+    block = next_power_of_2(width)
+    _branches_kernel[(num_rows,)](
+        mlp_RTD, answer_STD, *norms, out_1TD, mlp_RTD.stride(0), answer_STD.stride(0), width, eps,
+        NUM_MLP=len(mlp_RTD), NUM_ANSWERS=len(answer_STD), BLOCK_D=block,
+        **options(max(1, min(8, block // 512))),
+    )  # fmt: skip
+    return out_1TD

@@ -16,12 +16,13 @@ from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, w
 
 @triton.jit
 def _route_kernel(
-    parts_ptr, bias_ptr, choice_ptr, slot_ptr, timed_ptr, chosen_ptr, weight_ptr, answer_ptr,
-    part_stride, answer_stride, scale, D,
+    parts_ptr, bias_ptr, choice_ptr, factor_ptr, slot_ptr, timed_ptr, chosen_ptr, weight_ptr,
+    answer_ptr, part_stride, answer_stride, scale, D,
     NUM_SPLITS: tl.constexpr, NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr,
     NUM_GROUPS: tl.constexpr, NUM_KEPT: tl.constexpr, NUM_BEST: tl.constexpr,
     SCORES: tl.constexpr, IS_NORMED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_CHOICE: tl.constexpr, HAS_SLOTS: tl.constexpr, PAD_G: tl.constexpr, PAD_E: tl.constexpr,
+    HAS_CHOICE: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    PAD_G: tl.constexpr, PAD_E: tl.constexpr,
 ):  # fmt: skip
     """One program per token: slices of its logits added in order, then as `experts.route`."""
     token = tl.program_id(0).to(tl.int64)
@@ -66,6 +67,8 @@ def _route_kernel(
         score = tl.exp(logit - top)
     if IS_NORMED:
         score = score / (tl.sum(tl.sum(tl.where(is_chosen, score, 0.0), 1), 0) + 1e-20)
+    if HAS_FACTOR:
+        score = score * tl.load(factor_ptr + expert, mask=is_in, other=0.0)
     flat_is = tl.reshape(is_chosen.to(tl.int32), (PAD_G * PAD_E,))
     flat_expert = tl.reshape(expert, (PAD_G * PAD_E,))
     flat_score = tl.reshape(score, (PAD_G * PAD_E,))
@@ -125,6 +128,7 @@ class Timing:
 def route(
     parts_STE: Tensor, routing: Routing, bias_E: Tensor | None, choice_bias_E: Tensor | None,
     slot_T: Tensor | None, answer_KTD: Tensor, timing: Timing | None = None,
+    factor_E: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Experts and weights from slices of the router's logits.
 
@@ -139,6 +143,7 @@ def route(
     _route_kernel[(num_tokens,)](
         parts_STE, parts_STE if bias_E is None else bias_E,
         parts_STE if choice_bias_E is None else choice_bias_E,
+        parts_STE if factor_E is None else factor_E,
         parts_STE if slot_T is None else slot_T,
         parts_STE if timing is None else timing.is_on_1, chosen_TK, weight_TK, answer_KTD,
         parts_STE.stride(0), answer_KTD.stride(0), routing.scale, answer_KTD.shape[2],
@@ -146,8 +151,8 @@ def route(
         NUM_GROUPS=routing.num_groups, NUM_KEPT=routing.num_groups_kept,
         NUM_BEST=min(routing.num_best, group_size), SCORES=routing.scores,
         IS_NORMED=routing.is_normed or routing.scores == "chosen", HAS_BIAS=bias_E is not None,
-        HAS_CHOICE=choice_bias_E is not None, HAS_SLOTS=slot_T is not None,
-        PAD_G=next_power_of_2(routing.num_groups), PAD_E=next_power_of_2(group_size),
-        **options(1 if num_experts <= 128 else 4),
+        HAS_CHOICE=choice_bias_E is not None, HAS_FACTOR=factor_E is not None,
+        HAS_SLOTS=slot_T is not None, PAD_G=next_power_of_2(routing.num_groups),
+        PAD_E=next_power_of_2(group_size), **options(1 if num_experts <= 128 else 4),
     )  # fmt: skip
     return chosen_TK, weight_TK

@@ -14,7 +14,7 @@ from hunch.kernels.native_structs import _ACTIVATIONS as ACTIVATIONS
 from hunch.kernels.native_structs import _Experts
 
 _MATRICES = ("router", "up", "down", "shared_up", "shared_down", "shared_gate")
-_BIASES = ("router_bias", "choice_bias", "up_bias", "down_bias")
+_BIASES = ("router_bias", "choice_bias", "up_bias", "down_bias", "factor")
 _NUMBERS = (
     "num_experts", "num_chosen", "is_normed", "num_groups", "num_groups_kept", "num_best", "scale",
 )  # fmt: skip
@@ -39,6 +39,7 @@ class NativeExperts:
     choice_bias: Tensor | None = None
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    factor: Tensor | None = None  # of the weights of each expert
     _struct: _Experts = field(init=False)
 
     def __post_init__(self) -> None:

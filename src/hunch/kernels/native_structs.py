@@ -26,6 +26,7 @@ _NORMS = ("attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm")  # each with
 _ROWS = ("q_norm", "k_norm", "sinks", "rope")
 _ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "clipped")  # in the order of activation.h
 _JOINS = ("joins", "is_state_first", "is_first_masked", "is_residual_normed")
+_BESIDE = ("experts_norm", "experts_out_norm", "beside_norm")  # of experts beside an MLP
 _BIASES = tuple(f"{name}_bias" for name in _MATRICES)
 
 
@@ -41,6 +42,7 @@ class _Layer(ctypes.Structure):
         *((name, _POINTER) for name in ("latent", "v_norm", "inputs")),
         ("stream_scale", _F32),
         *((name, _I32) for name in ("is_reader", "is_other", "ffn_width")),
+        *((name, _POINTER) for name in _BESIDE),
     )
 
 
@@ -97,6 +99,7 @@ class _Experts(ctypes.Structure):
             )
         ),
         ("scale", _F32),
+        ("factor", _POINTER),
     )  # fmt: skip
 
 
@@ -247,6 +250,10 @@ class NativeLayer:
     is_reader: bool = False  # it has q alone, and reads keys and values in its place
     is_other: bool = False  # its heads are of the network's other shape
     ffn_width: int = 0  # 0: the network's
+    # Of experts beside an MLP: what they read, what they answer, and what the MLP answers.
+    experts_norm: Tensor | None = None
+    experts_out_norm: Tensor | None = None
+    beside_norm: Tensor | None = None
 
     def matrices(self) -> list[NativeMatrix]:
         found = [getattr(self, name) for name in _MATRICES]
@@ -275,7 +282,7 @@ class NativeLayer:
             matrix = getattr(self, name)
             setattr(struct, name, None if matrix is None else matrix.handle)
             setattr(struct, f"{name}_bias", _address(self.biases.get(name)))
-        for name in (*_NORMS, *_ROWS):
+        for name in (*_NORMS, *_ROWS, *_BESIDE):
             setattr(struct, name, _address(getattr(self, name)))
         for name in _NORMS:
             setattr(struct, f"{name}_bias", _address(self.biases.get(name)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hunch.layers.attention import Attend, Attention
-from hunch.layers.experts import Experts
+from hunch.layers.experts import Experts, ExpertsBeside
 from hunch.layers.inputs import InputGate
 from hunch.layers.mlp import MLP
 from hunch.layers.norm import Norm
@@ -32,6 +32,7 @@ class Block(Part):
         attn_out_norm: Norm | None = None,
         mlp_out_norm: Norm | None = None,
         residual_scale: float = 1.0,
+        beside: ExpertsBeside | None = None,
         inputs: InputGate | None = None,
         scale_1: Tensor | None = None,
     ) -> None:
@@ -42,6 +43,7 @@ class Block(Part):
         self.attn_out_norm = attn_out_norm
         self.mlp_out_norm = mlp_out_norm
         self.residual_scale = residual_scale
+        self.beside = beside
         self.inputs = inputs
         self.scale_1 = scale_1  # of the stream, at the end
 
@@ -58,7 +60,10 @@ class Block(Part):
         """The layer with an attention input of the caller's making, say [embedding; hidden]."""
         x_TD = self._add(residual_TD, self.attn(input_TE, attend), self.attn_out_norm)
         h_TD = input_TE if self.mlp_norm is None else self.mlp_norm(x_TD)
-        return self._add(x_TD, self.mlp(h_TD), self.mlp_out_norm)
+        branch_TD = self.mlp(h_TD)
+        if self.beside is not None:
+            branch_TD = self.beside(x_TD, branch_TD)
+        return self._add(x_TD, branch_TD, self.mlp_out_norm)
 
     def _add(self, x_TD: Tensor, branch_TD: Tensor, norm: Norm | None) -> Tensor:
         if norm is not None:

@@ -16,6 +16,7 @@ from hunch.kernels.experts import Routing, route
 from hunch.kernels.linear import linear, linear_in_tiles
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
+from hunch.layers.norm import RMSNorm
 from hunch.layers.part import Part
 from hunch.parallel.group import SINGLE, Group
 
@@ -32,6 +33,7 @@ class ExpertSpec:
     has_bias: bool = False  # of the experts' products
     shared_width: int = 0  # inner width of the expert every token asks; 0: there is none
     is_shared_gated: bool = False  # a sigmoid says how much of the shared expert is added
+    is_beside: bool = False  # the MLP stays, and both are normed and added; see ExpertsBeside
 
     def check(self) -> None:
         self.routing.check()
@@ -41,13 +43,19 @@ class Router(Part):
     """Logits in float32, as small gaps decide."""
 
     def __init__(
-        self, logits: Linear, routing: Routing, choice_bias_E: Tensor | None = None
+        self,
+        logits: Linear,
+        routing: Routing,
+        choice_bias_E: Tensor | None = None,
+        factor_E: Tensor | None = None,  # of the weights of each expert
     ) -> None:
         self.logits, self.routing, self.choice_bias_E = logits, routing, choice_bias_E
+        self.factor_E = factor_E
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts and their weights, TK both."""
-        return route(self.logits(x_TD.float()), self.routing, self.choice_bias_E)
+        logits_TE = self.logits(x_TD.float())
+        return route(logits_TE, self.routing, self.choice_bias_E, self.factor_E)
 
 
 class StackedLinear(Linear):
@@ -78,8 +86,9 @@ class Experts(Part):
         self.activation, self.shared, self.shared_gate = activation, shared, shared_gate
         self.group = group  # over which the inner width is split
 
-    def __call__(self, x_TD: Tensor) -> Tensor:
-        chosen_TK, weight_TK = self.router(x_TD)
+    def __call__(self, x_TD: Tensor, routed_TD: Tensor | None = None) -> Tensor:
+        """`routed_TD`: what the router reads, where it is not x."""
+        chosen_TK, weight_TK = self.router(x_TD if routed_TD is None else routed_TD)
         y_TD = torch.zeros_like(x_TD, dtype=torch.float32)
         for expert in torch.unique(chosen_TK).tolist():  # ascending
             token, place = (chosen_TK == expert).nonzero(as_tuple=True)
@@ -97,3 +106,20 @@ class Experts(Part):
         if self.shared_gate is not None:
             shared_TD = shared_TD * sigmoid(self.shared_gate(x_TD.float())).to(x_TD.dtype)
         return y_TD + shared_TD
+
+
+class ExpertsBeside(Part):
+    """norm(mlp's answer) + norm(experts' answer): experts beside an MLP, which read the stream by a
+    norm of their own. The router reads it divided by its root mean square."""
+
+    def __init__(
+        self, experts: Experts, norm: RMSNorm, mlp_out_norm: RMSNorm, out_norm: RMSNorm
+    ) -> None:
+        self.experts, self.norm = experts, norm
+        self.mlp_out_norm, self.out_norm = mlp_out_norm, out_norm
+        self.router_norm = RMSNorm(torch.ones_like(norm.weight_D), norm.eps)
+
+    def __call__(self, x_TD: Tensor, mlp_TD: Tensor) -> Tensor:
+        """`mlp_TD` is the MLP's answer to the stream x."""
+        answer_TD = self.experts(self.norm(x_TD), self.router_norm(x_TD))
+        return self.mlp_out_norm(mlp_TD) + self.out_norm(answer_TD)

@@ -146,7 +146,7 @@ class Arranged:
     def _arrange_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
         """Name every expert's part of tensors that hold all experts.
 
-        Those without ".weight" are [expert, in, out], as gpt-oss has them.
+        Those without ".weight" may be [expert, in, out], as gpt-oss has them.
         """
         inner, all_up, all_down = experts.width, prefix + names.all_up, prefix + names.all_down
         halves: tuple[Rows, Rows] = (slice(0, inner), slice(inner, 2 * inner))
@@ -154,6 +154,7 @@ class Arranged:
             halves = (slice(0, 2 * inner, 2), slice(1, 2 * inner, 2))
         for stem, kind in ((".weight", "weight"), ("", "weight"), ("_bias", "bias")):
             up, down = (self._places.pop(name + stem, None) for name in (all_up, all_down))
+            is_turned = stem == "" and names.is_turned
             for expert in range(experts.routing.num_experts):
                 paths = [
                     f"{prefix}{name.format(expert)}.{kind}"
@@ -161,9 +162,9 @@ class Arranged:
                 ]
                 if up is not None:
                     for path, rows in zip(paths, halves, strict=False):
-                        self._places[path] = Place(up.name, rows, stem == "", expert)
+                        self._places[path] = Place(up.name, rows, is_turned, expert)
                 if down is not None:
-                    self._places[paths[2]] = Place(down.name, None, stem == "", expert)
+                    self._places[paths[2]] = Place(down.name, None, is_turned, expert)
         self._arrange_gguf_experts(experts, names, prefix)
 
     def _arrange_gguf_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:

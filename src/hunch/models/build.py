@@ -12,7 +12,7 @@ from hunch.layers.experts import Experts
 from hunch.layers.inputs import InputGate, TokenTable
 from hunch.layers.mlp import MLP, GatedMLP, PlainMLP
 from hunch.layers.norm import Norm, RMSNorm
-from hunch.models.experts import EXPERT_NAMES, ExpertNames, build_experts
+from hunch.models.experts import EXPERT_NAMES, ExpertNames, build_beside, build_experts
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Group, Share, head_spans
@@ -154,7 +154,8 @@ def _head_norms(
 def build_mlp(
     spec: ModelSpec, source: Source, prefix: str, layer: int, *, names: Names = LLAMA_NAMES
 ) -> MLP | Experts:
-    if spec.experts is not None and spec.experts.layers[layer]:
+    experts = spec.experts
+    if experts is not None and experts.layers[layer] and not experts.is_beside:
         return build_experts(spec, source, prefix, names.experts)
     spec, bias = spec.at(layer), spec.has_mlp_bias
     up_names = (prefix + names.gate, prefix + names.up) if spec.is_gated else (prefix + names.up,)
@@ -175,7 +176,8 @@ def build_block(
     has_attn_norm: bool = True,
 ) -> Block:
     """One decoder layer whose tensors are named `prefix` + the family's names."""
-    kind = PostNormBlock if spec.is_post_norm else Block
+    kind, experts = PostNormBlock if spec.is_post_norm else Block, spec.experts
+    is_beside = experts is not None and experts.is_beside and experts.layers[layer]
 
     def norm(name: str, is_there: bool) -> Norm | None:
         return build_norm(spec, source, prefix + name) if is_there else None
@@ -188,6 +190,7 @@ def build_block(
         attn_out_norm=norm(names.attn_out_norm, spec.has_branch_norms),
         mlp_out_norm=norm(names.mlp_out_norm, spec.has_branch_norms),
         residual_scale=spec.residual_scale,
+        beside=build_beside(spec, source, prefix, names.experts) if is_beside else None,
         inputs=_build_gate(spec, source, prefix, names),
         scale_1=source.take(prefix + names.scale, 1) if spec.has_layer_scale else None,
     )

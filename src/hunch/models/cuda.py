@@ -20,15 +20,8 @@ from hunch.kernels.gpu_wide import is_exact
 from hunch.kernels.quant import Quantised, slices_of
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden, finish_logits
-from hunch.models.fused import (
-    MIN_WIDTH,
-    FusedLayers,
-    Layer,
-    float_logits,
-    has_bias,
-    row_norm,
-    unknown_to_kernels,
-)
+from hunch.models.fused import MIN_WIDTH, FusedLayers, float_logits, unknown_to_kernels
+from hunch.models.fused_layer import Layer, has_bias, row_norm
 
 SHARED_BYTES = 320 * 2**20  # for partial results of rows whose positions programs share
 

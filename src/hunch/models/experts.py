@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.experts import Routing
-from hunch.layers.experts import Experts, ExpertSpec, Router, StackedLinear
+from hunch.layers.experts import Experts, ExpertsBeside, ExpertSpec, Router, StackedLinear
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
 from hunch.models.reading import Config, read_float, read_int
@@ -37,6 +37,12 @@ class ExpertNames:
     shared_gate: str = "mlp.shared_expert_gate"
     all_up: str = "mlp.experts.gate_up_proj"  # [expert, gate and up, in]
     all_down: str = "mlp.experts.down_proj"
+    is_turned: bool = True  # of those two without ".weight": [expert, in, out]
+    router_scale: str = "router.scale"  # of experts beside an MLP: of the router's inputs
+    factor: str = "router.per_expert_scale"  # of an expert's weights
+    norm: str = "pre_feedforward_layernorm_2"
+    mlp_out_norm: str = "post_feedforward_layernorm_1"
+    out_norm: str = "post_feedforward_layernorm_2"
     is_interleaved: bool = False  # of all_up: rows of gate and up by turns, not one after the other
 
 
@@ -79,9 +85,26 @@ def build_router(
     name = prefix + names.router
     bias = source.floats(f"{name}.bias", count) if experts.has_router_bias else None
     choice = source.floats(prefix + names.choice_bias, count) if experts.has_choice_bias else None
-    return Router(
-        Linear(source.floats(f"{name}.weight", count, width), bias), experts.routing, choice
+    weight_ED, factor = source.floats(f"{name}.weight", count, width), None
+    if experts.is_beside:
+        scale_D = source.floats(prefix + names.router_scale, width)
+        weight_ED, factor = router_weight(weight_ED, scale_D), prefix + names.factor
+    factor_E = None if factor is None else source.floats(factor, count)
+    return Router(Linear(weight_ED, bias), experts.routing, choice, factor_E)
+
+
+def router_weight(weight_ED: Tensor, scale_D: Tensor) -> Tensor:
+    """A router's matrix with the scales of its inputs, and by the root of their number, in it."""
+    return weight_ED * (scale_D * float(max(len(scale_D), 1) ** -0.5))
+
+
+def build_beside(spec: ModelSpec, source: Source, prefix: str, names: ExpertNames) -> ExpertsBeside:
+    """Experts beside an MLP."""
+    norms = (
+        source.rms_norm(prefix + name, spec.width, spec.norm_eps)
+        for name in (names.norm, names.mlp_out_norm, names.out_norm)
     )
+    return ExpertsBeside(build_experts(spec, source, prefix, names), *norms)
 
 
 def _stacked_up(

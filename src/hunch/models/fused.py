@@ -8,35 +8,28 @@ C cache slots, M KV heads, L positions.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_activation import activated, gated_by
 from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_delta import MAX_TAPS
 from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
-from hunch.kernels.gpu_inputs import take_inputs
+from hunch.kernels.gpu_inputs import add_branches, take_inputs
 from hunch.kernels.gpu_route import Timing
 from hunch.kernels.gpu_tiling import Tiling
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
 from hunch.kernels.quant import Quantised, Weight, slices_of
-from hunch.layers.attention import Heads
-from hunch.layers.block import Block, PostNormBlock
-from hunch.layers.experts import Experts
+from hunch.layers.block import Block
 from hunch.layers.inputs import InputGate
-from hunch.layers.latent import LatentAttention, LatentBlock
+from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
-from hunch.layers.mlp import GatedMLP, PlainMLP
-from hunch.layers.norm import Norm, RMSNorm
-from hunch.layers.recurrent import DeltaBlock, GatedDelta
-from hunch.models.fused_delta import FusedDelta
-from hunch.models.fused_experts import FusedExperts
+from hunch.layers.recurrent import DeltaBlock
 from hunch.models.fused_latent import FusedLatent
+from hunch.models.fused_layer import Layer, layer_of
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import SINGLE, Group
 
@@ -44,48 +37,6 @@ MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor
 MIN_QUANTISED_ROWS = 769  # below, expanding weights for the library takes longer than it saves
 READS = "reads"  # in a step's memo: what its tokens read, where that is not up to themselves
 MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
-
-
-@dataclass(slots=True)
-class Layer:
-    """One layer's weights, as the kernels take them."""
-
-    attn_norm: RowNorm | None  # None: the input comes as it is
-    qkv: Linear | None  # None: there is `latent` or `delta`
-    heads: Heads | None  # None: there is `delta`
-    head_norms: tuple[Tensor, Tensor] | None
-    sinks_N: Tensor | None
-    out: Linear
-    attn_out_norm: RowNorm | None  # of what is added to the stream
-    mlp_norm: RowNorm | None  # None: the MLP reads what attention read
-    gate_up: Linear | None  # up alone where there is no gate; None, as down: there are experts
-    activation: str  # one of KERNEL_NAMES' values
-    is_gated: bool
-    down: Linear | None
-    mlp_out_norm: RowNorm | None
-    residual_scale: float  # of what is added to the stream
-    is_post_norm: bool  # norms stand after the sums
-    number: int  # of the cache's layer
-    experts: FusedExperts | None = None
-    latent: FusedLatent | None = None
-    delta: FusedDelta | None = None
-    attn_gate: Linear | None = None  # of what heads read
-    is_v_normed: bool = False
-    inputs: InputGate | None = None  # what it takes of a table
-    stream_scale: float = 1.0  # of the stream at its end
-
-    def plain(self) -> list[Linear]:
-        """Products that are rounded once."""
-        q = self.qkv if self.latent is None else self.latent.q
-        q = q if self.delta is None else self.delta.inputs
-        asked = None if self.inputs is None else self.inputs.gate
-        return [x for x in (q, self.attn_gate, self.gate_up, asked) if x is not None]
-
-    def sliced(self) -> list[Linear]:
-        """Products whose slices are added by whoever reads them."""
-        down = None if self.latent is None else self.latent.down
-        given = None if self.inputs is None else self.inputs.project
-        return [x for x in (down, self.out, self.down, given) if x is not None]
 
 
 class FusedLayers:
@@ -102,7 +53,7 @@ class FusedLayers:
     ) -> None:
         self.group = group
         self.timing = Timing(blocks[0].attn.out.weight.device)
-        self.layers = [_layer(block, self.timing) for block in blocks]
+        self.layers = [layer_of(block, self.timing) for block in blocks]
         assert all(layer.attn_norm is not None for layer in self.layers[1:])
         self.tables = tables  # rotary, LH each; none: positions are not in the heads
         self.eps, self.is_wide = eps, is_wide
@@ -148,10 +99,7 @@ class FusedLayers:
                 parts_SVD=parts_SPD, branch=layer.attn_out_norm, part_scale=layer.residual_scale,
             )  # fmt: skip
             x_TD = y_TD
-            if layer.experts is not None:
-                parts_SPD = layer.experts.parts(mlp_PD, num_tokens, attn.slot_T)
-            else:
-                parts_SPD = self._mlp(mlp_PD, layer, num_tokens)
+            parts_SPD = self._answer(x_TD, mlp_PD, layer, attn)
             branch, from_TD = layer.mlp_out_norm, x_TD
             if layer.inputs is not None:
                 assert input_TLH is not None
@@ -229,6 +177,21 @@ class FusedLayers:
         if layer.attn_gate is not None:
             gated_by(out_PN, self.product(h_PE, layer.attn_gate, num_tokens), num_tokens)
         return self._parts(out_PN, layer.out, num_tokens)
+
+    def _answer(self, x_TD: Tensor, h_PD: Tensor, layer: Layer, attn: AttnInputs) -> Tensor:
+        """The share of the stream of MLP, of experts, or of both, as slice sums."""
+        experts, beside, num_tokens = layer.experts, layer.beside, len(x_TD)
+        if experts is not None and beside is None:
+            return experts.parts(h_PD, num_tokens, attn.slot_T)
+        mlp_SPD = self._mlp(h_PD, layer, num_tokens)
+        if experts is None or beside is None:
+            return mlp_SPD
+        read_TD, routed_TD = torch.empty_like(x_TD), torch.empty_like(x_TD)
+        add_norm(x_TD, beside.norm.weight_D, self.eps, read_TD)
+        add_norm(x_TD, beside.router_norm.weight_D, self.eps, routed_TD)
+        answer_STD = experts.parts(read_TD, num_tokens, attn.slot_T, routed_TD)
+        norms = beside.mlp_out_norm.weight_D, beside.out_norm.weight_D
+        return add_branches(mlp_SPD[:, :num_tokens], answer_STD, norms, self.eps)
 
     def _take_inputs(
         self, x_PD: Tensor, layer: Layer, inputs: InputGate, input_TH: Tensor
@@ -311,78 +274,3 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
         "convolutions this long": spec.delta is not None and spec.delta.num_taps > MAX_TAPS,
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }
-
-
-def has_bias(layers: Sequence[Layer]) -> bool:
-    every = [linear for layer in layers for linear in (*layer.plain(), *layer.sliced())]
-    return any(linear.bias_N is not None for linear in every)
-
-
-def _other_layer(block: LatentBlock | DeltaBlock, timing: Timing) -> Layer:
-    """Layers whose first half is not plain attention."""
-    attn, mlp = block.attn, block.mlp
-    latent = attn if isinstance(attn, LatentAttention) else None
-    delta = attn if isinstance(attn, GatedDelta) else None
-    dense = mlp if isinstance(mlp, GatedMLP) else None
-    return Layer(
-        attn_norm=row_norm(block.attn_norm),
-        qkv=None,
-        heads=None if latent is None else latent.heads,
-        head_norms=None,
-        sinks_N=None,
-        out=attn.out,
-        attn_out_norm=None,
-        mlp_norm=row_norm(block.mlp_norm),
-        gate_up=None if dense is None else dense.gate_up,
-        activation=KERNEL_NAMES[mlp.activation],
-        is_gated=True,
-        down=None if dense is None else dense.down,
-        mlp_out_norm=None,
-        residual_scale=1.0,
-        is_post_norm=False,
-        number=attn.layer,
-        experts=FusedExperts(mlp, timing) if isinstance(mlp, Experts) else None,
-        latent=None if latent is None else FusedLatent(latent),
-        delta=None if delta is None else FusedDelta(delta),
-    )
-
-
-def _layer(block: Block | LatentBlock | DeltaBlock, timing: Timing) -> Layer:
-    if isinstance(block, LatentBlock | DeltaBlock):
-        return _other_layer(block, timing)
-    attn, mlp = block.attn, block.mlp
-    experts = mlp if isinstance(mlp, Experts) else None
-    up = mlp.gate_up if isinstance(mlp, GatedMLP) else mlp.up if isinstance(mlp, PlainMLP) else None
-    head_norms = None
-    if attn.q_norm is not None:  # those who only read have no norm of keys
-        head_norms = (attn.q_norm.weight_D, (attn.k_norm or attn.q_norm).weight_D)
-    return Layer(
-        attn_norm=row_norm(block.attn_norm),
-        qkv=attn.qkv,
-        heads=attn.heads,
-        head_norms=head_norms,
-        sinks_N=attn.sinks_N,
-        out=attn.out,
-        attn_out_norm=row_norm(block.attn_out_norm),
-        mlp_norm=row_norm(block.mlp_norm),
-        gate_up=up,
-        activation=KERNEL_NAMES[mlp.activation],
-        is_gated=not isinstance(mlp, PlainMLP),
-        down=None if isinstance(mlp, Experts) else mlp.down,
-        mlp_out_norm=row_norm(block.mlp_out_norm),
-        residual_scale=block.residual_scale,
-        is_post_norm=isinstance(block, PostNormBlock),
-        number=attn.layer,
-        experts=None if experts is None else FusedExperts(experts, timing),
-        attn_gate=attn.gate,
-        is_v_normed=attn.v_norm is not None,
-        inputs=block.inputs,
-        stream_scale=1.0 if block.scale_1 is None else float(block.scale_1),
-    )
-
-
-def row_norm(norm: Norm | None) -> RowNorm | None:
-    """A norm as the kernels take it."""
-    if norm is None or isinstance(norm, RMSNorm):
-        return None if norm is None else RowNorm(norm.weight_D)
-    return RowNorm(norm.weight_D, norm.bias_D, is_centred=True)

@@ -29,13 +29,17 @@ class FusedExperts:
         gate = experts.shared_gate
         self.share_1D = None if gate is None else gate.weight_NK.to(dtype)
 
-    def parts(self, h_PD: Tensor, num_tokens: int, slot_T: Tensor) -> Tensor:
-        """What the layer adds to the stream, as slices that are to be added in order.
+    def parts(
+        self, h_PD: Tensor, num_tokens: int, slot_T: Tensor, routed_TD: Tensor | None = None
+    ) -> Tensor:
+        """What the layer adds to the stream, as slices that are to be added in order. The router
+        reads `routed_TD`, or what the experts read.
 
         The shared expert's come first, then the answers of the chosen ones. Of many tokens the sum
         alone is kept, added in the same order.
         """
         h_TD, width = h_PD[:num_tokens], h_PD.shape[1]
+        routed_TD = h_TD if routed_TD is None else routed_TD
         num_chosen = self.router.routing.num_chosen
         num_shared = self._num_shared(num_tokens)
         is_whole = num_tokens <= CHUNK
@@ -44,26 +48,27 @@ class FusedExperts:
         if num_shared:
             self._ask_shared(h_TD, parts_STD[:num_shared])
         if is_whole:
-            self._ask(h_TD, slot_T, parts_STD[num_shared:])
+            self._ask(h_TD, routed_TD, slot_T, parts_STD[num_shared:])
             return parts_STD
         sum_TD = parts_STD.new_empty(num_tokens, width)
         for first in range(0, num_tokens, CHUNK):
             last = min(first + CHUNK, num_tokens)
             answer_KTD = parts_STD.new_empty(num_chosen, last - first, width)
-            self._ask(h_TD[first:last], slot_T[first:last], answer_KTD)
+            chunk = slice(first, last)
+            self._ask(h_TD[chunk], routed_TD[chunk], slot_T[chunk], answer_KTD)
             shared_STD = parts_STD[:, first:last] if num_shared else None
             combine(shared_STD, answer_KTD, sum_TD[first:last])
         return sum_TD[None]
 
-    def _ask(self, h_TD: Tensor, slot_T: Tensor, answer_KTD: Tensor) -> None:
+    def _ask(self, h_TD: Tensor, routed_TD: Tensor, slot_T: Tensor, answer_KTD: Tensor) -> None:
         experts, router = self.experts, self.router
         num_tokens, (num_experts, width) = len(h_TD), self.router_ED.shape
         num_slices = split_of(num_experts, width)
         logits_STE = answer_KTD.new_empty(num_slices, num_tokens, num_experts)
-        gemm_parts(h_TD, self.router_ED, logits_STE)
+        gemm_parts(routed_TD, self.router_ED, logits_STE)
         chosen_TK, weight_TK = route(
             logits_STE, router.routing, router.logits.bias_N, router.choice_bias_E, slot_T,
-            answer_KTD, self.timing,
+            answer_KTD, self.timing, router.factor_E,
         )  # fmt: skip
         choice = arrange(chosen_TK, weight_TK, num_experts)
         up, down = experts.gate_up, experts.down

@@ -18,7 +18,7 @@ from hunch.kernels.native_latent import NativeLatent
 from hunch.kernels.native_structs import NativeInputs, NativeLayer, NativeTable
 from hunch.layers.latent import LatentShape
 from hunch.models.build import Names
-from hunch.models.experts import ExpertNames
+from hunch.models.experts import ExpertNames, router_weight
 from hunch.models.latent import NORM_EPS as LATENT_EPS
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
@@ -122,7 +122,9 @@ def build_native_layer(
     has_experts = spec.experts is not None and spec.experts.layers[layer]
     is_reader = bool(spec.kv_of) and not spec.keeps_kv(layer)
     is_recurrent = bool(spec.is_recurrent) and spec.is_recurrent[layer]
-    where = _matrices(spec, prefix, names, has_experts=has_experts, is_recurrent=is_recurrent)
+    is_beside = spec.experts is not None and spec.experts.is_beside and has_experts
+    is_alone = has_experts and not is_beside
+    where = _matrices(spec, prefix, names, has_experts=is_alone, is_recurrent=is_recurrent)
     where = {name: path for name, path in where.items() if not is_reader or name not in ("k", "v")}
     has_bias = dict.fromkeys(("q", "k", "v", "attn_gate"), spec.has_qkv_bias)
     has_bias["out"] = spec.has_out_bias and not is_recurrent
@@ -164,6 +166,9 @@ def build_native_layer(
         is_reader=is_reader,
         is_other=spec.has_other_heads(layer),
         ffn_width=spec.ffn_width if spec.ffn_width != model.ffn_width else 0,
+        experts_norm=norm(names.experts.norm) if is_beside else None,
+        experts_out_norm=norm(names.experts.out_norm) if is_beside else None,
+        beside_norm=norm(names.experts.mlp_out_norm) if is_beside else None,
     )
 
 
@@ -261,6 +266,10 @@ def _experts(spec: ModelSpec, reader: Reader, prefix: str, names: ExpertNames) -
         found["router_bias"] = reader.tensor(f"{prefix}{names.router}.bias")
     if experts.has_choice_bias:
         found["choice_bias"] = reader.tensor(prefix + names.choice_bias)
+    router = reader.tensor(f"{prefix}{names.router}.weight")
+    if experts.is_beside:
+        router = router_weight(router, reader.tensor(prefix + names.router_scale))
+        found["factor"] = reader.tensor(prefix + names.factor)
     if experts.shared_width:
         found["shared_up"] = stack(f"{shared}gate_proj", f"{shared}up_proj")
         found["shared_down"] = reader.matrix(f"{shared}down_proj.weight")
@@ -275,7 +284,7 @@ def _experts(spec: ModelSpec, reader: Reader, prefix: str, names: ExpertNames) -
         routing=experts.routing,
         width=experts.width,
         activation=spec.activation,
-        router=reader.floats(f"{prefix}{names.router}.weight"),
+        router=NativeMatrix.from_floats(router, FLOAT, reader.num_threads),
         up=stack(*up),
         down=stack(*down),
         shared_width=experts.shared_width,

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int CHANNELS = 32;  // output channels of one work item: a group of the next input
 
-enum { NORMED, ATTENDED, GATED, JOINED, OTHER_ATTENDED, OTHER_GATED, ASKED };
+enum { NORMED, ATTENDED, GATED, JOINED, OTHER_ATTENDED, OTHER_GATED, ASKED, ROUTED };
 constexpr float INPUT_SHARE = 0.70710678f;  // of what table and embedding say together
 
 int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
@@ -62,6 +62,7 @@ Decoder::Decoder(const DecoderSpec& spec)
         if (layer.inputs)
             for (auto* w : {layer.inputs->gate, layer.inputs->project}) note(w);
         if (layer.ffn_width) input_[OTHER_GATED].num_in = layer.ffn_width;
+        if (layer.beside_norm) input_[ROUTED].num_in = spec.width;
         if (layer.experts) experts.push_back(layer.experts);
         if (layer.latent) latents.push_back(layer.latent);
         for (auto* w : {layer.q, layer.k, layer.v, layer.out, layer.gate, layer.up, layer.down}) note(w);
@@ -112,6 +113,8 @@ void Decoder::reserve(int num_rows, int num_threads) {
         has_branches |= layer.attn_out_norm.weight || (layer.experts && spec_.residual_scale != 1);
     if (has_branches) branch_.resize(x_.size());
     if (spec_.reduce) part_.resize(x_.size());
+    for (const LayerSpec& layer : layers_)
+        if (layer.beside_norm) answer_.resize(x_.size());
     for (const LayerSpec& layer : layers_)
         if (layer.attn_gate) gate_.resize((size_t)num_rows * layer.attn_gate->num_out);
     q_.resize((size_t)num_rows * spec_.num_heads * std::max(spec_.head_dim, spec_.other_head_dim));
@@ -171,6 +174,27 @@ void Decoder::make_inputs(Worker& worker, const Pass& pass) {
             rms_norm(seen, spec_.input_norm, size, spec_.norm_eps, seen);
             for (int i = 0; i < size; i++) entry[i] = (seen[i] + entry[i] * spec_.table_scale) * INPUT_SHARE;
         }
+    });
+}
+
+// The MLP's answer, which is in branch_, and the experts', each normed, added up in branch_.
+void Decoder::beside_phase(Worker& worker, const LayerSpec& layer, int num_rows) {
+    const int width = spec_.width;
+    worker.each(num_rows, [&](int row) {
+        const size_t at = (size_t)row * width;
+        float* normed = threads_[worker.id()].row.data();
+        rms_norm(&branch_[at], layer.beside_norm, width, spec_.norm_eps, &branch_[at]);
+        std::fill_n(&answer_[at], width, 0.0f);
+        rms_norm(&x_[at], layer.experts_norm, width, spec_.norm_eps, normed);
+        input_[NORMED].put_row(row, normed);
+        rms_norm(&x_[at], nullptr, width, spec_.norm_eps, normed);
+        input_[ROUTED].put_row(row, normed);
+    });
+    experts_->run(worker, *layer.experts, input_[NORMED], input_[ROUTED], answer_.data(), num_rows);
+    worker.each(num_rows, [&](int row) {
+        float *answer = &answer_[(size_t)row * width], *branch = &branch_[(size_t)row * width];
+        rms_norm(answer, layer.experts_out_norm, width, spec_.norm_eps, answer);
+        for (int i = 0; i < width; i++) branch[i] += answer[i];
     });
 }
 
@@ -474,16 +498,17 @@ int Decoder::forward(Team& team, const Pass& pass) {
             if (layer.mlp_norm.weight || is_post)  // else the MLP reads what attention read
                 norm_phase(worker, is_post ? none : layer.mlp_norm, input_[NORMED], num_rows);
             const bool is_scaled = layer.experts && spec_.residual_scale != 1;
-            if (layer.experts) {
+            if (layer.experts && !layer.beside_norm) {
                 float* into = has_branch || is_scaled ? branch_.data() : x_.data();
                 if (into != x_.data()) worker.each(num_rows, [&](int row) {
                     std::fill_n(into + (size_t)row * spec_.width, spec_.width, 0.0f);
                 });
-                experts_->run(worker, *layer.experts, input_[NORMED], into, num_rows);
+                experts_->run(worker, *layer.experts, input_[NORMED], input_[NORMED], into, num_rows);
             } else {
                 mlp_phase(worker, layer, num_rows);
                 residual_phase(worker, *layer.down, layer.down_bias, gated_by(layer), num_rows,
                                has_branch);
+                if (layer.beside_norm) beside_phase(worker, layer, num_rows);
             }
             if (has_branch || is_scaled || is_post)
                 after_branch(worker, layer.mlp_out_norm, is_post ? layer.mlp_norm : none, num_rows,

@@ -45,6 +45,9 @@ struct LayerSpec {
     int32_t is_reader;             // q alone: it reads the keys and values that lie in its place
     int32_t is_other;              // its heads are of the decoder's other shape
     int32_t ffn_width;             // 0: the decoder's
+    // Of experts that stand beside gate, up and down: what they read, what they answer, what the
+    // MLP answers; null: there are none beside.
+    const float *experts_norm, *experts_out_norm, *beside_norm;
 };
 
 struct DecoderSpec {
@@ -113,6 +116,7 @@ private:
     void embed(Worker& worker, const Pass& pass);
     void join(Worker& worker, const Pass& pass);
     void make_inputs(Worker& worker, const Pass& pass);
+    void beside_phase(Worker& worker, const LayerSpec& layer, int num_rows);
     void inputs_phase(Worker& worker, const LayerSpec& layer, int number, int num_rows);
     Heads heads_of(bool is_other) const;
     int head_dim_of(const LayerSpec& layer) const {
@@ -143,17 +147,19 @@ private:
     std::vector<Thread> threads_;
     std::vector<float> x_, q_;
     std::vector<float> branch_;  // what is normed before it is added to x_
+    std::vector<float> answer_;  // of experts beside an MLP
     std::vector<float> gate_;    // of what attention reads
     std::vector<float> part_;    // this process's share of a sum over processes
     std::vector<float> layer_inputs_;    // [row][layer][table_width]
-    static constexpr int NUM_INPUTS = 7;
+    static constexpr int NUM_INPUTS = 8;
     std::vector<uint8_t> tiles_[NUM_INPUTS];
     std::vector<float> rows_[NUM_INPUTS];
     std::unique_ptr<Experts> experts_;  // null where no layer has any
     std::unique_ptr<Delta> delta_;
     std::unique_ptr<Latent> latent_;    // null where layers have q, k and v
     // Normed stream, attention's result, gated MLP, token and state; then results of the other
-    // shape of heads and of MLPs of another width, and what a layer takes of the table.
+    // shape of heads and of MLPs of another width, and what a layer takes of the table, and
+    // what a router reads that is not what its experts read.
     Input input_[NUM_INPUTS];
 };
 

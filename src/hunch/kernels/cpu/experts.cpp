@@ -113,7 +113,8 @@ void Experts::route(const ExpertsSpec& spec, const float* logits, int row) {
     }
     const bool is_divided = spec.is_normed || kind == Scores::CHOSEN;
     for (int i = 0; i < spec.num_chosen; i++)
-        weight[i] = (is_divided ? weight[i] / (total + 1e-20f) : weight[i]) * spec.scale;
+        weight[i] = (is_divided ? weight[i] / (total + 1e-20f) : weight[i]) *
+                    (spec.factor ? spec.factor[chosen[i]] : 1) * spec.scale;
 }
 
 // Where the rows of each expert stand in the gathered input, and the pieces they are computed in.
@@ -210,8 +211,8 @@ void Experts::shared_phase(Worker& worker, const ExpertsSpec& spec, const Input&
     });
 }
 
-void Experts::run(Worker& worker, const ExpertsSpec& spec, const Input& input, float* x,
-                  int num_rows) {
+void Experts::run(Worker& worker, const ExpertsSpec& spec, const Input& input, const Input& routed,
+                  float* x, int num_rows) {
     const int parts = num_parts(spec.num_experts), chunks = num_chunks(num_rows);
     worker.each(chunks * (parts + 1), [&](int item) {
         const int row = item / (parts + 1) * ROW_CHUNK, part = item % (parts + 1);
@@ -227,7 +228,7 @@ void Experts::run(Worker& worker, const ExpertsSpec& spec, const Input& input, f
             return;
         }
         const int first = part * CHANNELS, last = std::min(first + CHANNELS, spec.num_experts);
-        multiply(*spec.router, first, last, input, row, count, mine.out.data(), CHANNELS, scratch);
+        multiply(*spec.router, first, last, routed, row, count, mine.out.data(), CHANNELS, scratch);
         for (int r = 0; r < count; r++)
             for (int e = first; e < last; e++)
                 logits_[(size_t)(row + r) * spec.num_experts + e] =

@@ -23,6 +23,7 @@ struct ExpertsSpec {
     int32_t num_experts, num_chosen, width, shared_width;
     int32_t scores, is_normed, num_groups, num_groups_kept, num_best, activation;
     float scale;
+    const float* factor;  // of each expert's weights; may be null
 };
 
 class Experts {
@@ -30,8 +31,10 @@ public:
     // `specs` are those of the layers that have experts; all are of one size.
     Experts(const std::vector<const ExpertsSpec*>& specs, int width, bool is_fine);
     void reserve(int num_rows, int num_threads);
-    // x += the experts' answers to `input`, whose rows are kept as floats too.
-    void run(Worker& worker, const ExpertsSpec& spec, const Input& input, float* x, int num_rows);
+    // x += the experts' answers to `input`, whose rows are kept as floats too; the router reads
+    // `routed`.
+    void run(Worker& worker, const ExpertsSpec& spec, const Input& input, const Input& routed, float* x,
+             int num_rows);
 
 private:
     struct Thread {

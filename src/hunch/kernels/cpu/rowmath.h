@@ -8,7 +8,7 @@
 
 namespace hunch {
 
-// x / rms(x) * weight; x and out may be the same.
+// x / rms(x) * weight, which may be null; x and out may be the same.
 inline void rms_norm(const float* x, const float* weight, int size, float eps, float* out) {
     vf sum = zero();
     for (int i = 0; i < size; i += P) {
@@ -16,7 +16,10 @@ inline void rms_norm(const float* x, const float* weight, int size, float eps, f
         sum = fma(sum, a, a);
     }
     vf factor = set1(1.0f / std::sqrt(sum_lanes(sum) / (float)size + eps));
-    for (int i = 0; i < size; i += P) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+    for (int i = 0; i < size; i += P) {
+        vf y = mul(load(x + i), factor);
+        store(out + i, weight ? mul(y, load(weight + i)) : y);
+    }
 }
 
 inline void add_bias(float* x, const float* bias, int size) {

@@ -11,8 +11,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.kernels.experts import Routing
+from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.decoder import AnyBlock, Decoder
+from hunch.models.experts import ExpertNames
 from hunch.models.families.gemma import Gemma2
 from hunch.models.reading import (
     Config,
@@ -55,6 +58,15 @@ class Gemma4(Decoder):
 
     names: ClassVar[Names] = replace(
         Gemma2.names,
+        experts=ExpertNames(
+            router="router.proj",
+            gate="experts.{}.gate_proj",
+            up="experts.{}.up_proj",
+            down="experts.{}.down_proj",
+            all_up="experts.gate_up_proj",
+            all_down="experts.down_proj",
+            is_turned=False,
+        ),
         unread=r"(^|\.)(vision_tower|audio_tower|embed_vision|embed_audio)\.",
     )
 
@@ -94,6 +106,7 @@ class Gemma4(Decoder):
             kv_of=_kv_of(config, types),
             is_value_key=is_full if config.get("attention_k_eq_v") else (),
             inputs=_inputs(config),
+            experts=_experts(config, common["num_layers"]),
         )
 
     def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
@@ -166,6 +179,18 @@ def _same_for_all(by_layer: Any, is_full: tuple[bool, ...]) -> Config:
             "differ, all in the same way"
         )
     return dict(found[0])
+
+
+def _experts(config: Config, num_layers: int) -> ExpertSpec | None:
+    if not config.get("enable_moe_block"):
+        return None
+    routing = Routing(
+        num_experts=read_int(config, "num_experts"),
+        num_chosen=read_int(config, "top_k_experts"),
+        is_normed=True,
+    )
+    width = read_int(config, "moe_intermediate_size")
+    return ExpertSpec(routing=routing, width=width, layers=(True,) * num_layers, is_beside=True)
 
 
 def _inputs(config: Config) -> TokenInputs | None:

@@ -25,7 +25,8 @@ from hunch.layers.block import Block
 from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
-from hunch.models.fused import MIN_WIDTH, FusedLayers, float_logits, has_bias, unknown_to_kernels
+from hunch.models.fused import MIN_WIDTH, FusedLayers, float_logits, unknown_to_kernels
+from hunch.models.fused_layer import has_bias
 from hunch.models.heads.files import Table
 from hunch.models.heads.step import StepNet
 

@@ -20,7 +20,8 @@ from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_fused import add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm
 from hunch.layers.block import Block
-from hunch.models.fused import MIN_WIDTH, READS, FusedLayers, has_bias, unknown_to_kernels
+from hunch.models.fused import MIN_WIDTH, READS, FusedLayers, unknown_to_kernels
+from hunch.models.fused_layer import has_bias
 from hunch.models.heads.block import MarkovHead
 
 if TYPE_CHECKING:

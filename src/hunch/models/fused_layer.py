@@ -1,0 +1,147 @@
+"""One decoder layer's weights, as a GPU's fused kernels take them.
+
+Shape letters: N heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hunch.kernels.activation import KERNEL_NAMES
+from hunch.kernels.gpu_fused import RowNorm
+from hunch.kernels.gpu_route import Timing
+from hunch.layers.attention import Heads
+from hunch.layers.block import Block, PostNormBlock
+from hunch.layers.experts import Experts, ExpertsBeside
+from hunch.layers.inputs import InputGate
+from hunch.layers.latent import LatentAttention, LatentBlock
+from hunch.layers.linear import Linear
+from hunch.layers.mlp import GatedMLP, PlainMLP
+from hunch.layers.norm import Norm, RMSNorm
+from hunch.layers.recurrent import DeltaBlock, GatedDelta
+from hunch.models.fused_delta import FusedDelta
+from hunch.models.fused_experts import FusedExperts
+from hunch.models.fused_latent import FusedLatent
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer's weights, as the kernels take them."""
+
+    attn_norm: RowNorm | None  # None: the input comes as it is
+    qkv: Linear | None  # None: there is `latent` or `delta`
+    heads: Heads | None  # None: there is `delta`
+    head_norms: tuple[Tensor, Tensor] | None
+    sinks_N: Tensor | None
+    out: Linear
+    attn_out_norm: RowNorm | None  # of what is added to the stream
+    mlp_norm: RowNorm | None  # None: the MLP reads what attention read
+    gate_up: Linear | None  # up alone where there is no gate; None, as down: there are experts
+    activation: str  # one of KERNEL_NAMES' values
+    is_gated: bool
+    down: Linear | None
+    mlp_out_norm: RowNorm | None
+    residual_scale: float  # of what is added to the stream
+    is_post_norm: bool  # norms stand after the sums
+    number: int  # of the cache's layer
+    experts: FusedExperts | None = None
+    latent: FusedLatent | None = None
+    delta: FusedDelta | None = None
+    attn_gate: Linear | None = None  # of what heads read
+    is_v_normed: bool = False
+    inputs: InputGate | None = None  # what it takes of a table
+    stream_scale: float = 1.0  # of the stream at its end
+    beside: ExpertsBeside | None = None  # norms of experts that stand beside gate_up and down
+
+    def plain(self) -> list[Linear]:
+        """Products that are rounded once."""
+        q = self.qkv if self.latent is None else self.latent.q
+        q = q if self.delta is None else self.delta.inputs
+        asked = None if self.inputs is None else self.inputs.gate
+        return [x for x in (q, self.attn_gate, self.gate_up, asked) if x is not None]
+
+    def sliced(self) -> list[Linear]:
+        """Products whose slices are added by whoever reads them."""
+        down = None if self.latent is None else self.latent.down
+        given = None if self.inputs is None else self.inputs.project
+        return [x for x in (down, self.out, self.down, given) if x is not None]
+
+
+def has_bias(layers: Sequence[Layer]) -> bool:
+    every = [linear for layer in layers for linear in (*layer.plain(), *layer.sliced())]
+    return any(linear.bias_N is not None for linear in every)
+
+
+def _other_layer(block: LatentBlock | DeltaBlock, timing: Timing) -> Layer:
+    """Layers whose first half is not plain attention."""
+    attn, mlp = block.attn, block.mlp
+    latent = attn if isinstance(attn, LatentAttention) else None
+    delta = attn if isinstance(attn, GatedDelta) else None
+    dense = mlp if isinstance(mlp, GatedMLP) else None
+    return Layer(
+        attn_norm=row_norm(block.attn_norm),
+        qkv=None,
+        heads=None if latent is None else latent.heads,
+        head_norms=None,
+        sinks_N=None,
+        out=attn.out,
+        attn_out_norm=None,
+        mlp_norm=row_norm(block.mlp_norm),
+        gate_up=None if dense is None else dense.gate_up,
+        activation=KERNEL_NAMES[mlp.activation],
+        is_gated=True,
+        down=None if dense is None else dense.down,
+        mlp_out_norm=None,
+        residual_scale=1.0,
+        is_post_norm=False,
+        number=attn.layer,
+        experts=FusedExperts(mlp, timing) if isinstance(mlp, Experts) else None,
+        latent=None if latent is None else FusedLatent(latent),
+        delta=None if delta is None else FusedDelta(delta),
+    )
+
+
+def layer_of(block: Block | LatentBlock | DeltaBlock, timing: Timing) -> Layer:
+    if isinstance(block, LatentBlock | DeltaBlock):
+        return _other_layer(block, timing)
+    attn, mlp = block.attn, block.mlp
+    experts = mlp if isinstance(mlp, Experts) else None
+    experts = experts if block.beside is None else block.beside.experts
+    up = mlp.gate_up if isinstance(mlp, GatedMLP) else mlp.up if isinstance(mlp, PlainMLP) else None
+    head_norms = None
+    if attn.q_norm is not None:  # those who only read have no norm of keys
+        head_norms = (attn.q_norm.weight_D, (attn.k_norm or attn.q_norm).weight_D)
+    return Layer(
+        attn_norm=row_norm(block.attn_norm),
+        qkv=attn.qkv,
+        heads=attn.heads,
+        head_norms=head_norms,
+        sinks_N=attn.sinks_N,
+        out=attn.out,
+        attn_out_norm=row_norm(block.attn_out_norm),
+        mlp_norm=row_norm(block.mlp_norm),
+        gate_up=up,
+        activation=KERNEL_NAMES[mlp.activation],
+        is_gated=not isinstance(mlp, PlainMLP),
+        down=None if isinstance(mlp, Experts) else mlp.down,
+        mlp_out_norm=row_norm(block.mlp_out_norm),
+        residual_scale=block.residual_scale,
+        is_post_norm=isinstance(block, PostNormBlock),
+        number=attn.layer,
+        experts=None if experts is None else FusedExperts(experts, timing),
+        attn_gate=attn.gate,
+        is_v_normed=attn.v_norm is not None,
+        inputs=block.inputs,
+        beside=block.beside,
+        stream_scale=1.0 if block.scale_1 is None else float(block.scale_1),
+    )
+
+
+def row_norm(norm: Norm | None) -> RowNorm | None:
+    """A norm as the kernels take it."""
+    if norm is None or isinstance(norm, RMSNorm):
+        return None if norm is None else RowNorm(norm.weight_D)
+    return RowNorm(norm.weight_D, norm.bias_D, is_centred=True)
