@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -147,9 +148,14 @@ def test_what_cannot_be_is_refused_in_words(tiny_model: Path) -> None:
         LLM(str(tiny_model), weights=weights, tensor_parallel_size=2, **SMALL)
 
 
-def test_a_dead_rank_is_named_within_seconds(tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ["pipeline_parallel_size", pytest.param("tensor_parallel_size", marks=pytest.mark.slow)],
+)
+def test_a_dead_rank_is_named_within_seconds(kind: str, tiny_model: Path) -> None:
     """Killed in the middle of a stream: nothing hangs, and no later request is taken."""
-    llm = LLM(str(tiny_model), tensor_parallel_size=2, threads=1, speculate="ngram", **SMALL)
+    arguments: Any = {**SMALL, kind: 2}
+    llm = LLM(str(tiny_model), threads=1, speculate="ngram", **arguments)
     process = llm.engine.runner.target.ranks._processes[0]
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     stream = llm.stream(PROMPTS[0], params)
