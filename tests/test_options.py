@@ -126,6 +126,11 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
         lambda c: c.spec.options["min_match"],
         "2",
     ),
+    "speculative_device": (
+        {"speculative_model": "p", "speculative_device": "cpu"},
+        lambda c: c.spec.device,
+        "cpu",
+    ),
     "speculative_draft_tensor_parallel_size": (
         {"speculative_model": "p", "speculative_draft_tensor_parallel_size": 1},
         lambda c: c.spec.draft_tensor_parallel_size,

@@ -21,6 +21,7 @@ class Arguments(TypedDict, total=False):
     ngram_prompt_lookup_max: int | None
     ngram_prompt_lookup_min: int | None
     speculative_draft_tensor_parallel_size: int | None
+    speculative_device: str | None
     speculative_disable_by_batch_size: int | None
     spec_decoding_acceptance_method: str | None
     # the target

@@ -40,6 +40,7 @@ _SPEC = {
     "num_speculative_tokens",
     "ngram_prompt_lookup_max",
     "ngram_prompt_lookup_min",
+    "speculative_device",
     "speculative_draft_tensor_parallel_size",
     "speculative_disable_by_batch_size",
     "spec_decoding_acceptance_method",
@@ -194,6 +195,8 @@ def unused_arguments(config: Config, device: str) -> list[str]:
         words.append("kv_bytes has no effect beside num_blocks")
     if config.spec.draft_tensor_parallel_size and config.spec.method in _WEIGHTLESS:
         words.append(f"draft_tensor_parallel_size has no effect: {config.spec.method} has no model")
+    if config.spec.device and config.spec.method in _WEIGHTLESS:
+        words.append(f"speculative_device has no effect: {config.spec.method} has no model")
     return words
 
 
@@ -218,6 +221,7 @@ def spec_from_vllm(**given: Any) -> SpecConfig:
         size = _whole(given, "speculative_draft_tensor_parallel_size", 1)
         rest["draft_tensor_parallel_size"] = size
         del given["speculative_draft_tensor_parallel_size"]
+    rest["device"] = given.pop("speculative_device", None)
     own = given.pop("speculate", None)
     if own is not None:
         if given:

@@ -165,6 +165,7 @@ class SpecConfig:
     max_batch: int | None = None  # no drafting with more running requests than this
     always: bool = False  # draft as if extra rows cost nothing: for checks
     draft_tensor_parallel_size: int | None = None
+    device: str | None = None  # of draft models; None: the target's
 
     def __post_init__(self) -> None:
         _check_types(self)

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from hunch.config import MERGE, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.ahead import METHODS as BESIDE
+from hunch.drafting.ahead import load_beside
 from hunch.drafting.auto_device import DeviceAuto
 from hunch.drafting.auto_head import DeviceAutoHead
 from hunch.drafting.base import (
@@ -302,7 +304,7 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     # With a verifier that weighs draws, text depends on how much is drafted: measured times, which
     # differ from run to run, must not decide it.
     context.is_followed = context.cost.is_measured and spec.method != MERGE and not context.wants_q
-    method: Drafter = resolve(DRAFTERS, spec.method)(spec.options, spec.path, context)
+    method = _build(spec.method, spec.options, spec.path, context)
     if method.needs.is_graphable or method.needs.methods or spec.method == PREDICTION:
         return method
     lookups = {PREDICTION: _load(PREDICTION, {}, context)}
@@ -311,6 +313,16 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     return RoutedDrafter(
         spec.method, None, _asked_where_it_pays(spec.method, method, context), lookups, context
     )
+
+
+def _build(
+    name: str, options: Mapping[str, str], path: str | None, context: DrafterContext
+) -> Drafter:
+    """A method; with files, on the device that was named for them."""
+    if context.draft_device is not None and path is not None and name != MERGE:
+        return load_beside(name, options, path, context)
+    method: Drafter = resolve(DRAFTERS, name)(options, path, context)
+    return method
 
 
 def _asked_where_it_pays(
@@ -339,7 +351,10 @@ def _load_network(
                 100 * max_share,
             )
             return None
-    method: Drafter = resolve(DRAFTERS, name)({}, path, context)
+    if context.draft_device is not None and name not in BESIDE:
+        log.warning("speculative_device has no effect: %s reads what the target computes", name)
+        context.draft_device = None
+    method = _build(name, {}, path, context)
     return _asked_where_it_pays(name, method, context, is_adaptive=is_adaptive)
 
 

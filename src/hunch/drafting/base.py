@@ -63,6 +63,17 @@ class TakesPhrases(Protocol):
     def take_phrases(self, table: PhraseTable) -> None: ...
 
 
+class Prepares(Protocol):
+    """A drafter that goes on guessing while the target checks what it guessed before."""
+
+    def prepare(self, rows: Rows, num_checked: list[int]) -> None:
+        """The target checks so many nodes of these rows now, which stay as they are until
+        `settle`."""
+
+    def settle(self) -> None:
+        """The rows are about to change."""
+
+
 class Network(Protocol):
     """A drafter's model on a device, and its KV."""
 
@@ -206,6 +217,9 @@ class DrafterContext:
     load_codec: Callable[[str], TextCodec] | None = None  # the tokenizer beside a drafter's files
     kv: KVCache | None = None
     group: int = 0  # index of its KV group in computed_GX
+    draft_device: torch.device | None = None  # of draft models, where it is not the target's
+    beside: DrafterContext | None = None  # what a draft model there is built with
+    prepares: Prepares | None = None  # and who asks it while the target is busy
 
     @property
     def is_fused(self) -> bool:

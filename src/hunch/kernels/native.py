@@ -106,6 +106,11 @@ def team(num_threads: int | None = None) -> int:
     return _lib().hunch_team_new(num_threads or num_cores())
 
 
+def new_team(num_threads: int) -> int:
+    """Threads of their own, for a network that computes while others do."""
+    return int(_lib().hunch_team_new(num_threads))
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=team.cache_clear)  # threads do not survive a fork
 

@@ -16,6 +16,7 @@ from hunch.kernels.native import (
     NativeMatrix,
     NativeNetwork,
     is_available,
+    new_team,
 )
 from hunch.kernels.native_structs import NativeShape, activation_number
 from hunch.layers.attention import Heads
@@ -133,6 +134,10 @@ class NativeDecoder:
             return embedding, embedding
         name = HEAD_SHARE if self.group.size > 1 else self.names.head
         return embedding, reader.matrix(name, is_table=True)
+
+    def use_own_threads(self, num_threads: int) -> None:
+        """Compute beside other networks of this process, not after them."""
+        self.network.team = new_team(num_threads)
 
     @property
     def whole_head(self) -> NativeMatrix:

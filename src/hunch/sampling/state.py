@@ -77,6 +77,7 @@ class SamplingState:
         self.log_min_p_X = column(-math.inf, torch.float32)
         self.seed_X = column(0, torch.int64)
         self.sample_X = column(0, torch.int64)
+        self.copies: list[SamplingState] = []  # on other devices, for drafters there
         self.asks_X = np.zeros(max_rows, np.int64)  # flags of the rows in use, on the host
         self.processors: HostProcessors | DeviceProcessors = (
             DeviceProcessors(max_rows, vocab_size, self.device)
@@ -103,11 +104,15 @@ class SamplingState:
             asks |= HISTORY
             self.processors.start(row, request, tokens[len(request.prompt_ids) :])
         self.asks_X[row] = asks
+        for copy in self.copies:
+            copy.start(row, request, tokens)
 
     def commit(self, rows: list[int], tokens: list[list[int]]) -> None:
         """Tokens that became output, per row."""
         if np.bitwise_or.reduce(self.asks_X[rows], initial=0) & HISTORY:
             self.processors.commit(rows, tokens)
+        for copy in self.copies:
+            copy.commit(rows, tokens)
 
     def leave(self, row: int) -> None:
         asks, self.asks_X[row] = int(self.asks_X[row]), 0
@@ -115,6 +120,8 @@ class SamplingState:
             self.processors.leave(row)
         if asks & SAMPLED:
             self.temperature_X[row] = 0.0
+        for copy in self.copies:
+            copy.leave(row)
 
     def is_plain(self, row_M: Tensor) -> bool:
         """Every row is greedy without processors: a choice is an argmax."""
@@ -168,13 +175,9 @@ class SamplingState:
         return self._draw_rows(logits_MV, row_M, pos_M)
 
     def apply_rules(
-        self,
-        logits_MC: Tensor,
-        row_M: Tensor,
-        pos_M: Tensor,
-        path_MP: Tensor,
+        self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor,
         ids_C: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """A drafter's logits as the target's would be: what it guesses follows the rows' rules.
 
         ids_C names the target's token of each column where a drafter's vocabulary is a part of it;
@@ -242,14 +245,9 @@ class SamplingState:
         return torch.where(is_sampled_M1, z_MC + noise_MC, z_MC)
 
     def draw_own(
-        self,
-        logits_MC: Tensor,
-        row_M: Tensor,
-        pos_M: Tensor,
-        depth: int,
-        num: int = 1,
+        self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, depth: int, num: int = 1,
         ids_C: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """A drafter's own draw of `num` different tokens [M, num], for verifiers that weigh it.
 
         Its noise is a stream of its own per depth. Also what was drawn from, over the target's

@@ -41,11 +41,13 @@ def assemble(
     verify = resolve(VERIFIERS, spec.verifier)
     context = _context(config, target, sampling, vocab, codec, load_codec)
     context.wants_q = getattr(verify, "wants_q", False)
+    context.draft_device = _draft_device(spec.device, target)
     drafter = load_drafter(spec, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
     max_nodes = drafter.needs.max_nodes
     states = _states(target, schedule.num_rows, max_nodes)
-    num_blocks = _count_blocks(config, target, shapes, context.max_len, max_nodes)
+    here = shapes if context.draft_device in (None, device) else shapes[:1]
+    num_blocks = _count_blocks(config, target, here, context.max_len, max_nodes)
     capacity = Capacity(
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
@@ -62,10 +64,15 @@ def assemble(
         has_states=states is not None,
         num_ahead=getattr(target, "num_ahead", 1),
     )
-    kv = [allocate(shape, capacity.num_blocks, capacity.block_size, device) for shape in shapes]
+    places = [device, context.draft_device or device][: len(shapes)]
+    kv = [
+        allocate(shape, capacity.num_blocks, capacity.block_size, place)
+        for shape, place in zip(shapes, places, strict=True)
+    ]
     kv[0].states = states
-    if drafter.needs.kv is not None:
-        context.kv, context.group = kv[1], 1
+    for one in (context, context.beside):
+        if drafter.needs.kv is not None and one is not None:
+            one.kv, one.group = kv[1], 1
     runner = Runner(
         capacity=capacity,
         target=target,
@@ -75,12 +82,37 @@ def assemble(
         sampling=sampling,
         scores_processed=config.model.logprobs_mode == "processed_logprobs",
         cost=context.cost,
+        prepares=context.prepares,
         depth=_depth(schedule.depth, capacity.num_ahead, captures),
         captures=captures,
     )
     if runner.is_host_drafting:
         calibrate(runner)
     return runner
+
+
+def _draft_device(asked: str | None, target: Target) -> torch.device | None:
+    """Where draft models are; None: where the target is."""
+    if asked is None:
+        return None
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise ConfigError(f"speculative_device={asked!r}: cpu, or cuda:0, cuda:1, ...") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"speculative_device={asked!r}: cpu, or cuda:0, cuda:1, ...")
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    device = torch.device("cuda", device.index or 0)
+    if device.index >= count:
+        raise ConfigError(f"speculative_device={asked!r}: this machine has {count} GPUs")
+    if target.device.type == "cuda" and (target.device.index or 0) == device.index:
+        raise ConfigError(
+            f"speculative_device={asked!r} is the target's own: leave it out, drafting is then a "
+            "part of captured steps"
+        )
+    return device
 
 
 def _depth(asked: int | None, num_ahead: int, captures: bool) -> int:

@@ -43,6 +43,7 @@ class HostStep:
         self.device: torch.device = parts.target.device
         self._is_host = self.device.type == "cpu"
         self.is_ahead = parts.capacity.num_ahead > 1  # passes begin before others are finished
+        self._prepares = None if self.is_ahead else parts.prepares
         self._last_end = 0.0  # when the last step's tokens were committed
         self.passes: Any = None  # captured passes, on a GPU
         self.elsewhere: Elsewhere | None = None  # captured steps, on a GPU
@@ -84,17 +85,27 @@ class HostStep:
         if batch.parts:
             target: Any = self.target
             is_begun = begun.under_way is not None
+            self._prepare(batch.parts)
             hidden = target.finish(begun.under_way) if is_begun else self.forward(batch)
             self._prompt_logprobs(hidden.last_TD, outcomes)
             self._pool(hidden.last_TD, outcomes)
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._decide(batch, hidden, checked) if checked else None
+        if self._prepares is not None:
+            self._prepares.settle()
         self._commit(outcomes)
         committed = perf_counter()
         if hidden is not None:
             self._draft(batch, hidden, outcomes, logits_MV)
         drafted = self._last_end = perf_counter()
         return self._result(plan, batch, outcomes, committed - started, drafted - committed)
+
+    def _prepare(self, parts: list[Part]) -> None:
+        """Let a drafter that can go on while the target checks these rows' drafts."""
+        deciding = [part for part in parts if part.is_caught_up]
+        if self._prepares is not None and deciding:
+            rows = self.rows.view([part.row for part in deciding])
+            self._prepares.prepare(rows, [part.num_nodes for part in deciding])
 
     def _draft(
         self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hunch.draft import Verdict
-from hunch.drafting.base import Drafter
+from hunch.drafting.base import Drafter, Prepares
 from hunch.drafting.costs import CostCurve
 from hunch.kernels.attention import KVCache
 from hunch.models.target import Target
@@ -55,6 +55,7 @@ class Parts:
     verify: Callable[..., Verdict]
     sampling: SamplingState
     cost: CostCurve
+    prepares: Prepares | None  # who drafts while the target is busy
     scores_processed: bool
     rows: RowBuffers
     grammars: RowGrammars

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hunch.draft import Verdict
-from hunch.drafting.base import Clears, Drafter
+from hunch.drafting.base import Clears, Drafter, Prepares
 from hunch.drafting.costs import CostCurve
 from hunch.kernels.attention import KVCache
 from hunch.models.target import Target
@@ -54,6 +54,7 @@ class Runner:
         verify: Callable[..., Verdict],
         sampling: SamplingState,
         cost: CostCurve,
+        prepares: Prepares | None = None,
         depth: int = 0,
         scores_processed: bool = False,
         captures: bool = False,  # the target's kernels can be captured
@@ -69,6 +70,7 @@ class Runner:
             verify=verify,
             sampling=sampling,
             cost=cost,
+            prepares=prepares,
             scores_processed=scores_processed,
             rows=self.rows,
             grammars=self.grammars,

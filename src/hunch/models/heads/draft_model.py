@@ -26,6 +26,7 @@ from hunch.hub import resolve as find_files
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.native import INT8, ROUNDED, NativeMatrix
 from hunch.layers.linear import Linear
+from hunch.models.beside import TargetBeside
 from hunch.models.decoder import Decoder, Hidden
 from hunch.models.heads.files import check_map
 from hunch.models.load import check_tensors, choose_dtype, choose_hold
@@ -172,6 +173,8 @@ def _native_tables(
 def _is_same(spec: ModelSpec, target: Target) -> bool:
     """Whether the target can be the model the draft was cut from."""
     other = target.spec
+    if isinstance(target, TargetBeside):
+        return False  # its tables are on another device
     return other.width == spec.width and other.vocab_size == spec.vocab_size
 
 

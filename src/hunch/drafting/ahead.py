@@ -1,0 +1,216 @@
+"""A draft model on a device of its own, which guesses on while the target checks its last draft.
+
+The likeliest verdict is that the target agrees with all of a draft. So while it checks one, the
+model goes on as if it did: it guesses the target's own next token, and then the draft after that.
+Where the verdict is so, that draft is ready at once; else the model drafts as usual, from what was
+really decided. Nothing here can change a token: what is prepared is a guess like any other.
+
+Shape letters: X rows of the engine, R rows of this step, N nodes, L longest sequence, G KV groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.base import Drafter, DrafterContext
+from hunch.drafting.trees import side_by_side
+from hunch.errors import ConfigError
+from hunch.kernels.build import num_cores
+from hunch.models.beside import TargetBeside
+from hunch.registry import DRAFTERS, resolve
+from hunch.sampling.state import SamplingState
+
+if TYPE_CHECKING:
+    from hunch.models.target import Target
+
+METHODS = ("draft", "text")  # that read nothing of the target but its tokens
+FEW = 16  # tokens that the model may lack of a row that it prepares a draft for
+NOWHERE = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(slots=True)
+class Chain:
+    """What was guessed for a row, from position `base` on."""
+
+    base: int
+    tokens: list[int]
+    num_checked: int = 0  # of them that the target checks; the rest was guessed meanwhile
+
+
+class AheadDrafter:
+    """A method of another device, asked in a thread of its own while the target is busy."""
+
+    def __init__(self, method: Drafter, context: DrafterContext, home: torch.device) -> None:
+        """`context` is the method's; the target is at `home`."""
+        self._home = home
+        self.method, self.context, self.needs = method, context, method.needs
+        self.is_adaptive = getattr(method, "is_adaptive", False)
+        self.shape = getattr(method, "shape", None)
+        self.num_prepared = self.num_ready = 0  # drafts prepared, and those that could be used
+        self._chains: dict[int, Chain] = {}  # the draft that a row waits with
+        self._ready: dict[int, list[int]] = {}  # what is left of those that came true
+        self._seen: dict[int, int] = {}  # of rows: tokens of theirs that are in _tokens_XL
+        window = getattr(method, "window", None)
+        self._longest = context.max_len if window is None else window.limit
+        size = (context.max_rows, context.max_len + method.needs.max_nodes + 2)
+        self._tokens_XL = torch.zeros(size, dtype=torch.int64)  # rows as they would be
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hunch-draft")
+        self._job: Future[None] | None = None
+
+    # --- while the target is busy -----------------------------------------------------------------
+
+    def prepare(self, rows: Rows, num_checked: list[int]) -> None:
+        """The target checks so many nodes of these rows, which must not change until `settle`."""
+        if self.context.wants_q:
+            return  # a draft must say what it was drawn from, for the text that really is there
+        ids: list[int] = rows.ids_R.tolist()
+        known, end = rows.known_X[rows.ids_R].tolist(), rows.end_X[rows.ids_R].tolist()
+        computed = rows.computed_GX[-1, rows.ids_R].tolist()
+        room, chosen = rows.max_draft_X.clone(), []
+        for place, row in enumerate(ids):
+            chain = self._chains.get(row)
+            if chain is None or chain.base != known[place] or not chain.tokens:
+                continue  # it was not asked, as that would not pay
+            chain.num_checked = min(num_checked[place], len(chain.tokens))
+            del chain.tokens[chain.num_checked :]
+            # The target's own token, and a draft as long as the last.
+            wanted = max(chain.num_checked, 1) + 1
+            reach = known[place] + chain.num_checked
+            room[row] = min(int(room[row]) + 1, wanted, end[place] - reach, self.needs.max_nodes)
+            is_near = known[place] - computed[place] <= FEW and reach + wanted < self._longest
+            if room[row] > 1 and is_near and not self.context.sampling.has_rules(row):
+                chosen.append(row)
+        if chosen:
+            would_be = replace(self._as_if(rows, chosen), max_draft_X=room)
+            self._job = self._pool.submit(self._go_on, would_be)
+
+    def _as_if(self, rows: Rows, ids: list[int]) -> Rows:
+        """The rows if the target agreed with all that it checks."""
+        known_X, tokens_XL = rows.known_X.clone(), self._tokens_XL
+        for row in ids:
+            chain, seen = self._chains[row], self._seen.get(row, 0)
+            tokens_XL[row, seen : chain.base] = rows.tokens_XL[row, seen : chain.base]
+            last = chain.base + len(chain.tokens)
+            tokens_XL[row, chain.base : last] = torch.tensor(chain.tokens, dtype=torch.int64)
+            self._seen[row], known_X[row] = chain.base, last
+        return replace(
+            rows,
+            ids_R=torch.tensor(ids),
+            tokens_XL=tokens_XL,
+            known_X=known_X,
+            computed_GX=rows.computed_GX.clone(),
+        )
+
+    @torch.inference_mode()
+    def _go_on(self, rows: Rows) -> None:
+        self.method.observe(TargetStep(rows, NOWHERE, NOWHERE, NOWHERE, None))
+        draft = self.method.propose(rows)
+        counts = draft.num_nodes_R.tolist()
+        for row, chain in zip(rows.ids_R.tolist(), _chains_of(draft), strict=True):
+            self._chains[row].tokens += chain
+        self.num_prepared += sum(count > 0 for count in counts)
+
+    def settle(self) -> None:
+        """Wait for what is being prepared."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+
+    # --- the interface of a drafter ---------------------------------------------------------------
+
+    def observe(self, step: TargetStep) -> None:
+        self.settle()
+        rows = step.rows
+        for row in rows.ids_R.tolist():
+            chain, known = self._chains.pop(row, None), int(rows.known_X[row])
+            self._ready.pop(row, None)
+            if chain is None or len(chain.tokens) == chain.num_checked:
+                continue  # nothing was prepared
+            decided = rows.tokens_XL[row, chain.base : known].tolist()
+            rest = chain.tokens[len(decided) :]
+            if (
+                chain.tokens[: len(decided)] == decided
+                and len(decided) > chain.num_checked
+                and rest
+            ):
+                self._ready[row] = rest
+                self.num_ready += 1
+            else:  # it has read what was not decided
+                self.method.forget([row])
+        self.method.observe(step)
+
+    def propose(self, rows: Rows) -> Draft:
+        ids: list[int] = rows.ids_R.tolist()
+        known, limits = rows.known_X[rows.ids_R].tolist(), rows.max_draft_X[rows.ids_R].tolist()
+        chains = [self._ready.pop(row, [])[:limit] for row, limit in zip(ids, limits, strict=True)]
+        rest = [place for place, chain in enumerate(chains) if not chain]
+        there = [place for place, chain in enumerate(chains) if chain]
+        drafts: list[tuple[list[int], Draft]] = []
+        if rest:
+            asked = self.method.propose(replace(rows, ids_R=rows.ids_R[rest]))
+            drafts.append((rest, _copy(asked)))
+            for place, chain in zip(rest, _chains_of(asked), strict=True):
+                chains[place] = chain
+        if there:
+            drafts.append((there, Draft.chains([chains[place] for place in there])))
+        for row, base, chain in zip(ids, known, chains, strict=True):
+            self._chains[row] = Chain(base, chain)
+        draft = drafts[0][1] if len(drafts) == 1 else side_by_side(len(ids), drafts)
+        return draft.to(self._home)
+
+    def forget(self, rows: list[int]) -> None:
+        self.settle()
+        self.method.forget(rows)
+        for row in rows:
+            for held in (self._chains, self._ready, self._seen):
+                held.pop(row, None)
+
+
+def _chains_of(draft: Draft) -> list[list[int]]:
+    """The tokens of rows whose draft is a chain; of others none."""
+    tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
+    found = []
+    for row, count in enumerate(draft.num_nodes_R.tolist()):
+        is_chain = parents[row][:count] == list(range(-1, count - 1))
+        found.append(tokens[row][:count] if is_chain else [])
+    return found
+
+
+def _copy(draft: Draft) -> Draft:
+    """The same on the host, in memory that the next draft of the row is not written to."""
+    columns = (draft.tokens_RN, draft.parents_RN, draft.num_nodes_R)
+    tokens_RN, parents_RN, num_nodes_R = (column.to("cpu", copy=True) for column in columns)
+    return Draft(tokens_RN, parents_RN, num_nodes_R, draft.q_RNV, draft.is_sampled_RN)
+
+
+def load_beside(
+    name: str, options: Mapping[str, str], path: str | None, context: DrafterContext
+) -> Drafter:
+    """The method on the device that the context names for drafts."""
+    device, own = context.draft_device, context
+    assert device is not None
+    if name not in METHODS:
+        raise ConfigError(
+            f"speculative_device={str(device)!r}: {name} drafts from what the target computes, on "
+            f"the target's device; {' and '.join(METHODS)} have a device of their own"
+        )
+    if device != context.target.device:
+        size = context.max_rows, context.vocab_size
+        sampling = SamplingState(*size, device)
+        context.sampling.copies.append(sampling)
+        target = cast("Target", TargetBeside(context.target, device))
+        own = replace(context, target=target, device=device, sampling=sampling)
+    own = context.beside = replace(own, is_followed=False, draft_device=None)
+    method: Drafter = resolve(DRAFTERS, name)(options, path, own)
+    model: Any = getattr(method, "model", None)
+    if device.type == "cpu" and hasattr(model, "use_own_threads"):
+        is_busy = context.target.device.type == "cpu"  # then most cores are the target's
+        model.use_own_threads(1 if is_busy else max(1, min(8, num_cores() - 1)))
+    ahead = context.prepares = AheadDrafter(method, own, context.device)
+    return ahead
