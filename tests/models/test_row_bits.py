@@ -23,6 +23,9 @@ MODELS = {
     "mistral": {"architecture": "MistralForCausalLM", "sliding_window": 7},
     "qwen3": {"architecture": "Qwen3ForCausalLM", "head_dim": 16},
     "opt": {"architecture": "OPTForCausalLM"},
+    "gemma": {"architecture": "Gemma2ForCausalLM", "head_dim": 16, "final_logit_softcapping": 30.0,
+              "sliding_window": 7},
+    "gelu": {"architecture": "OPTForCausalLM", "activation_function": "gelu"},
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 # Every second pair; of torch's own calls, one per token, two. The slow run has them all.

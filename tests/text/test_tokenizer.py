@@ -105,6 +105,16 @@ def test_sentence_piece_merges_by_score() -> None:
     assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
 
 
+def test_sentence_piece_merges_as_a_file_lists_them() -> None:
+    tokens = ["<unk>", "▁", "a", "b", "ab", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [2, 1, 1, 1, 1, 1, *[6] * 256]
+    metadata = {"model": "gemma4", "tokens": tokens, "token_type": kinds, "merges": ["▁ a", "a b"]}
+    metadata |= {"add_space_prefix": False, "add_bos_token": False}
+    built = build_tokenizer({f"tokenizer.ggml.{k}": v for k, v in metadata.items()}, "a file")
+    assert built.encode(" ab\n").tokens == ["▁a", "b", "<0x0A>"]
+    assert built.decode(built.encode(" ab\n").ids) == " ab\n"
+
+
 def test_metaspace_decoders() -> None:
     tokenizer = metaspace()
     ids = tokenizer.encode("ab a b")

@@ -11,17 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Hugging Face's names of `hidden_act`.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
-CLIP_LIMIT, CLIP_SLOPE = 7.0, 1.702  # of "clipped"
+_ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -30,10 +20,44 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x))
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x * (1 + tanh(u)) / 2, which is x * sigmoid(2u), by the sigmoid above."""
+    y = x if x.dtype == torch.float64 else x.float()
+    return (y * sigmoid(1.5957691216057308 * y * (1 + 0.044715 * y * y))).to(x.dtype)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x * (1 + erf(x / sqrt 2)) / 2 to 3e-7: erf by Abramowitz and Stegun, 7.1.26, as torch's own
+    rounds by place. In float64, where nobody asks for bits, it is torch's."""
+    if x.dtype == torch.float64:
+        return functional.gelu(x)
+    y = x.float()
+    size = y.abs()
+    t = 1 / (1 + 0.3275911 * 0.7071067811865476 * size)
+    poly = torch.zeros_like(t)
+    for factor in _ERF:
+        poly = poly * t + factor
+    rest = poly * t * torch.exp(-0.5 * y * y)  # 1 - erf(|x| / sqrt 2)
+    return (functional.relu(y) - 0.5 * size * rest).to(x.dtype)
+
+
+# Hugging Face's names of `hidden_act`.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "relu": functional.relu,
+    "gelu": gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_tanh": gelu_tanh,
+}
+CLIP_LIMIT, CLIP_SLOPE = 7.0, 1.702  # of "clipped"
+
+
 def clipped(gate: Tensor, up: Tensor) -> Tensor:
     """gpt-oss's: both within limits, gate by a sigmoid of its own, up plus one."""
     gate, up = gate.clamp(max=CLIP_LIMIT), up.clamp(-CLIP_LIMIT, CLIP_LIMIT)
-    return (up + 1) * gate * torch.sigmoid(CLIP_SLOPE * gate)
+    return (up + 1) * gate * sigmoid(CLIP_SLOPE * gate)
 
 
 # Functions of gate and up together; any other activation is of the gate alone, times up.

@@ -119,7 +119,7 @@ def build_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """The tokenizer of a GGUF file; `where` names the file in errors."""
     read = _Reader(metadata, where)
     kind = read.get("model", str)
-    builders = {"gpt2": _build_bpe, "llama": _build_spm}
+    builders = {"gpt2": _build_bpe, "llama": _build_spm, "gemma4": _build_spm}
     if kind not in builders:
         raise UnsupportedModelError(
             f"{where} has a tokenizer of kind {kind!r}; known are {', '.join(builders)}"
@@ -159,17 +159,11 @@ def _build_bpe(read: _Reader, vocab: dict[str, int], types: list[int]) -> tuple[
 
 
 def _build_spm(read: _Reader, vocab: dict[str, int], types: list[int]) -> tuple[Tokenizer, bool]:
-    """SentencePiece's BPE: of neighbours whose union is a token, the best score merges first."""
-    scores = read.list("scores", float, len(vocab))
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, index in vocab.items():
-        if types and types[index] not in (_NORMAL, _USER, _UNUSED):
-            continue
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in vocab and right in vocab:
-                ranked.append((-scores[index], vocab[left], vocab[right], left, right))
-    merges = [(left, right) for *_, left, right in sorted(ranked)]
+    """SentencePiece's BPE, by the file's merges where it has them."""
+    if read.get("model", str) == "gemma4":
+        merges = [(left, right) for left, right in map(_cut, read.list("merges", str))]
+    else:
+        merges = _ranked_merges(read, vocab, types)
     unknown = next((t for t, i in vocab.items() if types and types[i] == _UNKNOWN), None)
     has_bytes = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
     tokenizer = Tokenizer(
@@ -183,6 +177,25 @@ def _build_spm(read: _Reader, vocab: dict[str, int], types: list[int]) -> tuple[
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer, True
+
+
+def _cut(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _ranked_merges(read: _Reader, vocab: dict[str, int], types: list[int]) -> list[tuple[str, str]]:
+    """Of neighbours whose union is a token, the best score merges first."""
+    scores = read.list("scores", float, len(vocab))
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, index in vocab.items():
+        if types and types[index] not in (_NORMAL, _USER, _UNUSED):
+            continue
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocab and right in vocab:
+                ranked.append((-scores[index], vocab[left], vocab[right], left, right))
+    return [(left, right) for *_, left, right in sorted(ranked)]
 
 
 def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.hub.gguf_file import GgufHeader
-from hunch.models.weights import gguf_experts
+from hunch.models.weights import gguf_experts, gguf_layers
 
 ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "llama": ("LlamaForCausalLM", "llama"),
@@ -30,6 +30,7 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "gemma": ("GemmaForCausalLM", "gemma"),
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
+    "gemma4": ("Gemma4ForCausalLM", "gemma4_text"),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
     "stablelm": ("StableLmForCausalLM", "stablelm"),
     "starcoder2": ("Starcoder2ForCausalLM", "starcoder2"),
@@ -69,7 +70,11 @@ _INNER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
-_BARE = ("exp_probs_b", "attn_sinks")  # parts whose name is all of the tensor's
+_BARE = (
+    "exp_probs_b",
+    "attn_sinks",
+    "layer_output_scale",
+)  # parts whose name is all of the tensor's
 _GPT2 = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -106,12 +111,14 @@ _OWN = {  # what a family calls differently, or has besides
     "starcoder": _GPT2,
     "gemma2": _SANDWICH,
     "gemma3": _SANDWICH,
+    "gemma4": _SANDWICH | gguf_layers.GEMMA4,
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "gpt-oss": {"attn_sinks": "self_attn.sinks"} | _AFTER,
     "deepseek2": _LATENT | _SHARED,
     "glm4moe": _SHARED | _AFTER,
 }
-_NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)\.(?P<kind>weight|bias|scale)")
+_SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}  # Gemma 4's
 _DRAFTING = re.compile(r"blk\.(?P<layer>\d{1,5})\.nextn\.(?P<rest>[\w.]+)")  # of MTP layers
 
 
@@ -137,7 +144,10 @@ def hf_name(header: GgufHeader, name: str) -> str:
         )
     layer = "transformer.h" if prefix in _LEARNED else "model.layers"
     outer = f"{layer}.{int(match['layer'])}." if match["layer"] else ""
-    kind = "" if match["part"] in _BARE else f".{match['kind']}"
+    if match["kind"] == "scale":
+        table, kind = {**table, **_SCALES}, ""
+    else:
+        kind = "" if match["part"] in _BARE else f".{match['kind']}"
     return f"{outer}{table[match['part']]}{kind}"
 
 
@@ -159,7 +169,23 @@ class Reader:
             )
         return value
 
+    def sizes(self, key: str, num_layers: int) -> list[int]:
+        """One per layer, where the file lists them; else the same for all."""
+        value = self.header.metadata.get(f"{self.prefix}.{key}")
+        if not isinstance(value, list):
+            return [self.size(key)] * num_layers
+        is_size = all(isinstance(some, int) and 0 < some < 2**40 for some in value)
+        if not is_size or len(value) != num_layers:
+            raise ModelFormatError(
+                f"{self.header.path}: {self.prefix}.{key} does not list {num_layers} sizes"
+            )
+        return [int(some) for some in value]
+
     def size(self, key: str, default: int | None = None) -> int:
+        if self.prefix in gguf_layers.BY_LAYER:
+            listed = self.header.metadata.get(f"{self.prefix}.{key}")
+            if isinstance(listed, list):
+                return self.sizes(key, len(listed))[0]
         value = self.number(key, default)
         if not isinstance(value, int) or value < 1:
             raise ModelFormatError(f"{self.header.path}: {self.prefix}.{key}={value} is no size")
@@ -238,6 +264,8 @@ def _llama_config(read: Reader, factors: Mapping[str, list[float]]) -> dict[str,
     config["partial_rotary_factor"] = share
     if prefix not in _LAYER_NORMS:
         config["rms_norm_eps"] = read.real("attention.layer_norm_rms_epsilon")
+    if prefix == "gemma4":
+        config |= gguf_layers.gemma4(read, config, factors)
     if prefix in _OWN_KEYS:
         config |= _OWN_KEYS[prefix](read, config)
     _check(header, config)

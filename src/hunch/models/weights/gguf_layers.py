@@ -1,0 +1,112 @@
+"""What a GGUF's metadata says of models whose layers differ, in the words of a config.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hunch.errors import ModelFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hunch.models.weights.gguf_config import Reader
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_UNTURNED = 1e29  # frequencies that are divided by more are none
+BY_LAYER = ("gemma4",)  # whose sizes may be lists, an entry per layer
+
+GEMMA4 = {  # GGUF's names of tensors
+    "layer_output_scale": "layer_scalar",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_up_exps": "experts.gate_up_proj",
+}
+
+
+def gemma4(
+    read: Reader, config: dict[str, Any], factors: Mapping[str, list[float]]
+) -> dict[str, Any]:
+    """Heads of layers without a window, who shares keys and values, what a table has, experts."""
+    tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
+    types = [_SLIDING if is_sliding else _FULL for is_sliding in _pattern(read, num_layers)]
+    num_shared = int(read.number("attention.shared_kv_layers", 0))
+    widths = read.sizes("feed_forward_length", num_layers)
+    kv_heads = read.sizes("attention.head_count_kv", num_layers)
+    full = {
+        str(at): {
+            "head_dim": read.size("attention.key_length"),
+            "num_key_value_heads": kv_heads[at],
+        }
+        for at, kind in enumerate(types)
+        if kind == _FULL
+    }
+    width = int(read.number("embedding_length_per_layer_input", 0))
+    table = tensors.get("per_layer_token_embd.weight")
+    if (table is None) != (not width):
+        raise ModelFormatError(f"{read.header.path} lacks per_layer_token_embd.weight")
+    found = {
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": len(set(widths)) > 1,
+        "num_key_value_heads": kv_heads[types.index(_SLIDING) if _SLIDING in types else 0],
+        "head_dim": read.size("attention.key_length_swa"),
+        "per_layer_config": full,
+        "layer_types": types,
+        "num_kv_shared_layers": num_shared,
+        "attention_k_eq_v": any(
+            f"blk.{at}.attn_v.weight" not in tensors
+            for at in range(num_layers - num_shared)
+            if types[at] == _FULL
+        ),
+        "hidden_size_per_layer_input": width,
+        "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
+        "final_logit_softcapping": read.real("final_logit_softcapping", 0.0) or None,
+        **_ropes(read, factors),
+    }
+    if read.number("expert_count", 0):
+        found |= {
+            "enable_moe_block": True,
+            "num_experts": read.size("expert_count"),
+            "top_k_experts": read.size("expert_used_count"),
+            "moe_intermediate_size": read.size("expert_feed_forward_length"),
+        }
+    return found
+
+
+def _ropes(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
+    """One for each kind of layer. The file divides by a huge number what is not turned."""
+    by = factors.get("rope_freqs") or [1.0]
+    turned = [factor < _UNTURNED for factor in by]
+    if not all(factor == 1.0 for factor in by[: sum(turned)]) or any(turned[sum(turned) :]):
+        raise ModelFormatError(f"{read.header.path}: its rope_freqs are no share of a head")
+    full = {
+        "rope_type": "proportional",
+        "rope_theta": read.real("rope.freq_base", 1e6),
+        "partial_rotary_factor": sum(turned) / len(by),
+    }
+    local = {"rope_type": "default", "rope_theta": read.real("rope.freq_base_swa", 1e4)}
+    return {
+        "rope_parameters": {_SLIDING: local, _FULL: full},
+        "rope_theta": None,
+        "rope_scaling": None,
+        "partial_rotary_factor": None,
+    }
+
+
+def _pattern(read: Reader, num_layers: int) -> list[bool]:
+    """Which layers have a window: listed, or one without to so many with one."""
+    key = f"{read.prefix}.attention.sliding_window_pattern"
+    given = read.header.metadata.get(key, 6)
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return [(at + 1) % given != 0 for at in range(num_layers)]
+    if not isinstance(given, list) or len(given) != num_layers:
+        raise ModelFormatError(f"{read.header.path}: {key} does not list {num_layers} layers")
+    return [bool(some) for some in given]
