@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from builders import tiny_spec
 from hunch.kernels import experts, gpu_experts, gpu_route
 from hunch.kernels.experts import Routing
-from hunch.layers.experts import Experts, Router, StackedLinear
+from hunch.kernels.quant import Quantised
+from hunch.layers.experts import Experts, ExpertSpec, Router, StackedLinear
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
+from hunch.models.experts import EXPERT_NAMES, build_experts
 from hunch.models.fused_experts import FusedExperts
+from hunch.models.source import RandomSource
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -88,6 +94,31 @@ def test_answers_are_the_experts(num_tokens: int, has_bias: bool) -> None:
     gpu_experts.experts_down(choice, y, down, answer, biases[1])
     want = experts.experts_ref(x, chosen, weight, up, down, act, *biases)
     torch.testing.assert_close(answer.sum(0).double(), want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "num_tokens"), [("int4", 2), ("fp8", 20)])
+def test_experts_in_few_bits_are_those_of_their_numbers(kind: str, num_tokens: int) -> None:
+    source = RandomSource(0, torch.float16)
+    source.hold = kind
+    sizes = ExpertSpec(routing=ROUTINGS["normed"], width=32, layers=(True,), has_bias=True)
+    spec = replace(tiny_spec(), width=64, experts=sizes)
+    few = build_experts(spec, source, "", EXPERT_NAMES)
+    assert isinstance(few.gate_up.weight, Quantised)
+    assert few.gate_up.weight.nbytes < 0.7 * few.gate_up.weight_NK.nbytes
+    whole = [StackedLinear(each.weight_NK, each.bias_N) for each in (few.gate_up, few.down)]
+    numbers = Experts(few.router, *whole, few.activation)
+    for some in (few, numbers):
+        some.replace_tensors(lambda tensor: tensor.to(DEVICE))
+    x = rand(num_tokens, 64).half()
+    slot = torch.arange(num_tokens, device=DEVICE)
+    got, want = (
+        FusedExperts(some, gpu_route.Timing(torch.device(DEVICE))).parts(x, num_tokens, slot)
+        for some in (few, numbers)
+    )
+    if DEVICE == "cuda":
+        assert torch.equal(got, want)
+    torch.testing.assert_close(got, want, atol=3e-3, rtol=3e-3)  # the interpreter adds otherwise
+    torch.testing.assert_close(few(x), numbers(x))
 
 
 def layer(routing: Routing, *, is_shared: bool, is_gated: bool) -> Experts:

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from hunch.kernels import gpu_gemm, gpu_quant
+from hunch.kernels.gpu_codes import can_move
 from hunch.kernels.quant import Codes, Quantised, join, pack, slices_of
 from hunch.kernels.quantise import quantise
 
@@ -39,6 +40,9 @@ def codes(kind: str, form: str = "", group: int = 32, n: int = N, k: int = K) ->
         # Of 16 bits, as in files: a code times a scale is exact in float32.
         made.scale_NG = made.scale_NG.half()
         made.minimum_NG = rand(n, k // group, seed=3).half()
+    elif form == "small":  # as `quantise` makes them for bfloat16
+        made.offset = 8 if kind == "int4" else 0
+        made.scale_NG = (made.scale_NG * 0.01).to(torch.bfloat16)
     elif form == "units":
         made = replace(
             made,
@@ -177,11 +181,16 @@ def test_bits_do_not_depend_on_the_batch(
         assert torch.equal(some, whole[:num_rows]), num_rows
 
 
+SMALL = [("int4", "small", 32), ("int4", "small", 128), ("int8", "small", 4096),
+         ("fp8", "small", 4096)]  # fmt: skip
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kind", "form", "group"), FORMS)
+@pytest.mark.parametrize(("kind", "form", "group"), [*FORMS, *SMALL])
 def test_few_rows_have_the_endings_of_many(kind: str, form: str, group: int) -> None:
-    made = codes(kind, form, min(group, 128), n=1024, k=4096)
+    made = codes(kind, form, group if form == "small" else min(group, 128), n=1024, k=4096)
     held = pack(made, torch.bfloat16, DEVICE)
+    assert can_move(held) == (form == "small")
     numbers = made.numbers(torch.bfloat16).to(DEVICE)
     x, bias = (rand(*size).to(DEVICE, torch.bfloat16) for size in ((16, 4096), (1024,)))
     residual = rand(16, 1024, seed=9).to(DEVICE, torch.bfloat16)

@@ -55,6 +55,12 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     assert weights.shape(f"{name}.weight") == (2, 6, 96)
     theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [E, in, out]
     assert torch.equal(weights.tensor(f"{name}.weight"), theirs.transpose(1, 2))
+    packed = weights.packed(f"{name}.weight")  # as a GPU keeps them
+    assert packed is not None
+    codes = packed.take(slice(6, 12)).codes()
+    assert codes is not None
+    assert codes.kind == "fp4"
+    assert torch.equal(codes.numbers(), theirs[1].t())
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])

@@ -53,25 +53,51 @@ _END = {
     "affine": "{apart} fma.rn.f32 f0, f0, $3, $5; fma.rn.f32 f1, f1, $4, $6;"
     "cvt.rn.{type}x2.f32 $0, f1, f0;",
 }
-# All four parts of int4 in bfloat16. The lowest 8 bits of a bfloat16 count its smallest steps, so a
-# code is a number where it stands. A power of two moves it up, where the offset ($5, moved too) is
-# subtracted exactly; scales ($6 to $9) come moved the other way.
-_FOUR = "and.b32 c, {word}, {mask}; fma.rn.bf16x2 c, c, {up}, $5; mul.bf16x2 ${part}, c, ${scale};"
-_MOVED = tl.constexpr(128.0)
+# All parts of a word in bfloat16, one multiplication each; numbers are MOVED of what they are.
+# The lowest 8 bits of a bfloat16 count its smallest steps, so a code is a number where it stands:
+# 2^-133 (4 bits up 2^-129) of its value. Scales come times 2^126 (2^122), and minus the offset
+# times the scale is added, exactly, as offsets are 8 and 128. fp8 has 2^-120 of its value.
+MOVED = tl.constexpr(2.0**-7)
+_FOUR = tl.constexpr(
+    "{ .reg .b32 c, d; shr.u32 d, $4, 8;"
+    "and.b32 c, $4, 0x000F000F; fma.rn.bf16x2 $0, c, $5, $9;"
+    "and.b32 c, $4, 0x00F000F0; fma.rn.bf16x2 $1, c, $6, $10;"
+    "and.b32 c, d, 0x000F000F; fma.rn.bf16x2 $2, c, $7, $11;"
+    "and.b32 c, d, 0x00F000F0; fma.rn.bf16x2 $3, c, $8, $12; }"
+)
+_TWO = {  # lop3: (a & b) ^ c and (a & b) | c
+    "int8": "{ .reg .b32 c, d; lop3.b32 c, $2, 0x00FF00FF, 0x00800080, 0x6A;"
+    "fma.rn.bf16x2 $0, c, $3, $5; shr.u32 d, $2, 8; lop3.b32 c, d, 0x00FF00FF, 0x00800080, 0x6A;"
+    "fma.rn.bf16x2 $1, c, $4, $6; }",
+    "fp8": "{ .reg .b32 c, d; shl.b32 c, $2, 4; shl.b32 d, $2, 8; and.b32 c, c, 0x07F007F0;"
+    "lop3.b32 c, d, 0x80008000, c, 0xEA; mul.bf16x2 $0, c, $3; shr.u32 c, $2, 4;"
+    "and.b32 c, c, 0x07F007F0; lop3.b32 c, $2, 0x80008000, c, 0xEA; mul.bf16x2 $1, c, $4;"
+    " // $5 $6\n }",
+}
+_UP = {"int4": 2.0**126, "int8": 2.0**126, "fp8": 2.0**113}
+_OFFSETS = {"int4": 8.0, "int8": 128.0, "fp8": 0.0}
 
 
-def _all_four() -> str:
-    text = "{ .reg .b32 c, d, u, v; shr.u32 d, $4, 8; mov.b32 u, 0x7E807E80; mov.b32 v, 0x7C807C80;"
-    for part in range(4):
-        is_low = part % 2 == 0
-        text += _FOUR.format(
-            word="$4" if part < 2 else "d", mask="0x000F000F" if is_low else "0x00F000F0",
-            up="u" if is_low else "v", part=part, scale=6 + part,
-        )  # fmt: skip
-    return text + " }"
+@triton.constexpr_function
+def _two(kind):
+    return _TWO[kind]
 
 
-_ALL_FOUR = tl.constexpr(_all_four())
+@triton.constexpr_function
+def _up(kind):
+    return _UP[kind]
+
+
+@triton.constexpr_function
+def _minus(kind):
+    return -_OFFSETS[kind] * 2.0**-7
+
+
+def can_move(w: Quantised) -> bool:
+    """Whether `moved_of` gives a weight's numbers."""
+    is_plain = w.offset == (8 if w.kind == "int4" else 0) and not w.has_zero
+    is_half = w.dtype == torch.bfloat16 and route_of(w) == "half"
+    return w.kind in _UP and is_plain and is_half and w.is_small
 
 
 @triton.constexpr_function
@@ -146,17 +172,32 @@ def numbers_of(
 
 
 @triton.jit
-def four_of(word, offset, scale_0, scale_1, scale_2, scale_3):
-    """`numbers_of` for all parts of int4 in bfloat16 on the way "half", in fewer steps."""
-    off = (offset * (-1 / _MOVED)).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
-    s_0 = (scale_0 * _MOVED).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
-    s_1 = (scale_1 * _MOVED).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
-    s_2 = (scale_2 * _MOVED).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
-    s_3 = (scale_3 * _MOVED).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
-    return tl.inline_asm_elementwise(
-        _ALL_FOUR, "=r,=r,=r,=r,r,r,r,r,r,r", [word, off, s_0, s_1, s_2, s_3],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
-    )  # fmt: skip
+def _wide(scale, by: tl.constexpr, word):
+    return (scale * by).to(tl.bfloat16)[:, None].broadcast_to(word.shape)
+
+
+@triton.jit
+def moved_of(word, scales, KIND: tl.constexpr):
+    """MOVED of `numbers_of` for all parts, by their scales, of weights that `can_move`."""
+    UP: tl.constexpr = _up(KIND)
+    LESS: tl.constexpr = _minus(KIND)
+    if KIND == "int4":
+        numbers = tl.inline_asm_elementwise(
+            _FOUR, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
+            [word, _wide(scales[0], UP, word), _wide(scales[1], UP / 16, word),
+             _wide(scales[2], UP, word), _wide(scales[3], UP / 16, word),
+             _wide(scales[0], LESS, word), _wide(scales[1], LESS, word),
+             _wide(scales[2], LESS, word), _wide(scales[3], LESS, word)],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        numbers = tl.inline_asm_elementwise(
+            _two(KIND), "=r,=r,r,r,r,r,r",
+            [word, _wide(scales[0], UP, word), _wide(scales[1], UP, word),
+             _wide(scales[0], LESS, word), _wide(scales[1], LESS, word)],
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    return numbers
 
 
 @triton.jit

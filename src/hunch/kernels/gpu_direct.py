@@ -19,7 +19,9 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from hunch.kernels import gpu_launch
 from hunch.kernels.gpu_activation import gate
 from hunch.kernels.gpu_codes import (
-    four_of,
+    MOVED,
+    can_move,
+    moved_of,
     numbers_of,
     read_scales,
     route_of,
@@ -109,32 +111,33 @@ def _numbers(
     words, scales, dtype: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
     WORDS: gl.constexpr, OFFSET: gl.constexpr, GROUP_K: gl.constexpr, HAS_ZERO: gl.constexpr,
     HAS_MINIMUM: gl.constexpr, HAS_UNIT: gl.constexpr, PAIRED: gl.constexpr, ROUTE: gl.constexpr,
-    A: gl.constexpr,
+    IS_MOVED: gl.constexpr, A: gl.constexpr,
 ):  # fmt: skip
-    """A span's numbers, 32 inputs at a time."""
+    """A span's numbers, 32 inputs at a time; IS_MOVED: MOVED of them."""
     BLOCK_N: gl.constexpr = words[0].shape[0]
-    IS_FOUR: gl.constexpr = (
-        KIND == "int4" and dtype == gl.bfloat16 and ROUTE == "half" and WORDS == _BLOCK
-        and (not HAS_ZERO or GROUP_K >= SPAN)
-    )  # fmt: skip
-    turned, known, numbers = (), (), ()
-    for block in gl.static_range(WORDS // _BLOCK):
+    PARTS: gl.constexpr = SPAN // WORDS
+    BLOCKS: gl.constexpr = WORDS // _BLOCK
+    turned, known, factors, numbers = (), (), (), ()
+    for block in gl.static_range(BLOCKS):
         word = words[block].reshape([BLOCK_N, 4, 2, 2, 2]).permute([0, 2, 3, 1, 4])
         word = gl.convert_layout(word.reshape([BLOCK_N, _BLOCK]), A, assert_trivial=True)
         turned = turned + (word,)
-    for part in gl.static_range(SPAN // WORDS):
+    for part in gl.static_range(PARTS):
         read = scales[part * WORDS // GROUP_K]
         known = known + (scales_of(read, OFFSET, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED),)
-    if IS_FOUR:
-        numbers = four_of(turned[0], known[0][1], known[0][0], known[1][0], known[2][0],
-                          known[3][0])  # fmt: skip
+        factors = factors + (known[part][0],)
+    if IS_MOVED:
+        moved = ()
+        for block in gl.static_range(BLOCKS):
+            moved = moved + (moved_of(turned[block], factors, KIND),)
+        for at in gl.static_range(PARTS * BLOCKS):
+            numbers = numbers + (moved[at % BLOCKS][at // BLOCKS],)
     else:
-        for part in gl.static_range(SPAN // WORDS):
-            for block in gl.static_range(WORDS // _BLOCK):
-                numbers = numbers + (
-                    numbers_of(turned[block], known[part][0], known[part][1], known[part][2],
-                               dtype, part, KIND, ROUTE, HAS_ZERO),
-                )  # fmt: skip
+        for at in gl.static_range(PARTS * BLOCKS):
+            numbers = numbers + (
+                numbers_of(turned[at % BLOCKS], factors[at // BLOCKS], known[at // BLOCKS][1],
+                           known[at // BLOCKS][2], dtype, at // BLOCKS, KIND, ROUTE, HAS_ZERO),
+            )  # fmt: skip
     return numbers
 
 
@@ -143,14 +146,14 @@ def _add_span(
     sum, held, whole, x_tile, KIND: gl.constexpr, SPAN: gl.constexpr, WORDS: gl.constexpr,
     OFFSET: gl.constexpr, GROUP_K: gl.constexpr, HAS_ZERO: gl.constexpr,
     HAS_MINIMUM: gl.constexpr, HAS_UNIT: gl.constexpr, PAIRED: gl.constexpr, ROUTE: gl.constexpr,
-    MMA: gl.constexpr,
+    IS_MOVED: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
     """Add one span's products, 16 inputs at a time, in order."""
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     numbers = _numbers(held[0], whole if len(held[1]) == 0 else held[1], x_tile.dtype, KIND, SPAN,
                        WORDS, OFFSET, GROUP_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE,
-                       A)  # fmt: skip
+                       IS_MOVED, A)  # fmt: skip
     for at in gl.static_range(SPAN // _BLOCK):
         x = x_tile.slice(at * _BLOCK, _BLOCK, dim=1).permute([1, 0]).load(B)
         sum = mma_v2(numbers[at], x.broadcast_to([_BLOCK, sum.shape[1]]), sum)
@@ -220,6 +223,7 @@ def _direct_kernel(
     OFFSET: gl.constexpr, GROUP_K: gl.constexpr, UNIT_K: gl.constexpr, HAS_ZERO: gl.constexpr,
     HAS_MINIMUM: gl.constexpr, HAS_UNIT: gl.constexpr, PAIRED: gl.constexpr, ROUTE: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, IS_WHOLE: gl.constexpr, TOGETHER: gl.constexpr,
+    IS_MOVED: gl.constexpr,
 ):  # fmt: skip
     """One slice of some outputs. ENDING: "store" or an activation, of pairs of outputs."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1], [16, 8])
@@ -256,7 +260,7 @@ def _direct_kernel(
             x_tile = ring_x.index(turn * (DEPTH // TOGETHER) + at // TOGETHER)
             sum = _add_span(sum, held[at], whole, x_tile.slice(at % TOGETHER * ROWS, ROWS, dim=0),
                             KIND, SPAN, WORDS, OFFSET, GROUP_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
-                            PAIRED, ROUTE, MMA)  # fmt: skip
+                            PAIRED, ROUTE, IS_MOVED, MMA)  # fmt: skip
             read = read + (_read(data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr,
                                  first + (turn + 1) * DEPTH + at, offs_w, offs_a, num_rows, SPAN,
                                  WORDS, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED,
@@ -271,7 +275,9 @@ def _direct_kernel(
         x_tile = ring_x.index((ROUNDS * DEPTH + at) // TOGETHER)
         sum = _add_span(sum, held[at], whole, x_tile.slice(at % TOGETHER * ROWS, ROWS, dim=0), KIND,
                         SPAN, WORDS, OFFSET, GROUP_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED,
-                        ROUTE, MMA)  # fmt: skip
+                        ROUTE, IS_MOVED, MMA)  # fmt: skip
+    if IS_MOVED:
+        sum = sum * (1 / MOVED)  # exact
     _finish(sum, y_ptr, bias_ptr, residual_ptr, gl.program_id(1), M, N, y_stride, WIDTH, ENDING,
             HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
 
@@ -336,5 +342,5 @@ def launch(
         OFFSET=w.offset, GROUP_K=w.group, UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero,
         HAS_MINIMUM=w.has_minimum, HAS_UNIT=unit is not None, PAIRED=w.paired,
         ROUTE=route_of(w), ROWS=tile.block_m, BLOCK_N=tile.block_n, IS_WHOLE=len(scale) == 1,
-        TOGETHER=max(together, 1), **options(tile.num_warps),
+        TOGETHER=max(together, 1), IS_MOVED=can_move(w), **options(tile.num_warps),
     )  # fmt: skip

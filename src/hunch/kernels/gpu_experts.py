@@ -3,6 +3,8 @@
 Nothing is read back: grids are as large as the worst choice needs, and programs without work end at
 once, so that a step can be captured. A row's products are those of gpu_gemm, whose order of
 additions does not depend on the rows beside it, and its experts are added in ascending order.
+Weights in few bits (`quant.Quantised`) hold all experts' rows in one matrix; the bits are those of
+the 16-bit weights they stand for.
 
 Shape letters: T packed tokens, D width, E experts, K experts per token, F inner width, U = 2F rows
 of gate and up, P = T * K pairs of a token and an expert, B blocks of pairs of one expert, S slices.
@@ -17,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hunch.kernels.gpu_codes import route_of, scales_at
 from hunch.kernels.gpu_endings import Tile, gated
 from hunch.kernels.gpu_gemm import _walk
 from hunch.kernels.gpu_launch import (
@@ -26,6 +29,8 @@ from hunch.kernels.gpu_launch import (
     options,
     wait_for_inputs,
 )
+from hunch.kernels.gpu_quant import _span
+from hunch.kernels.quant import UNIT_GROUP, Quantised, Weight
 
 MAX_DIRECT = 4  # tokens up to which each pair reads its expert by itself: few experts meet twice
 CHUNK = 1024  # tokens whose answers wait, one by one, to be added
@@ -68,20 +73,11 @@ def _sort_kernel(
 
 
 @triton.jit
-def _experts_kernel(
-    x_ptr, w_ptr, bias_ptr, y_ptr, weight_ptr, chosen_ptr, sorted_ptr, expert_ptr, count_ptr,
-    total_ptr, N, K, num_tiles, answer_stride,
-    NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
-    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
+def _pairs(
+    block, chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr,
+    NUM_EXPERTS: tl.constexpr, IS_DIRECT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """IS_UP: gated products of tokens, a row per pair. Else: weighted answers of those rows."""
-    block, pid_n = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
-    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_col = offs_n < N
-    offs_a = tl.minimum(offs_n, N - 1)
-    let_next_start()
-    wait_for_inputs()
+    """A block's expert and pairs, and whether there are any."""
     rows = tl.arange(0, BLOCK_M)
     if IS_DIRECT:
         expert = tl.load(chosen_ptr + block)
@@ -93,29 +89,107 @@ def _experts_kernel(
         expert = tl.load(expert_ptr + block, mask=is_needed, other=0)
         is_row = rows < tl.load(count_ptr + block, mask=is_needed, other=0)
         pair = tl.load(sorted_ptr + block * BLOCK_M + rows, mask=is_row, other=0)
+    return is_needed, expert, is_row, pair
+
+
+@triton.jit
+def _put(
+    a, b, bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a, offs_n, N, answer_stride,
+    NUM_CHOSEN: tl.constexpr, IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Gated sums, a row per pair, or weighted answers."""
+    if HAS_BIAS:
+        a += tl.load(bias_ptr + first + offs_a).to(tl.float32)[None, :]
+    is_out = is_row[:, None] & (offs_n < N)[None, :]
+    long = pair.to(tl.int64)
+    if IS_UP:
+        if HAS_BIAS:
+            b += tl.load(bias_ptr + first + N + offs_a).to(tl.float32)[None, :]
+        y = gated(a, b, y_ptr.dtype.element_ty, ACT)
+        tl.store(y_ptr + long[:, None] * N + offs_n[None, :], y, mask=is_out)
+    else:
+        weight = tl.load(weight_ptr + pair, mask=is_row, other=0.0)
+        to = long % NUM_CHOSEN * answer_stride + long // NUM_CHOSEN * N
+        tl.store(y_ptr + to[:, None] + offs_n[None, :], a * weight[:, None], mask=is_out)
+
+
+@triton.jit
+def _experts_kernel(
+    x_ptr, w_ptr, bias_ptr, y_ptr, weight_ptr, chosen_ptr, sorted_ptr, expert_ptr, count_ptr,
+    total_ptr, N, K, num_tiles, answer_stride,
+    NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
+    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
+):  # fmt: skip
+    """IS_UP: gated products of tokens, a row per pair. Else: weighted answers of those rows."""
+    block, pid_n = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_a = tl.minimum(offs_n, N - 1)
+    let_next_start()
+    wait_for_inputs()
+    is_needed, expert, is_row, pair = _pairs(
+        block, chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, NUM_EXPERTS, IS_DIRECT,
+        BLOCK_M)  # fmt: skip
     if is_needed:
-        long = pair.to(tl.int64)
-        source = long // NUM_CHOSEN if IS_UP else long
+        source = pair.to(tl.int64) // (NUM_CHOSEN if IS_UP else 1)
         x_ptrs = x_ptr + source[:, None] * K + tl.arange(0, BLOCK_K)[None, :]
-        num_weights = 2 * N if IS_UP else N
-        first = expert.to(tl.int64) * num_weights
+        first = expert.to(tl.int64) * (2 * N if IS_UP else N)
         wa_ptrs = w_ptr + (first + offs_a[None, :]) * K + tl.arange(0, BLOCK_K)[:, None]
         wb_ptrs = w_ptr + (first + N + offs_a[None, :]) * K + tl.arange(0, BLOCK_K)[:, None]
         a, b = _walk(
             x_ptrs, wa_ptrs, wb_ptrs, is_row, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, IS_UP, IS_EVEN
         )
-        if HAS_BIAS:
-            a += tl.load(bias_ptr + first + offs_a).to(tl.float32)[None, :]
-        is_out = is_row[:, None] & is_col[None, :]
-        if IS_UP:
-            if HAS_BIAS:
-                b += tl.load(bias_ptr + first + N + offs_a).to(tl.float32)[None, :]
-            y = gated(a, b, y_ptr.dtype.element_ty, ACT)
-            tl.store(y_ptr + long[:, None] * N + offs_n[None, :], y, mask=is_out)
-        else:
-            weight = tl.load(weight_ptr + pair, mask=is_row, other=0.0)
-            to = long % NUM_CHOSEN * answer_stride + long // NUM_CHOSEN * N
-            tl.store(y_ptr + to[:, None] + offs_n[None, :], a * weight[:, None], mask=is_out)
+        _put(a, b, bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a, offs_n, N,
+             answer_stride, NUM_CHOSEN, IS_UP, ACT, HAS_BIAS)  # fmt: skip
+
+
+@triton.jit
+def _quant_experts_kernel(
+    x_ptr, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, bias_ptr, y_ptr,
+    weight_ptr, chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, N, K, num_rows, num_tiles,
+    answer_stride,
+    NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
+    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
+    GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
+):  # fmt: skip
+    """The same with weights in few bits, as `gpu_quant` walks them."""
+    block, pid_n = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_a = tl.minimum(offs_n, N - 1)
+    let_next_start()
+    wait_for_inputs()
+    is_needed, expert, is_row, pair = _pairs(
+        block, chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, NUM_EXPERTS, IS_DIRECT,
+        BLOCK_M)  # fmt: skip
+    if is_needed:
+        source = pair.to(tl.int64) // (NUM_CHOSEN if IS_UP else 1)
+        x_ptrs = x_ptr + source[None, :] * K + tl.arange(0, WORDS)[:, None]
+        first = expert * (2 * N if IS_UP else N)
+        rows_a = first + offs_a
+        rows_b = rows_a + (N if IS_UP else 0)
+        of_a = scales_at(scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, 0, rows_a,
+                         num_rows, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
+                         PAIRED)  # fmt: skip
+        of_b = scales_at(scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, 0, rows_b,
+                         num_rows, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
+                         PAIRED)  # fmt: skip
+        a = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        b = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for k in range(0, K, SPAN):
+            a = _span(a, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
+                      is_row, k, K, rows_a, num_rows, of_a[0], of_a[1], of_a[2], KIND, SPAN, WORDS,
+                      OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE,
+                      IS_EVEN, IS_WHOLE)  # fmt: skip
+            if IS_UP:
+                b = _span(b, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr,
+                          x_ptrs, is_row, k, K, rows_b, num_rows, of_b[0], of_b[1], of_b[2], KIND,
+                          SPAN, WORDS, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
+                          PAIRED, ROUTE, IS_EVEN, IS_WHOLE)  # fmt: skip
+        _put(tl.trans(a), tl.trans(b), bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a,
+             offs_n, N, answer_stride, NUM_CHOSEN, IS_UP, ACT, HAS_BIAS)  # fmt: skip
 
 
 @triton.jit
@@ -205,44 +279,70 @@ def tile_for(choice: Choice, *, is_up: bool) -> Tile:
 
 
 def _launch(
-    choice: Choice, x: Tensor, w_ENK: Tensor, bias_EN: Tensor | None, y: Tensor, num_outputs: int,
-    answer_stride: int, tile: Tile | None, *, is_up: bool, activation: str = "silu",
+    choice: Choice, x: Tensor, w_ENK: Weight, bias_EN: Tensor | None, y: Tensor, num_outputs: int,
+    num_experts: int, answer_stride: int, tile: Tile | None, *, is_up: bool,
+    activation: str = "silu",
 ) -> None:  # fmt: skip
-    num_experts, _, k = w_ENK.shape
     tile = tile or tile_for(choice, is_up=is_up)
     assert tile.block_m == choice.block_m
+    is_direct, chosen, k = choice.sorted_P is None, choice.chosen_TK, w_ENK.shape[-1]
     num_tiles = cdiv(num_outputs, tile.block_n)
-    is_direct = choice.sorted_P is None
-    chosen = choice.chosen_TK
-    _experts_kernel[(choice.num_blocks * num_tiles,)](
-        x, w_ENK, w_ENK if bias_EN is None else bias_EN, y, choice.weight_TK, chosen,
-        *((chosen,) * 4 if is_direct else
-          (choice.sorted_P, choice.expert_B, choice.count_B, choice.total)),
-        num_outputs, k, num_tiles, answer_stride,
-        NUM_EXPERTS=num_experts, NUM_CHOSEN=chosen.shape[1], IS_DIRECT=is_direct, IS_UP=is_up,
-        ACT=activation,
-        HAS_BIAS=bias_EN is not None, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k, IS_EVEN=k % tile.block_k == 0,
+    grid = (choice.num_blocks * num_tiles,)
+    bias = x if bias_EN is None else bias_EN
+    pairs = (y, choice.weight_TK, chosen)
+    pairs += (chosen,) * 4 if is_direct else (
+        choice.sorted_P, choice.expert_B, choice.count_B, choice.total
+    )  # fmt: skip
+    known = {
+        "NUM_EXPERTS": num_experts, "NUM_CHOSEN": chosen.shape[1], "IS_DIRECT": is_direct,
+        "IS_UP": is_up, "ACT": activation, "HAS_BIAS": bias_EN is not None,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
         **options(tile.num_warps, tile.num_stages),
+    }  # fmt: skip
+    if not isinstance(w_ENK, Quantised):
+        _experts_kernel[grid](
+            x, w_ENK, bias, *pairs, num_outputs, k, num_tiles, answer_stride,
+            BLOCK_K=tile.block_k, IS_EVEN=k % tile.block_k == 0, **known,
+        )  # fmt: skip
+        return
+    w, scale = w_ENK, w_ENK.scale_GN
+    assert w.order_K is None, "experts have their inputs in their own order"
+    assert x.dtype == w.dtype, "a weight stands for numbers of one precision"
+    _quant_experts_kernel[grid](
+        x, w.data_SNW, scale, scale if w.zero_GN is None else w.zero_GN,
+        scale if w.minimum_GN is None else w.minimum_GN, scale if w.unit_UN is None else w.unit_UN,
+        scale if w.min_unit_UN is None else w.min_unit_UN, bias, *pairs, num_outputs, k,
+        w.shape[0], num_tiles, answer_stride,
+        KIND=w.kind, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
+        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.has_minimum,
+        HAS_UNIT=w.unit_UN is not None, PAIRED=w.paired, ROUTE=route_of(w),
+        IS_EVEN=k % w.span == 0, IS_WHOLE=len(scale) == 1, **known,
     )  # fmt: skip
 
 
 def experts_up(
-    choice: Choice, x_TD: Tensor, w_EUD: Tensor, y_PF: Tensor, bias_EU: Tensor | None = None,
+    choice: Choice, x_TD: Tensor, w_EUD: Weight, y_PF: Tensor, bias_EU: Tensor | None = None,
     tile: Tile | None = None, activation: str = "silu",
 ) -> None:  # fmt: skip
     """act(gate) * up of every pair; `activation` is one of `activation.KERNEL_NAMES`' values."""
-    _launch(choice, x_TD, w_EUD, bias_EU, y_PF, w_EUD.shape[1] // 2, 0, tile, is_up=True,
-            activation=activation)  # fmt: skip
+    num_outputs = y_PF.shape[1]
+    _launch(choice, x_TD, w_EUD, bias_EU, y_PF, num_outputs, _count(w_EUD, 2 * num_outputs), 0,
+            tile, is_up=True, activation=activation)  # fmt: skip
 
 
 def experts_down(
-    choice: Choice, y_PF: Tensor, w_EDF: Tensor, answer_KTD: Tensor,
+    choice: Choice, y_PF: Tensor, w_EDF: Weight, answer_KTD: Tensor,
     bias_ED: Tensor | None = None, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """Each expert's answer times its weight, in float32, for `add_norm` to add in order."""
-    _launch(choice, y_PF, w_EDF, bias_ED, answer_KTD, w_EDF.shape[1], answer_KTD.stride(0), tile,
-            is_up=False)  # fmt: skip
+    num_outputs = answer_KTD.shape[2]
+    _launch(choice, y_PF, w_EDF, bias_ED, answer_KTD, num_outputs, _count(w_EDF, num_outputs),
+            answer_KTD.stride(0), tile, is_up=False)  # fmt: skip
+
+
+def _count(w_ENK: Weight, num_rows: int) -> int:
+    """Experts of a stack."""
+    return w_ENK.shape[0] // num_rows if isinstance(w_ENK, Quantised) else w_ENK.shape[0]
 
 
 def combine(shared_STD: Tensor | None, answer_KTD: Tensor, out_TD: Tensor) -> None:

@@ -210,6 +210,7 @@ class Quantised:
     # Above scales in float16 or bfloat16: offsets ("f16", "bf16") or minima in float16 ("minimum").
     # "units": counts of both, scales plus UNITS_BIAS; units of both are pairs too.
     paired: str = ""
+    is_small: bool = False  # scales are paired with their offset and below 1
     has_zero: bool = False  # groups have zero points, wherever they are
     has_minimum: bool = False
     zero_GN: Tensor | None = None
@@ -300,7 +301,7 @@ def pack(codes: Codes, dtype: torch.dtype, device: torch.device | str) -> Quanti
     minimum_GN, unit_UN = turned(codes.minimum_NG), turned(codes.unit_NU)
     min_unit_UN = turned(codes.min_unit_NU)
     assert scale_GN is not None
-    paired = ""
+    paired, is_small = "", False
     if unit_UN is not None:
         if unit_UN.dtype == torch.float16 and zero_GN is None:
             paired = "units"
@@ -313,6 +314,7 @@ def pack(codes: Codes, dtype: torch.dtype, device: torch.device | str) -> Quanti
             scale_GN, minimum_GN = _joined(_bits(scale_GN), _bits(minimum_GN)), None
     elif scale_GN.dtype in _HALVES.values():
         paired = "f16" if scale_GN.dtype == torch.float16 else "bf16"
+        is_small = bool((scale_GN.abs() < 1).all())
         offset_GN = torch.full_like(scale_GN, codes.offset) if zero_GN is None else zero_GN
         scale_GN, zero_GN = _joined(_bits(scale_GN), offset_GN), None
     return Quantised(
@@ -324,6 +326,7 @@ def pack(codes: Codes, dtype: torch.dtype, device: torch.device | str) -> Quanti
         data_SNW=pack_words(codes.kind, codes.code_NK.to(device), _num_words(codes)),
         scale_GN=scale_GN,
         paired=paired,
+        is_small=is_small,
         has_zero=codes.zero_NG is not None,
         zero_GN=zero_GN,
         has_minimum=codes.minimum_NG is not None,

@@ -14,6 +14,7 @@ from torch import Tensor
 from hunch.kernels.activation import gated, sigmoid
 from hunch.kernels.experts import Routing, route
 from hunch.kernels.linear import linear, linear_in_tiles
+from hunch.kernels.quant import Quantised, Weight
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
 from hunch.layers.norm import RMSNorm
@@ -59,10 +60,29 @@ class Router(Part):
 
 
 class StackedLinear(Linear):
-    """A matrix per expert, [E, N, I], with biases [E, N]."""
+    """A matrix per expert, [E, N, I], with biases [E, N]. In few bits, all rows are one matrix's,
+    [E * N, I]."""
+
+    def __init__(
+        self, weight: Weight, bias_EN: Tensor | None = None, num_experts: int | None = None
+    ) -> None:
+        super().__init__(weight, bias_EN)
+        self.num_experts = len(weight) if num_experts is None else num_experts
+
+    @property
+    def weight_NK(self) -> Tensor:
+        if isinstance(self.weight, Quantised):
+            return self.weight.dense().view(self.num_experts, -1, self.weight.shape[1])
+        return self.weight
+
+    def _matrix(self, expert: int) -> Tensor:
+        if not isinstance(self.weight, Quantised):
+            return self.weight[expert]
+        size = len(self.weight) // self.num_experts
+        return self.weight.rows(torch.arange(expert * size, (expert + 1) * size)).dense()
 
     def of(self, expert: int, x_TI: Tensor) -> Tensor:
-        weight_NI = self.weight_NK[expert]
+        weight_NI = self._matrix(expert)
         bias_N = None if self.bias_N is None else self.bias_N[expert]
         if self.num_tile_rows:
             return linear_in_tiles(x_TI, weight_NI, bias_N, self.num_tile_rows)

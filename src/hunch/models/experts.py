@@ -14,11 +14,12 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.experts import Routing
+from hunch.kernels.quant import Quantised, Weight
 from hunch.layers.experts import Experts, ExpertsBeside, ExpertSpec, Router, StackedLinear
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
 from hunch.models.reading import Config, read_float, read_int
-from hunch.models.source import Source
+from hunch.models.source import EXPAND, Asked, Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import span
 
@@ -111,14 +112,14 @@ def _stacked_up(
     spec: ModelSpec, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
 ) -> StackedLinear:
     inner = experts.width
+    count = experts.routing.num_experts
     span(inner, source.group, "inner width of an expert")  # raises where it is less than the ranks
-    weights, biases = [], []
-    for expert in range(experts.routing.num_experts):
-        pair = [prefix + name.format(expert) for name in (names.gate, names.up)]
-        weights.append([source.take(f"{n}.weight", inner, spec.width, split=0) for n in pair])
-        if experts.has_bias:
-            biases.append([source.take(f"{n}.bias", inner, split=0) for n in pair])
-    return StackedLinear(_stacked(weights), _stacked(biases) if biases else None)
+    pairs = [[prefix + n.format(e) for n in (names.gate, names.up)] for e in range(count)]
+    weight = _stacked_matrix(source, pairs, (inner, spec.width), 0)
+    if not experts.has_bias:
+        return StackedLinear(weight, num_experts=count)
+    bias_EU = _stacked([[source.take(f"{n}.bias", inner, split=0) for n in pair] for pair in pairs])
+    return StackedLinear(weight, bias_EU, count)
 
 
 def _stacked_down(
@@ -126,12 +127,27 @@ def _stacked_down(
 ) -> StackedLinear:
     paths = [prefix + names.down.format(e) for e in range(experts.routing.num_experts)]
     size = (spec.width, experts.width)
-    weight_EDF = _stacked([[source.take(f"{path}.weight", *size, split=1)] for path in paths])
+    weight = _stacked_matrix(source, [[path] for path in paths], size, 1)
     if not experts.has_bias:
-        return StackedLinear(weight_EDF)
+        return StackedLinear(weight, num_experts=len(paths))
     bias_ED = _stacked([[source.take(f"{path}.bias", spec.width)] for path in paths])
     # Each rank has a part of every sum: the bias is added once.
-    return StackedLinear(weight_EDF, bias_ED if source.group.rank == 0 else None)
+    return StackedLinear(weight, bias_ED if source.group.rank == 0 else None, len(paths))
+
+
+def _stacked_matrix(
+    source: Source, names: list[list[str]], size: tuple[int, int], split: int
+) -> Weight:
+    """All experts' matrices as they are held: one for all in few bits, else [E, N, K]."""
+    if source.hold != EXPAND:
+        asked: list[Asked] = [(f"{name}.weight", size, None) for some in names for name in some]
+        weight = source.matrix(asked, split)
+        if isinstance(weight, Quantised):
+            return weight
+        return weight.view(len(names), -1, weight.shape[1])
+    return _stacked(
+        [[source.take(f"{name}.weight", *size, split=split) for name in some] for some in names]
+    )
 
 
 def _stacked(parts: list[list[Tensor]]) -> Tensor:

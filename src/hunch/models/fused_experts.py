@@ -23,7 +23,7 @@ class FusedExperts:
 
     def __init__(self, experts: Experts, timing: Timing) -> None:
         self.experts, self.router, self.timing = experts, experts.router, timing
-        dtype = experts.gate_up.weight_NK.dtype
+        dtype = experts.gate_up.weight.dtype
         self.activation = KERNEL_NAMES[experts.activation]
         self.router_ED = self.router.logits.weight_NK.to(dtype)
         gate = experts.shared_gate
@@ -72,9 +72,9 @@ class FusedExperts:
         )  # fmt: skip
         choice = arrange(chosen_TK, weight_TK, num_experts)
         up, down = experts.gate_up, experts.down
-        y_PF = h_TD.new_empty(chosen_TK.numel(), down.weight_NK.shape[2])
-        experts_up(choice, h_TD, up.weight_NK, y_PF, up.bias_N, activation=self.activation)
-        experts_down(choice, y_PF, down.weight_NK, answer_KTD, down.bias_N)
+        y_PF = h_TD.new_empty(chosen_TK.numel(), down.weight.shape[-1])
+        experts_up(choice, h_TD, up.weight, y_PF, up.bias_N, activation=self.activation)
+        experts_down(choice, y_PF, down.weight, answer_KTD, down.bias_N)
 
     def _num_shared(self, num_tokens: int) -> int:
         shared = self.experts.shared

@@ -141,7 +141,13 @@ class Source:
             return pack(codes, self.dtype, self.device)
         if hold == KEEP:
             return None
-        return pack(quantise(self._numbers(some, split), hold), self.dtype, self.device)
+        rounded = [
+            quantise(self.take(name, *shape, split=split, part=part), hold)
+            for name, shape, part in some
+        ]
+        joined = join(rounded)
+        assert joined is not None, "matrices of the same inputs are rounded alike"
+        return pack(joined, self.dtype, self.device)
 
     def _joined_codes(self, some: list[Asked], split: int | None) -> Codes | None:
         found = []

@@ -123,19 +123,21 @@ class PublishedWeights:
         return self._shapes[name]
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        stem = name.removesuffix(".weight")
+        if f"{stem}_blocks" in self._raw:
+            return self._experts(stem, dtype)
         packed = self.packed(name)
         if packed is not None:
             codes = packed.codes()
             assert codes is not None
             return codes.numbers(dtype)
-        stem = name.removesuffix(".weight")
-        if f"{stem}_blocks" in self._raw:
-            return self._experts(stem, dtype)
         return self._stored.raw(name).to(dtype)
 
     def packed(self, name: str) -> Packed | None:
         shape = self.shape(name)
         module, _, last = name.rpartition(".")
+        if f"{module}_blocks" in self._raw:
+            return self._packed_experts(module, shape)
         if last != "weight" or len(shape) != 2 or not self._is_quantised(module):
             return None
 
@@ -149,6 +151,20 @@ class PublishedWeights:
             return codes
 
         return Coded(self.method, (shape[0], shape[1]), torch.empty(0), _nothing, read)
+
+    def _packed_experts(self, stem: str, shape: tuple[int, ...]) -> Packed:
+        """The rows of all experts."""
+
+        @lru_cache(maxsize=1)
+        def read(device: torch.device | str) -> Codes:
+            blocks, scales = (
+                self._stored.raw(f"{stem}_{part}").to(device) for part in ("blocks", "scales")
+            )
+            return _fp4(blocks.flatten(0, 1).flatten(1), scales.flatten(0, 1))
+
+        num_experts, num_out, num_in = shape
+        size = (num_experts * num_out, num_in)
+        return Coded(self.method, size, torch.empty(0), _nothing, read)
 
     def _is_quantised(self, module: str) -> bool:
         marks = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv")
