@@ -31,7 +31,8 @@ LARGE = {  # 7B-cost
     1: {1: 3.97, 2: 3.98, 4: 4.02, 8: 4.10, 16: 4.30},
     8: {8: 4.20, 16: 4.24, 32: 4.32, 64: 4.45, 128: 5.0},
     32: {32: 5.15, 64: 5.51, 128: 8.6},
-    64: {64: 5.51, 128: 8.60},
+    64: {64: 5.51, 128: 8.60, 256: 12.4, 512: 21.0},
+    128: {128: 8.60, 256: 12.4},
 }
 
 
@@ -128,6 +129,10 @@ class Replay:
     seconds: Callable[[int, Any], float]
     max_rows: int
     arrivals: Sequence[float] | None = None  # in milliseconds; None: a row is refilled at once
+    prompt: float = 0.0  # milliseconds of a pass over the prompts that came, beside a step
+    host: Callable[[int, Any], float] = lambda num_rows, shape: 0.0  # what the host does for a step
+    began: dict[int, float] = field(default_factory=dict)  # when each text's row was filled
+    waited: list[float] = field(default_factory=list)  # milliseconds per token of each text
     now: float = 0.0
     num_tokens: int = 0
     shapes: list[Any] = field(default_factory=list)
@@ -135,6 +140,7 @@ class Replay:
     sits: dict[int, int] = field(default_factory=dict)  # the text in each row
     waits: dict[int, int] = field(default_factory=dict)  # the source of each row's waiting draft
     next_text: int = 0
+    num_came: int = 0  # since the last step
 
     def run(self) -> float:
         """Tokens per millisecond."""
@@ -174,12 +180,14 @@ class Replay:
             self.rows.known[row], self.rows.end[row] = PROMPT, PROMPT + length
             self.rows.computed[:, row] = 0
             self.rows.requests[row] = SimpleNamespace()  # type: ignore[call-overload]
+            self.began[self.next_text] = self.now
             self.next_text += 1
             came.append(row)
+        self.num_came = len(came)
         if came:
             self.policy.start(came)
             reader = SimpleNamespace(read=self._read)
-            self.policy.read(came, reader)
+            self.policy.read(came, reader, sorted(self.place))
 
     def _read(self, ids: list[int]) -> None:
         self.rows.computed[-1, ids] = self.rows.known[ids]
@@ -200,14 +208,18 @@ class Replay:
     def _say(self, row: int, count: int) -> None:
         self.num_tokens += count
         self.place[row] += count
-        if self.place[row] >= len(self.texts[self.sits[row]]):
+        length = len(self.texts[self.sits[row]])
+        if self.place[row] >= length:
             del self.place[row]
+            self.waited.append((self.now - self.began[self.sits[row]]) / length)
             self.rows.requests[row] = None
 
     def _step(self, shape: Any, row_R: np.ndarray) -> tuple[Any, ...]:
         num_nodes, source = shape
         took = self.seconds(_bucket(len(row_R)), shape)
-        self.now += took
+        reading = self.prompt if self.num_came else 0.0
+        since = max(took + reading, self.host(len(row_R), shape) + reading)
+        self.now += since
         self.shapes.append(shape)
         result_RC = np.full((len(row_R), FIRST + num_nodes + 1 + NUM_GUESSES), -1, dtype=np.int64)
         for line, row in zip(result_RC, row_R.tolist(), strict=True):
@@ -231,16 +243,16 @@ class Replay:
             num_rows=_bucket(len(row_R)), num_nodes=num_nodes, source=source,
             seconds=took, draft_seconds=0.0, asks=0,
         )  # fmt: skip
-        return row_R, result_RC, graph, took
+        return row_R, result_RC, graph, took, since, reading
 
-    def _learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any, took: float) -> None:
+    def _learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any, *times: float) -> None:
         self.policy.learn(row_R, result_RC, graph)
         for row, line in zip(row_R.tolist(), result_RC, strict=True):
             if self.rows.requests[row] is not None:
                 self.rows.known[row] = max(self.rows.known[row], line[KNOWN])
                 if graph.source > 0:
                     self.rows.computed[-1, row] = line[KNOWN] - 1
-        self.policy.timed(graph, took, took)
+        self.policy.timed(graph, *times)
 
 
 class Fixed:
@@ -260,11 +272,11 @@ class Fixed:
 
     def start(self, ids: list[int]) -> None: ...
 
-    def read(self, ids: list[int], reader: Any) -> None: ...
+    def read(self, ids: list[int], reader: Any, others: Sequence[int] = ()) -> None: ...
 
     def learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> None: ...
 
-    def timed(self, graph: Any, seconds: float, since: float) -> None: ...
+    def timed(self, graph: Any, seconds: float, since: float, reading: float) -> None: ...
 
 
 def buffers(num_rows: int) -> RowBuffers:

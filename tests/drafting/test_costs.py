@@ -98,14 +98,14 @@ def test_assumed_costs_are_the_same_whatever_was_measured():
 def test_many_rows_may_check_one_node_each():
     shapes = StepShapes([StepShape(n) for n in (0, 1, 3, 7)])
     sizes = {rows: [shape.num_nodes for shape in shapes.at(rows)] for rows in (4, 8, 64)}
-    assert sizes == {4: [0, 3, 7], 8: [0, 1, 3, 7], 64: [0, 1]}
+    assert sizes == {4: [0, 3, 7], 8: [0, 1, 3, 7], 64: [0, 1, 3]}
     assert [shape.num_nodes for shape in StepShapes([StepShape(0), StepShape(1)]).at(1)] == [0, 1]
 
 
 def test_more_rows_than_may_check_a_node_check_none():
     shapes = StepShapes([StepShape(n) for n in (0, 1, 3)])
-    assert shapes.checks_at(64)
-    assert not shapes.checks_at(128)
+    assert shapes.checks_at(128)
+    assert not shapes.checks_at(256)
 
 
 def test_steps_that_begin_drafting_are_captured_too():
@@ -239,10 +239,14 @@ def test_steps_that_do_more_have_costs_of_their_own() -> None:
     assert free.seconds(8, StepShape(7)) == CAPTURED[StepShape(7)]
 
 
-def test_the_first_nodes_may_ask_most_of_the_experts():
-    """Costs that rise at once and then hardly are not taken for disturbed ones."""
+def test_the_first_nodes_may_cost_the_most():
+    """Costs that rise at once and then hardly are not taken for disturbed ones.
+
+    So it is with experts, of which the first nodes ask more new ones than the last, and with few
+    bits, whose product of a few rows is another kernel than that of many.
+    """
     measured = {0: 0.010, 1: 0.016, 3: 0.021, 7: 0.024}
-    costs = StepCosts(has_experts=True)
+    costs = StepCosts()
     for num_nodes, seconds in measured.items():
         costs.capture(4, StepShape(num_nodes), seconds)
     for num_nodes, seconds in measured.items():
@@ -250,4 +254,4 @@ def test_the_first_nodes_may_ask_most_of_the_experts():
     costs.capture(8, StepShape(0), 0.010)
     costs.capture(8, StepShape(1), 0.9)  # disturbed
     costs.capture(8, StepShape(3), 0.02)
-    assert costs.seconds(8, StepShape(1)) == pytest.approx(0.02)
+    assert 0.010 < costs.seconds(8, StepShape(1)) < 0.02

@@ -598,3 +598,68 @@ def test_a_network_drafts_again_for_requests_that_come_and_go():
     some = texts(0.3, 24, first=0.75)
     assert speedup(some, 8, BOTH, LARGE) > 1.8
     assert speedup(some, 8, BOTH, LARGE, arrivals=[60.0 * place for place in range(24)]) > 1.0
+
+
+# --- requests that come by themselves -------------------------------------------------------------
+
+
+def open_load(
+    policies: dict[str, Any],
+    costs: dict[int, dict[int, float]],
+    interval: float,
+    *,
+    first: float,
+    copied: float = 0.1,
+    prompt: float = 0.0,
+    host: Any = None,
+    num_rows: int = 128,
+    count: int = 160,
+) -> dict[str, float]:
+    """Milliseconds per token by policy, of requests that come every `interval`; plain: `off`."""
+    some = [text(seed, 48, copied, first).with_levels(5) for seed in range(count)]
+    seconds, found = seconds_of(costs, 0.11, 5), {}
+    for name, drafter in policies.items():
+        rows = buffers(num_rows)
+        policy = drafter
+        if not isinstance(drafter, Fixed):
+            policy = Policy(drafter, rows)
+            for size in (1, 2, 4, 8, 16, 32, 64, 128):
+                for shape in policy.shapes.to_capture(size):
+                    policy.captured(SimpleNamespace(
+                        num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
+                        seconds=seconds(size, shape), draft_seconds=0.0, asks=0,
+                    ))  # fmt: skip
+        arrivals = [interval * place for place in range(count)]
+        how = {"prompt": prompt} if host is None else {"prompt": prompt, "host": host}
+        replay = Replay(some, policy, rows, seconds, num_rows, arrivals, **how)
+        replay.run()
+        found[name] = float(np.mean(replay.waited[count // 4 :]))
+    return found
+
+
+FIXED = {"off": Fixed(StepShape(0, DraftSource.NOBODY))}
+CHAINS = Drafter(*chains_of(5, is_adaptive=True), num_levels=5)
+
+
+@pytest.mark.parametrize("interval", [20.0, 12.0, 8.0])
+def test_under_a_load_it_is_as_fast_as_the_best_fixed_length(interval):
+    """A large target: every step has a prompt beside it, and takes as long for it at any length."""
+    fixed = {str(n): Fixed(StepShape(n, DraftSource.CHAIN)) for n in (1, 3, 5)}
+    found = open_load({**FIXED, **fixed, "auto": CHAINS}, LARGE, interval, first=0.62, prompt=7.0)
+    assert found["auto"] < 1.04 * min(found.values())
+    assert found["auto"] < found["off"] / 0.98
+
+
+def busy_host(num_rows: int, shape: Any) -> float:
+    """Milliseconds: a checked row is more work for the host than one that gets a token."""
+    return 0.3 + num_rows * (0.022 + (0.02 if shape.num_nodes else 0.0))
+
+
+@pytest.mark.parametrize("interval", [5.0, 2.5, 1.25])
+def test_where_the_host_is_late_it_is_no_slower_than_plain_decoding(interval):
+    """A small target: the device waits for the host, and longer after rows that were checked."""
+    fixed = {str(n): Fixed(StepShape(n)) for n in (3, 7)}
+    how = {"first": 0.3, "copied": 0.3, "prompt": 1.0, "host": busy_host, "count": 240}
+    found = open_load({**FIXED, **fixed, "auto": LOOKUPS}, SMALL, interval, **how)
+    assert found["auto"] < min(found.values()) * 1.04
+    assert found["auto"] < found["off"] / 0.98

@@ -10,7 +10,7 @@ from itertools import accumulate
 from math import exp, log
 from typing import NamedTuple
 
-MAX_CHECKED = 128  # packed tokens up to which a step may check nodes; beyond, they do not pay
+MAX_CHECKED = 256  # packed tokens up to which a step may check nodes; beyond, they do not pay
 MIN_CHECKED = 16  # packed tokens a product takes at once; below, one node takes as long as three
 # Shapes in which a network drafts chains, alone and beside lookups, and in which it drafts trees:
 # captures take time.
@@ -20,13 +20,15 @@ BEGINNING = 7  # levels drafted after a step that checked none
 MIN_PAUSE = 32  # rows from which on lookups may pause
 WINDOW = 15  # passes remembered per size
 MAX_SINGLE = 16  # sizes up to this are remembered one by one
-COMMON, OWN = (
-    0.1,
-    0.1,
-)  # shares of a surprise that all captured shapes take in, and the shape itself
+COMMON, OWN = 0.1, 0.1  # shares of a surprise that all captured shapes take in, and its own
 FADE = 0.001  # by which a shape not in use is thought less different with each step
 MAX_SURPRISE = 0.3  # as a logarithm: a pause is no cost
 MAX_LATE = 0.5  # of a step's seconds that the host may have kept the device waiting
+# Rows from which on the host may take longer than the device, and what a checked row is thought to
+# take of its time, for one of a plain row's, until it was seen.
+MANY_ROWS, CHECKED_ROW = 16, 1.6
+LATE, HOST_RATE, HOST_RISE = 1.1, 0.1, 2.0
+LOAD_RATE, READING_RATE = 0.02, 0.1  # of the newest step and pass, in what is thought of a load
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
 
 
@@ -203,9 +205,9 @@ class StepCosts:
     more than when they were captured, the others are taken to take more too: only so can they be
     compared. What a shape takes apart from that is learned while it is in use, and so is how long
     the host keeps the device waiting after it. A shape whose capture was disturbed would never be
-    used, and so never be corrected: none is thought dearer than the line between the next smaller
-    and the next larger one, or where a target has experts than the larger one. Shapes that were not
-    captured are read off a curve by packed tokens.
+    used, and so never be corrected: one that was timed above the next larger one is thought to lie
+    on the line between its neighbours. Shapes that were not captured are read off a curve by packed
+    tokens.
 
     Steps whose rows ask for more than tokens (rules, masks, scores) have costs of their own beside
     the `free` ones. They are captured as they come: until then a shape is thought to take what a
@@ -217,9 +219,7 @@ class StepCosts:
         *,
         is_measured: bool = True,
         free: StepCosts | None = None,
-        has_experts: bool = False,
     ) -> None:
-        self.has_experts = has_experts
         self.free = free
         self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
         self.is_measured = is_measured
@@ -261,10 +261,9 @@ class StepCosts:
         )
         for low, shape, high in zip(shapes, shapes[1:], shapes[2:], strict=False):
             least, most = captured[num_rows, low], captured[num_rows, high]
-            share = (shape.num_nodes - low.num_nodes) / (high.num_nodes - low.num_nodes)
-            # The first nodes ask more new experts than the last: such costs lie above the line.
-            line = most if self.has_experts else least + share * (most - least)
-            captured[num_rows, shape] = min(captured[num_rows, shape], line)
+            if captured[num_rows, shape] > most:
+                share = (shape.num_nodes - low.num_nodes) / (high.num_nodes - low.num_nodes)
+                captured[num_rows, shape] = least + share * (most - least)
 
     def record(
         self, num_rows: int, shape: StepShape, seconds: float, since: float | None = None
@@ -326,3 +325,74 @@ def _bucket(num_tokens: int) -> int:
         return num_tokens
     step = 1 << (num_tokens.bit_length() - 4)  # eighths of the power of two below
     return (num_tokens + step // 2) // step * step
+
+
+class PromptLoad:
+    """What reading prompts beside captured steps adds to them, while requests keep coming.
+
+    All prompts that wait are read in one pass beside a step. Where requests come so fast that every
+    step has such a pass, it takes as long beside a short step as beside a long one, and a step that
+    brings more tokens has the use of that. Where they come more slowly, a longer step has more of
+    them, and all steps are slowed down alike.
+    """
+
+    def __init__(self) -> None:
+        self._came = 0
+        self._requests = self._seconds = 0.0  # per step, of late
+        self._reading = 0.0  # seconds of a pass, of late
+
+    def start(self, num_requests: int) -> None:
+        """Requests came."""
+        self._came += num_requests
+
+    def record(self, seconds: float, reading: float) -> None:
+        """A step and what was read beside it took so long, of which reading this."""
+        self._requests += LOAD_RATE * (self._came - self._requests)
+        self._seconds += LOAD_RATE * (seconds - self._seconds)
+        self._came = 0
+        if reading > 0.0:
+            rate = READING_RATE if self._reading else 1.0
+            self._reading += rate * (reading - self._reading)
+
+    def with_reading(self, seconds: float) -> float:
+        """Seconds from one step of so many to the next."""
+        if self._requests <= 0.0 or self._seconds <= 0.0:
+            return seconds
+        per_second = self._requests / self._seconds
+        whole = seconds + self._reading
+        if per_second * whole >= 1.0:  # every step has a prompt to read
+            return whole
+        return seconds / (1.0 - per_second * self._reading)
+
+
+class HostTime:
+    """How long the host takes for a step's rows, where that is longer than the device does.
+
+    A row that was checked is more work for it than one that got a token. With many rows and a small
+    target that decides what pays.
+    """
+
+    def __init__(self) -> None:
+        self._per_row = [0.0, 0.0]  # seconds: plain, checked; 0: it was never late
+
+    def record(self, num_rows: int, shape: StepShape, seconds: float, device: float) -> None:
+        """From one step to the next so many seconds went by; the device had work for some."""
+        if num_rows < MANY_ROWS:
+            return
+        kind, each = int(shape.num_nodes > 0), seconds / num_rows
+        before = self._per_row[kind]
+        if seconds <= LATE * device:  # it was not late: so long it takes at most
+            self._per_row[kind] = min(before, each)
+        elif not before:
+            self._per_row[kind] = each
+        else:  # a pause is no cost
+            self._per_row[kind] = before + HOST_RATE * (min(each, HOST_RISE * before) - before)
+
+    def seconds(self, num_rows: int, shape: StepShape) -> float:
+        """At least so long from one step to the next; 0: nothing is known."""
+        if num_rows < MANY_ROWS:
+            return 0.0
+        plain, checked = self._per_row
+        plain = plain or checked / CHECKED_ROW
+        checked = max(checked or CHECKED_ROW * plain, plain)
+        return num_rows * (checked if shape.num_nodes else plain)

@@ -16,7 +16,15 @@ import numpy as np
 
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.costs import DraftSource, StepCosts, StepShape, StepShapes, target_seconds
+from hunch.drafting.costs import (
+    DraftSource,
+    HostTime,
+    PromptLoad,
+    StepCosts,
+    StepShape,
+    StepShapes,
+    target_seconds,
+)
 from hunch.drafting.policy import AcceptanceEstimate, best_rate
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
@@ -109,13 +117,12 @@ class Policy:
         rows: RowLengths,
         *,
         is_measured: bool = True,
-        has_experts: bool = False,  # of the target
     ) -> None:
         num_rows = len(rows.known)
         self.drafter, self.rows = drafter, rows
         self.shapes = StepShapes((StepShape(0),) if drafter is None else drafter.shapes)
         # Of steps whose rows ask for tokens alone.
-        self.costs = StepCosts(is_measured=is_measured, has_experts=has_experts)
+        self.costs = StepCosts(is_measured=is_measured)
         self._other_costs: dict[int, StepCosts] = {}  # by what else they ask for
         self.margin = 0.0 if drafter is None else drafter.margin
         is_guided = drafter is not None and drafter.is_guided
@@ -148,6 +155,8 @@ class Policy:
         # Whether a row's request names a network or a lookup; None: it names neither.
         self.by_network: list[bool | None] = [None] * num_rows
         self.flow = 0.0
+        self.load, self.host = PromptLoad(), HostTime()
+        self._num_learned = 0  # rows of the step that was learned from last
         self._num_plain = self._num_pause = 0
 
     def drafts_at(self, num_rows: int) -> bool:
@@ -159,6 +168,7 @@ class Policy:
 
     def start(self, ids: list[int]) -> None:
         """Requests came into these rows, together."""
+        self.load.start(len(ids))
         others = set(np.flatnonzero(self.age >= SETTLED).tolist()).difference(ids)
         if any(self.rows.requests[row] is not None for row in others):
             self.flow = 1.0
@@ -181,9 +191,7 @@ class Policy:
             return self.costs
         if asks not in self._other_costs:
             costs = self.costs
-            self._other_costs[asks] = StepCosts(
-                is_measured=costs.is_measured, free=costs, has_experts=costs.has_experts
-            )
+            self._other_costs[asks] = StepCosts(is_measured=costs.is_measured, free=costs)
         return self._other_costs[asks]
 
     def choose(self, row_R: np.ndarray, *, asks: int = 0, is_host: bool = False) -> StepShape:
@@ -205,6 +213,11 @@ class Policy:
             seconds = [price * s for price, s in zip(prices, seconds, strict=True)]
         if self.network.priors:
             tokens = self._without_unnamed(row_R, shapes, tokens)
+        if costs.is_measured:
+            seconds = [
+                self.load.with_reading(max(took, self.host.seconds(len(row_R), shape)))
+                for shape, took in zip(shapes, seconds, strict=True)
+            ]
         shape = shapes[best_rate(tokens, seconds, self.margin)]
         self._num_plain = 0 if shape.num_nodes else self._num_plain + 1
         if can_pause and self._num_plain >= TIRED:
@@ -276,12 +289,17 @@ class Policy:
             self.has_read[row_R] = False
         return shape
 
-    def read(self, ids: list[int], reader: Reader) -> None:
-        """Where a network is to draft for these rows, let it see what it has not seen."""
+    def read(self, ids: list[int], reader: Reader, others: Sequence[int] = ()) -> None:
+        """Where a network is to draft for these rows, let it see what it has not seen.
+
+        Whether it is depends on the `others` too, that are in the same steps: of many rows none may
+        be drafted for.
+        """
         assert self.drafter is not None
         if not ids or not self.drafter.can_follow(self.rows.view(ids)):
             return
-        if self.drafter.writes_kv(self.choose(np.array(ids), is_host=True).source):
+        row_R = np.array(sorted({*ids, *others}))
+        if self.drafter.writes_kv(self.choose(row_R, is_host=True).source):
             reader.read(ids)
         self.has_read[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
 
@@ -294,17 +312,26 @@ class Policy:
         return costs.capture(graph.num_rows, shape, graph.seconds, graph.draft_seconds)
 
     def timed(
-        self, graph: CapturedStep, seconds: float, since: float | None = None
+        self,
+        graph: CapturedStep,
+        seconds: float,
+        since: float | None = None,
+        reading: float = 0.0,
     ) -> tuple[float, float]:
         """What a step took: the target's seconds, and what a plain step would have taken.
 
-        since: seconds since the step before was read, if the host did nothing else meanwhile.
+        since: seconds since the step before was read, if one was under way then.
+        reading: seconds of what the host led beside it, prompts mostly.
         """
         num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
         target = target_seconds(seconds, graph.draft_seconds)
         costs = self.costs_of(graph.asks)
         if seconds > 0.0:
-            costs.record(num_rows, shape, seconds, since)
+            self.load.record(since or seconds + reading, reading)
+            own = None if since is None else max(since - reading, 0.0)
+            costs.record(num_rows, shape, seconds, own)
+            if own is not None:
+                self.host.record(self._num_learned, shape, own, seconds)
         plain = costs.seconds(num_rows, StepShape(0), is_target=True)
         share = plain / costs.seconds(num_rows, shape, is_target=True)
         return target, target * min(share, 1.0)
@@ -315,6 +342,7 @@ class Policy:
         """Take in a step's result; returns who had drafted what it checked, if it did."""
         assert self.drafter is not None
         ids: list[int] = row_R.tolist()
+        self._num_learned = len(ids)
         self.flow *= FLOW
         self.age[row_R] += 1
         can_guess = graph.source >= 0 and self.shapes.checks_at(graph.num_rows)

@@ -70,12 +70,7 @@ class CapturedSteps:
         self.device_rows = DeviceRows(self.rows, width, device)
         found = host_drafter.on_device() if isinstance(host_drafter, WorksOnDevice) else None
         self.drafter: DeviceDrafter | None = found
-        self.policy = Policy(
-            found,
-            self.rows,
-            is_measured=parts.cost.is_measured,
-            has_experts=parts.target.spec.experts is not None,
-        )
+        self.policy = Policy(found, self.rows, is_measured=parts.cost.is_measured)
         self.steps = StepGraphs(
             parts.target,
             parts.kv[0],
@@ -102,8 +97,10 @@ class CapturedSteps:
             self.steps.row_sources,
         )
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and who of it took part
-        # When the last result was read, if the host did nothing but captured steps since.
+        # When the last result was read, if a further step was under way then.
         self._read_at: float | None = None
+        self._led = 0.0  # seconds of steps that the host led since then
+        self._num_pending = 0  # steps launched and not read
         self.capacity = replace(
             capacity,
             max_draft_rows=self._max_draft_rows(capacity.max_rows),
@@ -182,7 +179,8 @@ class CapturedSteps:
 
     def follow(self, result: StepResult) -> None:
         """The host led a step: its rows changed, and a draft model may have to read them."""
-        self._last = self._read_at = None
+        self._last = None
+        self._led += result.target_seconds + result.draft_seconds
         for row in result.rows:
             self.device_rows.touch(row.row)
             self._is_decoding[row.row] |= bool(row.tokens)
@@ -192,9 +190,13 @@ class CapturedSteps:
         began = perf_counter()
         rows = [row.row for row in result.rows if self.rows.requests[row.row] is not None]
         rows = [row for row in rows if self._is_decoding[row] and self._is_taken[row]]
+        others = np.flatnonzero(self._is_decoding & self._is_taken).tolist()
+        others = [row for row in others if self.rows.requests[row] is not None]
         with torch.inference_mode():
-            self.policy.read(rows, self.reader)
-        result.draft_seconds += perf_counter() - began
+            self.policy.read(rows, self.reader, others)
+        seconds = perf_counter() - began
+        result.draft_seconds += seconds
+        self._led += seconds
 
     # --- before a step ----------------------------------------------------------------------------
 
@@ -219,6 +221,9 @@ class CapturedSteps:
             return None
         self._upload(group, graph)
         requests = [self.rows.requests[row] for row in group.ids]
+        if not self._num_pending:  # nobody was waiting for the device since the last one was read
+            self._read_at, self._led = None, 0.0
+        self._num_pending += 1
         graph.forward.replay()
         if kind.extras & MASKS:
             read_pending()
@@ -272,6 +277,8 @@ class CapturedSteps:
         columns = self.steps.columns(graph.kind)
         result_RC, seconds = self.steps.download.receive(pending.slot, len(group.ids), columns.end)
         before, self._read_at = self._read_at, perf_counter()
+        led, self._led = self._led, 0.0
+        self._num_pending -= 1
         named, sources = self.extras.take_sources(group, result_RC), None
         if drafter is not None:
             sources = self.policy.learn(group.row_R, result_RC[:, : columns.draft], graph)
@@ -293,7 +300,8 @@ class CapturedSteps:
         )
         tokens, results = self.extras.show(group, here, result_RC, columns, tokens, results)
         since = None if before is None else self._read_at - before
-        target_seconds, plain_seconds = self.policy.timed(graph, seconds, since)
+        reading = max(led - seconds, 0.0)  # on the same stream: it waited for a step like this one
+        target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
         result = StepResult(
             id=pending.plan_id,
             rows=results,
