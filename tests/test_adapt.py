@@ -112,7 +112,7 @@ def test_a_counter_that_fails_is_told_and_harms_nobody(
 def test_serve_takes_the_flag() -> None:
     adapting = _adapting(Config(spec=SpecConfig.parse("auto:num_nodes=4")))
     assert adapting.spec.options == {"num_nodes": "4", "adapt": "true"}
-    with pytest.raises(ConfigError, match="use auto or suffix"):
+    with pytest.raises(ConfigError, match="use auto or one of"):
         run(["--adapt", "--speculate", "ngram"])
     two = ServeConfig(api_keys=("a", "b"))
     assert hiding(adapting, two).hides_guesses

@@ -1,21 +1,27 @@
-"""Phrases counted from served answers while they are served: for any model, from the first minute.
+"""Drafters learn from served answers while they are served: phrases are counted for lookups from
+the first minute, and a trained network goes on learning in idle time.
 
-Answers stay in memory, the newest of them, and go to no file. Counting is another process's work,
-of the lowest priority, so that requests do not wait for it; what it found is taken between two
-steps. It changes what is guessed, never what is said.
+Answers stay in memory, the newest of them, and go to no file. The work is another process's, of the
+lowest priority; one that trains is stopped while there are requests. What came of it is taken
+between two steps. It changes what is guessed, never what is said.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from threading import Thread
-from time import monotonic
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+from time import monotonic, sleep
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,32 +32,33 @@ from hunch.kernels.phrases import PhraseTable, load_phrases
 log = logging.getLogger("hunch")
 
 MAX_TOKENS = 1_000_000  # of prompts and answers that are remembered
-FIRST = 2_000  # tokens of answers after which phrases are counted for the first time
-MORE = 1.5  # times as many tokens before they are counted again
+FIRST = 2_000  # tokens of answers after which phrases are counted for the first time,
+NETWORK_FIRST = 20_000  # and after which a network goes on learning
+NETWORK_TOKENS = 300_000  # that a network learns from at once: the newest
+MORE = 1.5  # times as many tokens before it is done again
 PAUSE = 20.0  # seconds between two countings, at least
-_COUNTER = "hunch.train.count"  # the module that another process runs
+IDLE = 0.25  # seconds without a step after which there is time to train
+_LOOK = 0.02  # seconds between two looks at whether there is
+_COUNTER, _TRAINER = "hunch.train.count", "hunch.train.go_on"  # modules that other processes run
 _TIMEOUT = 600.0
 
+Answer = tuple[np.ndarray, int]  # tokens, and how many of them are a prompt's
 
-class PhraseAdapter:
-    """Remembers answers, lets them be counted now and then, and hands the table on."""
 
-    def __init__(
-        self,
-        take: Callable[[PhraseTable], None],
-        vocab_size: int,
-        *,
-        first: int = FIRST,
-        pause: float = PAUSE,
-    ) -> None:
-        self._take, self._vocab_size, self._pause = take, vocab_size, pause
-        self._texts: deque[tuple[np.ndarray, int]] = deque()  # tokens, and how many are a prompt's
+class Adapter:
+    """Remembers answers, and now and then has something made of them by a thread that waits."""
+
+    what = ""  # is done, for the log
+
+    def __init__(self, first: int, pause: float) -> None:
+        self._pause = pause
+        self._texts: deque[Answer] = deque()
         self._num_tokens = 0  # remembered
-        self._num_seen, self._next = 0, first  # tokens of answers so far, and when to count
+        self._num_seen, self._next = 0, first  # tokens of answers so far, and when it is due
         self._last = -pause
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: Thread | None = None
-        self._found: PhraseTable | None = None
+        self._found: Any = None
         self.num_taken = 0
 
     def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
@@ -68,11 +75,11 @@ class PhraseAdapter:
         if is_due and self._thread is None:
             self._next = int(MORE * self._num_seen)
             self._last = monotonic()
-            self._thread = Thread(target=self._count, args=(list(self._texts),), daemon=True)
+            self._thread = Thread(target=self._work, args=(list(self._texts),), daemon=True)
             self._thread.start()
 
     def apply(self) -> None:
-        """Between two steps: take a table that is ready."""
+        """Between two steps: take what is ready."""
         thread = self._thread
         if thread is None or thread.is_alive():
             return
@@ -80,10 +87,9 @@ class PhraseAdapter:
         if found is not None:
             self._take(found)
             self.num_taken += 1
-            log.info("phrases: %d contexts counted from served answers", len(found.hash_E))
 
     def wait(self, timeout: float) -> None:
-        """Until a counting that runs is over."""
+        """Until work that goes on is over."""
         if self._thread is not None:
             self._thread.join(timeout)
 
@@ -92,40 +98,228 @@ class PhraseAdapter:
             self._process.kill()
         self.wait(5.0)
 
-    def _count(self, texts: list[tuple[np.ndarray, int]]) -> None:
-        """In a thread that only waits: the work is another process's."""
-        stored = io.BytesIO()
-        np.savez(
-            stored,
-            tokens=np.concatenate([tokens for tokens, _ in texts]),
-            offset=np.cumsum([0, *(len(tokens) for tokens, _ in texts)]),
-            prompt_len=np.array([num_prompt for _, num_prompt in texts]),
-            vocab_size=self._vocab_size,
-        )
-        command = [sys.executable, "-m", _COUNTER]
+    def _work(self, texts: list[Answer]) -> None:
+        """In a thread: leaves what it found."""
+        raise NotImplementedError
+
+    def _take(self, found: Any) -> None:
+        raise NotImplementedError
+
+    def _ask(self, module: str, data: bytes) -> bytes | None:
+        """What another process makes of it; None, and a word in the log, where it fails."""
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
             )
-            data, words = self._process.communicate(stored.getvalue(), timeout=_TIMEOUT)
-            if self._process.returncode:
-                lines = words.decode(errors="replace").strip().splitlines()
-                log.warning("phrases could not be counted: %s", lines[-1] if lines else "killed")
-                return
-            self._found = load_phrases(data, self._vocab_size)
+            found, words = self._process.communicate(data, timeout=self._timeout)
         except subprocess.TimeoutExpired:
             assert self._process is not None
             self._process.kill()
-            log.warning("phrases could not be counted in %.0f seconds", _TIMEOUT)
-        except (OSError, HunchError) as error:
-            log.warning("phrases could not be counted: %s", error)
+            log.warning("%s in %.0f seconds", self.what, _TIMEOUT)
+            return None
+        except OSError as error:
+            log.warning("%s: %s", self.what, error)
+            return None
+        if self._process.returncode:
+            lines = words.decode(errors="replace").strip().splitlines()
+            log.warning("%s: %s", self.what, lines[-1] if lines else "killed")
+            return None
+        return found
+
+    @property
+    def _timeout(self) -> float | None:
+        return _TIMEOUT
 
 
-def adapter_for(options: Mapping[str, str], runner: Any) -> PhraseAdapter | None:
-    """The adapter that `adapt=true` asks for; None: nobody did, or the drafter takes no phrases."""
+def packed(texts: Sequence[Answer], vocab_size: int = 0) -> bytes:
+    """Answers as another process reads them."""
+    stored = io.BytesIO()
+    np.savez(
+        stored,
+        tokens=np.concatenate([tokens for tokens, _ in texts]),
+        offset=np.cumsum([0, *(len(tokens) for tokens, _ in texts)]),
+        prompt_len=np.array([num_prompt for _, num_prompt in texts]),
+        vocab_size=vocab_size,
+    )
+    return stored.getvalue()
+
+
+class PhraseAdapter(Adapter):
+    """Lets phrases be counted, and hands the table on."""
+
+    what = "phrases could not be counted"
+
+    def __init__(
+        self,
+        take: Callable[[PhraseTable], None],
+        vocab_size: int,
+        *,
+        first: int = FIRST,
+        pause: float = PAUSE,
+    ) -> None:
+        super().__init__(first, pause)
+        self._hand_on, self._vocab_size = take, vocab_size
+
+    def _take(self, found: PhraseTable) -> None:
+        self._hand_on(found)
+        log.info("phrases: %d contexts counted from served answers", len(found.hash_E))
+
+    def _work(self, texts: list[Answer]) -> None:
+        data = self._ask(_COUNTER, packed(texts, self._vocab_size))
+        try:
+            self._found = None if data is None else load_phrases(data, self._vocab_size)
+        except HunchError as error:
+            log.warning("%s: %s", self.what, error)
+
+
+class Learner(Protocol):
+    """A drafter whose trained network may give way to one of its shape between two steps."""
+
+    path: str
+
+    def load_network(self, path: str) -> Any:
+        """The network of these files, ready to be taken; may take a while."""
+
+    def take_network(self, network: Any) -> None: ...
+
+
+class NetworkAdapter(Adapter):
+    """Lets a trained drafter go on learning while nothing is served, and swaps a better one in.
+
+    Better is what has more tokens per pass on answers that were held out. The process that trains
+    is stopped (by a signal) with the first step of a request and goes on when none was seen for a
+    while, so that it never computes beside one for longer than a step of its own takes to end.
+    """
+
+    what = "the drafter could not go on learning"
+
+    def __init__(
+        self,
+        drafter: Learner,
+        target: str,
+        device: str,
+        *,
+        first: int = NETWORK_FIRST,
+        pause: float = PAUSE,
+    ) -> None:
+        super().__init__(first, pause)
+        self._drafter, self._target, self._device = drafter, target, device
+        self._folder: TemporaryDirectory[str] | None = None
+        self._seen = monotonic()  # when the last step began
+        self._signals, self._is_stopped = Lock(), False
+        self._path = str(drafter.path)  # of the drafter that serves
+        self._num_made = 0
+
+    def apply(self) -> None:
+        self._seen = monotonic()
+        if self._process is not None and not self._is_stopped:
+            self._signal(is_stopped=True)
+        super().apply()
+
+    def close(self) -> None:
+        super().close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    @property
+    def _timeout(self) -> float | None:
+        return None  # it may be stopped for as long as there are requests
+
+    def _signal(self, *, is_stopped: bool) -> None:
+        with self._signals:
+            process = self._process
+            if process is None or process.poll() is not None or is_stopped == self._is_stopped:
+                return
+            os.kill(process.pid, signal.SIGSTOP if is_stopped else signal.SIGCONT)
+            self._is_stopped = is_stopped
+
+    def _work(self, texts: list[Answer]) -> None:
+        newest, num_tokens = [], 0
+        for tokens, num_prompt in reversed(texts):
+            newest.append((tokens, num_prompt))
+            num_tokens += len(tokens)
+            if num_tokens >= NETWORK_TOKENS:
+                break
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="hunch-adapt-")
+        self._num_made += 1
+        out = Path(self._folder.name) / f"drafter-{self._num_made}"
+        asked = {
+            "target": self._target, "drafter": self._path, "out": str(out), "device": self._device,
+        }  # fmt: skip
+        self._await_idle()
+        self._is_stopped = False
+        watching = Thread(target=self._watch, daemon=True)
+        self._process = None
+        watching.start()
+        line = json.dumps(asked).encode() + b"\n"
+        data = self._ask(_TRAINER, line + packed(newest))
+        if data is None:
+            return
+        found = json.loads(data)
+        words = f"{found['before']:.2f} tokens per pass before, {found['after']:.2f} after"
+        if not found["is_better"]:
+            log.info("the drafter stays as it is: %s %d steps", words, found["steps"])
+            return
+        self._await_idle()
+        self._found = self._drafter.load_network(str(out)), str(out), words
+
+    def _watch(self) -> None:
+        """Let the process run while there is nothing to serve."""
+        while self._thread is not None and self._thread.is_alive():
+            self._signal(is_stopped=not self._is_idle)
+            if self._process is not None and self._process.poll() is not None:
+                return
+            sleep(_LOOK)
+
+    @property
+    def _is_idle(self) -> bool:
+        return monotonic() - self._seen > IDLE
+
+    def _await_idle(self) -> None:
+        while not self._is_idle:
+            sleep(_LOOK)
+
+    def _take(self, found: tuple[Any, str, str]) -> None:
+        network, self._path, words = found
+        self._drafter.take_network(network)
+        log.info("a drafter that learned from served answers drafts now: %s", words)
+
+
+class Adapters:
+    """Several, as one."""
+
+    def __init__(self, several: Sequence[Adapter]) -> None:
+        self.several = several
+
+    def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
+        for one in self.several:
+            one.add(prompt_ids, answer_ids)
+
+    def apply(self) -> None:
+        for one in self.several:
+            one.apply()
+
+    def close(self) -> None:
+        for one in self.several:
+            one.close()
+
+
+def adapter_for(options: Mapping[str, str], runner: Any, target: str) -> Adapter | Adapters | None:
+    """What `adapt=true` asks for; None: nobody did, or nothing here can learn."""
     if options.get("adapt", "").lower() not in ("true", "1", "yes", "on"):
         return None
-    if not hasattr(runner.drafter, "take_phrases"):
-        say_once("adapt: phrases are counted for lookups alone; nothing is adapted here")
+    found: list[Adapter] = []
+    drafter = runner.drafter
+    if hasattr(getattr(drafter, "lookup", drafter), "take_phrases"):
+        found.append(PhraseAdapter(drafter.take_phrases, runner.target.spec.vocab_size))
+    network = getattr(getattr(drafter, "network", None), "method", drafter)
+    if hasattr(network, "take_network") and hasattr(signal, "SIGSTOP"):
+        found.append(NetworkAdapter(network, target, runner.target.device.type))
+    if not found:
+        say_once("adapt: neither lookups nor a network of `hunch train` draft here; nothing adapts")
         return None
-    return PhraseAdapter(runner.drafter.take_phrases, runner.target.spec.vocab_size)
+    return found[0] if len(found) == 1 else Adapters(found)

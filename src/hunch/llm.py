@@ -295,7 +295,7 @@ def build_engine(
     log.info("%s on %s; exact: %s", config.model.model, device, runner.capacity.exact)
     compile_grammar, adapter = (
         _grammar_compiler(tokenizer),
-        adapter_for(config.spec.options, runner),
+        adapter_for(config.spec.options, runner, str(files.path)),
     )
     return Engine(config, runner, tokenizer, compile_grammar=compile_grammar, adapter=adapter)
 

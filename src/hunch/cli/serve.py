@@ -57,6 +57,7 @@ _HELP = {
     "tool_call_parser": "How tool calls are written (vLLM's names); auto: by the chat template.",
     "reasoning_parser": "How reasoning is marked (vLLM's names); auto: by the chat template.",
 }
+ADAPTING = {"auto", "suffix", "draft", "dspark"}  # methods that learn from what is served
 _SWITCHES = (  # flags that take no value, most of them vLLM's
     "always_draft",
     "use_v2_block_manager",
@@ -191,10 +192,10 @@ def _engine_config(model: str, given: dict[str, Any]) -> Config:
 
 def _adapting(config: Config) -> Config:
     spec = config.spec
-    if spec.method not in ("auto", "suffix") or spec.path is not None:
+    if spec.method not in ADAPTING:
         raise ConfigError(
-            f"--adapt counts phrases for lookups, and speculate={spec.method!r} has none; use auto "
-            "or suffix"
+            f"--adapt teaches lookups and drafters of `hunch train`, and speculate={spec.method!r} "
+            f"is neither; use auto or one of {', '.join(sorted(ADAPTING))}"
         )
     return replace(config, spec=replace(spec, options={**spec.options, "adapt": "true"}))
 
@@ -239,8 +240,8 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument(
         "--adapt",
         action="store_true",
-        help="count phrases of served answers while serving, for better guesses; they stay in "
-        "memory (lookups on a CPU)",
+        help="learn from served answers, which stay in memory: lookups from their phrases, a "
+        "drafter of `hunch train` in idle time",
     )
     server.add_argument("--no-page", action="store_true", help="serve no page at /")
     server.add_argument(

@@ -35,11 +35,19 @@ from hunch.kernels.attention import AttnInputs, Span
 from hunch.models.decoder import Hidden
 from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import BlockGuess, BlockNet, TiledBlocks
+from hunch.models.swap import copy_network
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_tiling import Tiling  # these need Triton, which a CPU may not have
     from hunch.kernels.step import RowState, StepRows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockOptions(GrowOptions):
+    """dspark:PATH[:KEY=VALUE]..., and so for the others."""
+
+    adapt: bool = False  # go on learning from the answers while they are served
 
 
 class BlockDrafter(StateFollower):
@@ -51,8 +59,9 @@ class BlockDrafter(StateFollower):
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
-        self.net = net = load_block(need_path(self.method, path), context.target, self.method)
-        given = read_options(GrowOptions, options, self.method)
+        self.path, self.context = need_path(self.method, path), context
+        self.net = net = self.load_network(self.path)
+        given = read_options(BlockOptions, options, self.method)
         if given.width is not None:
             raise ConfigError(f"{self.method}: width has no effect: one pass tells every place")
         most = net.shape.num_tokens
@@ -72,6 +81,16 @@ class BlockDrafter(StateFollower):
             group=GroupInfo(name=self.method, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
+
+    def load_network(self, path: str) -> BlockNet:
+        return load_block(path, self.context.target, self.method)
+
+    def take_network(self, network: BlockNet) -> None:
+        """Its KV stays: what was computed before is a little worse to guess from, never wrong."""
+        if self.context.device.type == "cpu":
+            self.net = network
+        else:
+            copy_network(self.net, network)
 
     @property
     def device_form(self) -> type[DeviceFollower]:

@@ -27,8 +27,15 @@ from hunch.drafting.options import GrowOptions, can_capture, device_shape, need_
 from hunch.drafting.window import MAX_PASS, KvWindow, host
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.models.decoder import Hidden
-from hunch.models.heads.draft_model import MAX_SHARE, byte_share, load_draft_model, renumbered
-from hunch.models.target import with_kv
+from hunch.models.heads.draft_model import (
+    MAX_SHARE,
+    Columns,
+    byte_share,
+    load_draft_model,
+    renumbered,
+)
+from hunch.models.swap import copy_network
+from hunch.models.target import Target, with_kv
 from hunch.models.weights import open_weights
 from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
@@ -47,6 +54,7 @@ class DraftOptions(GrowOptions):
     cross_vocab: bool = False  # draft over the tokens two vocabularies have in common
     dtype: str = "auto"
     kv_dtype: str = "auto"  # of its keys and values: fp8 or int8, on a GPU
+    adapt: bool = False  # go on learning from the answers while they are served
 
 
 @dataclass(slots=True)
@@ -67,18 +75,11 @@ class DraftModelDrafter:
     ) -> None:
         path = need_path("draft", path)
         self.options = read_options(DraftOptions, options, "draft")
-        self.context, self.is_adaptive = context, self.options.adaptive
+        self.context, self.is_adaptive, self.path = context, self.options.adaptive, path
         weights = open_weights(path)
         self.shape = self.options.shape(context)
-        model, columns = load_draft_model(
-            weights,
-            context.target,
-            context.vocab,
-            dtype=self.options.dtype,
-            is_crossed=self.options.cross_vocab,
-        )
-        self.columns, self.ids_C = columns, columns.ids_C
-        self.model = renumbered(with_kv(model, self.options.kv_dtype), columns)
+        self.model, self.columns = self.load_network(path)
+        self.ids_C = self.columns.ids_C
         if not comes_with_hunch(path):
             _warn_of_cost(byte_share(weights, context.target))
         limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)
@@ -94,6 +95,25 @@ class DraftModelDrafter:
             group=GroupInfo(name="draft"),
             weight_bytes=self.model.weight_bytes,
         )
+
+    def load_network(self, path: str) -> tuple[Target, Columns]:
+        """The model of these files as it drafts, and how its logits become the target's."""
+        model, columns = load_draft_model(
+            open_weights(path),
+            self.context.target,
+            self.context.vocab,
+            dtype=self.options.dtype,
+            is_crossed=self.options.cross_vocab,
+        )
+        return renumbered(with_kv(model, self.options.kv_dtype), columns), columns
+
+    def take_network(self, network: tuple[Target, Columns]) -> None:
+        """Its KV stays: what was computed before is a little worse to guess from, never wrong."""
+        if self.context.device.type != "cpu":
+            copy_network(self.model, network[0])
+            return
+        self.model, self.columns = network
+        self.chains = self._native_chains()
 
     def _native_chains(self) -> ChainDrafts | None:
         """The short way for steps of one row, where the kernels can draft by themselves."""

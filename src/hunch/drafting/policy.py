@@ -23,7 +23,7 @@ from hunch.drafting.costs import CostCurve, DraftSource
 
 COMMON_RATE = 0.003  # of the shared terms, once many guesses taught them;
 DOUBTED = 12.0  # and so many are as good as the priors: the first to teach count for more
-HEARD = 8.0  # steps after which half of the hope for a source is gone
+HEARD = 6.0  # guesses after which half of the hope for a source is gone
 LOW, HIGH = 0.02, 0.98  # chances are never thought beyond
 FINE = 8  # steps of log-odds that chances are looked up by
 FLOOR = 0.05  # least p (1 - p) that an error is divided by, so that chances move by the rate
@@ -67,7 +67,7 @@ class AcceptanceEstimate:
         # before it, after which the guesses were made that are compared next.
         self.match, self.before = [NEW_MATCH] * num_rows, [NEW_MATCH] * num_rows
         self.common_first = self.common_further = 0.0
-        self.num_heard = 0.0  # steps whose guesses taught the shared terms
+        self.num_heard = 0.0  # guesses that taught the shared terms
         self.past = PAST
 
     def start(self, rows: Sequence[int]) -> None:
@@ -105,8 +105,8 @@ class AcceptanceEstimate:
         chance, scale = _chance(round(FINE * odds))
         step = self.rate * scale * ((1.0 if run else 0.0) - chance)
         self.first[row] += step
-        self.num_heard += weight
-        common = weight * max(COMMON_RATE, 1.0 / (DOUBTED + self.num_heard)) / self.rate
+        self.num_heard += 1.0
+        common = max(weight * COMMON_RATE, 1.0 / (DOUBTED + self.num_heard)) / self.rate
         self.common_first += common * step
         if compared > 1 and levels > 1:
             odds = prior[1] + by_match[1] * before + self.common_further + self.further[row]

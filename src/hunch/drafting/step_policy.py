@@ -28,7 +28,7 @@ from hunch.drafting.costs import (
 from hunch.drafting.policy import AcceptanceEstimate, best_rate
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
-HOPE = 1.2  # log-odds that a network is given until it was tried
+HOPE = 0.8  # log-odds that a network is given until it was tried
 NETWORK_PRIORS = {DraftSource.CHAIN: (0.5, 0.6), DraftSource.TREE: (0.65, 0.65)}
 
 

@@ -81,6 +81,11 @@ def gated_ref(gate_up_TF: Tensor, activation: str = "silu") -> Tensor:
 
 
 def gated(gate_up_TF: Tensor, activation: str = "silu") -> Tensor:
+    is_taught = gate_up_TF.is_cuda and gate_up_TF.requires_grad and gate_up_TF.dim() == 2
+    if is_taught and KERNEL_NAMES[activation] == "silu":
+        from hunch.kernels.gpu_teach import gate
+
+        return gate(gate_up_TF)
     gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
     if activation in GATED_ACTIVATIONS:
         return GATED_ACTIVATIONS[activation](gate_TF, up_TF)

@@ -35,7 +35,11 @@ def rope_ref(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
 
 
 def rope(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """Three passes over x, in float32 whatever x holds."""
+    """Three passes over x, in float32 whatever x holds; one where a GPU is taught."""
+    if x_TNH.is_cuda and x_TNH.requires_grad and x_TNH.dim() == 3:
+        from hunch.kernels.gpu_teach import turn
+
+        return turn(x_TNH, cos_T1H, sin_T1H)
     x = x_TNH.float()
     swapped = x.roll(x.shape[-1] // 2, -1)
     return torch.addcmul(x * cos_T1H, swapped, sin_T1H).to(x_TNH.dtype)

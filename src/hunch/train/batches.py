@@ -92,7 +92,7 @@ def put(x: Tensor, device: torch.device) -> Tensor:
     """On the device; nobody waits until it is there, or all that was launched before were done."""
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)
-    return x.pin_memory().to(device, non_blocking=True)
+    return x.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 def collate(texts: Texts, indices: Array, multiple: int, context: int) -> Batch:

@@ -136,7 +136,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
         return found
     student, target = build_student(job, settings, texts, before)
     if before is not None:
-        _start_from(student, before)
+        start_from(student, before)
     lr = recipe.lr
     reading, answering = settings.pretrain.split(settings.loop)
     if settings.pretrain.is_asked:
@@ -277,7 +277,7 @@ def _known_tokens(stored: Weights) -> Tensor:
     return torch.arange(int(stored.config["vocab_size"]))
 
 
-def _start_from(student: Student, folder: Path) -> None:
+def start_from(student: Student, folder: Path) -> None:
     stored = open_weights(folder)
     known = set(stored.names())
     missing = [

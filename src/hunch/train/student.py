@@ -90,8 +90,9 @@ class Student:
             t.numel() for n, t in self.tensors.items() if t.dim() == 2 and n not in self.plain
         )
         num_tokens = outputs.batch.num_tokens
+        # The output matrix is the target's: it learns nothing, and has no gradient of its own.
         head = len(self.columns) * self.target.spec.width * len(outputs.row_M)
-        return 6.0 * self.num_walks * (inside * num_tokens + head)
+        return self.num_walks * (6.0 * inside * num_tokens + 4.0 * head)
 
     def settled(self) -> dict[str, Any]:
         """Options that were left to the recipe, as it chose them; for the card."""

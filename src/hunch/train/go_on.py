@@ -1,0 +1,123 @@
+"""Go on training a drafter with served answers, in a process of its own.
+
+What is asked comes in by stdin (a line of JSON, then the texts), what came of it goes to stdout. It
+takes the lowest priority and one thread; the server stops it while there are requests. Texts stay
+in memory; of the drafter a new one is written, if it is better on answers it did not learn from.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hunch.errors import ConfigError
+from hunch.models.heads.draft_model import CUT_FROM
+from hunch.registry import RECIPES, resolve
+from hunch.train.batches import Texts
+from hunch.train.files import read_json
+from hunch.train.job import Job, build_student, read_settings, start_from, write_student
+from hunch.train.loop import Loop
+from hunch.train.progress import Progress
+
+HELD_OUT = 0.2  # share of the answers to judge by
+RATE = 0.3  # of the recipe's: what was learned before shall stay
+EPOCHS = 3
+STEPS = (20, 400)  # at least, and at most
+BATCH = {"cuda": 4096, "cpu": 1024}  # tokens of a step: short, as it may have to be waited for
+MIN_GAIN = 1.01  # tokens per pass over those of before, for a new drafter to be worth taking
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoOn:
+    """What is asked."""
+
+    target: str
+    drafter: str  # its directory
+    out: str  # where a better one goes
+    device: str  # "cuda" or "cpu"
+    epochs: float = EPOCHS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WentOn:
+    """What came of it: tokens per pass on held-out answers, by replay."""
+
+    before: float
+    after: float
+    steps: int
+    is_better: bool
+
+
+def job_for(asked: GoOn) -> Job:
+    """The job that would have made the drafter, as its files tell."""
+    config = read_json(Path(asked.drafter) / "config.json") or {}
+    engine = {"device": "cpu"} if asked.device == "cpu" else {}
+    if CUT_FROM in config:
+        options = {"layers": ",".join(map(str, config["cut_layers"]))}
+        return Job("draft", asked.target, "", Path(asked.out), options, engine)
+    if config.get("architectures") == ["Qwen3DSparkModel"]:
+        options = {
+            "layers": str(config["num_hidden_layers"]),
+            "block": str(config["block_size"]),
+            "features": ",".join(str(layer + 1) for layer in config["target_layer_ids"]),
+            "rank": str(config["markov_rank"]),
+        }
+        return Job("block", asked.target, "", Path(asked.out), options, engine)
+    raise ConfigError(
+        f"{asked.drafter}: not a drafter that `hunch train` makes (draft or block); it stays as "
+        "it is while serving"
+    )
+
+
+def go_on(asked: GoOn, texts: Texts) -> WentOn:
+    """Learn from most of the texts, judge by the others, write what is better."""
+    job = job_for(asked)
+    batch = BATCH[asked.device]
+    num_steps = int(asked.epochs * len(texts.tokens) / batch)
+    job.options |= {"batch": str(batch), "steps": str(min(max(num_steps, STEPS[0]), STEPS[1]))}
+    settings = read_settings(job.method, job.options)
+    before = Path(asked.drafter)
+    student, target = build_student(job, settings, texts, before)
+    start_from(student, before)
+    learn, held = texts.split(max(round(HELD_OUT * len(texts)), 1), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        rate = RATE * resolve(RECIPES, job.method).lr
+        loop = Loop(student, target, Path(folder), settings.loop, rate)
+        loop.marks = ()
+        old = loop.test(held).tokens_per_pass
+        loop.run(learn, held, Progress(is_quiet=True))
+        new = loop.test(held).tokens_per_pass
+    is_better = new > MIN_GAIN * old
+    if is_better:
+        write_student(job, settings, student, job.out)
+    return WentOn(before=old, after=new, steps=loop.place.step, is_better=is_better)
+
+
+def unpack(data: bytes) -> tuple[GoOn, Texts]:
+    """A line of JSON with what is asked, then the texts as `hunch.adapt.packed` has them."""
+    line, _, rest = data.partition(b"\n")
+    words: dict[str, Any] = json.loads(line)
+    with np.load(io.BytesIO(rest)) as stored:
+        tokens = stored["tokens"].astype(np.int64)
+        texts = Texts(tokens, stored["offset"], stored["prompt_len"])
+    return GoOn(**words), texts
+
+
+def main() -> None:
+    os.nice(19)
+    torch.set_num_threads(1)
+    found = go_on(*unpack(sys.stdin.buffer.read()))
+    sys.stdout.write(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()
