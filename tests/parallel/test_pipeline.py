@@ -5,21 +5,34 @@ Shape letters: T packed tokens, D width.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tiny_families
 from builders import DictWeights, Seq, new_kv, pack, tiny_config, tiny_weights
 from hunch import LLM, SamplingParams
+from hunch.compat import config_from_vllm
 from hunch.errors import ConfigError
 from hunch.models.load import load_decoder
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import Stage
 from hunch.parallel.group import SINGLE
 from hunch.parallel.part import Layout, Part
+from hunch.parallel.split_target import SplitTarget
 from hunch.registry import DRAFTERS
-from parallel.test_tensor_parallel import FAMILIES, IDS, PARAMS, PROMPTS, tokens
+from parallel.conftest import SMALL
+from parallel.test_tensor_parallel import (
+    FAMILIES,
+    IDS,
+    LATENT,
+    PARAMS,
+    PROMPTS,
+    RECURRENT,
+    tokens,
+)
 
 MORE = {
     "gpt2": tiny_config("GPT2LMHeadModel"),
@@ -73,8 +86,9 @@ def test_rank_0_is_in_the_last_stage() -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, *MORE])
 def test_every_family_gives_the_bits_of_one_process(name: str) -> None:
     weights = tiny_weights({**FAMILIES, **MORE}[name])
-    whole, parts = load_decoder(weights), stages_of(weights, 3)
-    (ids_T, attn), layers = pack([Seq(IDS)]), (3, 0, 1, 2, 1)
+    whole = load_decoder(weights)
+    parts = stages_of(weights, min(3, whole.spec.num_layers))
+    (ids_T, attn), layers = pack([Seq(IDS)]), (2, 0, 1, whole.spec.num_layers, 1)
     expected = whole.forward(ids_T, attn, new_kv(whole), layers)
     for part in parts:
         hidden = part.forward(ids_T, attn, new_kv(part.model), layers)
@@ -116,6 +130,40 @@ def test_text_is_that_of_one_process(
         alone = [llm.generate(prompt, PARAMS["greedy"])[0] for prompt in PROMPTS]
         assert [one.outputs[0].token_ids for one in alone] == expected["greedy"], name
         assert llm.stats()["drafted"] > 0 or name in ("auto", "off"), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["latent", "recurrent"])
+def test_other_kinds_of_attention_keep_the_law(
+    name: str,
+    split: Callable[..., SplitTarget],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One latent for all heads, states of rows: in stages the text of one process, and everywhere
+    the same with drafts."""
+    families = {"latent": LATENT, "recurrent": ("Qwen3_5ForCausalLM", RECURRENT)}
+    monkeypatch.setitem(tiny_families.FAMILIES, name, families[name])
+    path = tiny_families.write_family(tmp_path / name, name)
+
+    def texts(num_ranks: int, num_stages: int, speculate: str) -> list[list[list[int]]]:
+        config = config_from_vllm(
+            model=str(path),
+            speculate=speculate,
+            tensor_parallel_size=num_ranks,
+            pipeline_parallel_size=num_stages,
+            threads=1,
+            **SMALL,
+        )
+        llm = LLM.__new__(LLM)
+        one, how = num_ranks * num_stages == 1, {"dtype": "float32"}
+        load = None if one else lambda *_: split(path, num_ranks, num_stages, **how)
+        llm._open(config, None, load)
+        return [tokens(llm, params) for params in PARAMS.values()]
+
+    plain = texts(1, 1, "off")
+    assert texts(1, 2, "off") == texts(1, 2, "ngram:adaptive=false") == plain
+    assert texts(2, 1, "off") == texts(2, 1, "ngram:adaptive=false")
 
 
 def test_stages_work_at_different_rows_at_once(

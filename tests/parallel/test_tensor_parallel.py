@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiny_families
 from builders import DictWeights, plain_logits, tiny_config, tiny_weights
 from hunch import LLM, SamplingParams
 from hunch.config import ModelConfig
@@ -36,7 +37,21 @@ PARAMS = {
     ),
 }
 IDS = [5, 9, 2, 40, 41, 7, 8]
+LATENT = tiny_families.FAMILIES["deepseek v3"]
+RECURRENT: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
 FAMILIES = {
+    "latent": tiny_config(LATENT[0], **LATENT[1]),
+    "recurrent": tiny_config("Qwen3_5ForCausalLM", **RECURRENT),
     "llama": tiny_config(),
     "tied": tiny_config(tie_word_embeddings=True),
     "odd vocabulary": tiny_config(vocab_size=95),

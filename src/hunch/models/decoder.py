@@ -6,7 +6,7 @@ Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.attention import AttnInputs, KVCache, zero_kv
-from hunch.kernels.delta import RowStates
+from hunch.kernels.delta import RowStates, StatesShape
 from hunch.kernels.quant import Weight
 from hunch.layers.attention import Attend, ExactPaged, Paged
 from hunch.layers.block import Block
@@ -26,8 +26,9 @@ from hunch.layers.rope import Rope
 from hunch.models.backends import TORCH, Backend
 from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, build_table, local_heads
 from hunch.models.reading import Config
+from hunch.models.recurrent import local_delta
 from hunch.models.source import RandomSource, Source
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.spec import MAX_NODES, ModelSpec, read_common
 from hunch.parallel.group import span, spans
 from hunch.registry import MODELS, resolve
 
@@ -226,5 +227,12 @@ class Decoder(Part):
         """An empty cache of so many slots, with states of so many rows."""
         is_shared = self.spec.latent is not None
         kv = zero_kv(self.kv_shapes(), num_slots, self.kv_dtype, self.device, is_shared)
-        kv.states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
+        kv.states = RowStates.create(self.states_of(num_rows), self.dtype, self.device)
         return kv
+
+    def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None:
+        """What recurrent layers keep on this device; None: the model has none."""
+        shape = self.spec.states_of(num_rows, max_nodes)
+        if shape is None:
+            return None
+        return replace(shape, delta=local_delta(shape.delta, self.group))

@@ -159,7 +159,7 @@ class FusedLayers:
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
         is_small = is_small and scales is None  # a scale is of a whole head
         if isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
-            parts_SPK = self._parts(h_PE, qkv, num_tokens)
+            parts_SPK = self._parts(h_PE, qkv, num_tokens, is_split=False)
             rope_kv(parts_SPK[:, :num_tokens], *where, *turn, *which)
         elif table_LH is not None and layer.head_norms is None and is_small:
             gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
@@ -212,7 +212,11 @@ class FusedLayers:
     ) -> Tensor:
         num_tokens, cache_CMH = len(attn.pos_T), kv.k_LCMH[layer.number]
         q_PQ = latent.narrow(
-            self._parts(h_PD, latent.down, num_tokens), h_PD, cache_CMH, attn, self.tables[0]
+            self._parts(h_PD, latent.down, num_tokens, is_split=False),
+            h_PD,
+            cache_CMH,
+            attn,
+            self.tables[0],
         )
         q_PX = self.product(h_PD if q_PQ is None else q_PQ, latent.q, num_tokens)
         out_PN = h_PD.new_empty(len(h_PD), latent.num_values)
@@ -243,7 +247,10 @@ class FusedLayers:
         activated(up_PN, y_PF, num_tokens, act, is_gated=layer.is_gated)
         return self._parts(y_PF, down, num_tokens)
 
-    def _parts(self, x_PK: Tensor, linear: Linear, num_tokens: int) -> Tensor:
+    def _parts(
+        self, x_PK: Tensor, linear: Linear, num_tokens: int, *, is_split: bool = True
+    ) -> Tensor:
+        """A product's slices; those of all ranks, where each has a part of it."""
         is_wide = self._is_for_many(num_tokens)
         weight = linear.weight
         count = slices_of(weight) if is_wide else num_parts(len(x_PK), weight)
@@ -252,9 +259,9 @@ class FusedLayers:
         if is_wide:
             product_parts(x_PK, weight, parts_SPD)
         else:
-            bias_N = linear.bias_N if self.group.rank == 0 else None  # it is added once
-            gemm_parts(x_PK, weight, parts_SPD, bias_N)
-        return self.group.all_slices(parts_SPD)
+            is_first = self.group.rank == 0 or not is_split  # the bias is added once
+            gemm_parts(x_PK, weight, parts_SPD, linear.bias_N if is_first else None)
+        return self.group.all_slices(parts_SPD) if is_split else parts_SPD
 
     def _is_for_many(self, num_tokens: int) -> bool:
         return self.is_wide and num_tokens >= self.min_rows

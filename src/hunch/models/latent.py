@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from hunch.layers.attention import Heads
 from hunch.layers.latent import HeadLinear, LatentAttention, LatentBlock, LatentShape
-from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
 from hunch.layers.rope import stretch
 from hunch.models.build import Names, build_mlp, build_norm
 from hunch.models.reading import Config, Defaulted, read_int
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec, read_common
+from hunch.parallel.group import Share, head_spans
 
 NORM_EPS = 1e-6  # of the norms inside, whatever the config says of the others
 _SCALES = ("mscale", "mscale_all_dim")  # read here; reading.py knows yarn without them
@@ -78,14 +78,15 @@ def _attention(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Late
         spec.width,
         spec.has_qkv_bias,
     )
-    num_q, rank = heads * (shape.flat_dim + shape.rope_dim), shape.q_latent_dim
+    per_head, rank = shape.flat_dim + shape.rope_dim, shape.q_latent_dim
+    first, last = head_spans(heads, 1, source.group)[0]  # every rank has the latent of all
 
-    def dense(names: dict[str, int], num_in: int, has_bias: bool = False) -> Linear:
-        paths, sizes = tuple(prefix + name for name in names), tuple(names.values())
-        return source.linear(paths, sizes, num_in, has_bias=has_bias, is_split=False)
+    def part(size: int) -> Share:
+        return first * size, last * size
 
-    def by_head(name: str, num_out: int) -> HeadLinear:
-        layer = HeadLinear(source.take(f"{prefix}{name}.weight", num_out, shape.latent_dim))
+    def by_head(name: str, size: int) -> HeadLinear:
+        sizes = (heads * size, shape.latent_dim)
+        layer = HeadLinear(source.take(f"{prefix}{name}.weight", *sizes, split=0, part=part(size)))
         layer.is_exact = True
         return layer
 
@@ -93,14 +94,20 @@ def _attention(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Late
     if rank is not None:
         down = {"q_a_proj": rank} | down
         q_norm = source.rms_norm(f"{prefix}q_a_layernorm", rank, NORM_EPS)
+    paths, sizes = tuple(prefix + name for name in down), tuple(down.values())
+    q_name, values = "q_proj" if rank is None else "q_b_proj", shape.value_dim
     return LatentAttention(
-        dense(down, width, bias),
-        dense({"q_proj" if rank is None else "q_b_proj": num_q}, rank or width),
+        source.linear(paths, sizes, width, has_bias=bias, is_split=False),
+        source.linear(
+            (prefix + q_name,), (heads * per_head,), rank or width, parts=(part(per_head),)
+        ),
         q_norm,
         source.rms_norm(f"{prefix}kv_a_layernorm", shape.latent_dim, NORM_EPS),
-        by_head("k_up", heads * shape.flat_dim),
-        by_head("v_up", heads * shape.value_dim),
-        dense({"o_proj": width}, heads * shape.value_dim, bias),
-        Heads(num_heads=heads, num_kv_heads=1, head_dim=spec.head_dim, scale=shape.scale),
+        by_head("k_up", shape.flat_dim),
+        by_head("v_up", values),
+        source.row_linear(
+            f"{prefix}o_proj", width, heads * values, has_bias=bias, part=part(values)
+        ),
+        Heads(num_heads=last - first, num_kv_heads=1, head_dim=spec.head_dim, scale=shape.scale),
         layer,
     )

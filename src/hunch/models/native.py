@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, KVCache, zero_kv
-from hunch.kernels.delta import DeltaShape, RowStates
+from hunch.kernels.delta import DeltaShape, RowStates, StatesShape
 from hunch.kernels.native import (
     FLOAT,
     NativeMatrix,
@@ -31,7 +31,7 @@ from hunch.models.load import check_tensors
 from hunch.models.native_layers import Reader, build_native_layer, build_native_table
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource
-from hunch.models.spec import ModelSpec
+from hunch.models.spec import MAX_NODES, ModelSpec
 from hunch.models.stage import WHOLE, Stage, StageWeights, stage_spec
 from hunch.models.weights.base import Weights, iterate, read_ahead
 from hunch.parallel.group import SINGLE, Group, spans
@@ -181,11 +181,15 @@ class NativeDecoder:
         """Layers, KV heads and head width of the cache, as far as this process holds them."""
         return self.spec.kv_shapes(self.heads.num_kv_heads)
 
+    def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None:
+        """What recurrent layers keep on this device; None: the model has none."""
+        return self.spec.states_of(num_rows, max_nodes)
+
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
         """An empty cache of so many slots, with states of so many rows."""
         is_shared = self.spec.latent is not None
         kv = zero_kv(self.kv_shapes(), num_slots, self.kv_dtype, self.device, is_shared)
-        kv.states = RowStates.create(self.spec.states_of(num_rows), self.dtype, self.device)
+        kv.states = RowStates.create(self.states_of(num_rows), self.dtype, self.device)
         return kv
 
 

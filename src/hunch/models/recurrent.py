@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from hunch.errors import ModelFormatError, UnsupportedModelError
+import torch
+
+from hunch.errors import ConfigError, ModelFormatError, UnsupportedModelError
 from hunch.kernels.delta import DeltaShape
+from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
 from hunch.layers.recurrent import DeltaBlock, GatedDelta
 from hunch.models.build import Names, build_mlp, build_norm
 from hunch.models.reading import Config, read_int
-from hunch.models.source import Source
+from hunch.models.source import Asked, Source
 from hunch.models.spec import ModelSpec
+from hunch.parallel.group import Group, Share, head_spans
 
 FULL, LINEAR = "full_attention", "linear_attention"
 # What a layer's one product gives, in its order.
@@ -50,10 +55,6 @@ def build_delta_block(
     spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names
 ) -> DeltaBlock:
     """A layer with a gated delta net; arrange.py has taken apart what files fuse."""
-    if source.group.size > 1:
-        raise UnsupportedModelError(
-            "recurrent layers cannot be split over processes yet: leave tensor_parallel_size at 1"
-        )
     attn_norm, mlp_norm = (
         build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
     )
@@ -67,20 +68,48 @@ def build_delta_block(
 def _build_delta(spec: ModelSpec, source: Source, prefix: str, layer: int) -> GatedDelta:
     shape = spec.delta
     assert shape is not None
-    count = shape.num_v_heads
+    count, width = shape.num_v_heads, shape.value_width
+    heads, values, channels = _shares(shape, source.group)
     conv_C1J = source.floats(f"{prefix}conv1d.weight", shape.num_channels, 1, shape.num_taps)
+    if conv_C1J.numel():
+        conv_C1J = torch.cat([conv_C1J[first:last] for first, last in channels])
+    qkv, beta, decay, gate = (f"{prefix}{name}.weight" for name in PARTS)
+    some: list[Asked] = [(qkv, (shape.num_channels, spec.width), part) for part in channels]
+    some += [(name, (count, spec.width), heads) for name in (beta, decay)]
+    some.append((gate, (width, spec.width), values))
+    is_whole = source.group.size == 1
+    whole = [(qkv, (shape.num_channels, spec.width), None), *some[3:]]
+    own = slice(*heads)
     return GatedDelta(
-        source.linear(
-            tuple(prefix + name for name in PARTS),
-            (shape.num_channels, count, count, shape.value_width),
-            spec.width,
-        ),
+        Linear(source.matrix(whole if is_whole else some, 0)),
         conv_C1J.flatten(1).t().contiguous() if conv_C1J.numel() else conv_C1J,
-        -source.floats(f"{prefix}A_log", count).exp(),
-        source.floats(f"{prefix}dt_bias", count),
+        -source.floats(f"{prefix}A_log", count)[own].exp(),
+        source.floats(f"{prefix}dt_bias", count)[own],
         source.floats(f"{prefix}norm.weight", shape.v_dim),
         spec.norm_eps,
-        source.row_linear(f"{prefix}out_proj", spec.width, shape.value_width, has_bias=False),
-        shape,
+        source.row_linear(f"{prefix}out_proj", spec.width, width, has_bias=False, part=values),
+        local_delta(shape, source.group),
         spec.place_of(layer),
     )
+
+
+def _shares(shape: DeltaShape, group: Group) -> tuple[Share, Share, tuple[Share, ...]]:
+    """What one rank holds: value heads, their numbers, and channels of queries, keys, values."""
+    if group.size > shape.num_k_heads:
+        raise ConfigError(
+            f"tensor_parallel_size={group.size} is more than the key heads of the model's "
+            f"recurrent layers ({shape.num_k_heads})"
+        )
+    (first, last), per_key = head_spans(shape.num_k_heads, shape.num_k_heads, group)[0], shape.k_dim
+    readers, width = shape.num_v_heads // shape.num_k_heads, shape.key_width
+    heads = first * readers, last * readers
+    values = heads[0] * shape.v_dim, heads[1] * shape.v_dim
+    keys = [(start + first * per_key, start + last * per_key) for start in (0, width)]
+    return heads, values, (*keys, (2 * width + values[0], 2 * width + values[1]))
+
+
+def local_delta(shape: DeltaShape, group: Group) -> DeltaShape:
+    """The net as one rank has it."""
+    first, last = _shares(shape, group)[0]
+    readers = shape.num_v_heads // shape.num_k_heads
+    return replace(shape, num_v_heads=last - first, num_k_heads=(last - first) // readers)

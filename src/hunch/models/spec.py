@@ -208,7 +208,8 @@ class ModelSpec:
         """Layers, KV heads and head width of the cache: one for each shape of heads. Of the first
         this device has `num_kv_heads`."""
         num_others = sum(self.has_other_heads(layer) for layer in self.kv_layers)
-        shapes = [(len(self.kv_layers) - num_others, num_kv_heads, self.head_dim)]
+        num_layers = len(self.kv_layers) or 1  # a stage may have none of its own
+        shapes = [(num_layers - num_others, num_kv_heads, self.head_dim)]
         if self.other_heads is not None:
             shapes.append((num_others, self.other_heads.num_kv_heads, self.other_heads.head_dim))
         return tuple(shapes)
@@ -217,7 +218,7 @@ class ModelSpec:
         """What recurrent layers keep, by rows and the nodes of their drafts; None: nothing."""
         if self.delta is None:
             return None
-        num_layers = sum(self.is_recurrent)
+        num_layers = max(sum(self.is_recurrent), 1)  # a stage may have none of its own
         return StatesShape(
             self.delta, num_layers=num_layers, num_rows=num_rows, max_nodes=max_nodes
         )

@@ -70,9 +70,10 @@ def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
     """The model that one stage is."""
     if stage.count == 1:
         return spec
-    if spec.is_recurrent:
+    if spec.kv_of or spec.other_heads is not None or spec.inputs is not None:
         raise UnsupportedModelError(
-            "recurrent layers cannot be split over stages yet: leave pipeline_parallel_size at 1"
+            f"{spec.architecture}: layers that read other layers' keys and values cannot be in "
+            "stages: leave pipeline_parallel_size at 1"
         )
     if spec.other_heads is not None or spec.kv_of:
         raise UnsupportedModelError(
@@ -86,6 +87,9 @@ def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
         spec,
         num_layers=len(layers),
         windows=spec.windows[part],
+        ffn_widths=spec.ffn_widths[part],
+        is_value_key=spec.is_value_key[part],
+        is_recurrent=spec.is_recurrent[part],
         rope_of=spec.rope_of[part],
         experts=None if experts is None else replace(experts, layers=experts.layers[part]),
         takes_stream=not stage.is_first,

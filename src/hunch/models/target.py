@@ -14,6 +14,7 @@ from torch import Tensor
 from hunch.config import KV_DTYPES, ModelConfig
 from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.delta import StatesShape
 from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
 from hunch.models.decoder import Hidden
@@ -80,6 +81,9 @@ class Target(Protocol):
 
     def kv_shapes(self) -> tuple[tuple[int, int, int], ...]:
         """Layers, KV heads and head width of the cache on this device, for each shape of heads."""
+
+    def states_of(self, num_rows: int, max_nodes: int) -> StatesShape | None:
+        """What recurrent layers keep on this device; None: the model has none."""
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
         """An empty cache of so many slots, with states of so many rows."""

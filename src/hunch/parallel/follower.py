@@ -83,7 +83,7 @@ class Follower:
 
     def _run(self, part: Part, asked: Pass) -> None:
         if asked.kv not in self.kv:
-            self.kv[asked.kv] = part.new_kv(asked.num_slots, self.link.device)
+            self.kv[asked.kv] = part.new_kv(asked.num_slots, self.link.device, *asked.rows)
         kv = self.kv[asked.kv]
         if asked.moves_2M.shape[1]:
             kv.move(*asked.moves_2M)

@@ -52,6 +52,7 @@ class Pass:
     model: int
     kv: int  # a KV cache's number
     num_slots: int  # of that cache, should it be new
+    rows: tuple[int, int]  # of its recurrent states, and places of their rings; 0: it has none
     ids_T: Tensor
     attn: AttnInputs
     feature_layers: tuple[int, ...] = ()
@@ -62,12 +63,12 @@ class Pass:
         depth = -1 if attn.tree_TP is None else attn.tree_TP.shape[1]
         table_SB = self._used_table()
         sizes = (
-            Op.FORWARD, self.model, self.kv, self.num_slots, len(self.ids_T), *table_SB.shape,
-            depth, attn.block_size, len(self.feature_layers), len(attn.spans), moves_2M.shape[1],
+            Op.FORWARD, self.model, self.kv, self.num_slots, *self.rows, len(self.ids_T),
+            *table_SB.shape, depth, attn.block_size, len(self.feature_layers), len(attn.spans),
+            moves_2M.shape[1], 0 if attn.row_S is None else len(attn.row_S),
         )  # fmt: skip
         columns = [self.ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, table_SB]
-        if attn.tree_TP is not None:
-            columns.append(attn.tree_TP)
+        columns += [column for column in (attn.tree_TP, attn.row_S) if column is not None]
         spans = [int(number) for span in attn.spans for number in astuple(span)]
         return np.concatenate(
             [
@@ -85,10 +86,10 @@ class Pass:
 
     @staticmethod
     def unpack(numbers: Numbers, device: torch.device) -> Pass:
-        sizes = numbers[1:12].tolist()
-        model, kv, num_slots, count, num_seqs, num_blocks, depth, block_size = sizes[:8]
-        num_features, num_spans, num_moves = sizes[8:]
-        rest = numbers[12:]
+        sizes = numbers[1:15].tolist()
+        model, kv, num_slots, num_rows, num_places, count, num_seqs, num_blocks = sizes[:8]
+        depth, block_size, num_features, num_spans, num_moves, num_named = sizes[8:]
+        rest = numbers[15:]
 
         def take(*shape: int) -> Tensor:
             nonlocal rest
@@ -99,6 +100,7 @@ class Pass:
         ids_T, pos_T, slot_T, seq_T, base_T = (take(count) for _ in range(5))
         table_SB = take(num_seqs, num_blocks)
         tree_TP = None if depth < 0 else take(count, depth)
+        row_S = take(num_named) if num_named else None
         moves_2M = take(2, num_moves)
         features = tuple(rest[:num_features].tolist())
         spans = rest[num_features:].reshape(num_spans, 6).tolist()
@@ -111,5 +113,7 @@ class Pass:
             tree_TP=tree_TP,
             block_size=block_size,
             spans=tuple(Span(a, b, c, d, e, bool(f)) for a, b, c, d, e, f in spans),
+            row_S=row_S,
         )
-        return Pass(model, kv, num_slots, ids_T, attn, features, moves_2M)
+        rows = num_rows, num_places
+        return Pass(model, kv, num_slots, rows, ids_T, attn, features, moves_2M)

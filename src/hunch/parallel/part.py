@@ -23,7 +23,7 @@ from hunch.models.target import Target, load_target
 from hunch.models.weights import open_weights
 from hunch.parallel.group import Group, Line, span
 from hunch.parallel.link import Link
-from hunch.step.kv_cache import allocate
+from hunch.step.kv_cache import allocate, allocate_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,17 @@ class Part:
         spec = ModelSpec.from_config(weights.config)
         return Part(model, spec, group, stage, line, before, after)
 
-    def new_kv(self, num_slots: int, device: torch.device) -> KVCache:
+    def new_kv(
+        self, num_slots: int, device: torch.device, num_rows: int = 0, num_places: int = 0
+    ) -> KVCache:
+        """With rows' recurrent states where rank 0 has so many, each with a ring of so many."""
         is_shared = self.spec.latent is not None
         shape = KVShape.of(self.model.kv_shapes(), self.model.kv_dtype, is_shared)
-        return allocate(shape, num_slots, 1, device)
+        kv = allocate(shape, num_slots, 1, device)
+        if num_rows and self.spec.delta is not None:
+            states = self.model.states_of(num_rows, num_places - self.spec.delta.num_taps)
+            kv.states = allocate_states(states, self.model.dtype, device)
+        return kv
 
     def forward(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()

@@ -26,6 +26,7 @@ from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
 from hunch.models.decoder import Hidden
 from hunch.models.spec import ModelSpec
+from hunch.models.stage import stage_spec
 from hunch.models.target import Target
 from hunch.models.weights import Weights
 from hunch.parallel.executor import Ranks, follow_torchrun, model_of_rank, start_ranks
@@ -59,6 +60,7 @@ class SplitTarget:
         self.device, self.dtype, self.kv_dtype = model.device, model.dtype, model.kv_dtype
         self.weight_bytes, self.is_quantised = model.weight_bytes, model.is_quantised
         self.kv_shapes, self.new_kv, self.embed = model.kv_shapes, model.new_kv, model.embed
+        self.states_of = model.states_of
         self.backend: Backend = SplitBackend(model.backend, self.layout)
         self._caches: dict[int, _Cache] = {}  # by the id of the keys' tensor
         self._freed: list[int] = []
@@ -85,7 +87,8 @@ class SplitTarget:
     def most_kv_layers(self) -> int:
         """Of the stage that keeps the KV of the most layers."""
         stages = [self.layout.stage_of(rank) for rank in range(self.layout.size)]
-        return max(len(stage.layers(self.spec)) for stage in stages)
+        parts = [stage_spec(self.spec, stage).kv_shapes(1) for stage in stages]
+        return max(num_layers for (num_layers, *_), *_ in parts)
 
     def begin(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
@@ -98,6 +101,7 @@ class SplitTarget:
                 model=self._number,
                 kv=cache.number,
                 num_slots=kv.k_LCMH.shape[1],
+                rows=_states_size(kv),
                 ids_T=ids_T,
                 attn=attn,
                 feature_layers=feature_layers,
@@ -180,6 +184,13 @@ class SplitTarget:
     def _free(self) -> None:
         while self._freed:
             self.ranks.send(order(Op.FREE, self._freed.pop()))
+
+
+def _states_size(kv: KVCache) -> tuple[int, int]:
+    if kv.states is None:
+        return 0, 0
+    _, num_rows, num_places, _ = kv.states.inputs_LXGI.shape
+    return num_rows, num_places
 
 
 class _Moves:

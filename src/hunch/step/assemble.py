@@ -157,7 +157,7 @@ def _count_blocks(
 
 
 def _states(target: Target, num_rows: int, max_nodes: int) -> RowStates | None:
-    shape = target.spec.states_of(num_rows, max_nodes)
+    shape = target.states_of(num_rows, max_nodes)
     if shape is not None:
         say_once(
             "this model has recurrent layers: only chains are drafted, and prefixes are not cached"

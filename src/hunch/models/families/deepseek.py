@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from hunch.errors import UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.layers.attention import Attend
 from hunch.layers.experts import ExpertSpec
@@ -40,8 +39,6 @@ class DeepseekV3(Decoder):
         return read_deepseek_experts(config, num_layers)
 
     def build_layer(self, source: Source, prefix: str, layer: int) -> LatentBlock:
-        if self.group.size > 1:
-            raise UnsupportedModelError("latent attention cannot be split over processes yet")
         return build_latent_block(self.spec, source, prefix, layer, self.names)
 
     def attend(self, attn: AttnInputs, kv: KVCache) -> Attend:
