@@ -37,6 +37,7 @@ class DeltaShape:
     k_dim: int
     v_dim: int
     num_taps: int  # tokens that the convolution sees, its own included
+    is_tiled: bool = False  # value head n has key head n % K; else n // (N / K)
 
     @property
     def key_width(self) -> int:
@@ -137,9 +138,11 @@ def fold(
     q_KH, k_KH = q.view(-1, shape.k_dim), k.view(-1, shape.k_dim)
     q_KH = q_KH * torch.rsqrt((q_KH * q_KH).sum(-1, keepdim=True) + NORM_EPS)
     k_KH = k_KH * torch.rsqrt((k_KH * k_KH).sum(-1, keepdim=True) + NORM_EPS)
+    head_N = torch.arange(shape.num_v_heads, device=q_KH.device)
     group = shape.num_v_heads // shape.num_k_heads
-    q_NH1 = (q_KH * shape.k_dim**-0.5).repeat_interleave(group, dim=0)[:, :, None]
-    k_NH1 = k_KH.repeat_interleave(group, dim=0)[:, :, None]
+    head_N = head_N % shape.num_k_heads if shape.is_tiled else head_N // group
+    q_NH1 = (q_KH * shape.k_dim**-0.5)[head_N][:, :, None]
+    k_NH1 = k_KH[head_N][:, :, None]
     v_ND = v.view(-1, shape.v_dim)
     decay_N = torch.exp(weights.rate_N * functional.softplus(decay_N + weights.bias_N))
     state_NHD = state_NHD * decay_N[:, None, None]

@@ -97,14 +97,16 @@ def _fold_kernel(
     y_ptr, state_ptr, ring_ptr, folded_ptr, conv_ptr, rate_ptr, bias_ptr, out_ptr,
     seqs_ptr, pos_ptr, slot_ptr, seq_ptr, stride, num_inputs, num_channels,
     NUM_K: tl.constexpr, NUM_V: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    NUM_PLACES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    NUM_PLACES: tl.constexpr, IS_TILED: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Sequence s, value head n, some of its values."""
     s, n, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     k_offs = tl.arange(0, BLOCK_K)
     v_offs = part * BLOCK_V + tl.arange(0, BLOCK_V)
     is_k, is_v = k_offs < K_DIM, v_offs < V_DIM
-    q_at = (n // (NUM_V // NUM_K)) * K_DIM + k_offs
+    k_head = n % NUM_K if IS_TILED else n // (NUM_V // NUM_K)
+    q_at = k_head * K_DIM + k_offs
     k_at = NUM_K * K_DIM + q_at
     v_at = 2 * NUM_K * K_DIM + n * V_DIM + v_offs
     q_w0, q_w1, q_w2, q_w3 = _taps(conv_ptr, q_at, is_k, num_channels)
@@ -182,8 +184,8 @@ def fold(
         weights.conv_JC, weights.rate_N, weights.bias_N, read_TZ, seqs_S4, attn.pos_T, attn.slot_T,
         attn.seq_T, y_PW.stride(0), shape.num_inputs, shape.num_channels,
         NUM_K=shape.num_k_heads, NUM_V=shape.num_v_heads, K_DIM=shape.k_dim, V_DIM=shape.v_dim,
-        NUM_PLACES=states.inputs_LXGI.shape[2], BLOCK_K=next_power_of_2(shape.k_dim),
-        BLOCK_V=block_v, **options(4),
+        NUM_PLACES=states.inputs_LXGI.shape[2], IS_TILED=shape.is_tiled,
+        BLOCK_K=next_power_of_2(shape.k_dim), BLOCK_V=block_v, **options(4),
     )  # fmt: skip
 
 

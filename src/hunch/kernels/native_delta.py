@@ -13,7 +13,7 @@ from hunch.kernels.native_structs import _Delta
 
 _MATRICES = ("qkv", "beta", "decay", "gate")
 _ROWS = ("conv", "rate", "bias", "norm")
-_NUMBERS = ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps")
+_NUMBERS = ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps", "is_tiled")
 
 
 @dataclass(kw_only=True, slots=True)

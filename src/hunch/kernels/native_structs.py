@@ -57,6 +57,7 @@ class _Delta(ctypes.Structure):
             for name in ("qkv", "beta", "decay", "gate", "conv", "rate", "bias", "norm")
         ),
         *((name, _I32) for name in ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps")),
+        ("is_tiled", _I32),
         ("eps", _F32),
     )
 

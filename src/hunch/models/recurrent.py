@@ -19,6 +19,7 @@ from hunch.models.source import Asked, Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Group, Share, head_spans
 
+TILED = "linear_value_heads_tiled"  # of configs made from GGUF files; see DeltaShape
 FULL, LINEAR = "full_attention", "linear_attention"
 # What a layer's one product gives, in its order.
 PARTS = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
@@ -42,6 +43,7 @@ def read_delta(config: Config, num_layers: int) -> dict[str, Any]:
         k_dim=read_int(config, "linear_key_head_dim", 128),
         v_dim=read_int(config, "linear_value_head_dim", 128),
         num_taps=read_int(config, "linear_conv_kernel_dim", 4),
+        is_tiled=bool(config.get(TILED)),
     )
     if shape.num_v_heads % shape.num_k_heads:
         raise ModelFormatError(

@@ -149,7 +149,8 @@ void Delta::fold(Thread& mine, const DeltaSpec& spec, const DeltaStates& states,
     const int64_t start = pos[first], known = start + span[2], end = start + last - first;
     const int64_t begin = start ? states.folded[at] : 0;
     const int k_dim = spec.k_dim, v_dim = spec.v_dim, taps = spec.num_taps;
-    const int k_head = head / (spec.num_v_heads / spec.num_k_heads);
+    const int group = spec.num_v_heads / spec.num_k_heads;
+    const int k_head = spec.is_tiled ? head % spec.num_k_heads : head / group;
     const int q_first = k_head * k_dim, k_first = spec.key_width() + q_first;
     const int v_first = 2 * spec.key_width() + head * v_dim, stride = spec.num_channels();
     const float* ring = states.inputs + at * states.num_places * num_inputs_;

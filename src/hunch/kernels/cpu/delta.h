@@ -18,6 +18,7 @@ struct DeltaSpec {
     const float *rate, *bias;                 // [head]
     const float *norm;                        // [v_dim]
     int32_t num_k_heads, num_v_heads, k_dim, v_dim, num_taps;
+    int32_t is_tiled;  // value head n has key head n % num_k_heads; else neighbours share one
     float eps;
 
     int key_width() const { return num_k_heads * k_dim; }

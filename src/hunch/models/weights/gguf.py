@@ -34,6 +34,8 @@ class GgufWeights:
         for name, place in self._places.items():
             if name.endswith("shared_expert_gate.weight"):  # stored as a row of numbers
                 self._places[name] = replace(place, shape=(1, *place.shape[-1:]))
+            if name.endswith("linear_attn.conv1d.weight"):
+                self._places[name] = replace(place, shape=(place.shape[0], 1, *place.shape[-1:]))
         # Copy-on-write: torch wants writable memory, and the file must never change.
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -61,7 +63,7 @@ class GgufWeights:
         numbers = dequantise(place.kind, rows, place.shape[-1], dtype).view(place.shape)
         if place.kind not in PLAIN:
             self._release(place)
-        return numbers
+        return torch.log(-numbers) if name.endswith("linear_attn.A_log") else numbers
 
     def packed(self, name: str) -> Packed | None:
         place = self._place(name)

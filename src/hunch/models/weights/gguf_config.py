@@ -17,6 +17,9 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "mistral": ("MistralForCausalLM", "mistral"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next"),
+    "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "gpt-oss": ("GptOssForCausalLM", "gpt_oss"),
@@ -70,11 +73,8 @@ _INNER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
-_BARE = (
-    "exp_probs_b",
-    "attn_sinks",
-    "layer_output_scale",
-)  # parts whose name is all of the tensor's
+# Parts whose name is all of the tensor's.
+_BARE = ("exp_probs_b", "attn_sinks", "layer_output_scale", "ssm_a", "ssm_dt")
 _GPT2 = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -112,12 +112,13 @@ _OWN = {  # what a family calls differently, or has besides
     "gemma2": _SANDWICH,
     "gemma3": _SANDWICH,
     "gemma4": _SANDWICH | gguf_layers.GEMMA4,
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), gguf_layers.DELTA | _AFTER),
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "gpt-oss": {"attn_sinks": "self_attn.sinks"} | _AFTER,
     "deepseek2": _LATENT | _SHARED,
     "glm4moe": _SHARED | _AFTER,
 }
-_NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)\.(?P<kind>weight|bias|scale)")
+_NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)(?:\.(?P<kind>weight|bias|scale))?")
 _SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}  # Gemma 4's
 _DRAFTING = re.compile(r"blk\.(?P<layer>\d{1,5})\.nextn\.(?P<rest>[\w.]+)")  # of MTP layers
 
@@ -138,7 +139,8 @@ def hf_name(header: GgufHeader, name: str) -> str:
     if drafting := _DRAFTING.fullmatch(name):
         return f"model.layers.{int(drafting['layer'])}.nextn.{drafting['rest']}"
     table = {**(_INNER if match and match["layer"] else _OUTER), **_OWN.get(prefix, {})}
-    if match is None or match["part"] not in table:
+    is_whole = match is not None and (match["kind"] is not None or match["part"] == "ssm_a")
+    if match is None or not is_whole or match["part"] not in table:
         raise UnsupportedModelError(
             f"{header.path} has a tensor {name!r} that no {architecture(header)} model has"
         )
@@ -236,7 +238,9 @@ def _llama_config(read: Reader, factors: Mapping[str, list[float]]) -> dict[str,
         "architectures": [name],
         "model_type": model_type,
         "hidden_size": read.size("embedding_length"),
-        "intermediate_size": read.size("feed_forward_length"),
+        "intermediate_size": read.size(
+            "feed_forward_length", read.number("expert_feed_forward_length", 0)
+        ),
         "num_hidden_layers": _num_layers(header, read.size("block_count"))
         - int(read.number("nextn_predict_layers", 0)),
         "num_attention_heads": num_heads,
@@ -326,6 +330,7 @@ _LEARNED = ("gpt2", "starcoder")  # their positions are learned
 _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     "qwen2moe": gguf_experts.qwen,
     "qwen3moe": gguf_experts.qwen,
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), gguf_layers.delta),
     "gpt-oss": gguf_experts.gpt_oss,
     "deepseek2": gguf_experts.deepseek,
     "glm4moe": gguf_experts.glm,

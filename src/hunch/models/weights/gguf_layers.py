@@ -30,6 +30,50 @@ GEMMA4 = {  # GGUF's names of tensors
 }
 
 
+DELTA = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_a": "linear_attn.A_log",  # stored as what it stands for, -e^x
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+}
+
+
+def delta(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """Recurrent layers. Of Qwen3.5 value heads lie so that neighbours have different keys."""
+    tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
+    num_keys, num_values = read.size("ssm.group_count"), read.size("ssm.time_step_rank")
+    found = {
+        "layer_types": [
+            "linear_attention" if f"blk.{at}.ssm_conv1d.weight" in tensors else _FULL
+            for at in range(num_layers)
+        ],
+        "linear_conv_kernel_dim": read.size("ssm.conv_kernel"),
+        "linear_num_key_heads": num_keys,
+        "linear_num_value_heads": num_values,
+        "linear_key_head_dim": read.size("ssm.state_size"),
+        "linear_value_head_dim": read.size("ssm.inner_size") // num_values,
+        "linear_value_heads_tiled": read.prefix != "qwen3next" and num_keys != num_values,
+    }
+    if read.number("expert_count", 0):
+        found |= {
+            "num_experts": read.size("expert_count"),
+            "num_experts_per_tok": read.size("expert_used_count"),
+            "moe_intermediate_size": read.size("expert_feed_forward_length"),
+            "shared_expert_intermediate_size": read.size("expert_shared_feed_forward_length"),
+            "mlp_only_layers": [
+                at for at in range(num_layers) if f"blk.{at}.ffn_gate_inp.weight" not in tensors
+            ],
+        }
+    return found
+
+
 def gemma4(
     read: Reader, config: dict[str, Any], factors: Mapping[str, list[float]]
 ) -> dict[str, Any]:
