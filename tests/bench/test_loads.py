@@ -14,6 +14,7 @@ import pytest
 from hunch import LLM
 from hunch.bench import peers
 from hunch.bench.energy import EnergyMeter
+from hunch.bench.environment import cpu_seconds
 from hunch.bench.loads import Load
 from hunch.bench.measure import make_jobs
 from hunch.bench.offline import EngineSubject
@@ -150,7 +151,7 @@ def test_the_peers_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> 
 
     def names(**more: Any) -> list[str]:
         found = peers.peers(Path("a.gguf"), threads=2, **more)
-        return [line.partition("=")[0] for peer in found for line in peer.addresses("http://x")]
+        return [name for peer in found for name in peer.addresses("http://x")]
 
     assert "ik_llama.cpp off" not in names()
     assert "transformers assisted" not in names()
@@ -184,9 +185,10 @@ def test_peers_start_together_and_one_that_fails_is_left_out() -> None:
     broken = peer("broken", "raise SystemExit('no such file')")
     two = peer("two", ANSWERS, "/a", kinds=("a", "b"))
     said: list[str] = []
-    with peers.running([broken, peer("one", ANSWERS), two], said.append) as urls:
-        assert [line.partition("=")[0] for line in urls] == ["one", "two a", "two b"]
-        assert urls[2].endswith("/b")
+    with peers.running([broken, peer("one", ANSWERS), two], said.append) as places:
+        assert [place.name for place in places] == ["one", "two a", "two b"]
+        assert places[2].url.endswith("/b")
+        assert cpu_seconds(places[0].pid) is not None
     assert "broken ended by itself with code 1" in said[0]
     assert "no such file" in said[0]
     assert said[1].startswith("[2 of 3] one answers")

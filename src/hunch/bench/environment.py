@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -95,11 +96,15 @@ def _gpu() -> str | None:
 
 
 class BusyWatch:
-    """The share of this machine's CPUs that others used between its making and `share`."""
+    """The share of this machine's CPUs that others used between its making and `share`.
 
-    def __init__(self) -> None:
+    Servers that are measured are no others, where their processes are known.
+    """
+
+    def __init__(self, pids: Iterable[int] = ()) -> None:
+        self._pids = frozenset(pids)
         self._began = _all_seconds()
-        self._own = _own_seconds()
+        self._own = self._own_seconds()
         self._clock = time.monotonic()
 
     def share(self) -> float | None:
@@ -110,7 +115,23 @@ class BusyWatch:
         busy, total = (after - before for after, before in zip(now, self._began, strict=True))
         if total <= 0:
             return None
-        return max(0.0, busy - (_own_seconds() - self._own)) / total
+        return max(0.0, busy - (self._own_seconds() - self._own)) / total
+
+    def _own_seconds(self) -> float:
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        return own + sum(cpu_seconds(pid) or 0.0 for pid in self._pids)
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time of a process and of those it started; None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return None
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(int(child)) or 0.0 for child in children)
 
 
 def _all_seconds() -> tuple[float, float] | None:
@@ -123,11 +144,6 @@ def _all_seconds() -> tuple[float, float] | None:
     values = [int(field) / ticks for field in fields]
     total = sum(values)
     return total - values[3] - values[4], total  # idle and waiting for disks are not busy
-
-
-def _own_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def busy_words(share: float | None) -> str | None:

@@ -127,6 +127,8 @@ def figures(run: Run, limits: Mapping[str, float] | None = None) -> dict[str, An
     joules = [one.joules for one in run.rounds if one.joules is not None]
     all_tokens = sum(a.num_tokens for one in run.rounds for a in one.answers)
     found["energy_per_token"] = energy_per_token(sum(joules) if joules else None, all_tokens)
+    if all_tokens and "cpu_seconds" in counts:  # of a server whose process is known
+        found["cpu_per_token"] = counts["cpu_seconds"] / all_tokens
     if limits:
         share = sum(is_good(a, limits) for a in answers) / max(len(answers), 1)
         found["goodput_share"] = share

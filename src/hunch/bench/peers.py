@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from hunch.bench.transformers_server import KINDS as TRANSFORMERS_KINDS
 from hunch.errors import ConfigError, EngineError
@@ -37,11 +37,19 @@ class Peer:
     command: tuple[str, ...]
     kinds: tuple[str, ...] = ()  # of one process: "NAME KIND" answers at URL/KIND
 
-    def addresses(self, url: str) -> list[str]:
-        """NAME=URL of all that the process answers for."""
+    def addresses(self, url: str) -> dict[str, str]:
+        """The addresses of all that the process answers for, by name."""
         if not self.kinds:
-            return [f"{self.name}={url}"]
-        return [f"{self.name} {kind}={url}/{kind}" for kind in self.kinds]
+            return {self.name: url}
+        return {f"{self.name} {kind}": f"{url}/{kind}" for kind in self.kinds}
+
+
+class Place(NamedTuple):
+    """Where something that is measured answers."""
+
+    name: str
+    url: str
+    pid: int
 
 
 def peers(
@@ -104,14 +112,17 @@ def _binary(text: str, path: Path, threads: int, parallel: int) -> Peer:
 
 
 @contextmanager
-def running(found: Sequence[Peer], say: Callable[[str], None] | None = None) -> Iterator[list[str]]:
-    """Starts all of them together; yields NAME=URL of each. They end with the block.
+def running(
+    found: Sequence[Peer], say: Callable[[str], None] | None = None
+) -> Iterator[list[Place]]:
+    """Starts all of them together; yields where each answers. They end with the block.
 
     One that does not start is an error. With `say`, which hears of each, it is left out instead.
     """
     with ExitStack() as stack:
         started = [stack.enter_context(starting(peer)) for peer in found]
-        began, urls, problem = time.monotonic(), [], None
+        began, problem = time.monotonic(), None
+        places: list[Place] = []
         for number, server in enumerate(started, 1):
             try:
                 url = server.wait()
@@ -121,15 +132,16 @@ def running(found: Sequence[Peer], say: Callable[[str], None] | None = None) -> 
                 problem = error
                 say(f"left out: {error}")
                 continue
-            urls += server.peer.addresses(url)
+            found_here = server.peer.addresses(url).items()
+            places += [Place(name, at, server.process.pid) for name, at in found_here]
             if say is not None:
                 seconds = time.monotonic() - began
                 say(
                     f"[{number} of {len(started)}] {server.peer.name} answers after {seconds:.0f} s"
                 )
-        if problem is not None and not urls:
+        if problem is not None and not places:
             raise problem
-        yield urls
+        yield places
 
 
 @contextmanager

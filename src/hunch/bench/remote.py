@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
+from hunch.bench.environment import cpu_seconds
 from hunch.bench.loads import Job, Load
 from hunch.bench.records import Answer, Round
 from hunch.errors import RequestError
@@ -28,8 +29,10 @@ OnAnswer = Callable[[str, Any], None]
 class UrlSubject:
     """A server. What it alone can tell (passes, drafts) is known for hunch only."""
 
-    def __init__(self, name: str, url: str, model: str | None = None, **extra: Any) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, url: str, model: str | None = None, pid: int | None = None, **extra: Any
+    ) -> None:
+        self.name, self.pid = name, pid  # of a server on this machine
         self.server = _Server(url)
         self.model = model or self.server.first_model()
         self.extra = extra  # further fields of every body, say ignore_eos
@@ -41,7 +44,12 @@ class UrlSubject:
 
     def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None = None) -> Round:
         del on_answer  # texts are not kept
-        return asyncio.run(self._drive(jobs, load))
+        before = None if self.pid is None else cpu_seconds(self.pid)
+        found = asyncio.run(self._drive(jobs, load))
+        after = None if self.pid is None else cpu_seconds(self.pid)
+        if before is not None and after is not None:
+            found.counts["cpu_seconds"] = after - before
+        return found
 
     def close(self) -> None:
         pass

@@ -26,6 +26,7 @@ HEADINGS = {
     "speedup": "speed-up",
     "first_token": "first token, ms (P50, P99)",
     "per_token": "per token, ms (P50, P99)",
+    "cpu_per_token": "CPU ms per token",
     "goodput": "goodput, req/s",
     "energy_per_token": "J per token",
     "identical": "identical",
@@ -74,6 +75,7 @@ def _shown(report: Report, found: Iterable[Mapping[str, Any]]) -> list[str]:
         "accepted": is_speculative,
         "first_token": not is_alone,
         "per_token": not is_alone,
+        "cpu_per_token": any("cpu_per_token" in row for row in some),
         "goodput": any("goodput" in row for row in some),
         "energy_per_token": any(row.get("energy_per_token") for row in some),
         "identical": any("identical" in row for row in some),
@@ -101,6 +103,8 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
     if name == "speedup":
         low, high = row["speedup_low"], row["speedup_high"]
         return f"{value:.2f}x" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
+    if name == "cpu_per_token":
+        return f"{1e3 * value:.1f}"
     if name in MILLISECONDS:
         p50, p99 = value["p50"], value["p99"]
         return "-" if p50 is None else f"{1e3 * p50:,.1f}, {1e3 * p99:,.1f}"

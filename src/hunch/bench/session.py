@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -82,8 +82,11 @@ def expand(
 class Session:
     """Subjects opened, prompts read, cells laid out."""
 
-    def __init__(self, asked: Asked, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, asked: Asked, say: Callable[[str], None], pids: Mapping[str, int] | None = None
+    ) -> None:
         self.asked, self.say = asked, say
+        self.pids = pids or {}  # processes of servers on this machine, by name
         self.llm: LLM | None = None
         self.subjects: list[Subject] = []
         try:
@@ -103,7 +106,7 @@ class Session:
             length_of(name)
         self._given = [] if asked.contexts else read_workloads(asked.workload, asked.limit)
         if asked.urls:
-            self.subjects += _servers(asked)
+            self.subjects += _servers(asked, self.pids)
             return
         rows = None if asked.rates else max(asked.concurrency)
         # A prompt that comes again in a load must be read again, unless it is a conversation's.
@@ -184,7 +187,7 @@ class Session:
         on_answer: OnAnswer | None = None,
     ) -> Report:
         """Measure everything that is not in the file `save` already."""
-        watch = environment.BusyWatch()
+        watch = environment.BusyWatch(self.pids.values())
         report = open_report(save, Report(kind, self.asked.settings(), {}))
         report.environment = environment.describe(**self._about())
         measure(
@@ -214,14 +217,14 @@ class Session:
         }
 
 
-def _servers(asked: Asked) -> list[Subject]:
+def _servers(asked: Asked, pids: Mapping[str, int]) -> list[Subject]:
     subjects: list[Subject] = []
     for number, text in enumerate(asked.urls, 1):
         name, is_named, url = text.partition("=")
         if not is_named or "//" in name:
             name, url = (f"server {number}" if len(asked.urls) > 1 else "server"), text
         if not asked.methods:
-            subjects.append(UrlSubject(name, url, asked.served_model))
+            subjects.append(UrlSubject(name, url, asked.served_model, pids.get(name)))
         for method in asked.methods:  # hunch's own field: other servers are asked without it
             label = method if len(asked.urls) == 1 else f"{name} {method}"
             wish = {"mode": method}

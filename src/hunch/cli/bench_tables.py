@@ -131,19 +131,20 @@ def peers(
         binaries=server or (), draft=shipped("draft", files.name, files.path),
     )  # fmt: skip
     typer.echo(f"starting {len(found)} servers, each with the model of its own", err=True)
-    with running(found, lambda line: typer.echo(line, err=True)) as urls:
+    with running(found, lambda line: typer.echo(line, err=True)) as places:
         asked = Asked(
             model=str(model),
             methods=(),
             workload=str(prompts) if prompts is not None else workload,
             limit=limit or (2 if quick else None),
-            urls=tuple(urls),
+            urls=tuple(f"{place.name}={place.url}" for place in places),
             concurrency=(concurrency,),
             max_tokens=16 if quick else max_tokens,
             ignore_eos=True,
             rounds=1 if quick else repeats,
         )
-        report = m.measure("bench", asked, outputs)
+        pids = {place.name: place.pid for place in places}
+        report = m.measure("bench", asked, outputs, pids=pids)
     outputs.finish(report)
 
 
@@ -165,10 +166,8 @@ def served(
     words += ["--speculate", speculate, "--max-model-len", str(max_tokens + 128)]
     words += ["--log-level", "warning", "--max-num-seqs", str(max(rows))]
     words += [] if threads is None else ["--threads", str(threads)]
-    with running([Peer("hunch serve", (sys.executable, *words))]) as (address,):
-        found = cost(
-            model, speculate, address.partition("=")[2], rows, max_tokens, repeats, threads
-        )
+    with running([Peer("hunch serve", (sys.executable, *words))]) as (place,):
+        found = cost(model, speculate, place.url, rows, max_tokens, repeats, threads)
     if as_json:
         print(json.dumps(found))
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,7 +158,13 @@ def asked_for(
 
 
 def measure(
-    kind: str, asked: Asked, outputs: Outputs, *, show: bool = False, save: Path | None = None
+    kind: str,
+    asked: Asked,
+    outputs: Outputs,
+    *,
+    show: bool = False,
+    save: Path | None = None,
+    pids: Mapping[str, int] | None = None,
 ) -> Report:
     from rich.console import Console
 
@@ -173,7 +179,7 @@ def measure(
 
         open_report(save, Report(kind, asked.settings(), {}))  # a wrong file is said at once
     with status.status(f"loading {asked.model}" if not asked.urls else "asking the server"):
-        session = Session(asked, lambda text: status.print(text, highlight=False))
+        session = Session(asked, lambda text: status.print(text, highlight=False), pids)
     answers: dict[str, dict[str, RequestOutput]] = {}
     names = [subject.name for subject in session.subjects]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from math import inf
 from typing import Any, NamedTuple
 
 from hunch.advice import AcceptanceWatch
@@ -282,7 +281,6 @@ class EngineStats:
             name: Histogram()
             for name in ("ttft", "inter_token", "queue", "prefill", "decode", "inference", "e2e")
         }
-        self._asking = inf  # the least seconds of drafting for a row
         self._ttft, self._inter_token = self.histograms["ttft"], self.histograms["inter_token"]
 
     def share(self, result: StepResult) -> Share:
@@ -296,12 +294,9 @@ class EngineStats:
             num_packed += row.num_processed + row.num_drafted
             if row.tokens:
                 num_drafting += 1
-        draft = result.draft_seconds / max(num_drafting, 1)
-        if num_drafting:
-            self._asking = min(self._asking, draft)
         return Share(
             target=result.target_seconds / max(num_packed, 1),
-            draft=draft,
+            draft=result.draft_seconds / max(num_drafting, 1),
             plain=result.plain_seconds / max(num_known, 1),
         )
 
@@ -368,11 +363,9 @@ class EngineStats:
     def _saved(self, total: Tally) -> float:
         """Seconds that plain decoding of the same tokens would have taken more.
 
-        A pass that is not needed also saves what the engine does around every pass. And the least
-        that drafting took is what asking for guesses takes, which plain decoding does as well.
+        A pass that is not needed also saves what the engine does around every pass.
         """
         spent = total.decode_target + total.decode_draft
         inside = spent + total.reading_target + total.reading_draft
         around = _ratio(max(0.0, self.busy_seconds - inside), total.steps)
-        asking = min(self._asking * total.tokens, total.decode_draft) if total.tokens else 0.0
-        return total.decode_plain - spent + around * (total.tokens - total.steps) + asking
+        return total.decode_plain - spent + around * (total.tokens - total.steps)

@@ -95,10 +95,11 @@ class HostStep:
             self._prepares.settle()
         self._commit(outcomes)
         committed = perf_counter()
+        drafting = 0.0
         if hidden is not None:
-            self._draft(batch, hidden, outcomes, logits_MV)
-        drafted = self._last_end = perf_counter()
-        return self._result(plan, batch, outcomes, committed - started, drafted - committed)
+            drafting = self._draft(batch, hidden, outcomes, logits_MV)
+        self._last_end = perf_counter()
+        return self._result(plan, batch, outcomes, committed - started, drafting)
 
     def _prepare(self, parts: list[Part]) -> None:
         """Let a drafter that can go on while the target checks these rows' drafts."""
@@ -109,17 +110,24 @@ class HostStep:
 
     def _draft(
         self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None
-    ) -> None:
-        """Let the drafter see what was committed, and guess on; without memory, go on without."""
+    ) -> float:
+        """Let the drafter see what was committed, and guess on; without memory, go on without.
+
+        Returns the seconds that plain decoding does not need.
+        """
         rows = [outcome.part.row for outcome in outcomes]
         if self.elsewhere is not None and not self.elsewhere.observes(rows):
-            return
+            return 0.0
+        step = self._target_step(batch, hidden, outcomes, logits_MV)
+        began = perf_counter()
         try:
-            self.drafter.observe(self._target_step(batch, hidden, outcomes, logits_MV))
-            self._propose([outcome for outcome in outcomes if outcome.is_running])
+            self.drafter.observe(step)
+            seconds = perf_counter() - began
+            return seconds + self._propose([outcome for outcome in outcomes if outcome.is_running])
         except torch.OutOfMemoryError:
             log.warning("no GPU memory to draft in: %d rows go on without a draft", len(rows))
             self.drafter.forget(rows)
+            return perf_counter() - began
 
     def forward(self, batch: Batch) -> Any:
         """The target's pass over a packed batch."""
@@ -319,8 +327,8 @@ class HostStep:
             step.top_MC = logits_MV.topk(needs.top, dim=-1).indices
         return step
 
-    def _propose(self, running: list[Outcome]) -> None:
-        """Ask for drafts where the plan allows them and a draft could still be used."""
+    def _propose(self, running: list[Outcome]) -> float:
+        """Ask for drafts where the plan allows them and one could be used; the seconds it took."""
         if self.elsewhere is not None and running:
             is_elsewhere_R = self.elsewhere.drafts_for([outcome.part.row for outcome in running])
             pairs = zip(running, is_elsewhere_R.tolist(), strict=True)
@@ -333,7 +341,8 @@ class HostStep:
             if self.rows.max_draft[row] > 0:
                 drafting.append(outcome)
         if not drafting:
-            return
+            return 0.0
+        began = perf_counter()
         rows = [outcome.part.row for outcome in drafting]
         counts = self.rows.put_drafts(rows, self.drafter.propose(self.rows.view(rows)))
         for outcome, row, count in zip(drafting, rows, counts, strict=True):
@@ -342,6 +351,7 @@ class HostStep:
                 fit = self.grammars.fit(row, self.rows.drafts[row], int(self.rows.max_draft[row]))
                 self.rows.drafts[row] = fit
                 outcome.result.num_nodes = 0 if fit is None else len(fit.tokens_N)
+        return perf_counter() - began
 
     def _result(
         self,

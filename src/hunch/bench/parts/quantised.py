@@ -7,7 +7,6 @@ llama.cpp's is its server's between two requests that differ by 32 tokens.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from hunch.bench.environment import cpu_seconds
 from hunch.bench.parts.fidelity import post, start_llama
 from hunch.errors import ConfigError
 from hunch.hub import resolve
@@ -93,14 +93,9 @@ def _pass_seconds(model: NativeDecoder, num_rows: int, context: int, count: int 
 
 def _llama_seconds(url: str, pid: int) -> float:
     def cost(num_tokens: int) -> float:
-        before = _cpu_seconds(pid)
+        before = cpu_seconds(pid) or 0.0
         body = {"prompt": "def quicksort(items):", "n_predict": num_tokens, "temperature": 0}
         post(f"{url}/completion", {**body, "ignore_eos": True, "cache_prompt": True})
-        return _cpu_seconds(pid) - before
+        return (cpu_seconds(pid) or 0.0) - before
 
     return (cost(36) - cost(4)) / 32
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
