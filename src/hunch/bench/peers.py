@@ -23,7 +23,7 @@ from typing import IO, NamedTuple
 from hunch.bench.transformers_server import KINDS as TRANSFORMERS_KINDS
 from hunch.errors import ConfigError, EngineError
 
-SECONDS = 300.0  # that a server may take to start, once those before it answer
+SECONDS = 900.0  # that a server may take to start; one that ends is noticed at once
 LLAMA_KINDS = ("off", "ngram-simple", "ngram-mod")
 HUNCH_KINDS = ("off", "suffix", "auto")
 KNOWN = ("hunch", "llama.cpp", "ik_llama.cpp", "transformers")
