@@ -2,7 +2,7 @@
 
 import pytest
 
-from hunch.bench.collectives import LINKS, NETWORKS, Link, Network, fit, rows_of
+from hunch.bench.collectives import LINKS, NETWORKS, Link, Network, Pipeline, fit, rows_of
 from hunch.errors import ConfigError
 
 
@@ -39,3 +39,31 @@ def test_slower_links_take_a_larger_share() -> None:
     fast, slow = (rows_of(LINKS[name], 3.35e12, 4) for name in ("nvlink4", "pcie4"))
     assert len(fast) == 9
     assert all(a["share"] < b["share"] for a, b in zip(fast, slow, strict=True))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("stages", [(3.0, 3.0), (4.0, 1.0), (1.0, 2.0, 5.0)])
+def test_a_pipeline_is_what_playing_it_through_gives(
+    stages: tuple[float, ...], num_steps: int
+) -> None:
+    """Step after step through stages that serve one at a time; done, it comes back."""
+    hop, rounds = 0.5, 60
+    free, back, ends = [0.0] * len(stages), [0.0] * num_steps, []
+    for turn in range(rounds * num_steps):
+        at = back[turn % num_steps]
+        for stage, seconds in enumerate(stages):
+            at = max(at + (hop if stage else 0.0), free[stage]) + seconds
+            free[stage] = at
+        back[turn % num_steps] = at
+        ends.append(at)
+    played = (ends[-1] - ends[-1 - 20 * num_steps]) / 20
+    line = Pipeline(stages, hop)
+    assert line.period(num_steps) == pytest.approx(played)
+    assert 0 <= line.bubble(num_steps) < 1
+
+
+def test_one_row_gains_nothing_from_stages() -> None:
+    one, two = (rows_of(LINKS["ndr"], 3.35e12, 4, sizes=(1,), num_stages=n) for n in (1, 2))
+    for whole, staged in zip(one, two, strict=True):
+        assert staged["pass_ms"] == pytest.approx(whole["pass_ms"] + staged["hop_ms"])
+        assert staged["period_ms"] == staged["pass_ms"]

@@ -68,6 +68,14 @@ class Network:
         received = (num_ranks - 1) * (2 * self.num_layers * sums + logits) + states
         return Exchange(2 * self.num_layers + 2, received, seconds)
 
+    def pipeline(
+        self, num_rows: int, num_ranks: int, num_stages: int, link: Link, reading: float
+    ) -> Pipeline:
+        """Stages that share a pass of so many rows, whose weights take so long to read, equally."""
+        whole = reading + self.exchange(num_rows, num_ranks, link).seconds
+        hop = link.seconds + num_rows * self.width * STATE_BYTES / link.bytes_per_second
+        return Pipeline((whole / num_stages,) * num_stages, hop)
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -76,6 +84,30 @@ class Exchange:
     num_messages: int
     num_bytes: float
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Stages with the seconds each takes for a step; the last one's include verdict and draft."""
+
+    stages: tuple[float, ...]
+    hop: float  # seconds of the stream's way from one to the next
+
+    @property
+    def alone(self) -> float:
+        """Seconds of a step with no other under way."""
+        return sum(self.stages) + (len(self.stages) - 1) * self.hop
+
+    def period(self, num_steps: int) -> float:
+        """Seconds in which each of so many steps under way is done once.
+
+        Either the slowest stage is always busy, or a step comes back before the others are done.
+        """
+        return max(num_steps * max(self.stages), self.alone)
+
+    def bubble(self, num_steps: int) -> float:
+        """The share of all stages' time in which they have nothing to do."""
+        return 1 - num_steps * sum(self.stages) / (len(self.stages) * self.period(num_steps))
 
 
 # Llama 3.1 8B and 70B, Qwen3-235B-A22B: sizes of their config.json; 16-bit weights.
@@ -92,8 +124,13 @@ def rows_of(
     num_ranks: int,
     networks: Sequence[Network] = tuple(NETWORKS.values()),
     sizes: Sequence[int] = (1, 8, 64),
+    num_stages: int = 1,
 ) -> list[dict[str, float | int | str]]:
     """A table: each network at each number of rows, beside the time that its weights take to read.
+
+    With stages, which share out the layers, a pass goes through all of them: its exchange is what
+    the ranks of one stage after the other exchange, and the stream's way between stages. `period`
+    is the time in which the rows, shared out over as many steps as stages, get a token each.
 
     With many rows a mixture of experts reads more than the active weights counted here, so its
     share of exchange is an upper bound.
@@ -103,6 +140,7 @@ def rows_of(
         reading = network.read_bytes / num_ranks / memory_bytes_per_second
         for size in sizes:
             cost = network.exchange(size, num_ranks, link)
+            line = network.pipeline(-(-size // num_stages), num_ranks, num_stages, link, reading)
             found.append(
                 {
                     "network": network.name,
@@ -113,6 +151,9 @@ def rows_of(
                     "exchange_ms": 1e3 * cost.seconds,
                     "weights_ms": 1e3 * reading,
                     "share": cost.seconds / (cost.seconds + reading),
+                    "hop_ms": 1e3 * line.hop,
+                    "pass_ms": 1e3 * line.alone,
+                    "period_ms": 1e3 * line.period(min(num_stages, size)),
                 }
             )
     return found

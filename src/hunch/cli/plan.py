@@ -24,6 +24,7 @@ def plan(
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="A GPU's name; --list-gpus shows them.")] = None,
     tp: Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)] = 1,
+    pp: Annotated[int, typer.Option(help="Stages of layers; with --link.", min=1)] = 1,
     dtype: Annotated[str, typer.Option(help="Of the weights: bf16, fp8, int8, int4.")] = "bf16",
     acceptance: Annotated[
         float | None, typer.Option(help="Chance that a guess is right; default 0.7.")
@@ -60,7 +61,7 @@ def plan(
         _list(as_json)
         return
     if link is not None:
-        _show_exchange(link, gpu or "H100", tp, as_json)
+        _show_exchange(link, gpu or "H100", tp, pp, as_json)
         return
     machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype)
     planner = _planner(
@@ -232,7 +233,7 @@ def _show_rate(console: Any, found: dict[str, Any], rps: float | None, price: fl
         console.print("--price PER_HOUR adds what a million tokens cost.")
 
 
-def _show_exchange(name: str, gpu: str, tp: int, as_json: bool) -> None:
+def _show_exchange(name: str, gpu: str, tp: int, pp: int, as_json: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -242,21 +243,23 @@ def _show_exchange(name: str, gpu: str, tp: int, as_json: bool) -> None:
 
     if name not in LINKS:
         raise ConfigError(f"--link {name!r} must be one of {', '.join(LINKS)}")
-    found = rows_of(LINKS[name], find(gpu).bandwidth_gbs * 1e9, tp)
+    found = rows_of(LINKS[name], find(gpu).bandwidth_gbs * 1e9, tp, num_stages=pp)
     if as_json:
         print(json.dumps(found))
         return
     table = Table(
         "model", "rows", "messages", "MB", "exchange ms", "weights ms", "share of the pass",
-        box=box.SIMPLE_HEAD,
+        *(("hop ms", "pass ms", "all rows ms") if pp > 1 else ()), box=box.SIMPLE_HEAD,
     )  # fmt: skip
     for row in found:
         table.add_row(
             str(row["network"]), str(row["rows"]), str(row["messages"]), f"{row['megabytes']:.1f}",
             f"{row['exchange_ms']:.2f}", f"{row['weights_ms']:.2f}", f"{row['share']:.0%}",
+            *(f"{row[key]:.2f}" for key in ("hop_ms", "pass_ms", "period_ms") if pp > 1),
         )  # fmt: skip
     console = Console(highlight=False)
-    console.print(f"{tp} ranks over {LINKS[name].name}, weights read at the speed of {gpu}")
+    stages = f" in each of {pp} stages" if pp > 1 else ""
+    console.print(f"{tp} ranks{stages} over {LINKS[name].name}, weights read as fast as {gpu} does")
     console.print(table)
 
 

@@ -1,7 +1,8 @@
 """What CPU ranks spend on each other, measured, beside what the simulator says of the same link.
 
 First gathers of several sizes give the link; then passes of the model are timed, with the time its
-gathers took on rank 0, and compared with the prediction for as many rows.
+gathers took on rank 0, and compared with the prediction for as many rows. With --stages, the layers
+are in stages: the time of each gives a prediction for several steps under way, and these are timed.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from hunch.bench.collectives import Network, fit
+from hunch.bench.collectives import Network, Pipeline, fit
 from hunch.config import ModelConfig
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.parallel.executor import Ranks, start_ranks
 from hunch.parallel.group import DistGroup
 from hunch.parallel.link import Link
+from hunch.parallel.orders import Op, order
 from hunch.parallel.split_target import SplitTarget
 
 ROWS = (1, 8, 64)
@@ -46,7 +49,7 @@ class Clock:
         return parts
 
 
-def one_pass(target: SplitTarget, kv: Any, num_rows: int) -> None:
+def inputs(num_rows: int) -> tuple[torch.Tensor, AttnInputs]:
     pos_T = torch.arange(num_rows)
     attn = AttnInputs(
         pos_T=pos_T,
@@ -58,8 +61,11 @@ def one_pass(target: SplitTarget, kv: Any, num_rows: int) -> None:
         block_size=16,
         spans=(Span(0, num_rows, 0, 0, num_rows),),
     )
-    hidden = target.forward(torch.full((num_rows,), 5), attn, kv)
-    target.logits(hidden.last_TD)
+    return torch.full((num_rows,), 5), attn
+
+
+def one_pass(target: SplitTarget, kv: Any, num_rows: int) -> None:
+    target.logits(target.forward(*inputs(num_rows), kv).last_TD)
 
 
 def gather_times(num_ranks: int, width: int) -> list[tuple[float, float]]:
@@ -116,15 +122,80 @@ def measure(ranks: Ranks, path: Path, num_ranks: int) -> None:
         )
 
 
+class Waits:
+    """Adds up how long the last stage waits for the one before it."""
+
+    def __init__(self, line: Any) -> None:
+        self.seconds = 0.0
+        self._receive = line.receive
+        line.receive = self
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        began = time.perf_counter()
+        found: torch.Tensor = self._receive(*arguments)
+        self.seconds += time.perf_counter() - began
+        return found
+
+
+def measure_stages(ranks: Ranks, path: Path, num_stages: int) -> None:
+    target = SplitTarget(ranks, path, ModelConfig(model=str(path)), 1, num_stages)
+    waits, kv = Waits(target._part.line), target.new_kv(128)
+    for num_rows in ROWS:
+        ids_T, attn = inputs(num_rows)
+        alone, last, together = [], [], []
+        for _ in range(REPEATS):
+            waits.seconds, began = 0.0, time.perf_counter()
+            target.logits(target.forward(ids_T, attn, kv).last_TD)
+            alone.append(time.perf_counter() - began)
+            last.append(alone[-1] - waits.seconds)
+        under_way = [target.begin(ids_T, attn, kv) for _ in range(num_stages)]
+        for _ in range(REPEATS * num_stages):
+            began = time.perf_counter()
+            target.logits(target.finish(under_way.pop(0)).last_TD)
+            under_way.append(target.begin(ids_T, attn, kv))
+            together.append(time.perf_counter() - began)
+        for begun in under_way:
+            target.finish(begun)
+        whole, own = statistics.median(alone), statistics.median(last)
+        others = (whole - own) / (num_stages - 1)  # with the stream's way, which they share
+        line = Pipeline((*(others for _ in range(num_stages - 1)), own), 0.0)
+        said, took = line.period(num_stages) / num_stages, statistics.mean(together)
+        print(
+            f"{num_rows:3} rows in {num_stages} stages: alone {whole * 1e3:6.1f} ms (last stage "
+            f"{own * 1e3:.1f}), each of {num_stages} under way {took * 1e3:6.1f} ms, simulator "
+            f"{said * 1e3:6.1f} ms ({said / took:.2f} of measured)"
+        )
+
+
+def measure_orders(ranks: Ranks) -> None:
+    """What it costs that drafts travel: nothing, as all orders up to some size are one message."""
+    found = {}
+    for size in (64, 128, 500):
+        numbers, times = np.concatenate([order(Op.FREE, -1), np.zeros(size, np.int64)]), []
+        for _ in range(20 * REPEATS):
+            began = time.perf_counter()
+            ranks.send(numbers)
+            times.append(time.perf_counter() - began)
+        found[size] = statistics.median(times)
+    times_us = ", ".join(f"{size} numbers {1e6 * s:.0f} us" for size, s in found.items())
+    print(f"orders: {times_us}")
+
+
 def main(words: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser("hunch bench part ranks", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=1)
     given = parser.parse_args(words)
-    ranks = start_ranks(given.ranks, "cpu")
+    ranks = start_ranks(given.stages if given.stages > 1 else given.ranks, "cpu")
     try:
         with torch.inference_mode():
-            measure(ranks, resolve(given.model).path, given.ranks)
+            path = resolve(given.model).path
+            if given.stages > 1:
+                measure_stages(ranks, path, given.stages)
+            else:
+                measure_orders(ranks)
+                measure(ranks, path, given.ranks)
     finally:
         ranks.close()
 
