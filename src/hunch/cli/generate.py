@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hunch.cli import options as o
 from hunch.errors import RequestError
+
+if TYPE_CHECKING:
+    from hunch.types import CompletionOutput, RequestOutput
 
 
 def generate(
@@ -64,26 +68,36 @@ def generate(
         max_num_seqs=1,
     )
     ids = llm.encode_chat([{"role": "user", "content": text}]) if chat else None
-    shown = 0
-    for output in llm.stream(ids or text, params):
-        answer = output.outputs[0]
-        if not as_json and not trace:
-            sys.stdout.write(answer.text[shown:])
-            sys.stdout.flush()
-            shown = len(answer.text)
+    answer = _write_as_it_comes(llm.stream(ids or text, params), is_quiet=as_json or trace)
     if as_json:
-        found: dict[str, Any] = {
-            "text": answer.text,
-            "token_ids": answer.token_ids,
-            "finish_reason": answer.finish_reason,
-            "seed": answer.seed,
-            "stats": answer.stats,
-        }
-        if trace:
-            found["trace"] = [asdict(step) for step in answer.trace or []]
-        print(json.dumps(found))
+        print(json.dumps(_as_json(answer, with_trace=trace)))
         return
     if trace:
         show_trace(llm.tokenizer, answer)
     print()
     show_stats(answer.stats)
+
+
+def _write_as_it_comes(outputs: Iterable[RequestOutput], *, is_quiet: bool) -> CompletionOutput:
+    """The whole answer, in the end."""
+    shown = 0
+    for output in outputs:
+        answer = output.outputs[0]
+        if not is_quiet:
+            sys.stdout.write(answer.text[shown:])
+            sys.stdout.flush()
+            shown = len(answer.text)
+    return answer
+
+
+def _as_json(answer: CompletionOutput, *, with_trace: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "seed": answer.seed,
+        "stats": answer.stats,
+    }
+    if with_trace:
+        found["trace"] = [asdict(step) for step in answer.trace or []]
+    return found

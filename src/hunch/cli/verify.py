@@ -88,28 +88,18 @@ def verify(
         raise ConfigError("--samples is for verifiers whose chances are compared; exact is not one")
     records = o.read_prompts(prompts, limit) if prompts else PROMPTS[:limit]
     params = o.sampling(
-        max_tokens=max_tokens,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=_read_bias(logit_bias),
-        stop=stop,
-        seed=seed,
-        n=n,
-    )
+        max_tokens=max_tokens, top_p=top_p, top_k=top_k, min_p=min_p, stop=stop, seed=seed, n=n,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, logit_bias=_read_bias(logit_bias),
+    )  # fmt: skip
     arguments = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
     check = _Check(model, records, params, arguments, verifier, samples)
-    batches = [int(size) for size in _numbers("batch", batch, int)]
-    runs = check.all(_methods(speculate), _numbers("temperature", temperature, float), batches)
-    if as_json:
-        print(json.dumps(_as_json(runs, verifier)))
-    else:
-        _show(runs, verifier)
-    if not all(run.is_good for run in runs):
-        raise typer.Exit(1)
+    temperatures, batches = (
+        _numbers("temperature", temperature, float),
+        _numbers("batch", batch, int),
+    )
+    runs = check.all(_methods(speculate), temperatures, batches)
+    _report(runs, verifier, as_json=as_json)
 
 
 class _Check:
@@ -197,6 +187,15 @@ def _read_bias(pairs: list[str] | None) -> dict[int, float] | None:
         except ValueError:
             raise RequestError(f"--logit-bias {pair!r} must be TOKEN_ID=BIAS") from None
     return bias
+
+
+def _report(runs: list[Run], verifier: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_as_json(runs, verifier)))
+    else:
+        _show(runs, verifier)
+    if not all(run.is_good for run in runs):
+        raise typer.Exit(1)
 
 
 def _as_json(runs: list[Run], verifier: str) -> dict[str, Any]:
