@@ -1,6 +1,8 @@
 """AsyncLLM: generators over one engine, beside a plain LLM's answers; and vLLM's ways to ask."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -111,3 +113,16 @@ def test_vllms_ways_to_ask(plain):
 def test_arguments_have_types():
     """A new argument of the config or of vLLM is also written down in arguments.py."""
     assert {"model", *Arguments.__annotations__} == known_arguments()
+
+
+def test_a_script_may_end_while_answers_are_being_made(plain):
+    """Nothing is closed: a thread that computes while Python shuts down would end in an abort."""
+    script = f"""
+import asyncio
+from hunch import AsyncLLM, SamplingParams
+llm = AsyncLLM({plain.config.model.model!r}, kernels="torch", max_model_len=512, threads=1)
+answer = llm.generate("a", SamplingParams(max_tokens=400, ignore_eos=True))
+asyncio.new_event_loop().run_until_complete(anext(answer))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True)
+    assert (done.returncode, done.stderr.decode()) == (0, "")

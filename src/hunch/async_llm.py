@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -48,6 +49,8 @@ class AsyncLLM:
         self._trouble: Exception | None = None
         self._thread = Thread(target=self._work, name="hunch-engine", daemon=True)
         self._thread.start()
+        # A thread that computes while Python shuts down ends in an abort.
+        atexit.register(self.shutdown)
 
     @classmethod
     def from_engine_args(cls, engine_args: AsyncEngineArgs) -> Self:
@@ -123,6 +126,7 @@ class AsyncLLM:
         if self._thread.is_alive():
             self._orders.put(None)
             self._thread.join()
+        atexit.unregister(self.shutdown)
 
     def __enter__(self) -> Self:
         return self
