@@ -5,6 +5,7 @@ The slow tests run them: commands shortened by flags, Python as it stands.
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ import typer
 from hunch.bench.parts import main_of
 from hunch.cli import _dashed, app
 from hunch.cli.serve import _parser
+from train.train_setup import OPTIONS, write_prompts, write_target
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -175,11 +177,68 @@ def test_a_printed_command_runs(line, added, tmp_path):
 
 
 @pytest.mark.slow  # on the default model
-def test_readmes_python_runs(capsys):
-    for kind, text in blocks(ROOT / "README.md"):
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_a_pages_python_runs(name, capsys):
+    for kind, text in blocks(ROOT / name):
         if kind == "python":
-            exec(compile(text, "README.md", "exec"), {})
+            exec(compile(text, name, "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+def test_every_page_with_python_is_run_by_a_test():
+    """The guide to drafters by tests/conformance/test_documented_drafter.py."""
+    pages = {page.stem for page in PAGES if any(kind == "python" for kind, _ in blocks(page))}
+    assert pages == {"README", "start", "serving", "adding-a-drafter"}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """A folder with what printed commands name: a model and prompts."""
+    folder = tmp_path_factory.mktemp("printed")
+    write_target(folder / "MODEL")
+    for name in ("prompts.jsonl", "new-log.jsonl"):
+        write_prompts(folder / name)
+    return folder
+
+
+# What makes training on a model of a few thousand weights end soon, and succeed.
+SMALL_JOB = [f"{name}={value}" for name, value in OPTIONS.items() if name != "held_out"]
+
+
+def trainings():
+    """Those of any MODEL, in the order of the pages; one may go on from another's folder."""
+    lines = [param.values[0] for param in commands()]
+    return [
+        line
+        for line in dict.fromkeys(lines)
+        if re.search(r"train (draft|mlp).* MODEL|--resume", line)
+    ]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow  # trains
+def test_printed_trainings_run(bench):
+    found = trainings()
+    assert len(found) >= 2
+    for line in found:
+        words = shlex.split(line)[1:]
+        is_first = "--resume" not in words
+        command = [
+            sys.executable,
+            "-m",
+            "hunch",
+            *words,
+            *(SMALL_JOB if is_first else ["steps=40"]),
+        ]
+        done = subprocess.run(command, cwd=bench, capture_output=True, text=True)
+        assert done.returncode == 0, (line, done.stderr[-2000:])
+    lines = [param.values[0] for param in commands() if "draft:my-draft" in param.values[0]]
+    for line in lines:
+        words = shlex.split(line)[1:]
+        if words[0] == "generate":
+            command = [sys.executable, "-m", "hunch", *words, "--max-tokens", "8"]
+            done = subprocess.run(command, cwd=bench, capture_output=True, text=True)
+            assert done.returncode == 0, (line, done.stderr[-2000:])
 
 
 @pytest.mark.slow  # needs a server with the default model
@@ -200,6 +259,9 @@ def test_the_guide_to_servings_python_runs(tmp_path, capsys):
         for kind, text in blocks(ROOT / "docs" / "serving.md"):
             if kind == "python":
                 exec(compile(text, "serving.md", "exec"), names)
+            elif text.startswith("curl "):
+                done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+                assert json.loads(done.stdout)["type"] == "message", done
         assert "city" in capsys.readouterr().out
         names["client"].close()
     finally:
