@@ -1,5 +1,6 @@
 """Every argument of LLM and of hunch.sglang.Engine has its effect, is refused, or is named once."""
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from hunch.config import (
     SpecConfig,
     say_once,
 )
-from hunch.errors import ConfigError, QueueFullError, RequestError
+from hunch.errors import ConfigError, HunchError, QueueFullError, RequestError
 from tiny_models import write_llama
 
 SOURCE = Path(hunch.__file__).parent
@@ -271,6 +272,20 @@ def test_every_field_of_the_config_is_read_by_something() -> None:
 def test_mistakes_are_errors_of_ours(given: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         config_from_vllm(**given)
+
+
+WRONG = ("five", "4k", 3.5, True, -7, [1], {"a": 1}, object(), b"x", float("nan"))
+
+
+@pytest.mark.parametrize("take", [config_from_vllm, config_from_sglang])
+def test_no_value_of_any_argument_is_an_error_of_pythons(take: Callable[..., Config]) -> None:
+    """What hunch does not take, it says in its own words."""
+    names = compat.known_arguments() if take is config_from_vllm else compat.known_to_sglang()
+    for name in sorted(names):
+        beside = NGRAM if name in compat.known_arguments() and "ngram" in name else {}
+        for value in WRONG:
+            with contextlib.suppress(HunchError):
+                take(**{"model": "m", **beside, name: value})
 
 
 def test_lookup_lengths_of_another_method_are_named(caplog: pytest.LogCaptureFixture) -> None:

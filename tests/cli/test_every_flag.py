@@ -157,6 +157,19 @@ def test_what_would_be_ignored_is_refused(shell: Callable, words: str, text: str
     assert text in err
 
 
+@pytest.mark.parametrize("line", ['{"turns": []}', '{"turns": [3]}', '{"prompt": ""}', "[1]", "{}"])
+@pytest.mark.parametrize("command", ["verify", "doctor"])
+def test_a_record_without_text_is_named(
+    shell: Callable, model: str, tmp_path: Path, command: str, line: str
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(line + "\n")
+    code, _, err = shell(command, "--model", model, "--prompts", str(prompts))
+    assert code == 2
+    assert "Traceback" not in err
+    assert "prompts.jsonl" in err
+
+
 def test_a_job_that_goes_on_keeps_its_target_and_folder(shell: Callable, tmp_path: Path) -> None:
     job = {"method": "draft", "target": "one", "prompts": "p", "options": {}}
     (tmp_path / "work").mkdir()

@@ -79,14 +79,21 @@ def read_prompts(path: Path, limit: int | None) -> list[dict[str, Any]]:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise RequestError(f"{path}, line {number}: not JSON ({error})") from None
-        if not isinstance(record, dict) or not ("turns" in record or "prompt" in record):
-            raise RequestError(f"{path}, line {number}: needs 'turns' or 'prompt'")
+        if not _has_text(record):
+            raise RequestError(f"{path}, line {number}: needs 'turns' or 'prompt' with text in it")
         records.append({"id": str(number), **record})
         if limit is not None and len(records) >= limit:
             break
     if not records:
         raise RequestError(f"{path}: no prompts in it")
     return records
+
+
+def _has_text(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    turns = record.get("turns", [record.get("prompt")])
+    return isinstance(turns, list) and bool(turns) and isinstance(turns[0], str) and bool(turns[0])
 
 
 def prompt_ids(llm: LLM, record: dict[str, Any]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +93,9 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     """The hub's and the disk's errors as ours, with what to do about them."""
     from huggingface_hub import errors as hub
 
+    their_log = logging.getLogger("huggingface_hub")
+    level = their_log.level
+    their_log.setLevel(logging.ERROR)  # it tells of every try; what came of them is said below
     try:
         yield
     except hub.GatedRepoError:
@@ -114,6 +118,8 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
             f"`hf download {name} --local-dir DIR` on a machine that has one, copy DIR here and "
             "give its path as the model"
         ) from error
+    finally:
+        their_log.setLevel(level)
 
 
 def _fetch(
