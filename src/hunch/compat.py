@@ -214,7 +214,8 @@ def spec_from_vllm(**given: Any) -> SpecConfig:
         raise ConfigError("give either verifier or spec_decoding_acceptance_method, not both")
     if method is not None and not isinstance(method, str):
         raise ConfigError(f"spec_decoding_acceptance_method={method!r} must be a text")
-    rest: dict[str, Any] = {"verifier": verifier or _VERIFIERS.get(method, method) or "exact"}
+    theirs = None if method is None else _VERIFIERS.get(method, method)
+    rest: dict[str, Any] = {"verifier": verifier or theirs or "exact"}
     if "speculative_disable_by_batch_size" in given:  # vLLM: off from that many requests on
         rest["max_batch"] = _whole(given, "speculative_disable_by_batch_size", 2) - 1
         del given["speculative_disable_by_batch_size"]

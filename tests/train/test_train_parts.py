@@ -164,3 +164,13 @@ def test_answers_that_go_on_past_the_end(tmp_path: Path) -> None:
     past = read_answers(tmp_path / "past it")
     assert (past.lengths - past.prompt_len).tolist() == [30] * len(ids)
     assert (read_answers(tmp_path / "to the end").lengths <= past.lengths).all()
+
+
+def test_what_runs_past_its_time_is_told_seldom_and_never_above_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Progress().stage("regenerate", 10.0) as tell:
+        for done in range(30):
+            tell(float(done), f"{done} answers")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["regenerate 0%: 0 answers", "regenerate 100%: 10 answers"]

@@ -46,17 +46,20 @@ class _Lines:
     def __init__(self, name: str, total: float) -> None:
         self.name, self.total = name, total
         self.first: tuple[float, float] | None = None  # when, and how far it was then
-        self.shown = -_EVERY
+        self.shown, self.done = -_EVERY, 0.0
 
     def __call__(self, done: float, words: str) -> None:
         now = monotonic()
         if self.first is None:
             self.first = now, done
-        if now - self.shown < _EVERY and done < self.total:
+        is_end = done >= self.total > self.done  # what still runs past it is told like the rest
+        self.done = done
+        if now - self.shown < _EVERY and not is_end:
             return
         self.shown = now
         began, start = self.first
         left = ""
         if start < done < self.total:
             left = f", {(now - began) * (self.total - done) / (done - start):.0f} s left"
-        print(f"{self.name} {done / self.total:.0%}{left}: {words}", file=sys.stderr, flush=True)
+        share = min(done / self.total, 1.0)
+        print(f"{self.name} {share:.0%}{left}: {words}", file=sys.stderr, flush=True)
