@@ -43,7 +43,7 @@ def test_it_pays_on_copied_text_by_the_curve_it_was_given():
     passage = [rng.randrange(1000) for _ in range(300)]
     desk.commit(0, passage, is_prompt=True)
     passes, drafted, _ = desk.replay(0, passage)
-    mean_cost = desk.cost.relative(1 + round(drafted / passes))
+    mean_cost = desk.cost.seconds(1 + round(drafted / passes)) / desk.cost.seconds(1)
     assert len(passage) / passes / mean_cost > 2.0
 
 

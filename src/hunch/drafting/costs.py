@@ -181,10 +181,6 @@ class CostCurve:
         slope = (seconds[at] - seconds[at - 1]) / (sizes[at] - sizes[at - 1])
         return seconds[at] + slope * (num_tokens - sizes[at])
 
-    def relative(self, num_tokens: int) -> float:
-        """In passes over one token."""
-        return self.seconds(num_tokens) / self.seconds(1)
-
 
 class FixedCurve(CostCurve):
     """Costs that are assumed, not measured: choices follow what was accepted and nothing else.

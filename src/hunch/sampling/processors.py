@@ -149,8 +149,6 @@ class RowRules:
 class HostProcessors:
     """The rules of all rows, on a CPU."""
 
-    generation = 0  # of tables, which there are none of
-
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.rules: dict[int, RowRules] = {}

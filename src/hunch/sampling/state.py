@@ -11,7 +11,6 @@ of a drafter's logits, P longest path, K tokens of a step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -39,18 +38,6 @@ SAMPLED, FILTERED, HISTORY = 1, 2, 4  # what a row asks for
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What rows ask of a step's choices, taken together: a captured step is made for one of these.
-
-    A step made for more serves rows that ask for less.
-    """
-
-    kind: int  # 0: greedy, 1: sampled, 2: sampled with filters
-    has_history: bool  # some row has rules: logits go through `kernels.process` first
-    generation: int  # of the tables these rules are in; 0: no row has rules
 
 
 class SamplingState:
@@ -134,12 +121,13 @@ class SamplingState:
         """Whether the row's logits are more than divided, filtered and drawn from."""
         return bool(self.asks_X[row] & HISTORY)
 
-    def asked(self, row_R: npt.NDArray[np.int64]) -> Asked:
-        """By the host alone, which knows the rows."""
+    def kind(self, row_R: npt.NDArray[np.int64]) -> int:
+        """What rows ask of a step's choices, by the host alone: 0 greedy, 1 sampled, 2 filtered.
+
+        A captured step is made for one of these, and serves rows that ask for less.
+        """
         asks = int(np.bitwise_or.reduce(self.asks_X[row_R], initial=0))
-        kind = 0 if not asks & SAMPLED else 2 if asks & FILTERED else 1
-        has_history = bool(asks & HISTORY)
-        return Asked(kind, has_history, self.processors.generation if has_history else 0)
+        return 0 if not asks & SAMPLED else 2 if asks & FILTERED else 1
 
     def _asks(self, row_M: Tensor) -> int:
         # Reading row_M from a device would wait for it; there, any row in use counts.

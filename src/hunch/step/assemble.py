@@ -13,6 +13,7 @@ from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.costs import CostCurve, FixedCurve
 from hunch.errors import ConfigError
+from hunch.kernels.attention import KVCache
 from hunch.kernels.delta import RowStates
 from hunch.models.target import Target, exactness
 from hunch.registry import VERIFIERS, resolve
@@ -64,11 +65,7 @@ def assemble(
         has_states=states is not None,
         num_ahead=getattr(target, "num_ahead", 1),
     )
-    places = [device, context.draft_device or device][: len(shapes)]
-    kv = [
-        allocate(shape, capacity.num_blocks, capacity.block_size, place)
-        for shape, place in zip(shapes, places, strict=True)
-    ]
+    kv = _allocate_all(capacity, shapes, [device, context.draft_device or device])
     kv[0].states = states
     for one in (context, context.beside):
         if drafter.needs.kv is not None and one is not None:
@@ -89,6 +86,15 @@ def assemble(
     if runner.is_host_drafting:
         calibrate(runner)
     return runner
+
+
+def _allocate_all(
+    capacity: Capacity, shapes: list[KVShape], devices: list[torch.device]
+) -> list[KVCache]:
+    """The target's KV, and a drafter's where it has one, each on its device."""
+    pairs = zip(shapes, devices, strict=False)
+    sizes = capacity.num_blocks, capacity.block_size
+    return [allocate(shape, *sizes, device) for shape, device in pairs]
 
 
 def _draft_device(asked: str | None, target: Target) -> torch.device | None:

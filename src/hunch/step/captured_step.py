@@ -211,7 +211,7 @@ class CapturedSteps:
         shape = self.policy.launch(
             shape if group.has_waiting else StepShape(0, shape.source), group.row_R
         )
-        sampling = self.sampling.asked(group.row_R).kind
+        sampling = self.sampling.kind(group.row_R)
         num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
         kind = StepKind(len(group.ids), *shape, sampling, group.extras, num_best)
         try:
