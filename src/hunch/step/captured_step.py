@@ -93,7 +93,7 @@ class CapturedSteps:
             parts.grammars,
             self.sampling,
             self.device_rows.touch,
-            {} if found is None else found.sources,
+            None if found is None else found.sources,
             self.steps.row_sources,
         )
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and who of it took part

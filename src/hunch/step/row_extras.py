@@ -50,7 +50,7 @@ class RowExtras:
         grammars: RowGrammars,
         sampling: SamplingState,
         touch: Callable[[int], None],  # says that the host changed a row
-        sources: Mapping[str, RowSource],  # methods that a request may name
+        sources: Mapping[str, RowSource] | None,  # methods a request may name; None: nobody drafts
         row_sources: Callable[[], StepSources],
     ) -> None:
         num_rows = len(rows.known)
@@ -79,6 +79,8 @@ class RowExtras:
 
     def _start_source(self, row: int, request: Request) -> None:
         """Tell the device who drafts for the row, where it is not as for the others."""
+        if self.sources is None:
+            return
         mode, expected = request.params.speculation.mode, request.prediction_ids
         source = self._source[row] = self.sources.get(mode)
         if mode == "off" or (source is not None and not source.with_prediction):
