@@ -16,6 +16,7 @@ from hunch.kernels import gpu_gemm, gpu_quant
 from hunch.kernels.gpu_codes import can_move
 from hunch.kernels.quant import Codes, Quantised, join, pack, slices_of
 from hunch.kernels.quantise import quantise
+from hunch.kernels.slices import SPAN, split_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -111,6 +112,14 @@ def test_slices_bias_and_odd_sizes() -> None:
         gpu_gemm.gemm_parts(x, held, got, bias)
         gpu_gemm.gemm_parts(x, numbers, want, bias, split=split)
         same(got, want)
+
+
+@pytest.mark.parametrize("k", [4096, 8960, 11008, 14336])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_models_are_cut_into_slices_of_whole_spans(k: int, bits: int) -> None:
+    split = split_of(4096, k, bits)
+    assert split > 1
+    assert k % (split * SPAN) == 0
 
 
 def test_endings() -> None:

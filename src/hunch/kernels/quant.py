@@ -23,13 +23,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hunch.kernels.slices import slice_of, split_of
+from hunch.kernels.slices import SPAN, slice_of, split_of
 from hunch.kernels.words import num_parts, pack_words, unpack_words
 
 KINDS = ("int4", "fp4", "int8", "fp8")  # int4: 0 to 15, int8: -128 to 127; fp4: e2m1, fp8: e4m3
 UNIT_GROUP = 256
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of codes 0 to 7; 8 to 15 are their negatives
-LONGEST_SPAN = 128  # inputs
 UNITS_BIAS = 1 << 15  # counts that may be negative are stored plus this
 _HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 _CHUNK = 1 << 22  # weights turned into float32 at once
@@ -283,7 +282,8 @@ Weight = Tensor | Quantised
 
 def slices_of(weight: Weight) -> int:
     """Slices of a product's sum that stay apart."""
-    return split_of(weight.shape[0], weight.shape[1], isinstance(weight, Quantised))
+    bits = 16 // num_parts(weight.kind) if isinstance(weight, Quantised) else 16
+    return split_of(weight.shape[0], weight.shape[1], bits)
 
 
 def pack(codes: Codes, dtype: torch.dtype, device: torch.device | str) -> Quantised:
@@ -368,13 +368,14 @@ def _fitting(codes: Codes) -> Codes:
     if codes.scale_NG.shape[1] > 1 or codes.unit_NU is not None:
         return codes
     size = 1 << max(codes.shape[1] - 1, 15).bit_length()
-    return replace(codes, group=max(size, LONGEST_SPAN))
+    return replace(codes, group=max(size, SPAN))
 
 
 def _num_words(codes: Codes) -> int:
     """Words of a span: all codes of a part share one scale, and no span lies in two slices of a
     product's sum."""
     num_out, num_in = codes.shape
-    slice_k = slice_of(num_in, split_of(num_out, num_in, is_quantised=True))
-    longest = LONGEST_SPAN if slice_k % LONGEST_SPAN == 0 else LONGEST_SPAN // 2
-    return int(min(codes.group, longest // num_parts(codes.kind)))
+    parts = num_parts(codes.kind)
+    slice_k = slice_of(num_in, split_of(num_out, num_in, 16 // parts))
+    longest = SPAN if slice_k % SPAN == 0 else SPAN // 2
+    return int(min(codes.group, longest // parts))
