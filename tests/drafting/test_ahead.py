@@ -86,7 +86,7 @@ def test_devices_that_cannot_be_are_named(plain: LLM, target: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             beside(plain, target, speculative_device=device)
     with pytest.raises(ConfigError, match="eagle drafts from what the target computes"):
-        beside(plain, target, "eagle")
+        plain.sibling(f"eagle:{target}", speculative_device="cpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -101,7 +101,7 @@ def test_every_family_gives_the_bits_of_one_process(name: str) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "num_stages", "kernels", "names"),
     [
-        (1, 2, "auto", ("draft", "eagle3")),
+        (1, 2, "auto", ("draft", "eagle")),
         (2, 2, "auto", ("eagle",)),
         pytest.param(1, 2, "torch", ("ngram", "eagle", "medusa"), marks=pytest.mark.slow),
         pytest.param(
