@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from hunch import LLM, SamplingParams
+from hunch.errors import EngineError
 from tiny_models import write_llama
 
 REPOSITORY = Path(__file__).parents[2] / "examples" / "triton" / "hunch"
@@ -148,6 +149,25 @@ def test_a_client_that_leaves_ends_its_request(model: Any) -> None:
     found, _ = request.sender.read()
     assert len(found) < 200
     assert not model._open
+
+
+def test_an_engine_that_died_is_started_again_once(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die() -> None:
+        raise EngineError("rank 1 was killed")
+
+    def ask() -> Any:
+        request = FakeRequest(text_input="a", sampling_parameters='{"max_tokens": 3}')
+        model.execute([request])
+        return request.sender.read()[0][0]
+
+    monkeypatch.setattr(model._llm.engine, "step", die)
+    assert "rank 1 was killed" in ask().error
+    assert ask().error is None
+    monkeypatch.setattr(model._llm.engine, "step", die)
+    for _ in range(2):  # nobody waits for an answer that cannot come
+        assert "rank 1 was killed" in ask().error
 
 
 def test_the_repository_says_what_the_model_takes() -> None:

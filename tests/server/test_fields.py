@@ -224,6 +224,10 @@ def test_how_drafting_went_under_vllms_names(server: LiveServer) -> None:
         histogram = found["acceptance_histogram"]
         assert sum(histogram) == found["num_spec_steps"]
         assert sum(n * count for n, count in enumerate(histogram)) == stats["accepted"]
+        assert len(histogram) == found["num_spec_tokens"] + 1
+    undrafted = complete(server, max_tokens=4, speculation={"mode": "off"})
+    found = undrafted["metrics"]["speculative_decoding"]
+    assert found["mean_acceptance_length"] == found["num_draft_tokens"] == 0
 
 
 def test_sampling_as_the_model_recommends_it(tmp_path: Any) -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
+from hunch import LLM, SamplingParams
 from hunch.config import ConfigError
 from hunch.server.replicas import merged
 from hunch.server.routing import PIECE, Router
 from hunch.server.settings import ServeConfig
+from parallel.test_served import followers
 from server.fake_engine import expected_text
-from server.live_server import LiveServer
+from server.live_server import LiveServer, api_server
 from server.test_lifecycle import COMPLETE, read_stream, wait_for
+from tiny_models import write_llama
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -56,6 +62,59 @@ def test_streams_go_on_when_their_engine_is_killed(num_streams: int, pair: LiveS
     assert "the engine was started again" in server.log()
     for path in ("/health", "/metrics"):
         assert server.get(path).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_real_engine_is_killed_under_200_streams(
+    num_ranks: int, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Every text is the one that plain decoding gives, with nobody killed; with ranks, one of them
+    dies, and its engine with it."""
+    model = write_llama(tmp_path_factory.mktemp("tiny") / "target")
+    num_streams = 200 if num_ranks == 1 else 50
+    bodies = [
+        {
+            "prompt": f"the model and {seed}",
+            "max_tokens": 100,
+            "temperature": 0.8,
+            "seed": seed,
+            "ignore_eos": True,
+            **KINDS[seed % len(KINDS)],
+        }
+        for seed in range(num_streams)
+    ]
+    small = {"max_model_len": 256, "threads": 1, "kv_bytes": 200_000_000}
+    names = ("max_tokens", "temperature", "seed", "ignore_eos", "presence_penalty")
+    with LLM(str(model), speculate="off", tensor_parallel_size=num_ranks, **small) as llm:
+        params = [
+            SamplingParams(**{name: body[name] for name in names if name in body})
+            for body in bodies
+        ]
+        outputs = llm.generate([body["prompt"] for body in bodies], params)
+    words = f"--model {model} --replicas 2 -tp {num_ranks} --speculate ngram --max-num-seqs 128"
+    words += "".join(f" --{name} {value}" for name, value in small.items())
+    log = tmp_path / "log"
+    with (
+        api_server(words.split(), log) as url,
+        httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None)) as client,
+        ThreadPoolExecutor(num_streams) as pool,
+    ):
+        server = SimpleNamespace(url=url.removesuffix("/v1"), client=client)
+        running = [pool.submit(read_stream, server, body) for body in bodies]
+
+        def stats() -> Any:
+            return client.get(f"{server.url}/stats").json()
+
+        wait_for(lambda: stats()["engine"].get("generation_tokens", 0) > 10 * num_streams, 60)
+        (pid,) = re.findall(r"INFO serving .*engine_pid=(\d+)", log.read_text())
+        victim = int(pid) if num_ranks == 1 else followers(log)[0]
+        os.kill(victim, signal.SIGKILL)
+        found = [one.result(120) for one in running]
+        num_moved = stats()["engine"]["num_moved"]
+        wait_for(lambda: "the engine was started again" in log.read_text(), 60)
+    assert found == [(output.outputs[0].text, None) for output in outputs]
+    assert num_moved > num_streams // 8
 
 
 def test_answers_that_are_no_streams_go_on_too(pair: LiveServer) -> None:

@@ -1,6 +1,6 @@
 """NVIDIA Dynamo: a worker whose engine is hunch's, behind Dynamo's frontend and router.
 
-    python -m hunch.integrations.dynamo --model smollm2-135m --speculate auto
+    python -m hunch.integrations.dynamo --model HuggingFaceTB/SmolLM2-135M-Instruct
 
 Flags are Dynamo's own (`--namespace`, `--endpoint`, `--discovery-backend`, ...) and the arguments
 of `hunch.LLM`. Dynamo turns text into tokens and back, finds stop strings and routes; requests come
@@ -82,7 +82,13 @@ class HunchEngine(LLMEngine):  # type: ignore[misc]  # no types are published
         name = str(arguments.pop("served_model_name", ""))
         config = config_from_vllm(**{"model": DEFAULT_MODEL, **arguments})
         name = name or os.path.basename(config.model.model)
-        path = str(resolve(config.model.model).path)
+        files = resolve(config.model.model)
+        if files.kind == "gguf":
+            raise ConfigError(
+                f"model={config.model.model!r} is a GGUF file; Dynamo's frontend reads the "
+                "tokenizer from a directory in Hugging Face form: give one, or a hub id"
+            )
+        path = str(files.path)
         place = WorkerConfig.from_runtime_config(runtime, model_name=path, served_model_name=name)
         return cls(config, name), place
 
@@ -261,7 +267,10 @@ def chunks(output: RequestOutput, sent: list[int]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    run(HunchEngine)
+    try:
+        run(HunchEngine)
+    except HunchError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,15 @@
 
 or `serve run hunch.integrations.ray:build_app model=smollm2-135m`. Arguments are those of
 `hunch.LLM`, and the ones of `Deployment`. With tensor_parallel_size=n each replica takes n GPUs of
-one node, and starts its ranks there by itself. Needs `pip install hunch-llm[ray]`.
+one node, and starts its ranks there by itself. Needs `pip install hunch-llm[ray]`. Ray Serve LLM
+has a class of its own, in `hunch.integrations.ray_llm`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ray import serve
@@ -37,8 +38,9 @@ class Deployment:
     min_replicas: int = 1
     max_replicas: int = 1
     target_ongoing_requests: int = 32  # open requests per replica that scaling aims at
+    autoscaling_config: Mapping[str, Any] = field(default_factory=dict)  # more of Ray's, if needed
     max_ongoing_requests: int = 256
-    num_cpus: float = 1.0  # per replica
+    num_cpus: float | None = None  # per replica; default: one for each rank
     num_gpus: float | None = None  # per replica; default: one for each rank on a machine with GPUs
 
 
@@ -98,18 +100,17 @@ class HunchServer:
 
 def build_app(arguments: Mapping[str, Any]) -> Any:
     """A Ray Serve application, for `serve.run` and `serve run`."""
-    own = {field.name for field in fields(Deployment)}
+    own = {one.name for one in fields(Deployment)}
     wishes = Deployment(**{key: value for key, value in arguments.items() if key in own})
     rest = {key: value for key, value in arguments.items() if key not in own}
     config = config_from_vllm(**rest)  # raises here, not in a replica
-    actor: dict[str, Any] = {"num_cpus": wishes.num_cpus}
+    size = config.parallel.tensor_parallel_size
     num_gpus = wishes.num_gpus
     if num_gpus is None and _has_gpus() and config.model.device != "cpu":
-        num_gpus = config.parallel.num_ranks
-    if num_gpus:
-        actor["num_gpus"] = num_gpus
+        num_gpus = size
+    num_cpus = float(size) if wishes.num_cpus is None else wishes.num_cpus
     options: dict[str, Any] = {
-        "ray_actor_options": actor,
+        **placement(size, num_cpus, num_gpus or 0),
         "max_ongoing_requests": wishes.max_ongoing_requests,
         "graceful_shutdown_timeout_s": DRAIN_SECONDS,
     }
@@ -118,6 +119,7 @@ def build_app(arguments: Mapping[str, Any]) -> Any:
             "min_replicas": wishes.min_replicas,
             "max_replicas": wishes.max_replicas,
             "target_ongoing_requests": wishes.target_ongoing_requests,
+            **wishes.autoscaling_config,
         }
     else:
         options["num_replicas"] = wishes.min_replicas
@@ -125,6 +127,26 @@ def build_app(arguments: Mapping[str, Any]) -> Any:
     name = wishes.served_model_name or os.path.basename(model)
     deployment: Any = HunchServer
     return deployment.options(**options).bind(rest, name)
+
+
+def placement(
+    num_ranks: int, num_cpus: float, num_gpus: float, others: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """What a replica takes of a node. Ranks are children of the replica's process: all they need is
+    in one bundle of a placement group, so that it is reserved on one node or not at all."""
+    actor: dict[str, Any] = {"num_cpus": num_cpus}
+    if num_gpus:
+        actor["num_gpus"] = num_gpus
+    if others:
+        actor["resources"] = dict(others)
+    if num_ranks == 1:
+        return {"ray_actor_options": actor}
+    bundle = {"CPU": num_cpus, **({"GPU": num_gpus} if num_gpus else {}), **(others or {})}
+    return {
+        "ray_actor_options": actor,
+        "placement_group_bundles": [bundle],
+        "placement_group_strategy": "STRICT_PACK",
+    }
 
 
 def _has_gpus() -> bool:

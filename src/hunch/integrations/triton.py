@@ -8,6 +8,7 @@ vLLM backend: `text_input`, `stream`, `sampling_parameters` (JSON), `exclude_inp
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import threading
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ from hunch.llm import LLM
 from hunch.types import RequestOutput, SamplingParams
 
 ARGUMENTS = "model.json"
+RESTARTS = 1  # times an engine that died is started again
+
+log = logging.getLogger("hunch")
 
 
 @dataclass(slots=True)
@@ -45,7 +49,10 @@ class TritonPythonModel:
         self._utils = utils
         folder = Path(args["model_repository"]) / args["model_version"]
         path = folder / ARGUMENTS
-        self._llm = LLM(**(json.loads(path.read_text()) if path.is_file() else {}))
+        self._arguments = json.loads(path.read_text()) if path.is_file() else {}
+        self._llm = LLM(**self._arguments)
+        self._restarts = RESTARTS  # that are left
+        self._trouble: HunchError | None = None  # why nothing is answered any more
         self._numbers = count()
         self._coming: queue.Queue[tuple[Any, ...] | None] = queue.Queue()
         self._open: dict[str, Asked] = {}
@@ -91,10 +98,10 @@ class TritonPythonModel:
 
     def _run(self) -> None:
         """Requests in, steps, answers out; until `finalize`."""
-        engine = self._llm.engine
         while True:
+            has_work = self._trouble is None and self._llm.engine.has_work()
             try:
-                item = self._coming.get(block=not engine.has_work())
+                item = self._coming.get(block=not has_work)
                 if item is None:
                     return
                 self._add(*item)
@@ -102,16 +109,36 @@ class TritonPythonModel:
             except queue.Empty:
                 pass
             try:
-                outputs = engine.step()
+                outputs = self._llm.engine.step()
             except HunchError as error:  # the engine is of no use any more
-                for asked in self._open.values():
-                    self._fail(asked.sender, error)
-                self._open.clear()
-                return
+                self._bury(error)
+                continue
             for output in outputs:
                 self._tell(output)
 
+    def _bury(self, error: HunchError) -> None:
+        """Tell everybody, and start another engine; without one, every request gets the error."""
+        for asked in self._open.values():
+            self._fail(asked.sender, error)
+        self._open.clear()
+        self._llm.close()
+        self._trouble = error
+        if not self._restarts:
+            log.error("the engine died: %s", error)
+            return
+        self._restarts -= 1
+        log.error("the engine died: %s; it is started again", error)
+        try:
+            self._llm = LLM(**self._arguments)
+        except HunchError as second:
+            log.error("the engine did not start again: %s", second)
+            return
+        self._trouble = None
+
     def _add(self, asked: Asked, params: SamplingParams) -> None:
+        if self._trouble is not None:
+            self._fail(asked.sender, self._trouble)
+            return
         request_id = f"triton-{next(self._numbers)}"
         ids = self._llm.tokenizer.encode(asked.prompt)
         try:

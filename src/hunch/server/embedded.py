@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+from collections.abc import AsyncGenerator, Mapping, MutableMapping
+from typing import Any
 
 from hunch.config import Config
 from hunch.errors import EngineError
@@ -76,3 +79,52 @@ class Embedded(KeptEngine):
         text = await self.open()
         service = new_service(self.config, self.settings, self.engine, text)
         return build_app(service, lambda app: app)
+
+
+class Reply:
+    """The routes' answer to a body that came by no socket. Leaving `pieces` early aborts it."""
+
+    def __init__(self, routes: App, path: str, body: Mapping[str, Any], request_id: str) -> None:
+        headers = {"content-type": "application/json", "x-request-id": request_id}
+        self._scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+        self._routes = routes
+        self._body = json.dumps(body).encode()
+        self._is_read = False
+        self._left = asyncio.Event()
+        self._sent: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, bytes], None]:
+        """The status with each part of the body."""
+        task = asyncio.create_task(self._run())
+        status, has_more = 500, True
+        try:
+            while has_more:
+                message = await self._sent.get()
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                    continue
+                has_more = message.get("more_body", False)
+                if message.get("body"):
+                    yield status, message["body"]
+        finally:
+            self._left.set()
+            await task
+
+    async def _run(self) -> None:
+        try:
+            await self._routes(self._scope, self._receive, self._sent.put)
+        finally:  # whoever reads must not wait for an answer that broke off
+            await self._sent.put({"type": "http.response.body"})
+
+    async def _receive(self) -> MutableMapping[str, Any]:
+        if not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}

@@ -25,7 +25,7 @@ def ending(outputs: Sequence[RequestOutput]) -> Json:
 
 
 def speculation(outputs: Sequence[RequestOutput]) -> Json:
-    """How drafting went, under the names vLLM's responses have for it."""
+    """How drafting went, under the names and with the types vLLM's responses have for it."""
     answers = [choice.stats for output in outputs for choice in output.outputs]
     drafts = [stats.get("drafts_by_accepted") or [] for stats in answers]
     histogram = [sum(counts) for counts in zip_longest(*drafts, fillvalue=0)]
@@ -34,12 +34,13 @@ def speculation(outputs: Sequence[RequestOutput]) -> Json:
     )
     num_drafts = sum(histogram)
     return {
-        "mean_acceptance_length": 1 + accepted / num_drafts if num_drafts else None,
-        "draft_acceptance_rate": accepted / drafted if drafted else None,
+        "mean_acceptance_length": 1 + accepted / num_drafts if num_drafts else 0.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
         "acceptance_histogram": histogram,
         "num_spec_steps": num_drafts,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
+        "num_spec_tokens": max(0, len(histogram) - 1),
     }
 
 
