@@ -65,22 +65,7 @@ class Intake:
     ) -> Asked:
         """Raises RequestError, or CapacityError for what could never fit into the KV memory."""
         ids = list(prompt_ids)
-        if not ids:
-            raise RequestError("the prompt is empty: give at least one token")
-        self._check_ids("prompt", ids)
-        self._check_ids("logit_bias", params.logit_bias or ())
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, name)
-            if value is not None and value > self._vocab_size:
-                raise RequestError(f"{name}={value} is more than the {self._vocab_size} tokens")
-        mode = params.speculation.mode
-        if mode != "default" and mode not in self._methods:
-            raise RequestError(
-                f"speculation.mode={mode!r} must be one of {', '.join(self._methods)}: only these "
-                "are loaded"
-            )
+        self._check_values(ids, params)
         grammar = self._grammar(params.structured_outputs)
         # A grammar says itself when the text may end, and nothing can follow its end.
         is_ignored = params.ignore_eos and grammar is None
@@ -115,6 +100,24 @@ class Intake:
             is_streaming=stream,
             handle=handle,
         )
+
+    def _check_values(self, ids: list[int], params: SamplingParams) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty: give at least one token")
+        self._check_ids("prompt", ids)
+        self._check_ids("logit_bias", params.logit_bias or ())
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > self._vocab_size:
+                raise RequestError(f"{name}={value} is more than the {self._vocab_size} tokens")
+        mode = params.speculation.mode
+        if mode != "default" and mode not in self._methods:
+            raise RequestError(
+                f"speculation.mode={mode!r} must be one of {', '.join(self._methods)}: only these "
+                "are loaded"
+            )
 
     def _grammar(self, asked: StructuredOutput | None) -> Any:
         if asked is None:
