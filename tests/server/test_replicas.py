@@ -23,6 +23,7 @@ from parallel.test_served import followers
 from server.fake_engine import expected_text
 from server.live_server import LiveServer, api_server
 from server.test_lifecycle import COMPLETE, read_stream, wait_for
+from server.test_operations import read
 from tiny_models import write_llama
 
 KINDS: list[dict[str, Any]] = [
@@ -60,8 +61,10 @@ def test_streams_go_on_when_their_engine_is_killed(num_streams: int, pair: LiveS
     assert server.stats()["engine"]["num_moved"] > 0
     wait_for(lambda: server.stats()["engine"]["num_replicas_up"] == 2, 30)
     assert "the engine was started again" in server.log()
-    for path in ("/health", "/metrics"):
-        assert server.get(path).status_code == 200
+    assert server.get("/health").status_code == 200
+    now = read(server)
+    assert now["hunch:num_replicas"] == now["hunch:num_replicas_up"] == {(): 2}
+    assert now["hunch:requests_moved_total"] == {(): server.stats()["engine"]["num_moved"]}
 
 
 @pytest.mark.slow

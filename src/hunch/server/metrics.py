@@ -42,6 +42,11 @@ _GAUGES = (
     ("synthetic_drafts", "is_synthetic", "1: drafts are SYNTHETIC, made up for a benchmark."),
     ("drafter_memory_bytes", "drafter_bytes", "Memory held by drafters."),
 )
+_REPLICAS = (  # with --replicas
+    ("num_replicas", "num_replicas", "Engines that share the requests."),
+    ("num_replicas_up", "num_replicas_up", "Engines that can answer now."),
+)
+_MOVED = "Requests that began or went on in another engine because theirs had died."
 _ROUTED = (
     ("num_requests_running", "num_running"),
     ("num_requests_waiting", "num_waiting"),
@@ -239,14 +244,16 @@ class EngineCollector(Collector):
         stats = self._engine.stats()
         for name, key, text in _GAUGES:
             yield self._gauge(PREFIX + name, text, stats.get(key))
+        if "num_replicas" in stats:
+            for name, key, text in _REPLICAS:
+                yield self._gauge(PREFIX + name, text, stats[key])
+            yield self._counter("requests_moved", _MOVED, stats["num_moved"])
         yield from self._routed(stats)
         # A gauge: drafting that did not pay makes it fall.
         saved = PREFIX + "spec_decode_time_saved_seconds"
         yield self._gauge(saved, _SAVED, stats.get("time_saved_seconds"))
         for name, key, text in _COUNTERS:
-            counter = CounterMetricFamily(PREFIX + name, text, labels=self._names)
-            counter.add_metric(self._values, float(stats.get(key) or 0))
-            yield counter
+            yield self._counter(name, text, stats.get(key))
         for name, key, text in _HISTOGRAMS:
             yield self._histogram(name, text, (stats.get("histograms") or {}).get(key))
         yield self._by_position(stats)
@@ -256,6 +263,11 @@ class EngineCollector(Collector):
         gauge = GaugeMetricFamily(name, text, labels=self._names)
         gauge.add_metric(self._values, float(value or 0))
         return gauge
+
+    def _counter(self, name: str, text: str, value: float | None) -> Metric:
+        counter = CounterMetricFamily(PREFIX + name, text, labels=self._names)
+        counter.add_metric(self._values, float(value or 0))
+        return counter
 
     def _routed(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
         """What routers read, under vLLM's names."""
