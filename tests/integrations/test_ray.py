@@ -20,10 +20,12 @@ serve = pytest.importorskip("ray.serve")
 
 from hunch import LLM, SamplingParams  # noqa: E402
 from hunch.errors import ConfigError  # noqa: E402
+from server.live_server import free_port  # noqa: E402
 from tiny_models import write_llama  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-URL = "http://127.0.0.1:8000"
+PORT = free_port()
+URL = f"http://127.0.0.1:{PORT}"
 BODY = {"prompt": "the model", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 SMALL = {"max_model_len": 256, "kv_bytes": 8_000_000, "threads": 1, "device": "cpu"}
 LONG = {**BODY, "max_tokens": 240, "stream": True}
@@ -32,6 +34,7 @@ LONG = {**BODY, "max_tokens": 240, "stream": True}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     yield write_llama(tmp_path_factory.mktemp("tiny") / "target")
     serve.shutdown()
     ray.shutdown()
@@ -167,6 +170,7 @@ def test_streams_are_finished_before_a_deployment_leaves(
         assert [("".join(one.result(60))) for one in running] == [text] * 16
 
 
+@pytest.mark.timeout(900)  # Ray's ingress imports vLLM
 def test_ray_serve_llm_runs_it_by_name(model: Path) -> None:
     llm = pytest.importorskip("ray.serve.llm")
     config = llm.LLMConfig(
