@@ -19,7 +19,7 @@ from hunch.train.batches import batches
 from hunch.train.job import Job, build_student, drafts_as, read_settings, run_job
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
-from hunch.train.recipes.draft import choose_layers, read_layers
+from hunch.train.recipes.draft import choose_layers, layers_text, read_layers
 from hunch.train.regenerate import read_answers
 from hunch.train.student import check_target
 from tiny_families import write_family
@@ -113,6 +113,7 @@ def test_a_draft_of_a_target_with_learned_positions(tmp_path: Path) -> None:
 
 def test_a_small_target_gives_half_of_its_layers() -> None:
     assert [len(read_layers("", num_layers)) for num_layers in (2, 5, 8, 30)] == [1, 2, 4, 4]
+    assert [read_layers(layers_text(layers), 30) for layers in ([0], [0, 7])] == [[0], [0, 7]]
 
 
 def test_layers_are_chosen_from_both_ends() -> None:

@@ -27,6 +27,7 @@ from hunch.train.files import read_json
 from hunch.train.job import Job, build_student, read_settings, start_from, write_student
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
+from hunch.train.recipes.draft import layers_text
 
 HELD_OUT = 0.2  # share of the answers to judge by
 RATE = 0.3  # of the recipe's: what was learned before shall stay
@@ -62,7 +63,7 @@ def job_for(asked: GoOn) -> Job:
     config = read_json(Path(asked.drafter) / "config.json") or {}
     engine = {"device": "cpu"} if asked.device == "cpu" else {}
     if CUT_FROM in config:
-        options = {"layers": ",".join(map(str, config["cut_layers"]))}
+        options = {"layers": layers_text(config["cut_layers"])}
         return Job("draft", asked.target, "", Path(asked.out), options, engine)
     if config.get("architectures") == ["Qwen3DSparkModel"]:
         options = {

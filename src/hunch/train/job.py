@@ -382,7 +382,9 @@ def job_of(folder: Path, target: str | None) -> dict[str, Any] | None:
         "target": target or config[CUT_FROM],
         "prompts": "",
         "options": {
-            "layers": ",".join(map(str, config["cut_layers"])),
+            "layers": "".join(
+                f"{layer}," for layer in config["cut_layers"]
+            ),  # a list, be it of one
             "share_tables": "true",
             "precision": "int8",
         },

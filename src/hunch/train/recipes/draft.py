@@ -113,20 +113,26 @@ def _read(weights: Weights, name: str) -> Tensor:
 
 
 def read_layers(text: str, num_layers: int) -> list[int]:
-    """A count, or a list of the target's layers in ascending order."""
+    """A count, or a list of the target's layers in ascending order ("0," is a list of one)."""
     text = text or str(max(min(4, num_layers // 2), 1))
     try:
-        given = [int(part) for part in text.split(",")]
+        given = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
         raise ConfigError(f"layers={text!r} must be a number, or numbers with commas") from None
-    layers = choose_layers(given[0], num_layers) if len(given) == 1 else given
+    is_count = "," not in text
+    layers = choose_layers(given[0], num_layers) if is_count else given
     is_good = layers == sorted(set(layers)) and 0 <= layers[0] <= layers[-1] < num_layers
-    if not is_good or (len(given) == 1 and not 1 <= given[0] < num_layers):
+    if not is_good or (is_count and not 1 <= given[0] < num_layers):
         raise ConfigError(
             f"layers={text!r}: the target has {num_layers} layers; give a count below that, or "
             f"some of 0 .. {num_layers - 1} in ascending order, say layers={num_layers // 2}"
         )
     return layers
+
+
+def layers_text(layers: list[int]) -> str:
+    """As `read_layers` takes these very layers."""
+    return "".join(f"{layer}," for layer in layers)
 
 
 def choose_layers(count: int, num_layers: int) -> list[int]:
