@@ -82,6 +82,7 @@ class PlainTarget:
         self.decoder, self.spec = decoder, decoder.spec
         self.device, self.dtype, self.kv_dtype = decoder.device, decoder.dtype, decoder.kv_dtype
         self.kv_shapes, self.new_kv = decoder.kv_shapes, decoder.new_kv
+        self.states_of = decoder.states_of
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         nothing = torch.empty(0)

@@ -12,6 +12,8 @@ from hunch.drafting.costs import (
     CostCurve,
     DraftSource,
     FixedCurve,
+    HostTime,
+    PromptLoad,
     StepCosts,
     StepShape,
     StepShapes,
@@ -260,3 +262,48 @@ def test_the_first_nodes_may_cost_the_most():
     costs.capture(8, StepShape(1), 0.9)  # disturbed
     costs.capture(8, StepShape(3), 0.02)
     assert 0.010 < costs.seconds(8, StepShape(1)) < 0.02
+
+
+# --- what a load adds -----------------------------------------------------------------------------
+
+
+def test_prompts_beside_every_step_take_as_long_beside_any():
+    load = PromptLoad()
+    assert load.with_reading(0.01) == 0.01
+    for _ in range(400):  # a request every 10 ms, a step with its prompt every 15
+        load.start(2 if _ % 2 else 1)
+        load.record(0.015, 0.007)
+    assert load.with_reading(0.008) == pytest.approx(0.015, rel=0.02)
+    assert load.with_reading(0.02) == pytest.approx(0.027, rel=0.02)
+    for _ in range(400):  # nobody comes any more
+        load.record(0.008, 0.0)
+    assert load.with_reading(0.02) == pytest.approx(0.02, rel=0.02)
+
+
+def test_rare_prompts_slow_all_steps_down_alike():
+    load = PromptLoad()
+    for number in range(1000):  # every tenth step
+        load.start(int(number % 10 == 0))
+        load.record(0.0017, 0.007 if number % 10 == 0 else 0.0)
+    short, long = load.with_reading(0.001), load.with_reading(0.002)
+    assert short > 0.0012
+    assert long / short == pytest.approx(2.0, rel=0.02)
+
+
+def test_the_host_counts_where_it_is_slower_than_the_device():
+    host, plain, checked = HostTime(), StepShape(0), StepShape(3)
+    assert host.seconds(64, plain) == 0.0
+    host.record(64, plain, 0.0010, 0.00095)  # not late
+    assert host.seconds(64, plain) == 0.0
+    for _ in range(50):
+        host.record(64, plain, 0.0032, 0.001)
+    assert host.seconds(64, plain) == pytest.approx(0.0032)
+    assert host.seconds(128, checked) > host.seconds(128, plain) == pytest.approx(0.0064)
+    for _ in range(50):
+        host.record(64, checked, 0.0064, 0.001)
+    assert host.seconds(64, checked) == pytest.approx(0.0064)
+    host.record(64, plain, 9.0, 0.001)  # a pause
+    assert host.seconds(64, plain) < 0.004
+    assert host.seconds(4, checked) == 0.0  # few rows are never too much for it
+    host.record(64, plain, 0.001, 0.001)  # it is quick again
+    assert host.seconds(64, plain) == pytest.approx(0.001)

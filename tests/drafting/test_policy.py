@@ -462,6 +462,30 @@ def test_rows_a_network_has_not_read_wait_for_the_host():
     assert choose(policy, 1).source <= 0
 
 
+def test_a_new_prompt_is_not_read_to_a_network_that_will_not_draft_for_it():
+    """Beside so many others that no node is checked, though it alone would be drafted for."""
+    policy, read = new_policy(MEASURED, num_rows=256, drafter=Drafter(*NETWORK)), list[int]()
+    reader = SimpleNamespace(read=read.extend)
+    policy.read([0], reader, range(256))
+    assert read == []
+    policy.read([0], reader)
+    assert read == [0]
+
+
+def test_rows_that_name_a_method_are_drafted_for_by_no_other():
+    policy = new_policy(MEASURED, drafter=Drafter(*NETWORK))
+    assert choose(policy, 2).source > 0
+    policy.by_network[0] = False
+    assert choose(policy, 2).source > 0, "another row may have the use of it"
+    policy.by_network[1] = False
+    for _ in range(40):
+        policy.lookup.learn(0, 5, 5)
+        policy.lookup.learn(1, 5, 5)
+    assert choose(policy, 2) == StepShape(7)
+    policy.by_network[:2] = [True, True]
+    assert choose(policy, 2).source > 0
+
+
 def test_a_tree_that_waits_is_checked_as_a_tree_or_dropped():
     policy, row_R = new_policy(MEASURED, drafter=Drafter(*NETWORK)), np.arange(1)
     policy.launch(StepShape(0, DraftSource.TREE), row_R)

@@ -190,9 +190,9 @@ def test_a_row_is_drafted_for_by_the_method_it_names(
         for name, output in zip(names[:4], outputs, strict=False):
             methods = {trace.method for trace in output.outputs[0].trace or [] if trace.tokens}
             assert methods <= {name}
-        # Rows that all name one method are drafted for by it, and by nobody else.
-        for name in ("draft", "ngram"):
-            found = llm.generate(prompts[:2], [asked(name)] * 2)
-            assert shown(found) == plain[:2]
-            methods = {t.method for output in found for t in output.outputs[0].trace or []}
-            assert methods - {""} == {name}
+    # Where as many nodes as allowed are checked, whoever is named drafts.
+    with LLM(str(model), speculate="auto:num_nodes=3:adaptive=false", **SMALL) as llm:
+        for name in ("ngram", "suffix"):
+            (found,) = llm.generate(prompts[:1], asked(name))
+            assert shown([found]) == plain[:1]
+            assert {t.method for t in found.outputs[0].trace or []} - {""} == {name}
