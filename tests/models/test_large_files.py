@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from builders import tiny_config
 from hunch.models.load import tensor_shapes
 from hunch.models.spec import ModelSpec
-from hunch.models.staging import Stage
+from hunch.models.staging import Stage, new_pieces
 from hunch.models.weights.base import iterate
 
 LOAD = """
@@ -71,6 +71,14 @@ def test_pieces_add_up():
     source = torch.arange(1000, dtype=torch.float32).bfloat16().view(10, 100)
     target = torch.zeros_like(source)
     Stage([torch.zeros(256, dtype=torch.uint8) for _ in range(2)]).copy(source, target)
+    assert torch.equal(source, target)
+
+
+def test_pieces_made_during_inference_serve_afterwards():
+    with torch.inference_mode():
+        stage = Stage(new_pieces(256, is_pinned=False))
+    source, target = torch.arange(100.0), torch.zeros(100)
+    stage.copy(source, target)
     assert torch.equal(source, target)
 
 

@@ -40,10 +40,15 @@ class Stage:
             event.synchronize()
 
 
+@torch.inference_mode(False)  # the pieces outlive the block of code that first needs them
+def new_pieces(size: int, is_pinned: bool) -> list[Tensor]:
+    return [torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned) for _ in range(2)]
+
+
 @cache
 def _stage(device: torch.device) -> Stage:
     with torch.cuda.device(device):
-        pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        pieces = new_pieces(PIECE, is_pinned=True)
         events = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         return Stage(pieces, events)
 
