@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 import hunch.train.kept
 from builders import tiny_model
 from hunch.kernels.gpu_slope import log_sums, weighted_softmax
-from hunch.train.batches import Texts, batches
+from hunch.train.batches import Texts, batches, put
 from hunch.train.kept import Kept
 from hunch.train.loss import teach
 from hunch.train.states import TopOpinions, run_target
@@ -82,3 +83,25 @@ def test_the_kernels_give_torchs_softmax() -> None:
     assert torch.equal(best_M, z_MC.argmax(-1))
     expected_MC = z_MC.softmax(-1) * weight_M[:, None]
     assert torch.allclose(weighted_softmax(z_MC, log_sum_M, weight_M), expected_MC, atol=1e-7)
+
+
+class OnHost:
+    """A tensor some of whose numbers share memory: pinning refuses it until it is whole."""
+
+    is_cuda, is_whole = False, False
+
+    def contiguous(self) -> OnHost:
+        self.is_whole = True
+        return self
+
+    def pin_memory(self) -> OnHost:
+        assert self.is_whole
+        return self
+
+    def to(self, device: torch.device, *, non_blocking: bool) -> str:
+        return f"on {device.type}" if non_blocking else "waited for"
+
+
+def test_what_shares_memory_is_made_whole_before_it_goes_to_a_gpu() -> None:
+    moved: Any = put(cast("Any", OnHost()), torch.device("cuda"))
+    assert moved == "on cuda"

@@ -17,7 +17,7 @@ from hunch.errors import UnsupportedModelError
 from hunch.registry import RECIPES
 from hunch.train.batches import batches
 from hunch.train.job import Job, build_student, drafts_as, read_settings, run_job
-from hunch.train.loop import Loop
+from hunch.train.loop import CANDIDATE, LAST, Loop
 from hunch.train.progress import Progress
 from hunch.train.recipes.draft import choose_layers, layers_text, read_layers
 from hunch.train.regenerate import read_answers
@@ -133,6 +133,21 @@ def test_batches_hold_every_text_once(trained: tuple[Any, Any]) -> None:
         for ids, length in zip(batch.ids_BL.tolist(), batch.length_B.tolist(), strict=True):
             found.append(tuple(ids[:length]))
     assert sorted(found) == sorted(tuple(texts.text(i).tolist()) for i in range(len(texts)))
+
+
+def test_started_again_with_no_time_left_it_keeps_what_it_has(
+    train: Callable[..., Any], tmp_path: Path
+) -> None:
+    job, _ = train("draft", **CASES[0][1])
+    settings = read_settings(job.method, job.options)
+    texts = read_answers(job.out / "work" / "answers")
+    student, decoder = build_student(job, settings, texts)
+    (tmp_path / LAST).write_bytes((job.out / "work" / "train" / LAST).read_bytes())
+    loop = Loop(student, decoder, tmp_path, settings.loop, 1.0)
+    loop.place.num_candidates = 0  # it was killed before any was put aside
+    loop.marks = (1.0,)
+    loop.run(*texts.split(2, 0), Progress(is_quiet=True))
+    assert (tmp_path / CANDIDATE.format(0)).is_file()
 
 
 @pytest.mark.parametrize("method", ["block", "eagle3"])

@@ -200,6 +200,8 @@ class Loop:
                     bar(self.share, f"{words}loss {float(loss):.3f}, {self.rate_text(show.peak)}")
         self._save(LAST)
         self._check_length()
+        # Started again with no time left, it made no step in which one could have been put aside.
+        self._put_aside(torch.zeros(()))
 
     def _look(self, held_out: Texts) -> str:
         """How good it is by now; ends the time where that no longer grows."""
