@@ -149,6 +149,7 @@ def test_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
         ("smollm", "a 12", ["a", " ", "1", "2"]),
         ("llama-bpe", "hello world!\n\n12345", None),
         ("qwen2", "hello world!\n\n12345", None),
+        ("qwen35", "नमस्ते world!\n\n12345", None),
         ("tekken", "hello World 12", None),
         ("default", "hello, world 12345", None),
     ],

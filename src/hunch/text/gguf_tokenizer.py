@@ -24,6 +24,10 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
 
 _MARKS_AND_SPACE = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_WORDS_AND_ACCENTS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+    r"|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -89,6 +93,9 @@ _SPLITS = {
     "gpt-4o": _Split(steps=lambda: [_split(_O200K), _byte_level(False)]),  # Phi-4-mini, gpt-oss
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "qwen35": replace(
+        _QWEN2, steps=lambda: [_split(_WORDS_AND_ACCENTS + r"|\s+(?!\S)|\s+"), _byte_level(False)]
+    ),
     "tekken": _Split(
         steps=lambda: [_split(_TEKKEN), _byte_level(False)], has_bos=True, ignore_merges=True
     ),

@@ -26,6 +26,7 @@ PARTS = {
     "idle": Part("idle", "GPU", "how long the GPU waits while one request decodes"),
     "kernels": Part("kernels", "GPU", "a decoder's pass alone, by rows"),
     "merged": Part("merged", "any", "tokens per pass of merged drafts and of their parts"),
+    "perplexity": Part("perplexity", "CPU", "how likely a text is, beside transformers'"),
     "quantised": Part("quantised", "CPU", "memory and passes of a GGUF file, beside llama.cpp's"),
     "ranks": Part("ranks", "CPU", "what ranks spend on each other, beside the formula"),
     "requests": Part("requests", "GPU", "requests with penalties, schemas, log-probabilities"),
