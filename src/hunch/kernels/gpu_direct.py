@@ -303,15 +303,18 @@ def _height(num_rows: int) -> int:
 def tile_of(w: Quantised, num_rows: int, split: int) -> Tile:
     """A tile by what was measured on an H200. Stages are spans read ahead."""
     num_spans = w.shape[1] // (w.span * split)
-    is_narrow, is_many = num_parts(w.kind) == 4, w.shape[0] * split > MANY_OUTPUTS
+    is_narrow, is_short = num_parts(w.kind) == 4, num_spans <= SHORT
+    is_one, is_many = num_rows == 1, w.shape[0] * split > MANY_OUTPUTS
     if w.has_minimum:
-        num_warps, depth = 2, 4
-    elif num_rows == 1:
-        num_warps, depth = (2, 6) if is_many else (4, 8) if is_narrow else (2, 8)
-    elif num_spans > SHORT and not is_many:
-        num_warps, depth = 2, 4
+        num_warps, depth = (8, 2) if is_many and not is_one else (2, 4)
+    elif is_one:
+        num_warps, depth = (2, 4) if is_many else (4, 8) if is_narrow else (2, 4 if is_short else 8)
+    elif is_many:
+        num_warps, depth = 8, 4
+    elif is_narrow:
+        num_warps, depth = 8, 8 if is_short else 7
     else:
-        num_warps, depth = 8, 8 if is_narrow and not is_many else 4
+        num_warps, depth = (8, 4) if is_short else (2, 4)
     return Tile(_height(num_rows), 16 * num_warps, 0, num_warps, depth)
 
 
