@@ -26,6 +26,7 @@ from hunch.bench.workloads import Prompt, length_of, long_context
 from hunch.errors import ConfigError, RequestError
 
 FEW_TURNS, LINE_SECONDS = 200, 5.0  # of progress in a pipe
+SLOW_SECONDS = 10.0  # of opening engines; later ones are said
 GPU_KV = 8 * 2**30  # bytes each engine gets on a GPU, where several share it
 
 
@@ -115,12 +116,15 @@ class Session:
             "max_num_seqs": rows, "enable_prefix_caching": is_caching, **asked.engine
         }  # fmt: skip
         first, *others = asked.methods
+        began = monotonic()
         self.llm = LLM(
             asked.model, weights=_weights(asked), speculate=first, **_with_kv(arguments, others)
         )
         meter = EnergyMeter(_device(self.llm))
         self.subjects.append(EngineSubject(first, self.llm, meter))
         for method in others:  # one copy of the weights for all
+            if monotonic() - began > SLOW_SECONDS:
+                self.say(f"{len(self.subjects)} of {len(asked.methods)} engines are ready")
             self.subjects.append(EngineSubject(method, self.llm.sibling(method), meter))
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -383,14 +383,12 @@ class HostStep:
 def _plain_seconds(cost: CostCurve, num_known: int, num_tokens: int, seconds: float) -> float:
     """What a pass would have taken without its drafted nodes.
 
-    They add what they add: what else made the pass slow would have made it slow without them.
+    What made it slower than the curve has it, other work on the machine say, would have made a
+    shorter pass slower by the same share.
     """
     if num_known == num_tokens:
         return seconds
-    known, whole = cost.seconds(num_known), cost.seconds(num_tokens)
-    if not cost.is_measured:
-        return seconds * known / whole
-    return max(seconds - (whole - known), 0.1 * seconds)
+    return seconds * cost.seconds(num_known) / cost.seconds(num_tokens)
 
 
 def _kept(outcome: Outcome) -> list[int]:
