@@ -20,12 +20,13 @@ from llguidance.numpy import (
 
 from hunch.grammar.matcher import Matcher, Words
 
-# Most masks take ten microseconds, and waking threads longer: 16 of them 103 us by one thread, 114
-# by two, 186 by four, 317 by sixteen. Inside strings of a bounded length they take thirty times as
-# long. So as many threads are asked as masks of late were worth waking.
+# Most masks take a few microseconds, and waking threads longer: on the host of an H200, 16 of them
+# 103 us by one thread, 114 by two, 186 by four, 264 by eight. Inside strings of a bounded length
+# they take thirty times as long. So as many threads are asked as masks of late were worth waking.
 THREADS = (1, 2, 4, 8)
-WAKE = 20e-6  # seconds that each further thread adds
-RATE, MAX_RISE = 0.25, 3.0  # of the newest masks, in what one is thought to take
+WAKE = 35e-6  # seconds that each thread adds
+ALONE = 32  # every so often one thread makes the masks: only so is it known what one takes
+RATE, MAX_RISE = 0.5, 3.0  # of the newest masks, in what one is thought to take
 CHEAP = 10e-6  # seconds of a mask
 
 
@@ -122,6 +123,7 @@ class _Threads:
     def __init__(self) -> None:
         self._executors: dict[int, LLExecutor] = {}
         self._count = 1
+        self._num_asked = 0
         self._seconds = 0.0  # that a chain's masks took of late, by one thread
 
     @property
@@ -131,10 +133,11 @@ class _Threads:
     def of(self, num_chains: int) -> LLExecutor | None:
         """For so many chains; None: nobody else."""
         most, work = min(os.cpu_count() or 1, num_chains), self._seconds * num_chains
+        self._num_asked += 1
         self._count = 1
-        if work > 4 * WAKE:
-            allowed = [count for count in THREADS if count <= most]
-            self._count = min(allowed, key=lambda count: work / count + WAKE * count)
+        if work > 2 * WAKE and self._num_asked % ALONE:
+            waking = {count: WAKE * count * (count > 1) for count in THREADS if count <= most}
+            self._count = min(waking, key=lambda count: work / count + waking[count])
         return None if self._count == 1 else self._executor(self._count)
 
     def _executor(self, count: int) -> LLExecutor:
@@ -144,11 +147,10 @@ class _Threads:
 
     def took(self, num_chains: int, seconds: float) -> None:
         """The last masks took so long."""
-        woken = WAKE * self._count if self._count > 1 else 0.0
-        work = max(seconds - woken, 0.0) * self._count / num_chains
-        # A grammar's first masks take long once; a thread may have to wait for a core.
-        most = MAX_RISE * max(self._seconds, CHEAP)
-        self._seconds += RATE * (min(work, most) - self._seconds)
+        if self._count == 1:
+            # A grammar's first masks take long once; a thread may have to wait for a core.
+            most = MAX_RISE * max(self._seconds, CHEAP)
+            self._seconds += RATE * (min(seconds / num_chains, most) - self._seconds)
 
 
 _THREADS = _Threads()

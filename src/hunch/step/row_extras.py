@@ -138,7 +138,7 @@ class RowExtras:
         """Tokens and results of a step, with what its rows asked for."""
         if group.is_watched_R is not None:
             self._add(group, requests, result_RC, columns, tokens, results)
-        if group.extras & DRAFTS:
+        if group.extras & DRAFTS and columns.num_guesses:
             for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
                 if request is not None and self.asks_X[row] & DRAFTS:
                     self._drafts[row] = columns.draft_of(line_C)
