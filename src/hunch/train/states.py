@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.delta import DeltaShape, DeltaWeights, recur_texts
-from hunch.kernels.rope import Rotation
+from hunch.kernels.rope import Rotation, rope
 from hunch.layers.attention import Heads, split_heads
 from hunch.layers.rope import Rope
 from hunch.models.decoder import Decoder, finish_logits
@@ -34,9 +34,17 @@ class Dense:
     Texts are padded at the end, where nothing looks.
     """
 
-    def __init__(self, ids_BL: Tensor, ropes: Sequence[Rope], split: Split = split_heads) -> None:
+    def __init__(
+        self,
+        ids_BL: Tensor,
+        ropes: Sequence[Rope],
+        split: Split = split_heads,
+        *,
+        has_readers: bool = False,  # layers that read the keys and values of others
+    ) -> None:
         self.shape = ids_BL.shape
-        self.split = split
+        self.split, self.has_readers = split, has_readers
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values, by layer
         pos_T = torch.arange(self.shape[1], device=ids_BL.device).repeat(self.shape[0])
         self.rotations: list[Rotation | None] = [rope(pos_T) for rope in ropes]
         self.rotations = self.rotations or [None]
@@ -49,7 +57,16 @@ class Dense:
     def __call__(
         self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
     ) -> Tensor:
-        q, k, v = self.heads(qkv_TAH, heads)
+        if heads.is_reader:
+            rotation = self.rotations[heads.rope]
+            if rotation is not None:
+                qkv_TAH = rope(qkv_TAH, rotation.cos_T1H, rotation.sin_T1H)
+            q = qkv_TAH.view(*self.shape, *qkv_TAH.shape[1:]).transpose(1, 2)
+            k, v = self.kept[layer]
+        else:
+            q, k, v = self.heads(qkv_TAH, heads)
+        if self.has_readers:
+            self.kept[layer] = k, v
         if heads.cap or sinks_N is not None:
             return _attend_plainly(q, k, v, heads, sinks_N).transpose(1, 2).flatten(0, 1)
         mask_LL = None
@@ -191,7 +208,7 @@ def run_target(
     to an answer's own token. Of a share `whole` of the texts the prompt teaches too.
     """
     ids_BL = batch.ids_BL
-    attend = Dense(ids_BL, target.ropes, split)
+    attend = Dense(ids_BL, target.ropes, split, has_readers=bool(target.spec.kv_of))
     ids_T = ids_BL.flatten()
     pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
     hidden = target.read(ids_T, pos_T, attend, feature_layers)

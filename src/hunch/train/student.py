@@ -288,6 +288,7 @@ def unlike_llama(spec: ModelSpec) -> dict[str, bool]:
         or any(rope.dim for rope in spec.ropes),
         "latent attention": spec.latent is not None,
         "recurrent layers": spec.delta is not None,
+        "layers that read the keys of others": bool(spec.kv_of),
     }
 
 
