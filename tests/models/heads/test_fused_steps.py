@@ -17,7 +17,7 @@ from builders import BLOCK_SIZE, Seq, pack, tables
 from drafting.test_device_draft import Launches
 from drafting.test_device_feature import drafter, rows
 from hunch.drafting.costs import DraftSource
-from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm
+from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm, gpu_join
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Hidden
@@ -146,7 +146,7 @@ def test_seven_launches_per_layer(
     token_T = torch.zeros(2, dtype=torch.int64, device=DEVICE)
     state_TD = torch.zeros(2, study.width, dtype=torch.float16, device=DEVICE)
     net.tiler(attn)
-    with Launches(monkeypatch, (gpu_attention, gpu_fused, gpu_gemm)) as seen:
+    with Launches(monkeypatch, (gpu_attention, gpu_fused, gpu_gemm, gpu_join)) as seen:
         net.logits(net.step(token_T, state_TD, attn, kv))
     layer = ["_gemm_kernel", "_attention_kernel", "_gemm_kernel", "_add_norm_kernel"]
     layer += ["_gemm_kernel", "_gemm_kernel", "_add_norm_kernel"]
