@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from drafters import speculate_for
 from hunch import LLM, SamplingParams
@@ -89,7 +88,7 @@ def test_devices_that_cannot_be_are_named(plain: LLM, target: Path) -> None:
         plain.sibling(f"eagle:{target}", speculative_device="cpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_draft_model_on_the_cpu_beside_a_gpu(target: Path) -> None:
     arguments: Any = {"max_model_len": 256, "num_blocks": 64, "max_num_seqs": 8, "device": "cuda"}
     plain = LLM(str(target), speculate="off", **arguments)
