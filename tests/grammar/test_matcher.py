@@ -4,8 +4,10 @@ import random
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
-from hunch.grammar.compile import GrammarCompiler
+from hunch.grammar import masks
+from hunch.grammar.compile import GrammarCompiler, _tokenizer_of
 from hunch.grammar.masks import Job, fill_all
 from hunch.grammar.matcher import Grammar, Matcher
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
@@ -207,3 +209,46 @@ def test_many_sequences_at_once_have_the_masks_of_each(grammar, tokenizer):
     fill_all(jobs, together)
     assert (apart == together).all()
     assert apart.any()
+
+
+BOUNDED = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "size": {"type": "integer"}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+
+
+def test_long_masks_come_from_other_threads_and_are_the_same(tokenizer, monkeypatch):
+    """Inside a string and outside of one, with few and with many made by the caller."""
+    grammar = GrammarCompiler(tokenizer)(StructuredOutput(json=BOUNDED))
+    text = tokenizer.encode('{"name": "a model", "size": 12}')
+    num_words = -(-tokenizer.vocab_size // 32)
+    for wake, alone in ((0.0, 1.0), (0.0, 1e-9), (1.0, 1.0)):
+        monkeypatch.setattr(masks, "WAKE", wake)
+        monkeypatch.setattr(masks, "ALONE", alone)
+        matchers = [grammar.matcher() for _ in text]
+        for place in range(len(text)):
+            jobs = [Job(one, [], [], number) for number, one in enumerate(matchers)]
+            apart, together = (np.zeros((len(jobs), num_words), dtype=np.int32) for _ in "ab")
+            together[:] = -1
+            for number, matcher in enumerate(matchers):
+                matcher.fill([], [], apart[number : number + 1])
+            fill_all(jobs, together)
+            assert (apart == together).all()
+            for number, matcher in enumerate(matchers):  # each a little behind the one before
+                if number <= place:
+                    assert matcher.consume([text[place - number]]) == 1
+        if not wake:
+            assert any(matcher.is_wide for matcher in matchers)
+
+
+def test_what_is_known_of_tokens_beforehand_changes_no_mask(tokenizer):
+    """The engine's shortcuts inside strings, beside masks that are made without any."""
+    known = _tokenizer_of(tokenizer)
+    source = LLMatcher.grammar_from_json_schema(BOUNDED)
+    fast, plain = LLMatcher(known, source), LLMatcher(known.with_slices([]), source)
+    for token in tokenizer.encode('{"name": "a model", "size": 12}'):
+        assert fast.compute_bitmask() == plain.compute_bitmask()
+        assert fast.consume_token(token)
+        assert plain.consume_token(token)

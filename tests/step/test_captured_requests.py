@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.step.host_step import HostStep
+from hunch.text.tokenizer import load_tokenizer
 from hunch.types import StepPlan, StepResult
 from stand_in import lead_by_host, stand_in
 from tiny_models import write_llama
@@ -196,3 +197,19 @@ def test_a_row_is_drafted_for_by_the_method_it_names(
             (found,) = llm.generate(prompts[:1], asked(name))
             assert shown([found]) == plain[:1]
             assert {t.method for t in found.outputs[0].trace or []} - {""} == {name}
+
+
+def test_a_row_whose_grammar_leaves_no_token_ends_alone(model: Path) -> None:
+    """It is found out while the next step runs; the other rows go on."""
+    letter = load_tokenizer(model).encode("a", add_special_tokens=False)[-1]
+    stuck = SamplingParams(
+        temperature=0, max_tokens=12, structured_outputs={"regex": "a{4}7"},
+        allowed_token_ids=[letter],
+    )  # fmt: skip
+    params = [PARAMS["schema"], stuck, PARAMS["schema"]]
+    plain = plain_of(model, PROMPTS, params)
+    assert plain[1][:3] == ([letter] * 4, "aaaa", "abort")
+    for speculate in ("off", "suffix:adaptive=false:num_nodes=3"):
+        with LLM(str(model), speculate=speculate, **SMALL) as llm:
+            for _ in range(2):  # its row is used again
+                assert shown(llm.generate(PROMPTS, params)) == plain

@@ -1,5 +1,9 @@
 """The masks of many sequences at once: who makes them, and where they are put.
 
+Most masks take a few microseconds, less than waking another thread. Where much of the vocabulary
+may follow, as inside strings of a bounded length, they can take a hundred times as long. So the
+caller makes the short ones itself, and other threads meanwhile make the rest.
+
 Shape letters: M the roots and nodes of a step's sequences, W words of a mask.
 """
 
@@ -7,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from time import perf_counter
 from typing import NamedTuple
@@ -20,13 +25,11 @@ from llguidance.numpy import (
 
 from hunch.grammar.matcher import Matcher, Words
 
-# Most masks take a few microseconds, and waking threads longer: on the host of an H200, 16 of them
-# 103 us by one thread, 114 by two, 186 by four, 264 by eight. Inside strings of a bounded length
-# they take thirty times as long. So as many threads are asked as masks of late were worth waking.
 THREADS = (1, 2, 4, 8)
-WAKE = 35e-6  # seconds that each thread adds
-ALONE = 32  # every so often one thread makes the masks: only so is it known what one takes
-RATE, MAX_RISE = 0.5, 3.0  # of the newest masks, in what one is thought to take
+WAKE = 35e-6  # seconds that each thread adds, measured on the host of an H200
+ALONE = 250e-6  # seconds of short masks that the caller makes itself
+EVERY = 16  # word of a mask that is looked at: wide masks allow something in most of them
+RATE, MAX_RISE = 0.25, 4.0  # of the newest masks, in what one is thought to take
 CHEAP = 10e-6  # seconds of a mask
 
 
@@ -44,9 +47,9 @@ def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
 
     Rows of nodes come all zero; those of roots may hold anything.
     """
-    roots: list[tuple[LLMatcher, int]] = []
+    short: list[Job] = []  # masks that the caller makes
+    long: list[Job] = []
     drafts: list[Job] = []
-    is_whole = True  # the engine's masks are as long as ours
     for job in jobs:
         matcher, tokens, _, first = job
         if not matcher.is_free:
@@ -55,39 +58,57 @@ def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
         elif tokens:
             drafts.append(job)
         else:
-            is_whole &= matcher.grammar.num_words == mask_MW.shape[1]
-            roots.append((matcher.place, first))
+            (long if matcher.is_wide else short).append(job)
+    if short or long:
+        num_kept = _COSTS.num_kept(len(short))
+        _fill_roots(short[:num_kept], short[num_kept:] + long, mask_MW)
     if drafts:
-        _read_drafts(drafts, mask_MW)
-    if not roots:
-        return
-    found_MW = mask_MW
-    if not is_whole:
-        size = max(job.matcher.grammar.num_words for job in jobs)
-        found_MW = np.zeros((len(mask_MW), size), dtype=np.int32)
-    _read_roots(roots, found_MW)
+        _fill_drafts(drafts, mask_MW)
+    size = mask_MW.shape[1]
+    is_wide_M = 2 * np.count_nonzero(mask_MW[:, ::EVERY], axis=1) > -(-size // EVERY)
     for job in jobs:
-        if not job.tokens and job.matcher.place.is_error():
-            found_MW[job.first] = 0  # a mask that cannot be told allows nothing
-            job.matcher.recover()
-    if not is_whole:
-        for _, at in roots:
-            _put(found_MW[at], mask_MW[at])
+        job.matcher.is_wide = bool(is_wide_M[job.first])
+        job.matcher.recover()
 
 
-def _read_roots(roots: list[tuple[LLMatcher, int]], mask_MW: Words) -> None:
+def _fill_roots(short: list[Job], long: list[Job], mask_MW: Words) -> None:
     """What may follow each sequence, into its row of the mask."""
-    executor, began = _THREADS.of(len(roots)), perf_counter()
-    if executor is not None:
-        fill_next_token_bitmask_par(executor, roots, mask_MW)
+    found_MW, size = mask_MW, (short or long)[0].matcher.grammar.num_words
+    if size != mask_MW.shape[1]:  # the engine's masks are not as long as ours
+        found_MW = np.zeros((len(mask_MW), size), dtype=np.int32)
+    if long and short and _COSTS.is_worth_waking(len(long)):
+        others = _COSTS.helper.submit(_fill_long, long, found_MW)
+        _fill_short(short, found_MW)
+        others.result()
     else:
-        where, size = mask_MW.ctypes.data, mask_MW.strides[0]
-        for place, at in roots:
-            place.unsafe_compute_mask_ptr(where + at * size, size)
-    _THREADS.took(len(roots), perf_counter() - began)
+        _fill_short(short, found_MW)
+        _fill_long(long, found_MW)
+    for matcher, _, _, first in (*short, *long):
+        if matcher.place.is_error():
+            found_MW[first] = 0  # a mask that cannot be told allows nothing
+        if found_MW is not mask_MW:
+            _put(found_MW[first], mask_MW[first])
 
 
-def _read_drafts(jobs: list[Job], mask_MW: Words) -> None:
+def _fill_short(jobs: list[Job], mask_MW: Words) -> None:
+    """By this thread, one after another."""
+    where, size, began = mask_MW.ctypes.data, mask_MW.strides[0], perf_counter()
+    for matcher, _, _, first in jobs:
+        matcher.place.unsafe_compute_mask_ptr(where + first * size, size)
+    if jobs:
+        _COSTS.short = _moved(_COSTS.short, (perf_counter() - began) / len(jobs))
+
+
+def _fill_long(jobs: list[Job], mask_MW: Words) -> None:
+    """By other threads, at the same time."""
+    if jobs:
+        roots, count = [(job.matcher.place, job.first) for job in jobs], _COSTS.count(len(jobs))
+        executor, began = _COSTS.executor(count), perf_counter()
+        fill_next_token_bitmask_par(executor, roots, mask_MW)
+        _COSTS.took(perf_counter() - began, count, len(jobs))
+
+
+def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
     """The same of sequences with drafts, and of their nodes.
 
     The engine reads chains: a tree is read as one chain per leaf, each by a matcher of its own.
@@ -95,20 +116,19 @@ def _read_drafts(jobs: list[Job], mask_MW: Words) -> None:
     """
     chains = [chain for job in jobs for chain in _chains(job)]
     begins = list(accumulate((1 + len(chain.nodes) for chain in chains), initial=0))
-    size = jobs[0].matcher.grammar.num_words
-    found_MW = np.zeros((begins.pop(), size), dtype=np.int32)
+    num_masks, size = begins.pop(), jobs[0].matcher.grammar.num_words
+    found_MW = np.zeros((num_masks, size), dtype=np.int32)
     drafts = [(one.place, at, one.tokens) for one, at in zip(chains, begins, strict=True)]
-    executor, began = _THREADS.of(len(chains)) or _THREADS.one, perf_counter()
+    count = _COSTS.count(len(chains), num_masks)
+    executor, began = _COSTS.executor(count), perf_counter()
     fill_next_token_bitmask_par_with_draft_tokens(executor, drafts, found_MW)
-    _THREADS.took(len(chains), perf_counter() - began)
+    _COSTS.took(perf_counter() - began, count, num_masks)
     for job in jobs:
         mask_MW[job.first] = 0
     for chain, at in zip(chains, begins, strict=True):
-        if not chain.place.is_error():
+        if not chain.place.is_error():  # a mask that cannot be told allows nothing
             for row, node in enumerate((-1, *chain.nodes), start=at):
                 _put(found_MW[row], mask_MW[chain.first + 1 + node])
-    for job in jobs:
-        job.matcher.recover()
 
 
 def _put(found_W: Words, mask_W: Words) -> None:
@@ -117,43 +137,51 @@ def _put(found_W: Words, mask_W: Words) -> None:
     mask_W[:size], mask_W[size:] = found_W[:size], 0
 
 
-class _Threads:
-    """Who makes masks: the thread that asks where they are cheap, else as many as are worth it."""
+class _Costs:
+    """What masks took of late, and how many threads are worth waking for them."""
 
     def __init__(self) -> None:
         self._executors: dict[int, LLExecutor] = {}
-        self._count = 1
-        self._num_asked = 0
-        self._seconds = 0.0  # that a chain's masks took of late, by one thread
+        self._helper: ThreadPoolExecutor | None = None
+        self.short = self.long = CHEAP  # seconds of a mask, by one thread
 
     @property
-    def one(self) -> LLExecutor:
-        return self._executor(1)
+    def helper(self) -> ThreadPoolExecutor:
+        """A thread that waits for the others, while the caller has work of its own."""
+        if self._helper is None:
+            self._helper = ThreadPoolExecutor(1, thread_name_prefix="hunch-masks")
+        return self._helper
 
-    def of(self, num_chains: int) -> LLExecutor | None:
-        """For so many chains; None: nobody else."""
-        most, work = min(os.cpu_count() or 1, num_chains), self._seconds * num_chains
-        self._num_asked += 1
-        self._count = 1
-        if work > 2 * WAKE and self._num_asked % ALONE:
-            waking = {count: WAKE * count * (count > 1) for count in THREADS if count <= most}
-            self._count = min(waking, key=lambda count: work / count + waking[count])
-        return None if self._count == 1 else self._executor(self._count)
-
-    def _executor(self, count: int) -> LLExecutor:
+    def executor(self, count: int) -> LLExecutor:
         if count not in self._executors:
             self._executors[count] = LLExecutor(num_threads=count)
         return self._executors[count]
 
-    def took(self, num_chains: int, seconds: float) -> None:
-        """The last masks took so long."""
-        if self._count == 1:
-            # A grammar's first masks take long once; a thread may have to wait for a core.
-            most = MAX_RISE * max(self._seconds, CHEAP)
-            self._seconds += RATE * (min(seconds / num_chains, most) - self._seconds)
+    def num_kept(self, num_short: int) -> int:
+        """How many short masks the caller makes itself."""
+        return min(num_short, max(1, int(ALONE / self.short)))
+
+    def is_worth_waking(self, num_long: int) -> bool:
+        return self.long * num_long > 2 * WAKE
+
+    def count(self, num_chains: int, num_masks: int | None = None) -> int:
+        """Threads for so many chains, with so many masks in all."""
+        most, work = min(os.cpu_count() or 1, num_chains), self.long * (num_masks or num_chains)
+        counts = [count for count in THREADS if count <= most]
+        return min(counts, key=lambda count: work / count + WAKE * count)
+
+    def took(self, seconds: float, count: int, num_masks: int) -> None:
+        """So many threads made so many long masks."""
+        self.long = _moved(self.long, (seconds - WAKE * count) * count / num_masks)
 
 
-_THREADS = _Threads()
+def _moved(mean: float, newest: float) -> float:
+    """A grammar's first masks take long once; a thread may have to wait for a core."""
+    newest = min(max(newest, 1e-6), MAX_RISE * max(mean, CHEAP))
+    return mean + RATE * (newest - mean)
+
+
+_COSTS = _Costs()
 
 
 class _Chain(NamedTuple):

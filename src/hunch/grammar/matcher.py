@@ -106,6 +106,7 @@ class Matcher:
         self._tokens: list[int] = []  # consumed for good
         self._is_over = False  # end-of-text was consumed
         self._error = ""  # the last limit it met
+        self.is_wide = False  # much of the vocabulary could follow when it was last asked
         self._reasoning = [grammar.start_reasoning()]  # after the tokens, then after each branch
 
     def consume(self, tokens: Sequence[int]) -> int:

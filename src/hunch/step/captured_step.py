@@ -1,8 +1,9 @@
 """Captured steps of rows that decode: launched ahead of their results, read one step late.
 
 A step is two graphs. `forward` needs nothing from the host. Where rows follow a grammar, the host
-reads the step before while `forward` runs, fills in what may follow each drafted node, and only
-then launches `finish`; otherwise both are launched at once.
+receives the step before while `forward` runs, fills in what may follow each drafted node, and only
+then launches `finish`; otherwise both are launched at once. All that masks do not need of a result
+is read after `finish` was launched.
 
 Shape letters: R rows of the step, C columns of a result, X rows of the engine.
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from hunch.kernels.step import MAX_STOPS
 from hunch.step.parts import Parts
 from hunch.step.passes import Reader
 from hunch.step.results import NO_SCORES, apply_rows, together
-from hunch.step.row_extras import Group, RowExtras
+from hunch.step.row_extras import Followed, Group, RowExtras
 from hunch.step.step_graphs import (
     MASKS,
     SCORE_SIZES,
@@ -45,6 +46,17 @@ MAX_PREPARED = 256  # rows up to which steps are captured at the start
 SAMPLING = (0, 1, 2)  # greedy, sampled, filtered: all are captured at the start
 
 
+class Received(NamedTuple):
+    """What a step did, and who of its requests still sits where it was."""
+
+    result_RC: np.ndarray  # good until the slot's next turn
+    seconds: float
+    since: float | None  # seconds since the result before, if the device was busy all the time
+    led: float  # seconds of steps that the host led meanwhile
+    here: list[Request | None]
+    followed: Followed
+
+
 @dataclass(slots=True)
 class PendingStep:
     """A captured step whose result nobody has read."""
@@ -54,6 +66,7 @@ class PendingStep:
     graph: StepGraph
     slot: int  # where its result will be
     plan_id: int = 0
+    received: Received | None = None  # its result is there, and grammars went on by it
     order: list[RowWork] | None = None  # all of the plan's work, where the host did a part
     others: StepResult | None = None  # what the host did
 
@@ -200,8 +213,11 @@ class CapturedSteps:
 
     # --- before a step ----------------------------------------------------------------------------
 
-    def launch(self, work: list[RowWork], read_pending: Callable[[], None]) -> PendingStep | None:
-        """Start a step of the rows that can take one; None: the host must lead all of them."""
+    def launch(self, work: list[RowWork], receive: Callable[[], None]) -> PendingStep | None:
+        """Start a step of the rows that can take one; None: the host must lead all of them.
+
+        `receive` receives the steps before it.
+        """
         group = self._group(work)
         if group is not None and self.drafter is not None:
             group = self._ready(group, self.drafter)
@@ -226,7 +242,7 @@ class CapturedSteps:
         self._num_pending += 1
         graph.forward.replay()
         if kind.extras & MASKS:
-            read_pending()
+            receive()
             masks = self.steps.step_masks()
             self.extras.fill_masks(group, graph.num_rows, graph.num_nodes, masks)
         graph.finish.replay()
@@ -271,24 +287,35 @@ class CapturedSteps:
 
     # --- after a step -----------------------------------------------------------------------------
 
-    def read(self, pending: PendingStep) -> StepResult:
-        """Wait for a step and tell the host's rows what it did."""
-        graph, group, drafter = pending.graph, pending.group, self.drafter
-        columns = self.steps.columns(graph.kind)
+    def receive(self, pending: PendingStep) -> None:
+        """Wait for a step, and let grammars go on by it: what the next step's masks need."""
+        group, columns = pending.group, self.steps.columns(pending.graph.kind)
         result_RC, seconds = self.steps.download.receive(pending.slot, len(group.ids), columns.end)
         before, self._read_at = self._read_at, perf_counter()
         led, self._led = self._led, 0.0
         self._num_pending -= 1
+        here = [
+            request if self.rows.requests[row] is request else None
+            for row, request in zip(group.ids, pending.requests, strict=True)
+        ]
+        since = None if before is None else self._read_at - before
+        followed = self.extras.follow(group, here, result_RC, columns)
+        pending.received = Received(result_RC, seconds, since, led, here, followed)
+
+    def read(self, pending: PendingStep) -> StepResult:
+        """Wait for a step and tell the host's rows what it did."""
+        if pending.received is None:
+            self.receive(pending)
+        assert pending.received is not None
+        result_RC, seconds, since, led, here, followed = pending.received
+        graph, group, drafter = pending.graph, pending.group, self.drafter
+        columns = self.steps.columns(graph.kind)
         named, sources = self.extras.take_sources(group, result_RC), None
         if drafter is not None:
             sources = self.policy.learn(group.row_R, result_RC[:, : columns.draft], graph)
         if sources is not None:
             sources = [named.get(place, name) for place, name in enumerate(sources)]
         writes_kv = drafter is not None and drafter.writes_kv(graph.source)
-        here = [
-            request if self.rows.requests[row] is request else None
-            for row, request in zip(group.ids, pending.requests, strict=True)
-        ]
         tokens, results = apply_rows(
             self.rows,
             group.row_R,
@@ -298,8 +325,8 @@ class CapturedSteps:
             writes_kv=writes_kv,
             is_watched_R=group.is_watched_R,
         )
-        tokens, results = self.extras.show(group, here, result_RC, columns, tokens, results)
-        since = None if before is None else self._read_at - before
+        scores = columns.scores(result_RC) if group.num_best != NO_SCORES else None
+        tokens, results = self.extras.show(group, here, followed, scores, tokens, results)
         reading = max(led - seconds, 0.0)  # on the same stream: it waited for a step like this one
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
         result = StepResult(

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from hunch.drafting.base import PREDICTION, RowSource
-from hunch.kernels.step import BY_PREDICTION, MATCHED
+from hunch.kernels.step import BY_PREDICTION, FIRST, MATCHED, TOKENS
 from hunch.sampling.state import HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
-from hunch.step.results import NO_SCORES, Columns
+from hunch.step.results import NO_SCORES, Columns, Scores
 from hunch.step.rows import RowBuffers
 from hunch.step.step_extras import StepMasks, StepSources
 from hunch.step.step_graphs import DRAFTS, MASKS, RULES, SOURCES, asks_of
@@ -41,6 +42,16 @@ class Group:
         self.is_watched_R: np.ndarray | None = is_watched_R if is_watched_R.any() else None
 
 
+WaitingDraft = tuple[list[int], list[int]]  # tokens and parents
+
+
+class Followed(NamedTuple):
+    """What came of a step's result before anything else was done with it."""
+
+    checked: dict[int, WaitingDraft]  # drafts that the step checked, by row
+    refused: dict[int, tuple[list[int], str]]  # by place: what a grammar took, why no more
+
+
 class RowExtras:
     """Knows what each row asks for, and adds it to the results of captured steps."""
 
@@ -60,7 +71,7 @@ class RowExtras:
         self.num_best_X = np.full(num_rows, NO_SCORES)
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
         # Tokens and parents of the drafts that wait, of rows with a grammar or a trace.
-        self._drafts: dict[int, tuple[list[int], list[int]]] = {}
+        self._drafts: dict[int, WaitingDraft] = {}
         self._source: list[RowSource | None] = [None] * num_rows  # that the row's request names
         self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the draft that waits
 
@@ -126,83 +137,64 @@ class RowExtras:
         write = partial(fill, group.ids, self._drafts, group.allowed, num_k)
         masks.fill(num_rows * num_k, write)
 
-    def show(
+    def follow(
         self,
         group: Group,
         requests: list[Request | None],  # those that are still in their rows
         result_RC: np.ndarray,
         columns: Columns,
+    ) -> Followed:
+        """Keep the drafts that now wait, and let grammars go on by what was committed."""
+        checked: dict[int, WaitingDraft] = {}
+        if group.extras & DRAFTS and columns.num_guesses:
+            for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
+                if request is not None and self.asks_X[row] & DRAFTS:
+                    checked[row] = self._drafts.get(row, ([], []))
+                    self._drafts[row] = columns.draft_of(line_C)
+        refused: dict[int, tuple[list[int], str]] = {}
+        if group.extras & MASKS:
+            matchers, commit = self.grammars.matchers, self.grammars.commit
+            counts = result_RC[:, TOKENS].tolist()
+            lines = result_RC[:, FIRST : FIRST + max(counts)].tolist()
+            for place, row in enumerate(group.ids):
+                if row not in matchers or requests[place] is None:
+                    continue
+                committed = lines[place][: counts[place]]
+                num_kept, problem = commit(row, committed)
+                if problem is not None:
+                    refused[place] = committed[:num_kept], problem
+        return Followed(checked, refused)
+
+    def show(
+        self,
+        group: Group,
+        requests: list[Request | None],  # those that are still in their rows
+        followed: Followed,
+        scores: Scores | None,
         tokens: list[int],
         results: list[RowResult],
     ) -> tuple[list[int], list[RowResult]]:
         """Tokens and results of a step, with what its rows asked for."""
         if group.is_watched_R is not None:
-            self._add(group, requests, result_RC, columns, tokens, results)
-        if group.extras & DRAFTS and columns.num_guesses:
-            for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
-                if request is not None and self.asks_X[row] & DRAFTS:
-                    self._drafts[row] = columns.draft_of(line_C)
-        if group.extras & MASKS:
-            return self._follow_grammars(group, requests, tokens, results)
-        return tokens, results
-
-    def _add(
-        self,
-        group: Group,
-        requests: list[Request | None],
-        result_RC: np.ndarray,
-        columns: Columns,
-        tokens: list[int],
-        results: list[RowResult],
-    ) -> None:
-        """Scores, and traces of the drafts that were checked."""
-        scores = columns.scores(result_RC) if group.num_best != NO_SCORES else None
-        whole = iter(results)
-        for place, token in enumerate(tokens):
-            if token >= 0:
-                continue
-            result, request = next(whole), requests[place]
-            if request is None or not result.tokens:
-                continue
-            params = request.params
-            if params.logprobs is not None and scores is not None:
-                result.logprobs = scores.of(place, len(result.tokens), params.logprobs)
-            if params.speculation.trace:
-                result.trace = self._trace(group.ids[place], result)
-
-    def _trace(self, row: int, result: RowResult) -> DraftTrace:
-        """The draft that the step checked, and the nodes of it that were accepted."""
-        tokens, parents = self._drafts.get(row, ([], []))
-        tokens, parents = tokens[: result.num_drafted], parents[: result.num_drafted]
-        accepted, node = [], -1
-        for token in result.tokens[: result.num_accepted]:
-            pairs = zip(parents, tokens, strict=True)
-            node = next(n for n, pair in enumerate(pairs) if pair == (node, token))
-            accepted.append(node)
-        return DraftTrace(tokens=tokens, parents=parents, accepted=accepted, method=result.method)
-
-    def _follow_grammars(
-        self,
-        group: Group,
-        requests: list[Request | None],
-        tokens: list[int],
-        results: list[RowResult],
-    ) -> tuple[list[int], list[RowResult]]:
-        """Grammars go on by what was committed; a row that one of them cannot follow ends."""
-        whole, has_ended = iter(results), False
-        found: list[RowResult | None] = [next(whole) if token < 0 else None for token in tokens]
-        matchers = self.grammars.matchers
-        for place, (row, token) in enumerate(zip(group.ids, tokens, strict=True)):
-            if row not in matchers or requests[place] is None:
-                continue
-            result = found[place]
-            committed = [token] if result is None else result.tokens
-            num_kept, problem = self.grammars.commit(row, committed)
-            if problem is not None:
-                found[place] = self._end(row, result, committed[:num_kept], problem)
-                has_ended = True
-        if not has_ended:
+            whole = iter(results)
+            for place, token in enumerate(tokens):
+                if token >= 0:
+                    continue
+                result, request = next(whole), requests[place]
+                if request is None or not result.tokens:
+                    continue
+                params = request.params
+                if params.logprobs is not None and scores is not None:
+                    result.logprobs = scores.of(place, len(result.tokens), params.logprobs)
+                if params.speculation.trace:
+                    checked = followed.checked.get(group.ids[place], ([], []))
+                    result.trace = _trace(checked, result)
+        if not followed.refused:
             return tokens, results
+        whole = iter(results)
+        found = [next(whole) if token < 0 else None for token in tokens]
+        for place, (kept, problem) in followed.refused.items():
+            found[place] = self._end(group.ids[place], found[place], kept, problem)
         singles = [
             token if result is None else -1 for token, result in zip(tokens, found, strict=True)
         ]
@@ -219,3 +211,14 @@ class RowExtras:
         self.rows.leave(row)
         self.touch(row)
         return result
+
+
+def _trace(checked: WaitingDraft, result: RowResult) -> DraftTrace:
+    """The draft that a step checked, and the nodes of it that were accepted."""
+    tokens, parents = (some[: result.num_drafted] for some in checked)
+    accepted, node = [], -1
+    for token in result.tokens[: result.num_accepted]:
+        pairs = zip(parents, tokens, strict=True)
+        node = next(n for n, pair in enumerate(pairs) if pair == (node, token))
+        accepted.append(node)
+    return DraftTrace(tokens=tokens, parents=parents, accepted=accepted, method=result.method)

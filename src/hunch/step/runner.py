@@ -123,7 +123,7 @@ class Runner:
         self._enter(plan)
         pending = None
         if self.captured is not None:
-            pending = self.captured.launch(plan.work, self._read_pending)
+            pending = self.captured.launch(plan.work, self._receive_pending)
         if pending is None:
             # Rows that took captured steps until now go on by the host, which must know all.
             self._read_pending()
@@ -208,6 +208,13 @@ class Runner:
             return self.host.finish(pending)
         assert self.captured is not None
         return self.captured.read(pending)
+
+    def _receive_pending(self) -> None:
+        """Wait for every captured step that is under way, and leave the rest for later."""
+        assert self.captured is not None
+        for item in self._queue:
+            if not isinstance(item, StepResult | BegunStep):
+                self.captured.receive(item)
 
     def _read_pending(self) -> None:
         """Read every step that is under way; the results wait to be collected."""

@@ -2,8 +2,10 @@
 drafters of their own, beside free ones.
 
 Sixteen requests at once, 128 new tokens each, the kinds in turn in every round; the median of the
-rounds after one that is not counted, and its share of the free requests' speed. Token ids must be
-the same in every round; with --json they are kept, to be compared with another version's.
+rounds after one that is not counted, and its share of the free requests' speed. A rule changes the
+text, and with it how many tokens of a draft hold: the last column compares passes per second.
+Token ids must be the same in every round; with --json they are kept, to be compared with another
+version's.
 """
 
 from __future__ import annotations
@@ -134,8 +136,13 @@ def main(words: Sequence[str] = ()) -> None:
             for kind, figures in found.items():
                 rate = statistics.median(figures["rates"])
                 share = f"{rate / free:.2f} of free"
-                passes = f"{figures['tokens_per_pass']:.2f} tokens per pass"
-                print(f"{target:6} {method:6} {kind:10} {rate:8,.0f} tok/s  {share}  {passes}")
+                passes = figures["tokens_per_pass"]
+                # Another text may be guessed less often: passes of free requests against these.
+                by_pass = rate / free * found["free"]["tokens_per_pass"] / passes
+                print(
+                    f"{target:6} {method:6} {kind:10} {rate:8,.0f} tok/s  {share}  "
+                    f"{passes:5.2f} tokens per pass  {by_pass:.2f} of free per pass"
+                )
             llm.close()
     if given.json is not None:
         given.json.write_text(json.dumps(kept))
