@@ -204,12 +204,12 @@ class Capacity:
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
     drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
     num_ahead: int = 1  # steps that may be under way at once, of different rows
-    has_states: bool = False  # rows have recurrent states: drafts are chains, no prefix is cached
+    has_states: bool = False  # rows have recurrent states: drafts are chains
+    num_snapshots: int = 0  # such states that can be kept for texts that begin alike
     kernels: str = "torch"  # what computes a pass, for reports
     exact: str = ""  # whether a row's bits depend on the row alone, and by which kernels; in words
-    methods: Mapping[str, int] = field(
-        default_factory=dict
-    )  # name -> its most nodes; default first
+    # Name -> its most nodes; default first.
+    methods: Mapping[str, int] = field(default_factory=dict)
     groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
     window: int | None = None  # positions that any layer sees back, its own included; None: all
 
@@ -223,6 +223,7 @@ class RowStart:
     tokens: list[int]  # everything known: prompt, and output so far
     num_computed: tuple[int, ...]  # per KV group: leading tokens whose KV the blocks already hold
     blocks: list[int]
+    snapshot: int = -1  # the kept recurrent state that it begins with; -1: none
 
 
 @dataclass(kw_only=True, slots=True)
@@ -233,6 +234,7 @@ class RowWork:
     num_tokens: int  # at most this many known tokens are processed
     num_nodes: int  # verify the first so many nodes of the waiting draft; the rest is dropped
     max_draft: int  # at most this many nodes are drafted for the next step
+    snapshot: int = -1  # where the row's recurrent state after these tokens is kept; -1: nowhere
 
 
 @dataclass(kw_only=True, slots=True)

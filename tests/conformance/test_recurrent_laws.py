@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,40 @@ def test_captured_steps_too(method: str, target: Path, tmp_path: Path) -> None:
             assert llm.stats()["drafted"] > 0
 
 
+HEAD = "the guess of the model and a fast token in the text of the " * 4
+SHARED = [HEAD + tail for tail in ("model", "guess and the model " * 5, "fast", "fast")]
+
+
+@pytest.mark.parametrize(
+    "kernels", ["auto", pytest.param("torch", marks=pytest.mark.slow), "captured"]
+)
+def test_what_texts_share_is_read_once_and_changes_none(kernels: str, target: Path) -> None:
+    """Rows begin with the states that others left at the ends of blocks."""
+    options = {**SMALL, "kernels": "auto" if kernels == "auto" else "torch", "block_size": 8}
+    params = replace(PARAMS[1], n=2)
+    with pytest.MonkeyPatch.context() as patch:
+        if kernels == "captured":
+            pytest.importorskip("triton")
+            from stand_in import stand_in
+
+            stand_in(patch)
+            options["device"] = "cpu"
+        found = []
+        for more in (
+            {"enable_prefix_caching": False, "speculate": "off"},
+            {"speculate": "off"},
+            {"speculate": "suffix:adaptive=false", "always_draft": True, "num_blocks": 40},
+        ):
+            with LLM(str(target), **options, **more) as llm:
+                outputs = [llm.generate(one, params, use_tqdm=False)[0] for one in SHARED]
+                outputs += llm.generate(SHARED, params, use_tqdm=False)
+                found.append([[o.token_ids for o in output.outputs] for output in outputs])
+                hits = [output.num_cached_tokens for output in outputs[:4]]
+                assert all(hits[2:]) if more.get("enable_prefix_caching", True) else not any(hits)
+        assert found[1] == found[0]
+        assert found[2] == found[0]
+
+
 def test_its_own_mtp_layer_drafts(target: Path, tmp_path: Path) -> None:
     """As Qwen publishes it, beside the target's tensors: one more layer, which attends."""
     tensors = load_file(target / "model.safetensors")
@@ -135,9 +170,13 @@ def test_its_own_mtp_layer_drafts(target: Path, tmp_path: Path) -> None:
         assert torch.equal(found, wanted), name
     with LLM(str(tmp_path), speculate="off", max_num_seqs=1, **SMALL) as llm:
         expected = texts(llm, PARAMS[1:])
+        alike = [llm.generate(one, PARAMS[0])[0].outputs[0].token_ids for one in SHARED]
     with LLM(str(tmp_path), speculate=f"mtp:{tmp_path}", always_draft=True, **SMALL) as llm:
         assert texts(llm, PARAMS[1:]) == expected
         assert llm.stats()["drafted"] > 0
+        outputs = [llm.generate(one, PARAMS[0])[0] for one in SHARED]
+        assert [output.outputs[0].token_ids for output in outputs] == alike
+        assert all(output.num_cached_tokens for output in outputs[2:])
 
 
 def test_what_cannot_be_done_yet_is_refused(target: Path) -> None:

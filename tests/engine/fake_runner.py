@@ -89,6 +89,7 @@ class FakeRunner:
         is_brief: bool = False,
         max_draft_rows: int | None = None,
         window: int | None = None,
+        num_snapshots: int | None = None,
     ) -> None:
         self.capacity = Capacity(
             num_blocks=num_blocks,
@@ -100,7 +101,10 @@ class FakeRunner:
             drafts_in_step=True,
             groups=GROUPS,
             window=window,
+            has_states=num_snapshots is not None,
+            num_snapshots=num_snapshots or 0,
         )
+        self.states: dict[int, int] = {}  # those that were kept: what the last position held
         self.depth, self.width, self.is_brief = depth, width, is_brief
         self.rows: dict[int, Row] = {}
         self.memory: list[dict[int, int]] = [{} for _ in GROUPS]  # slot to content
@@ -161,6 +165,9 @@ class FakeRunner:
         assert num_hit % size == 0
         self._check_new(start.blocks[num_hit // size :])
         self.num_shared += num_hit
+        if self.capacity.has_states:
+            assert (num_hit > 0) is (start.snapshot >= 0)
+            assert not num_hit or self.states[start.snapshot] == kv_of(start.tokens)[num_hit - 1]
         self.rows[start.row] = row = Row(
             start.request,
             start.tokens,
@@ -211,6 +218,10 @@ class FakeRunner:
         for position in range(first, first + result.num_processed):
             self.memory[0][self._slot(row, position)] = kv[position]
         row.computed[0] += result.num_processed
+        if work.snapshot >= 0:
+            assert work.snapshot < self.capacity.num_snapshots
+            assert row.computed[0] < num_known, "nodes would be part of it"
+            self.states[work.snapshot] = kv[row.computed[0] - 1]
         scored = row.request.prompt_ids[first + 1 : row.computed[0] + 1]
         if row.request.params.prompt_logprobs is not None:
             result.prompt_logprobs = [{token: Logprob(logprob=-1.0 * token)} for token in scored]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.fake_runner import VOCAB, FakeCodec, FakeRunner, expected_tokens, is_end
 from hunch.config import CacheConfig, Config, ScheduleConfig
+from hunch.engine import scheduler
 from hunch.engine.engine import Engine
 from hunch.types import Request, RequestOutput, SamplingParams, Speculation
 
@@ -40,6 +42,7 @@ class Setting:
     is_brief: bool = False
     max_draft_rows: int | None = None
     window: int | None = None
+    num_snapshots: int | None = None  # None: rows have no recurrent states
 
 
 @dataclass
@@ -64,6 +67,7 @@ def run(asks: list[Ask], setting: Setting) -> Run:
         is_brief=setting.is_brief,
         max_draft_rows=setting.max_draft_rows,
         window=setting.window,
+        num_snapshots=setting.num_snapshots,
     )
     config = Config(
         schedule=ScheduleConfig(max_num_batched_tokens=setting.budget),
@@ -86,6 +90,9 @@ def run(asks: list[Ask], setting: Setting) -> Run:
     pool = engine._scheduler.pool
     assert pool.num_free == pool.num_blocks, "leaked blocks"
     assert not any(pool._num_refs)
+    if pool.snapshots is not None:
+        pool.reset()
+        assert len(pool.snapshots._free) == setting.num_snapshots, "leaked states"
     assert runner.max_plan_tokens <= setting.budget
     return result
 
@@ -184,7 +191,16 @@ settings_of_a_run = st.builds(
     is_brief=st.booleans(),
     max_draft_rows=st.sampled_from([None, 1, 3]),
     window=st.sampled_from([None, None, 1, 6, 13]),
+    num_snapshots=st.sampled_from([None, None, 0, 1, 2, 9]),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_prefixes() -> Iterator[None]:
+    """Recurrent states are kept of prompts as short as these, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "LEAST_SHARED", 4)
+        yield
 
 
 @settings(max_examples=250, deadline=None)
@@ -223,6 +239,7 @@ def story() -> list[Ask]:
         {"max_nodes": 9, "width": 3, "spare_blocks": 30},
         {"max_nodes": 5, "num_blocks": 10, "max_rows": 8},
         {"max_nodes": 3, "num_blocks": 12, "max_rows": 8, "window": 5},
+        {"max_nodes": 3, "num_blocks": 12, "max_rows": 8, "num_snapshots": 2},
     ],
     ids=lambda change: "-".join(f"{k}={v}" for k, v in change.items()),
 )
@@ -240,9 +257,10 @@ def test_few_blocks_force_preemption_and_nothing_is_lost(depth):
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_later_requests_find_the_prefix_of_earlier_ones(depth):
+@pytest.mark.parametrize("num_snapshots", [None, 4])
+def test_later_requests_find_the_prefix_of_earlier_ones(depth, num_snapshots):
     asks = story()
-    done = run(asks, Setting(depth=depth, spare_blocks=40))
+    done = run(asks, Setting(depth=depth, spare_blocks=40, num_snapshots=num_snapshots))
     assert done.runner.num_shared > 0
     assert done.engine.stats()["prefix_hits"] == done.runner.num_shared
     without = run(asks, Setting(depth=depth, spare_blocks=40, is_caching=False))

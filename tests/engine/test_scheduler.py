@@ -259,3 +259,28 @@ def test_what_was_given_back_is_found_by_others_until_it_is_needed():
     finish(engine)
     starts = [start for plan in engine.runner.plans for start in plan.starts]
     assert [start.num_computed[0] for start in starts] == [0, 36]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_recurrent_states_are_kept_at_the_end_of_a_prompt_and_where_texts_part(depth):
+    engine = make(budget=200, depth=depth, num_blocks=200, num_snapshots=4)
+    head = [1 + i % 27 for i in range(80)]
+    params = SamplingParams(max_tokens=3, ignore_eos=True, seed=1)
+    for number, tail in enumerate((70, 71, 72, 72)):
+        engine.add(str(number), head + [1 + (i * tail) % 27 for i in range(tail)], params)
+        finish(engine)
+    plans = engine.runner.plans
+    starts = [start.num_computed[0] for plan in plans for start in plan.starts]
+    kept = [work.num_tokens for plan in plans for work in plan.work if work.snapshot >= 0]
+    # The second parts from the first after the head; there the third begins.
+    assert starts == [0, 0, 80, 148]
+    assert kept == [148, 80, 68, 68]
+
+
+def test_the_state_whose_use_is_longest_ago_gives_way():
+    engine = make(num_blocks=200, num_snapshots=2)
+    for name in "abacb":
+        ask(engine, name, 70, 2)
+        finish(engine)
+    starts = [start for plan in engine.runner.plans for start in plan.starts]
+    assert [start.num_computed[0] for start in starts] == [0, 0, 68, 0, 0]

@@ -6,6 +6,9 @@ It stays findable after its last owner let go of it, until the slots are needed 
 
 Where every layer looks back only so far (a window), a sequence lets go of the blocks before it
 while it runs. Its table still names them, for whoever counts places; what it reads there is masked.
+
+Where rows have recurrent states, a prefix can be used again only up to a block at whose end such a
+state was kept (`snapshots`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from hunch.engine.snapshots import NO_SLOT, Snapshots
 from hunch.types import GroupInfo
 
 _NO_TOKEN = -1
@@ -40,6 +44,8 @@ class Hit:
     blocks: list[int]
     num_computed: tuple[int, ...]  # per KV group: leading tokens that may be taken from them
     num_idle: int  # how many of the blocks nobody holds now
+    num_alike: int = 0  # leading tokens of which blocks are known, with or without a state there
+    snapshot: int = NO_SLOT  # the recurrent state after the last of the blocks
 
 
 class BlockPool:
@@ -53,9 +59,10 @@ class BlockPool:
         *,
         is_caching: bool = True,
         window: int | None = None,  # positions that a token sees, its own included; None: all
+        snapshots: Snapshots | None = None,  # None: rows have no recurrent states
     ) -> None:
         self.num_blocks, self.block_size, self.is_caching = num_blocks, block_size, is_caching
-        self.window = window
+        self.window, self.snapshots = window, snapshots
         self.num_queried = 0  # tokens looked up so far
         self.num_hit = 0  # of these, tokens found
         self._groups = tuple(groups)
@@ -87,14 +94,26 @@ class BlockPool:
             if block is None:
                 break
             blocks.append(block)
+        num_alike = size * len(blocks)
+        self._cut_to_state(table, blocks)
         valid = [self._num_valid(group, blocks, tokens) for group in range(len(self._groups))]
         pairs = zip(self._groups, valid, strict=True)
         if any(group.is_whole and count == len(blocks) - 1 for group, count in pairs):
             blocks.pop()  # it went on otherwise: the target reads it again, for the group's sake
+            self._cut_to_state(table, blocks)
             valid = [min(count, len(blocks)) for count in valid]
         num_computed = tuple(size * count for count in valid)
         num_idle = sum(self._num_refs[block] == 0 for block in blocks)
-        return Hit(blocks, num_computed, num_idle)
+        snapshot = NO_SLOT
+        if self.snapshots is not None and blocks:
+            snapshot = self.snapshots.use(table.keys[len(blocks) - 1])
+        return Hit(blocks, num_computed, num_idle, num_alike, snapshot)
+
+    def _cut_to_state(self, table: BlockTable, blocks: list[int]) -> None:
+        """Leave out the blocks after the last recurrent state that was kept."""
+        if self.snapshots is not None:
+            while blocks and table.keys[len(blocks) - 1] not in self.snapshots:
+                blocks.pop()
 
     def _num_valid(self, group: int, blocks: list[int], tokens: list[int]) -> int:
         is_ahead, following = self._groups[group].is_ahead, self._following[group]
@@ -134,6 +153,8 @@ class BlockPool:
         if key is not None:
             del self._by_key[key]
             self._keys[block] = None
+            if self.snapshots is not None:
+                self.snapshots.drop(key)
         self._valid[block] = 0
 
     def reset(self) -> None:
@@ -189,6 +210,15 @@ class BlockPool:
             self._following[group][block] = tokens[next_place]
         self._valid[block] |= 1 << group
         return True
+
+    def keep_state(self, table: BlockTable, num_computed: int, slot: int) -> None:
+        """A row's state after so many tokens was copied to a slot; after 0: none was."""
+        assert self.snapshots is not None
+        place, rest = divmod(num_computed, self.block_size)
+        if rest or not 0 < place <= len(table.keys) or table.keys[place - 1] not in self._by_key:
+            self.snapshots.give_back(slot)
+        else:
+            self.snapshots.put(table.keys[place - 1], slot)
 
     def release(self, table: BlockTable) -> None:
         """Let go of every block; later ones are given away sooner, as prefixes are worth more."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import abc, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
 from hunch.config import Config
-from hunch.engine import scheduler as scheduling
 from hunch.engine.blocks import BlockTable
 from hunch.engine.intake import Asked, Intake
 from hunch.engine.output import SequenceOutput
+from hunch.engine.scheduler import Scheduler
+from hunch.engine.sequence import Member, Sequence, State
 from hunch.engine.stats import EngineStats, Share, Tally, together
 from hunch.errors import QueueFullError, RequestError
 from hunch.types import (
@@ -34,7 +35,7 @@ class Job:
     """A user's request and the sequences that answer it."""
 
     asked: Asked
-    sequences: list[scheduling.Sequence] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
     num_open: int = 0  # sequences that are not over
     is_begun: bool = False  # one of them has a token
 
@@ -42,7 +43,7 @@ class Job:
 class Adapter(Protocol):
     """Learns from finished answers, and changes how is drafted, never what is said."""
 
-    def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None: ...
+    def add(self, prompt_ids: abc.Sequence[int], answer_ids: abc.Sequence[int]) -> None: ...
 
     def apply(self) -> None:
         """Between two steps: take what was learned meanwhile."""
@@ -69,14 +70,14 @@ class Engine:
         self._codec, self._token_texts = codec, dict[int, str]()
         self._clock = clock
         self._intake = Intake(config, runner.capacity, codec, compile_grammar)
-        self._scheduler = scheduling.Scheduler(
+        self._scheduler = Scheduler(
             config.schedule,
             runner.capacity,
-            is_caching=config.cache.enable_prefix_caching and not runner.capacity.has_states,
+            is_caching=config.cache.enable_prefix_caching,
             max_draft_batch=config.spec.max_batch,
         )
         self._jobs: dict[str, Job] = {}
-        self._pending: deque[list[scheduling.Member]] = deque()
+        self._pending: deque[list[Member]] = deque()
         self._changed: dict[str, Job] = {}  # an ordered set: jobs to report
         self._new_tokens: list[int] = []  # handles and tokens, in turn
         self._stats = EngineStats(config.spec.method)
@@ -86,7 +87,7 @@ class Engine:
     def add(
         self,
         request_id: str,
-        prompt_ids: Sequence[int],
+        prompt_ids: abc.Sequence[int],
         params: SamplingParams,
         *,
         prompt: str | None = None,
@@ -100,7 +101,7 @@ class Engine:
     def check(
         self,
         request_id: str,
-        prompt_ids: Sequence[int],
+        prompt_ids: abc.Sequence[int],
         params: SamplingParams,
         **options: Any,
     ) -> Asked:
@@ -117,7 +118,7 @@ class Engine:
         sizes = capacity.drafter_bytes, capacity.drafter_share
         for request in asked.requests:
             wish, allowed = request.params.speculation, self._most_nodes(request)
-            sequence = scheduling.Sequence(
+            sequence = Sequence(
                 request=request,
                 job_id=asked.id,
                 arrival=next(self._arrivals),
@@ -200,7 +201,7 @@ class Engine:
         tokens, self._new_tokens = self._new_tokens, []
         return tokens
 
-    def _apply(self, result: StepResult, members: list[scheduling.Member]) -> None:
+    def _apply(self, result: StepResult, members: list[Member]) -> None:
         """Take in a collected step: give sequences their tokens, then free what ended ones held."""
         now, share = self._clock(), self._stats.share(result)
         if result.single_tokens is None:
@@ -223,11 +224,11 @@ class Engine:
                     self._new_tokens += (sequence.handle, token)
                 elif sequence.is_streaming:
                     self._changed[sequence.job_id] = self._jobs[sequence.job_id]
-            if sequence.state is scheduling.State.LEAVING:
+            if sequence.state is State.LEAVING:
                 scheduler.free_blocks(sequence)
         self._stats.add_gaps(gaps)
 
-    def _take(self, member: scheduling.Member, row: RowResult, share: Share, now: float) -> None:
+    def _take(self, member: Member, row: RowResult, share: Share, now: float) -> None:
         """Take in what a collected step did for one sequence."""
         sequence = member.sequence
         assert row.row == member.work.row
@@ -244,7 +245,7 @@ class Engine:
                     self._new_tokens += (sequence.handle, token)
             elif sequence.is_streaming and row.tokens:
                 self._changed[sequence.job_id] = self._jobs[sequence.job_id]
-        if sequence.state is scheduling.State.LEAVING:
+        if sequence.state is State.LEAVING:
             self._scheduler.free_blocks(sequence)
 
     def _begin(self, job: Job, tally: Tally) -> None:
@@ -252,7 +253,7 @@ class Engine:
             job.is_begun = True
             self._stats.begin(tally)
 
-    def _end(self, job: Job, sequence: scheduling.Sequence, now: float) -> None:
+    def _end(self, job: Job, sequence: Sequence, now: float) -> None:
         output = sequence.output
         assert output.finish_reason is not None
         self._scheduler.finish(sequence)

@@ -14,81 +14,16 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from dataclasses import dataclass, field
-from enum import Enum
 
 from hunch.config import ScheduleConfig
-from hunch.engine.blocks import BlockPool, BlockTable
-from hunch.engine.output import SequenceOutput
-from hunch.types import Capacity, Request, RowResult, RowStart, RowWork, StepPlan
+from hunch.engine.blocks import BlockPool, Hit
+from hunch.engine.sequence import Member, Sequence, State
+from hunch.engine.snapshots import NO_SLOT, Snapshots
+from hunch.types import Capacity, RowResult, RowStart, RowWork, StepPlan
 
 NO_LIMIT = 1 << 62
+LEAST_SHARED = 64  # tokens that a kept recurrent state must save: to keep it costs a pass
 AHEAD = 4  # spare blocks that a row with pending steps takes, while there are plenty
-
-
-class State(Enum):
-    """Where a sequence is."""
-
-    WAITING = 0
-    RUNNING = 1
-    LEAVING = 2  # has given its row back; its blocks wait for the last pending step that names it
-    GONE = 3
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request on its way through the engine."""
-
-    request: Request
-    job_id: str  # the user's request it belongs to
-    arrival: int  # its place in the order of all sequences
-    output: SequenceOutput
-    max_nodes: int  # most nodes it may draft in a step
-    tokens: list[int]  # everything known: prompt, and output so far
-    end: int  # known length at which max_tokens is reached
-    leader: Sequence | None = None  # the first sample of the same request
-    is_streaming: bool = False  # somebody reads along
-    handle: int = -1  # under which its tokens are told
-    table: BlockTable = field(default_factory=BlockTable)
-    state: State = State.WAITING
-    is_over: bool = False  # it has its finish reason; results of pending steps are dropped
-    row: int = -1
-    num_cached: int | None = None  # prompt tokens found in the cache when it first got a row
-    num_computed: int = 0  # tokens whose target KV is written, by all collected steps
-    num_nodes: int = 0  # most nodes that may wait to be checked in the next planned step
-    num_pending: int = 0  # steps that name it and are not collected
-    num_partial: int = 0  # those of them that only catch up in part, and so decide no token
-    pending_more: int = 0  # known tokens they process, beyond one each
-    pending_nodes: int = 0  # nodes they check
-    member: Member | None = None  # of the step before; mostly the next is the same
-    # It is steady, so that the next step's part is the same as the last one's, while the tokens it
-    # is sure to have are at most steady_until, and those it may have at most steady_slots.
-    steady_until: int = 0
-    steady_slots: int = 0
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Who has the lower one goes first."""
-        return self.request.priority, self.arrival
-
-    @property
-    def pending_least(self) -> int:
-        """Tokens that pending steps commit at least."""
-        return self.num_pending - self.num_partial
-
-    @property
-    def reach(self) -> int:
-        """Known tokens, once pending steps have committed as many as they can."""
-        return min(len(self.tokens) + self.pending_least + self.pending_nodes, self.end)
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """A sequence's part in one pending step."""
-
-    sequence: Sequence
-    work: RowWork
-    is_deciding: bool  # it catches up with all known tokens, so the target decides the next
 
 
 class Scheduler:
@@ -107,7 +42,11 @@ class Scheduler:
         self.max_rows = min(config.num_rows, capacity.max_rows)
         self.num_preemptions = 0
         sizes = (capacity.num_blocks, capacity.block_size, capacity.groups)
-        self.pool = BlockPool(*sizes, is_caching=is_caching, window=capacity.window)
+        snapshots = Snapshots(capacity.num_snapshots) if capacity.has_states else None
+        is_caching = is_caching and (snapshots is None or capacity.num_snapshots > 0)
+        self.pool = BlockPool(
+            *sizes, is_caching=is_caching, window=capacity.window, snapshots=snapshots
+        )
         self._max_tokens, self._max_ahead = config.num_tokens, capacity.num_ahead
         self._drafts_in_step = capacity.drafts_in_step
         limits = (max_draft_batch, capacity.max_draft_rows)
@@ -212,6 +151,7 @@ class Scheduler:
             sequence.num_computed = hit.num_computed[0]
             if sequence.num_cached is None:
                 sequence.num_cached = hit.num_computed[0]
+            sequence.cuts = self._cuts(hit, num_known)
             self.running.append(sequence)
             plan.starts.append(
                 RowStart(
@@ -220,6 +160,7 @@ class Scheduler:
                     tokens=sequence.tokens.copy(),
                     num_computed=hit.num_computed,
                     blocks=sequence.table.blocks.copy(),
+                    snapshot=hit.snapshot,
                 )
             )
             member = self._fit(sequence, budget, 0)
@@ -227,12 +168,29 @@ class Scheduler:
             members.append(member)
             budget -= member.work.num_tokens + member.work.num_nodes
 
+    def _cuts(self, hit: Hit, num_known: int) -> list[int]:
+        """Ends of blocks at which to keep a recurrent state for others.
+
+        Where the text parts from one that was read before, as others may too, and the last one.
+        """
+        cuts: list[int] = []
+        if self.pool.snapshots is None or not self.pool.is_caching:
+            return cuts
+        size, last = self.pool.block_size, hit.num_computed[0]
+        for cut in (hit.num_alike, (num_known - 1) // size * size):
+            if cut - last >= LEAST_SHARED:
+                cuts.append(cut)
+                last = cut
+        return cuts
+
     def _can_share_soon(self, sequence: Sequence) -> bool:
         """Its first sample is computing the same prompt: wait, and take it from there."""
         leader, size = sequence.leader, self.pool.block_size
         if leader is None or not self.pool.is_caching or leader.state is not State.RUNNING:
             return False
         num_shared = (len(sequence.request.prompt_ids) - 1) // size * size
+        if self.pool.snapshots is not None and num_shared < LEAST_SHARED:
+            return False
         return leader.num_computed < num_shared
 
     def _fit(self, sequence: Sequence, budget: int, num_later: int) -> Member | None:
@@ -244,6 +202,11 @@ class Scheduler:
         num_known = len(sequence.tokens)
         num_pending = sequence.num_pending + sequence.pending_more
         num_lacking = num_known - sequence.num_computed - num_pending
+        if sequence.cuts:
+            num_tokens = num_lacking - num_known + sequence.cuts[0]
+            slot = self._slot_for_state(sequence) if num_tokens <= budget else NO_SLOT
+            if slot != NO_SLOT:
+                return self._launch(sequence, num_tokens, 0, 0, is_deciding=False, snapshot=slot)
         if num_lacking > budget:
             return self._launch(sequence, budget, 0, 0, is_deciding=False)
         num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, a pending step decides the token
@@ -275,6 +238,12 @@ class Scheduler:
             self._taken[sequence.row] = pool.take(table, num_new)
         return self._launch(sequence, num_tokens, num_nodes, max_draft)
 
+    def _slot_for_state(self, sequence: Sequence) -> int:
+        """For the row's recurrent state at its next cut, which is behind it then in any case."""
+        assert self.pool.snapshots is not None
+        del sequence.cuts[0]
+        return self.pool.snapshots.reserve()
+
     def _least_slots(self, sequence: Sequence) -> int:
         """Without these it cannot go on.
 
@@ -298,6 +267,7 @@ class Scheduler:
         max_draft: int,
         *,
         is_deciding: bool = True,
+        snapshot: int = NO_SLOT,
     ) -> Member:
         sequence.num_pending += 1
         sequence.num_partial += not is_deciding
@@ -305,7 +275,13 @@ class Scheduler:
         sequence.pending_nodes += num_nodes
         sequence.num_nodes = max_draft
         row, member = sequence.row, sequence.member
-        work = RowWork(row=row, num_tokens=num_tokens, num_nodes=num_nodes, max_draft=max_draft)
+        work = RowWork(
+            row=row,
+            num_tokens=num_tokens,
+            num_nodes=num_nodes,
+            max_draft=max_draft,
+            snapshot=snapshot,
+        )
         if member is None or member.work != work or member.is_deciding is not is_deciding:
             member = sequence.member = Member(sequence, work, is_deciding)
         sequence.steady_until = 0
@@ -337,8 +313,10 @@ class Scheduler:
         sequence.num_partial -= not member.is_deciding
         sequence.pending_more -= work.num_tokens - 1
         sequence.pending_nodes -= work.num_nodes
-        if not result.computed:
-            return  # it had ended on the device before this step
+        if not result.computed:  # it had ended on the device before this step
+            if work.snapshot != NO_SLOT:
+                self.pool.keep_state(sequence.table, 0, work.snapshot)
+            return
         sequence.tokens += result.tokens
         before, sequence.num_computed = sequence.num_computed, result.computed[0]
         if not sequence.num_pending:
@@ -348,6 +326,9 @@ class Scheduler:
             len(result.computed) > 1 or before // size < result.computed[0] // size
         ):
             pool.advance(sequence.table, sequence.tokens, result.computed)
+        if work.snapshot != NO_SLOT:
+            is_read = result.num_processed == work.num_tokens  # else memory was short
+            pool.keep_state(sequence.table, is_read * result.computed[0], work.snapshot)
 
     def apply_token(self, member: Member, token: int) -> None:
         """The same for a row whose whole result is one token."""

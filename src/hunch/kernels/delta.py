@@ -99,6 +99,11 @@ class RowStates:
     inputs_LXGI: Tensor  # of position p in place p % G, as the layer's product gave them
     folded_LX: Tensor  # tokens of the row that the state holds
 
+    def copy(self, source: int, target: int) -> None:
+        """Let a row remember what another one does."""
+        for tensor in (self.state_LXNHD, self.inputs_LXGI, self.folded_LX):
+            tensor[:, target] = tensor[:, source]
+
     @staticmethod
     def create(
         shape: StatesShape | None,

@@ -119,10 +119,14 @@ class Timing:
         self.is_on_1 = torch.zeros(1, dtype=torch.int32, device=device)
 
     def __enter__(self) -> None:
-        self.is_on_1.fill_(1)
+        self._put(1)
 
     def __exit__(self, *_: object) -> None:
-        self.is_on_1.fill_(0)
+        self._put(0)
+
+    @torch.inference_mode()  # a model that was built so has tensors that nobody else may change
+    def _put(self, value: int) -> None:
+        self.is_on_1.fill_(value)
 
 
 def route(

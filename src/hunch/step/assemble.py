@@ -24,6 +24,8 @@ from hunch.step.profile import working_bytes
 from hunch.step.runner import Runner
 from hunch.types import Capacity, GroupInfo, TextCodec
 
+LEAST_SNAPSHOTS = 4
+
 
 def assemble(
     config: Config,
@@ -46,7 +48,8 @@ def assemble(
     drafter = load_drafter(spec, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
     max_nodes = drafter.needs.max_nodes
-    states = _states(target, schedule.num_rows, max_nodes)
+    num_snapshots = _num_snapshots(config)
+    states = _states(target, schedule.num_rows, num_snapshots, max_nodes)
     here = shapes if context.draft_device in (None, device) else shapes[:1]
     num_blocks = _count_blocks(config, target, here, context.max_len, max_nodes)
     capacity = Capacity(
@@ -63,6 +66,7 @@ def assemble(
         drafter_bytes=drafter.needs.weight_bytes
         + bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size,
         has_states=states is not None,
+        num_snapshots=num_snapshots if states is not None else 0,
         num_ahead=getattr(target, "num_ahead", 1),
     )
     kv = _allocate_all(capacity, shapes, [device, context.draft_device or device])
@@ -162,12 +166,19 @@ def _count_blocks(
     return count_blocks(config, shapes, max_len, max_nodes, device, working, sharing)
 
 
-def _states(target: Target, num_rows: int, max_nodes: int) -> RowStates | None:
-    shape = target.states_of(num_rows, max_nodes)
+def _num_snapshots(config: Config) -> int:
+    """Recurrent states to keep for texts that begin alike; ranks do not copy theirs."""
+    if not config.cache.enable_prefix_caching or config.parallel.num_ranks > 1:
+        return 0
+    return max(LEAST_SNAPSHOTS, config.schedule.num_rows // 4)
+
+
+def _states(target: Target, num_rows: int, num_snapshots: int, max_nodes: int) -> RowStates | None:
+    """Of rows, and after them those that are kept."""
+    shape = target.states_of(num_rows + num_snapshots, max_nodes)
     if shape is not None:
-        say_once(
-            "this model has recurrent layers: only chains are drafted, and prefixes are not cached"
-        )
+        words = f"up to {num_snapshots} prefixes" if num_snapshots else "no prefixes"
+        say_once(f"this model has recurrent layers: only chains are drafted, {words} are cached")
     return allocate_states(shape, target.dtype, target.device)
 
 

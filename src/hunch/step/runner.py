@@ -156,6 +156,8 @@ class Runner:
             self.rows.start(start)
             self.sampling.start(start.row, start.request, start.tokens)
             self.grammars.start(start)
+            if start.snapshot >= 0:
+                self._copy_state(self.capacity.max_rows + start.snapshot, start.row)
         for row, blocks in plan.blocks.items():
             self.rows.add_blocks(row, blocks)
         if plan.starts and self.captured is not None:
@@ -167,9 +169,19 @@ class Runner:
             result = self.host.run(plan)
         except torch.OutOfMemoryError:
             result = self._run_apart(plan)
+        for work in plan.work:
+            if work.snapshot >= 0:  # the row stands where others may begin
+                self._copy_state(work.row, self.capacity.max_rows + work.snapshot)
         if self.captured is not None:
             self.captured.follow(result)
         return result
+
+    @torch.inference_mode()
+    def _copy_state(self, source: int, target: int) -> None:
+        """Of a row, or of what is kept of rows, which stands after them."""
+        states = self.host.kv[0].states
+        assert states is not None
+        states.copy(source, target)
 
     def _run_apart(self, plan: StepPlan) -> StepResult:
         """The same row by row, as all rows together need more memory than there is.

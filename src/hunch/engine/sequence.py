@@ -1,0 +1,76 @@
+"""A request on its way through the engine: where it is, what is known, what is under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hunch.engine.blocks import BlockTable
+from hunch.engine.output import SequenceOutput
+from hunch.types import Request, RowWork
+
+
+class State(Enum):
+    """Where a sequence is."""
+
+    WAITING = 0
+    RUNNING = 1
+    LEAVING = 2  # has given its row back; its blocks wait for the last pending step that names it
+    GONE = 3
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request on its way through the engine."""
+
+    request: Request
+    job_id: str  # the user's request it belongs to
+    arrival: int  # its place in the order of all sequences
+    output: SequenceOutput
+    max_nodes: int  # most nodes it may draft in a step
+    tokens: list[int]  # everything known: prompt, and output so far
+    end: int  # known length at which max_tokens is reached
+    leader: Sequence | None = None  # the first sample of the same request
+    is_streaming: bool = False  # somebody reads along
+    handle: int = -1  # under which its tokens are told
+    table: BlockTable = field(default_factory=BlockTable)
+    state: State = State.WAITING
+    is_over: bool = False  # it has its finish reason; results of pending steps are dropped
+    row: int = -1
+    cuts: list[int] = field(default_factory=list)  # where its recurrent state is to be kept
+    num_cached: int | None = None  # prompt tokens found in the cache when it first got a row
+    num_computed: int = 0  # tokens whose target KV is written, by all collected steps
+    num_nodes: int = 0  # most nodes that may wait to be checked in the next planned step
+    num_pending: int = 0  # steps that name it and are not collected
+    num_partial: int = 0  # those of them that only catch up in part, and so decide no token
+    pending_more: int = 0  # known tokens they process, beyond one each
+    pending_nodes: int = 0  # nodes they check
+    member: Member | None = None  # of the step before; mostly the next is the same
+    # It is steady, so that the next step's part is the same as the last one's, while the tokens it
+    # is sure to have are at most steady_until, and those it may have at most steady_slots.
+    steady_until: int = 0
+    steady_slots: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Who has the lower one goes first."""
+        return self.request.priority, self.arrival
+
+    @property
+    def pending_least(self) -> int:
+        """Tokens that pending steps commit at least."""
+        return self.num_pending - self.num_partial
+
+    @property
+    def reach(self) -> int:
+        """Known tokens, once pending steps have committed as many as they can."""
+        return min(len(self.tokens) + self.pending_least + self.pending_nodes, self.end)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A sequence's part in one pending step."""
+
+    sequence: Sequence
+    work: RowWork
+    is_deciding: bool  # it catches up with all known tokens, so the target decides the next
