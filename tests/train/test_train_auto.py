@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from test_train_command import run
-from train_setup import ENGINE, OPTIONS
+from train_setup import ENGINE, OPTIONS, write_target
 
 import hunch.train.auto
 import hunch.train.plan
@@ -28,8 +28,11 @@ from hunch.train.batches import Texts
 from hunch.train.costs import Costs, measure_costs
 from hunch.train.count import count_bytes
 from hunch.train.expect import Size, best_chain, chain_tokens, expect, rank, usual_coverage
+from hunch.train.job import Job
 from hunch.train.loop import Curve
+from hunch.train.outcome import Outcome, outcome_of
 from hunch.train.phrase_job import PhraseCount, stored_texts, write_table
+from hunch.train.plan import Asked, Plan
 from hunch.train.speeds import Speeds
 
 LONG = 1e6  # seconds of training in which every size gets as good as it can
@@ -242,6 +245,29 @@ def test_phrases_are_counted_where_no_network_pays(
         assert llm.generate("the model", use_tqdm=False)
 
 
+def test_what_came_of_it_is_said_by_the_clock(tmp_path: Path) -> None:
+    target = str(write_target(tmp_path / "target"))
+    asked = Asked(target=target, out=tmp_path / "out", prompts="p", is_listed=False)
+    job = Job("draft", target, "p", asked.out)
+    plan = Plan(COSTS, 1.1, [])
+
+    def said(drafter: float, phrases: float) -> Outcome:
+        ways = dict.fromkeys(("lookups", "drafter", "phrases"), "")
+        speeds = speeds_of(1.1, drafter, phrases)(None, ways, [[1]])
+        return outcome_of(asked, job, plan, speeds, None)
+
+    none = said(1.1, 1.0)
+    assert not none.pays
+    assert "It does not pay here" in none.text
+    table = said(1.3, 1.4)
+    assert table.pays
+    assert "The network brings no more than the phrase table alone" in table.text
+    assert f"--speculate auto:phrases={asked.out / 'phrases'}" in table.text
+    network = said(1.9, 1.4)
+    assert f"The drafter pays: use --speculate auto:draft={asked.out}" in network.text
+
+
+@pytest.mark.slow
 def test_a_drafter_that_does_not_pay_is_said_so(
     target: Path, prompts: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,13 @@ def test_train_then_go_on_with_new_prompts(
     )
     assert code == 0
     assert (tmp_path / "draft-adapted" / "model.safetensors").is_file()
-    bare = tmp_path / "bare"  # the files alone, as a drafter that was handed on
+
+
+@pytest.mark.slow
+def test_the_files_of_a_drafter_go_on_without_its_job(
+    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare"  # as one that was handed on
     cut = [word for word in SMALL if not word.startswith("precision")]
     given = ["--target", target, "--prompts", prompts, "--out", bare, *ENGINE]
     code, _, _ = run(capsys, "train", "draft", *cut, "draft_vocab=160", *given)
@@ -61,7 +67,7 @@ def test_train_then_go_on_with_new_prompts(
     maps = [load_file(path / "model.safetensors")["d2t"] for path in (bare, tmp_path / "tuned")]
     assert torch.equal(*maps)
     code, text, _ = run(
-        capsys, "doctor", "--drafter", out, "--target", target, "--prompts", prompts, "--json"
+        capsys, "doctor", "--drafter", bare, "--target", target, "--prompts", prompts, "--json"
     )
     assert code in (0, 1)
     assert json.loads(text)["method"] == "draft"

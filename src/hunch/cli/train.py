@@ -19,46 +19,53 @@ DOES_NOT_PAY = 3  # the exit code
 _NEEDS_OUT = "train needs --out DIR (where the drafter goes), or --resume DIR"
 
 
+Method = Annotated[
+    str | None,
+    typer.Argument(
+        help="draft, block, eagle3, medusa, mlp or phrases; none: what is fastest for the "
+        "target on this device."
+    ),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Argument(help="KEY=VALUE, say layers=4, draft_vocab=8192, loss=blend."),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with `turns` (chat template on the first) or `prompt` (raw); default: "
+        "questions that come with hunch. Your own kind of prompts makes a better drafter."
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="How long it may take in all; with a method named, its training stage alone."
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(help="Go on with a job; with --prompts, fine-tune its drafter on new ones."),
+]
+Force = Annotated[bool, typer.Option(help="Train even where no drafter is expected to pay.")]
+Register = Annotated[
+    bool, typer.Option(help="Let auto find the drafter by its target, if it pays.")
+]
+
+
 def train(
-    method: Annotated[
-        str | None,
-        typer.Argument(
-            help="draft, block, eagle3, medusa, mlp or phrases; none: what is fastest for the "
-            "target on this device."
-        ),
-    ] = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Argument(help="KEY=VALUE, say layers=4, draft_vocab=8192, loss=blend."),
-    ] = None,
+    method: Method = None,
+    options: Options = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="The model to draft for.")
     ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with `turns` (chat template on the first) or `prompt` (raw); default: "
-            "questions that come with hunch. Your own kind of prompts makes a better drafter."
-        ),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="How long it may take in all; with a method named, its training stage alone."
-        ),
-    ] = None,
+    prompts: Prompts = None,
+    minutes: Minutes = None,
     out: Annotated[Path | None, typer.Option(help="Where the drafter goes.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Go on with a job; with --prompts, fine-tune its drafter on new ones."),
-    ] = None,
+    resume: Resume = None,
     max_model_len: Annotated[int | None, typer.Option(help="Context of the engine.")] = None,
-    force: Annotated[
-        bool, typer.Option(help="Train even where no drafter is expected to pay.")
-    ] = False,
-    register: Annotated[
-        bool, typer.Option(help="Let auto find the drafter by its target, if it pays.")
-    ] = True,
+    force: Force = False,
+    register: Register = True,
     device: o.Device = "auto",
     as_json: o.Json = False,
 ) -> None:
@@ -67,47 +74,52 @@ def train(
     Without a method it measures, chooses, trains, and says whether the drafter pays: exit code 0 if
     it does, 3 if not.
     """
-    from hunch.train.job import drafts_as, run_job
-    from hunch.train.progress import Progress
-
     if method is not None and "=" in method:  # KEY=VALUE without a method
         options, method = [method, *(options or [])], None
     given = _read(options or [])
     engine: dict[str, object] = {"device": device}
     if max_model_len is not None:
         engine["max_model_len"] = max_model_len
-    if method is None and resume is None:
-        from hunch.train.plan import Asked
-
-        if out is None:
-            raise ConfigError(_NEEDS_OUT)
-        asked = Asked(
-            target=target or o.DEFAULT_MODEL,
-            out=out,
-            prompts=_prompts_of(prompts),
-            minutes=10.0 if minutes is None else minutes,
-            engine=engine,
-            options=given,
-            is_forced=force,
-            is_listed=register,
-        )
-        _train_best(asked, as_json)
+    if method is not None:
+        if minutes is not None:
+            given["minutes"] = str(minutes)
+        job, before = _job(method, target, prompts, out, resume, given, engine)
+        _train_method(job, before, device, as_json)
         return
-    if method is None:
+    if resume is not None:
         raise ConfigError("--resume DIR needs its method: hunch train METHOD --resume DIR")
-    if minutes is not None:
-        given["minutes"] = str(minutes)
-    job, before = _job(method, target, prompts, out, resume, given, engine)
+    if out is None:
+        raise ConfigError(_NEEDS_OUT)
+    from hunch.train.plan import Asked
+
+    asked = Asked(
+        target=target or o.DEFAULT_MODEL,
+        out=out,
+        prompts=_prompts_of(prompts),
+        minutes=10.0 if minutes is None else minutes,
+        engine=engine,
+        options=given,
+        is_forced=force,
+        is_listed=register,
+    )
+    _train_best(asked, as_json)
+
+
+def _train_method(job: Job, before: Path | None, device: str, as_json: bool) -> None:
+    """The method that was named, and how to use what it made."""
+    from hunch.train.job import drafts_as, run_job
+    from hunch.train.progress import Progress
+
     try:
         measured = run_job(job, Progress(as_json, _peak(device)), before)
     except KeyboardInterrupt:
-        typer.echo(f"\nstopped; go on with: hunch train {method} --resume {job.out}", err=True)
+        typer.echo(f"\nstopped; go on with: hunch train {job.method} --resume {job.out}", err=True)
         raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({"out": str(job.out), **measured.to_json()}))
         return
-    use = f"{drafts_as(method)}:{job.out}"
-    if method == "phrases":
+    use = f"{drafts_as(job.method)}:{job.out}"
+    if job.method == "phrases":
         use = f"suffix:phrases={job.out}"
     positions = " ".join(f"{share:.2f}" for share in measured.per_position)
     typer.echo(

@@ -47,7 +47,7 @@ from hunch.train.loop import CANDIDATE, LAST, Loop, restore
 from hunch.train.outcome import BEFORE, DRAFTER, Outcome, is_beside, measured_of, outcome_of, way
 from hunch.train.phrase_job import PhraseCount
 from hunch.train.plan import (
-    ANSWERED,
+    ANSWERING,
     COUNTED,
     LOOKUPS,
     NUM_TRIED,
@@ -72,7 +72,7 @@ MIN_ANSWERS = 8
 TRIALS = "trials.json"
 TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
 CLOSE = 0.8  # of the best expected speed, to be tried beside it
-LONG = 240.0  # seconds of a job that has time for trials,
+LONG = 420.0  # seconds of a job that has time for trials,
 TRIAL = 0.045  # and the share of them that each is trained for
 LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
 
@@ -90,9 +90,9 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     job = _job(asked, plan.best.size)
     settings = read_settings(job.method, job.options)
     keep_job(work, job)
-    share = ANSWERED if is_training else COUNTED
     with clock.stage("regenerate"):
-        num_prompts, test_ids, texts = _answers(job, settings, work, show, clock, share)
+        seconds = _answering(clock) if is_training else clock.until(COUNTED)
+        num_prompts, test_ids, texts = _answers(job, settings, work, show, clock, seconds)
     count = None if has_table else PhraseCount(texts, spec.vocab_size)
     ways = {LOOKUPS: WITHOUT}
     try:
@@ -164,11 +164,18 @@ def _job(asked: Asked, size: Size) -> Job:
     return Job(size.method, asked.target, asked.prompts, asked.out, options, asked.engine)
 
 
+def _answering(clock: Clock) -> float:
+    """Seconds for answers, of what measuring left: a job that goes on has had some of them."""
+    measured = clock.spent.get("measure", 0.0)
+    ends = measured + ANSWERING * (TRAINED * clock.seconds - measured)
+    return clock.until(ends / clock.seconds)
+
+
 def _answers(
-    job: Job, settings: Settings, work: Path, show: Progress, clock: Clock, share: float
+    job: Job, settings: Settings, work: Path, show: Progress, clock: Clock, seconds: float
 ) -> tuple[int, list[list[int]], Texts]:
     # However long measuring took, there must be something to learn from.
-    seconds = max(clock.until(share), LEAST * clock.seconds) / 1.25
+    seconds = max(seconds, LEAST * clock.seconds) / 1.25
     train_ids, test_ids = answer_prompts(job, settings, work, show, seconds)
     give_back()
     texts = read_answers(work / "answers")

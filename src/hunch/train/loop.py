@@ -96,10 +96,11 @@ class Curve:
 
 
 class Rates:
-    """How fast the target went over texts it had not seen."""
+    """How fast the target went over texts it had not seen, and what is no step of the student."""
 
     def __init__(self) -> None:
         self.num_tokens, self.seconds = 0, 0.0
+        self.looking = 0.0  # seconds of looks at held-out answers
 
     @property
     def is_known(self) -> bool:
@@ -194,7 +195,9 @@ class Loop:
                     saved = now
                 if now - tested > every:
                     words = self._look(held_out)
-                    tested = perf_counter()
+                    tested = before = perf_counter()
+                    self.place.seconds += tested - now
+                    self.rates.looking += tested - now
                 if self.place.step % 10 == 0 or tested > now:
                     self._check_loss(loss)
                     bar(self.share, f"{words}loss {float(loss):.3f}, {self.rate_text(show.peak)}")
@@ -216,7 +219,8 @@ class Loop:
     def rate_text(self, peak: float | None = None) -> str:
         """Tokens per second of the student's steps and of the target's passes before them, and how
         much of the device's peak the student's products reach."""
-        seconds = max(self.place.seconds - self._began - self.rates.seconds, 1e-9)
+        others = self._began + self.rates.seconds + self.rates.looking
+        seconds = max(self.place.seconds - others, 1e-9)
         share = "" if peak is None else f", {self.flops / seconds / peak:.0%} of the device's peak"
         student = (self.place.num_tokens - self._num_before) / seconds
         return f"{student:,.0f} tok/s{share} (target {self.rates.per_second:,.0f})"
@@ -346,7 +350,9 @@ class Loop:
 
     def _held_out(self, batch: Batch) -> TargetOutputs:
         """Of held-out answers every position counts, also those whose token has no column."""
-        found = self._run_target(batch.to(self.target.device), is_complete=True)
+        columns, layers = self.student.columns, self.student.feature_layers
+        batch = batch.to(self.target.device)
+        found = run_target(self.target, batch, columns, layers, is_complete=True)
         assert isinstance(found.p_MC, torch.Tensor)
         return replace(found, p_MC=TopOpinions.of(found.p_MC))
 

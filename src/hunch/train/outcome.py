@@ -87,13 +87,15 @@ def outcome_of(
     names = [PHRASES] if best == PHRASES else [name for name in new if name != PHRASES]
     if best == DRAFTER and PHRASES in new and is_beside(job.method):
         names.append(PHRASES)
+    what = "The phrase table" if best == PHRASES else "The drafter"
     if DRAFTER in new and best == PHRASES:
-        facts += " The network does not pay here, the phrases do."
-    text = f"{facts} It pays: use --speculate {_use(asked, job, names)}."
+        what = f"The network brings no more than the phrase table alone. {what}"
+    text = f"{facts} {what} pays: use --speculate {_use(asked, job, names)}."
     if asked.is_listed:
         for name in names:
             _list(asked, job, name, speeds)
-        text = f"{facts} It pays: auto takes it from now on for {asked.target} (hunch drafters)."
+        text = f"{facts} {what} pays: auto takes it from now on for {asked.target}, without an "
+        text += "option (hunch drafters lists it)."
     return Outcome(True, plan, text, speeds, measured)
 
 

@@ -9,7 +9,8 @@ from time import monotonic
 from typing import Any
 
 Advance = Callable[[float, str], None]
-_EVERY = 15.0  # seconds between two lines
+_EVERY = 15.0  # seconds between two lines,
+_FIRST = 3.0  # and before the first one: a rate of less says nothing
 
 
 class Progress:
@@ -46,7 +47,7 @@ class _Lines:
     def __init__(self, name: str, total: float) -> None:
         self.name, self.total = name, total
         self.first: tuple[float, float] | None = None  # when, and how far it was then
-        self.shown, self.done = -_EVERY, 0.0
+        self.shown, self.done = monotonic() - _EVERY + _FIRST, 0.0
 
     def __call__(self, done: float, words: str) -> None:
         now = monotonic()
