@@ -1,46 +1,88 @@
-"""A decode step of a 30B model with 3B active on random weights: time against bytes touched."""
+"""A decode step of a model with experts on random weights, its time against the bytes it touches;
+with --auto, drafting by `auto` beside plain decoding."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hunch import LLM, SamplingParams
 from hunch.bench.parts.kernels import WALL, RandomSource, graph_ms
 from hunch.kernels.attention import AttnInputs, KVCache, Span
-from hunch.kernels.experts import Routing
-from hunch.layers.experts import ExpertSpec
-from hunch.layers.rope import RopeSpec
 from hunch.models import fused_experts
 from hunch.models.cuda import CudaDecoder
+from hunch.models.load import tensor_shapes
 from hunch.models.spec import ModelSpec
 from hunch.registry import MODELS, resolve
 
-CONTEXT, BLOCK = 512, 16  # tokens before each row; slots of a block
+BLOCK = 16  # slots of a block
+ROWS, PAIR_ROWS = (1, 2, 4, 8, 16, 32, 64), (1, 8, 64)
+NUM_TOKENS, NUM_ROUNDS = 96, 5  # of each answer beside plain decoding
+COMMON = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "qwen3-30b-a3b": {  # 61 GB in bfloat16
+        **COMMON, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
+        "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 128,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
+    "deepseek-v2-lite": {  # 31 GB; latent attention
+        **COMMON, "architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 2048,
+        "intermediate_size": 10944, "num_hidden_layers": 27, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "vocab_size": 102400, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64,
+        "num_experts_per_tok": 6, "n_shared_experts": 2, "moe_intermediate_size": 1408,
+        "first_k_dense_replace": 1, "topk_method": "greedy", "tie_word_embeddings": False,
+    },
+}  # fmt: skip
 
 
-def build(num_layers: int) -> CudaDecoder:
-    routing = Routing(num_experts=128, num_chosen=8, is_normed=True)
-    spec = ModelSpec(
-        architecture="Qwen3MoeForCausalLM", vocab_size=151936, width=2048, num_layers=num_layers,
-        num_heads=32, num_kv_heads=4, head_dim=128, ffn_width=6144, max_len=4096, rope=RopeSpec(),
-        windows=(None,) * num_layers, has_qk_norm=True,
-        experts=ExpertSpec(routing=routing, width=768, layers=(True,) * num_layers),
-    )  # fmt: skip
+class RandomWeights:
+    """Weights of a geometry, made where they are used when they are asked for."""
+
+    def __init__(self, config: dict[str, Any], device: str = "cuda") -> None:
+        self.path, self.config, self.device = Path(), config, device
+        self.metadata: Mapping[str, Any] = {}
+        self._shapes = tensor_shapes(ModelSpec.from_config(config))
+        self.nbytes = 2 * sum(map(math.prod, self._shapes.values()))
+
+    def names(self) -> list[str]:
+        return list(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def packed(self, name: str) -> None:
+        return None
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        shape = self._shapes[name]
+        noise = torch.randn(shape, device=self.device, dtype=dtype)
+        return 1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
+
+
+def build(config: dict[str, Any]) -> CudaDecoder:
+    spec = ModelSpec.from_config(config)
     torch.manual_seed(0)
     return CudaDecoder(resolve(MODELS, spec.architecture)(spec, RandomSource()))
 
 
-def step(model: CudaDecoder, num_rows: int) -> tuple[Tensor, AttnInputs]:
+def step(model: CudaDecoder, num_rows: int, context: int) -> tuple[Tensor, AttnInputs]:
     """One new token of each row, after a context of zeros."""
-    blocks = CONTEXT // BLOCK + 1
+    blocks = context // BLOCK + 1
     table = torch.arange(num_rows * blocks, device="cuda").view(num_rows, blocks)
-    pos = torch.full((num_rows,), CONTEXT, device="cuda")
-    slot = table[:, CONTEXT // BLOCK] * BLOCK
-    spans = tuple(Span(r, r + 1, r, CONTEXT, 1) for r in range(num_rows))
+    pos = torch.full((num_rows,), context, device="cuda")
+    slot = table[:, context // BLOCK] * BLOCK
+    spans = tuple(Span(r, r + 1, r, context, 1) for r in range(num_rows))
     attn = AttnInputs(
         pos, slot, torch.arange(num_rows, device="cuda"), table, pos + 1, None, BLOCK, spans
     )
@@ -67,29 +109,76 @@ def count_touched(model: CudaDecoder, ids: Tensor, attn: AttnInputs, kv: KVCache
 
 
 @torch.inference_mode()
-def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part experts", description=__doc__)
-    parser.add_argument("--layers", type=int, default=48, help="48 take 61 GB in bfloat16")
-    num_layers: int = parser.parse_args(words).layers
-    model = build(num_layers)
-    experts = model.spec.experts
+def time_steps(config: dict[str, Any], context: int) -> None:
+    model = build(config)
+    spec, experts = model.spec, model.spec.experts
     assert experts is not None
-    per_expert = 3 * experts.width * model.spec.width * 2
+    num_layers = sum(experts.layers)
+    per_expert = 3 * experts.width * spec.width * 2
     dense = model.weight_bytes - num_layers * experts.routing.num_experts * per_expert
-    dense -= model.spec.vocab_size * model.spec.width * 2  # of the embedding, only rows are read
-    print(f"{model.weight_bytes / 1e9:.1f} GB, {num_layers} layers; {torch.cuda.get_device_name()}")
-    kv = model.new_kv(64 * (CONTEXT + BLOCK))
-    for num_rows in (1, 2, 4, 8, 16, 32, 64):
-        ids, attn = step(model, num_rows)
+    dense -= spec.vocab_size * spec.width * 2  # of the embedding, only rows are read
+    per_token = sum(2 * math.prod(shape) for shape in model.kv_shapes())
+    per_token *= 2 - (spec.latent is not None)
+    print(
+        f"{model.weight_bytes / 1e9:.1f} GB, {spec.num_layers} layers, {context} tokens before "
+        f"each row; {torch.cuda.get_device_name()}"
+    )
+    kv = model.new_kv(ROWS[-1] * (context + BLOCK))
+    for num_rows in ROWS:
+        ids, attn = step(model, num_rows, context)
         touched = count_touched(model, ids, attn, kv)
 
         def run(ids: Tensor = ids, attn: AttnInputs = attn) -> None:
             model.logits(model.forward(ids, attn, kv).last_TD)
 
-        num_bytes = dense + num_layers * touched * per_expert
-        num_bytes += num_rows * CONTEXT * num_layers * 2 * 4 * 128 * 2
+        num_bytes = dense + num_layers * touched * per_expert + num_rows * context * per_token
         ms, wall = graph_ms(run), num_bytes / WALL * 1e3
         print(
             f"{num_rows:3} rows: {touched:5.1f} experts per layer, {num_bytes / 1e9:6.2f} GB, "
-            f"{ms:7.3f} ms, {wall:7.3f} ms at the wall: {wall / ms:.2f}"
+            f"{ms:7.3f} ms, {wall:7.3f} ms at the wall: {wall / ms:.2f}",
+            flush=True,
         )
+
+
+def compare(config: dict[str, Any], **options: Any) -> None:
+    """Random weights repeat little, so that a draft seldom holds: `auto` must see it."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    weights = RandomWeights(config, device)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    with LLM(weights=weights, speculate="off", **options) as plain, plain.sibling("auto") as auto:
+        for num_rows in PAIR_ROWS:
+            random = torch.Generator().manual_seed(num_rows)
+            prompts = torch.randint(5, 9000, (num_rows, 64), generator=random).tolist()
+            seconds: dict[LLM, list[float]] = {plain: [], auto: []}
+            texts: dict[LLM, list[list[int]]] = {}
+            for _ in range(NUM_ROUNDS):
+                for llm in (plain, auto):
+                    began = time.perf_counter()
+                    outputs = llm.generate(prompts, params, use_tqdm=False)
+                    seconds[llm].append(time.perf_counter() - began)
+                    texts[llm] = [output.outputs[0].token_ids for output in outputs]
+            off, on = (statistics.median(seconds[llm][1:]) for llm in (plain, auto))
+            tokens, stats = num_rows * NUM_TOKENS, auto.stats()
+            print(
+                f"{num_rows:3} rows: plain {tokens / off:7.1f} tok/s, auto {tokens / on:7.1f}: "
+                f"{off / on:.3f} of plain; equal {texts[plain] == texts[auto]}; "
+                f"{stats['accepted']} of {stats['drafted']} nodes accepted so far",
+                flush=True,
+            )
+
+
+def main(words: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser("hunch bench part experts", description=__doc__)
+    parser.add_argument("--geometry", choices=list(GEOMETRIES), default="qwen3-30b-a3b")
+    parser.add_argument("--layers", type=int, help="fewer than the geometry has")
+    parser.add_argument("--context", type=int, default=512, help="tokens before each row")
+    parser.add_argument("--auto", action="store_true", help="compare `auto` with plain decoding")
+    asked = parser.parse_args(words)
+    config = dict(GEOMETRIES[asked.geometry])
+    if asked.layers is not None:
+        config["num_hidden_layers"] = asked.layers
+    if asked.auto:
+        config["vocab_size"] = 49152  # the default model's tokenizer says what tokens mean
+        compare(config, max_model_len=1024, max_num_seqs=PAIR_ROWS[-1], kv_bytes=8_000_000_000)
+    else:
+        time_steps(config, asked.context)
