@@ -62,7 +62,13 @@ def bench(
     moment hits all alike. `hunch bench sweep` varies load, lengths and temperatures.
     """
     if context.invoked_subcommand is not None:
+        o.refuse(context, list(context.params), f"write it after {context.invoked_subcommand}")
         return
+    if rate is not None:
+        o.refuse(context, ("concurrency",), "--rate is in its place; give one of them")
+    m.refuse_unused(
+        context, is_open=rate is not None, is_remote=bool(url), is_quiet=as_json, has_contexts=False
+    )
     asked = m.asked_for(
         model=model, speculate=speculate, workload=workload, prompts=prompts, limit=limit, url=url,
         served_model=served_model, temperatures=(temperature,), concurrency=(concurrency,),
@@ -77,6 +83,7 @@ def bench(
 
 @app.command()
 def sweep(
+    context: typer.Context,
     model: o.Model = o.DEFAULT_MODEL,
     speculate: m.Methods = None,
     draft_lengths: m.DraftLengths = None,
@@ -120,6 +127,10 @@ def sweep(
     """
     if rates and concurrency:
         raise ConfigError("give --rates or --concurrency, not both")
+    m.refuse_unused(
+        context, is_open=bool(rates), is_remote=bool(url), is_quiet=as_json,
+        has_contexts=bool(contexts),
+    )  # fmt: skip
     asked = m.asked_for(
         model=model, speculate=speculate, trees=m.words(trees), workload=workload, prompts=prompts,
         lengths=m.numbers("draft-lengths", draft_lengths, int), limit=limit, url=url,

@@ -92,6 +92,7 @@ def gpu(
 
 
 def peers(
+    context: typer.Context,
     model: o.Model = o.DEFAULT_MODEL,
     workload: m.Workload = "mixed",
     prompts: o.Prompts = None,
@@ -120,6 +121,9 @@ def peers(
     from hunch.drafters import shipped
     from hunch.hub import resolve
 
+    if quick:
+        o.refuse(context, ("max_tokens", "repeats"), "--quick has its own; leave one of them out")
+    m.refuse_two_workloads(context)
     outputs = m.Outputs(html, csv, markdown, as_json, None)
     files = resolve(model)
     if files.path.suffix != ".gguf":
@@ -208,6 +212,7 @@ def soak(
 
 
 def verifiers(
+    context: typer.Context,
     model: o.Model = o.DEFAULT_MODEL,
     speculate: o.Speculate = "draft:num_nodes=5",
     workload: m.Workload = "mixed",
@@ -224,6 +229,7 @@ def verifiers(
     from hunch.bench.readers import read_workloads
     from hunch.bench.verifiers import WAYS, measure_way
 
+    m.refuse_two_workloads(context)
     asked = read_workloads(str(prompts) if prompts is not None else workload, limit)
     params = o.sampling(max_tokens=max_tokens, temperature=temperature, n=samples, seed=1)
     report = {}

@@ -50,6 +50,7 @@ def doctor(
     model = name or model
     spec = SpecConfig.parse(speculate)
     if drafter is None and spec.path is not None and Path(spec.path).is_dir():
+        o.refuse(ctx, ("always_draft", "skip_model", "target"), f"goes without {speculate}")
         engine = {"threads": threads, "dtype": dtype, "device": device}
         _examine(Path(spec.path), model, prompts, engine, as_json, spec)
         return

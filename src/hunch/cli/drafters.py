@@ -30,6 +30,8 @@ def drafters(
         return
     if action != "list":
         raise ConfigError(f"drafters {action!r}: give list, or rm DIR")
+    if path is not None:
+        raise ConfigError(f"drafters list {path}: takes no directory; rm DIR takes one off")
     found = trained_drafters()
     if as_json:
         print(json.dumps([asdict(one) for one in found]))

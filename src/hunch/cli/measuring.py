@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hunch.cli import options as o
 from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -155,6 +156,36 @@ def asked_for(
         urls=tuple(url or ()),
         **same,
     )
+
+
+# Options that mean something only together with others.
+_OPEN_LOAD = ("burstiness", "seconds", "min_requests")
+_ENGINE = (
+    "model", "enlarge", "max_model_len", "max_num_seqs", "kv_gib", "threads", "dtype", "device"
+)  # fmt: skip
+
+
+def refuse_unused(
+    context: typer.Context, *, is_open: bool, is_remote: bool, is_quiet: bool, has_contexts: bool
+) -> None:
+    """An error for options that the others leave without an effect."""
+    if not is_open:
+        o.refuse(context, _OPEN_LOAD, "goes with requests per second (--rate, --rates)")
+    if is_remote:
+        reason = "a server has its own; leave this out, or --url (--served-model names its model)"
+        o.refuse(context, _ENGINE, reason)
+    else:
+        o.refuse(context, ("served_model",), "goes with --url")
+    if is_quiet:
+        o.refuse(context, ("show",), "prints answers, and --json one JSON object; give one of them")
+    if has_contexts:
+        o.refuse(context, ("workload", "prompts"), "--contexts brings prompts of its own")
+    refuse_two_workloads(context)
+
+
+def refuse_two_workloads(context: typer.Context) -> None:
+    if o.given_options(context, ("prompts",)):
+        o.refuse(context, ("workload",), "--prompts are asked in its place; give one of them")
 
 
 def measure(

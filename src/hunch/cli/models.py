@@ -12,6 +12,7 @@ from hunch.errors import ConfigError
 
 
 def models(
+    ctx: typer.Context,
     action: Annotated[str, typer.Argument(help="list, or rm to delete one.")] = "list",
     name: Annotated[str | None, typer.Argument(help="The model to delete.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
@@ -31,6 +32,8 @@ def models(
         return
     if action != "list":
         raise ConfigError(f"models {action!r}: give list, or rm NAME")
+    if name is not None or o.given_options(ctx, ("yes",)):
+        raise ConfigError("models list takes no name and no --yes; `models rm NAME` deletes one")
     found = entries()
     if as_json:
         rows = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hunch.config import DEFAULT_MODEL, SpecConfig
-from hunch.errors import RequestError
+from hunch.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from hunch import LLM, SamplingParams
@@ -101,6 +101,12 @@ def prompt_ids(llm: LLM, record: dict[str, Any]) -> list[int]:
     if "turns" in record:
         return llm.encode_turn(record["turns"][0])
     return llm.tokenizer.encode(record["prompt"])
+
+
+def refuse(ctx: typer.Context, names: Sequence[str], reason: str) -> None:
+    """An error where the user wrote one of these options: here they would change nothing."""
+    if given := given_options(ctx, names):
+        raise ConfigError(f"{given}: {reason}")
 
 
 def given_options(ctx: typer.Context, names: Sequence[str]) -> str:

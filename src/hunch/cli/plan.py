@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def plan(
+    ctx: typer.Context,
     target: Annotated[str, typer.Option("--target", "-t", help="Its parameters: 8B, 70B.")] = "8B",
     draft: Annotated[
         str | None, typer.Option(help="The draft's parameters: 1B. Without: lookups, for free.")
@@ -57,12 +58,21 @@ def plan(
     A roofline with constants measured on an H200 (docs/benchmarks.md says how near it comes);
     --from calibrates it by your own report.
     """
+    used = {"as_json"}
     if list_gpus:
+        o.refuse(
+            ctx, [*ctx.params.keys() - used - {"list_gpus"}], "--list-gpus prints a table alone"
+        )
         _list(as_json)
         return
     if link is not None:
+        used |= {"link", "gpu", "tp", "pp"}
+        o.refuse(ctx, [*ctx.params.keys() - used], "--link says what ranks exchange, no more")
         _show_exchange(link, gpu or "H100", tp, pp, as_json)
         return
+    o.refuse(ctx, ("pp",), "goes with --link, which says what stages exchange")
+    if rps is None:
+        o.refuse(ctx, ("price",), "goes with --rps, the load whose cost it tells")
     machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype)
     planner = _planner(
         machine, target, draft, dtype, acceptance, (prompt, answer, rps), layers, kv_bytes,

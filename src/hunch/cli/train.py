@@ -54,6 +54,7 @@ Register = Annotated[
 
 
 def train(
+    ctx: typer.Context,
     method: Method = None,
     options: Options = None,
     target: Annotated[
@@ -81,6 +82,7 @@ def train(
     if max_model_len is not None:
         engine["max_model_len"] = max_model_len
     if method is not None:
+        o.refuse(ctx, ("force", "register"), "goes without a method, where hunch chooses one")
         if minutes is not None:
             given["minutes"] = str(minutes)
         job, before = _job(method, target, prompts, out, resume, given, engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from hunch.hub.catalogue import ALIASES, suggest
 from hunch.hub.hugging_face import fetch_gguf, fetch_snapshot
 from hunch.hub.wheel import KNOWN, fetch_model
 
+log = logging.getLogger("hunch")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _QUANT = re.compile(rf"({_HUB_ID.pattern}):([A-Za-z0-9_]+)")  # one file of a GGUF repository
 
@@ -42,6 +44,8 @@ def resolve(
     if not name.strip():
         raise ModelNotFoundError("the model's name is empty; give a name, a path or a hub id")
     path = Path(name).expanduser()
+    if revision is not None and (name.lower() in KNOWN or path.exists()):
+        log.warning("revision %s has no effect: %s is no Hugging Face id", revision, name)
     if name.lower() in KNOWN:  # a local path of the same name is written ./name
         fetched = fetch_model(name.lower(), progress, directory)
         return ModelFiles(name=name, path=fetched, kind="gguf")
