@@ -30,10 +30,10 @@ PROMPTS = [
     "to be or not to be, to be or",
 ]
 PARAMS = {
-    "greedy": SamplingParams(temperature=0, max_tokens=20, ignore_eos=True),
-    "seeded": SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12, seed=7),
+    "greedy": SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+    "seeded": SamplingParams(temperature=0.8, top_p=0.95, max_tokens=8, seed=7),
     "rules": SamplingParams(
-        temperature=0.7, repetition_penalty=1.2, min_tokens=4, max_tokens=8, seed=3
+        temperature=0.7, repetition_penalty=1.2, min_tokens=4, max_tokens=6, seed=3
     ),
 }
 IDS = [5, 9, 2, 40, 41, 7, 8]
@@ -138,14 +138,13 @@ def test_text_does_not_depend_on_the_drafter_or_the_batch(
 
 def test_a_draft_model_has_a_size_of_its_own(split_llm: Callable[..., LLM]) -> None:
     """On one rank or over several: the text is the target's, and guesses are as good."""
-    plain = tokens(split_llm(4, "off"), PARAMS["greedy"])
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    plain = tokens(split_llm(4, "off"), params)
     arguments = {"max_num_batched_tokens": 9, "num_blocks": 40}
-    accepted = []
     for size in (1, 2, 4):
         llm = split_llm(4, "draft", speculative_draft_tensor_parallel_size=size, **arguments)
-        assert tokens(llm, PARAMS["greedy"]) == plain
-        accepted.append(llm.stats()["accepted"])
-    assert min(accepted) > 10
+        assert tokens(llm, params) == plain
+        assert llm.stats()["accepted"] > 5
 
 
 def test_trees_move_their_kv_on_every_rank(split_llm: Callable[..., LLM]) -> None:
@@ -163,10 +162,8 @@ def test_what_cannot_be_is_refused_in_words(tiny_model: Path) -> None:
         LLM(str(tiny_model), weights=weights, tensor_parallel_size=2, **SMALL)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["pipeline_parallel_size", pytest.param("tensor_parallel_size", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # every day: test_captured.py
+@pytest.mark.parametrize("kind", ["pipeline_parallel_size", "tensor_parallel_size"])
 def test_a_dead_rank_is_named_within_seconds(kind: str, tiny_model: Path) -> None:
     """Killed in the middle of a stream: nothing hangs, and no later request is taken."""
     arguments: Any = {**SMALL, kind: 2}

@@ -67,7 +67,8 @@ class LastStateDrafter:
 
     def on_device(self) -> DeviceDrafter | None:
         """Chains; trees are grown by the host."""
-        if not can_capture(self.context, self.shape, self.options.draft_temperature):
+        context = self.context
+        if context.is_split or not can_capture(context, self.shape, self.options.draft_temperature):
             return None
         return DeviceLastState(
             name=self.name,

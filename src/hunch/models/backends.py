@@ -32,6 +32,7 @@ class Backend:
     name = "torch"  # for reports
     about = "torch, with products and attention of fixed order: exact and slower"
     captures_steps = False  # passes ask nothing of the host, so that a whole step can be captured
+    is_split = False  # other ranks hold a part of the output matrix
     has_host_kernels = False  # lookups, and chains of a single row, are one call of C++ each
 
     def hold(self, layer: Linear, target: Target) -> tuple[Linear, int]:

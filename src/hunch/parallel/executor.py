@@ -28,6 +28,7 @@ from hunch.parallel.part import Layout, Part, dump_model
 
 BLAME_SECONDS = 2.0  # after a broken line, until the rank that broke it must be known
 LEAVE_SECONDS = 5.0  # that a rank has to leave when it is told to
+FOLLOWER = "hunch.parallel.follower"  # what other ranks run
 
 
 class Ranks:
@@ -102,6 +103,7 @@ class Ranks:
             self._broken = self._deaths[0]
         if self._broken is not None:
             raise EngineError(self._broken)
+        self.link.check()
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, RuntimeError):
@@ -128,6 +130,7 @@ class Ranks:
         # Others end because of the first: they break its line, and leave with code 1.
         self._deaths.sort(key=lambda text: "exit code 1;" in text)
         self._died.set()
+        self.link.stop_waiting()
 
     def close(self) -> None:
         """End the other ranks; more calls do nothing."""
@@ -152,6 +155,7 @@ class Ranks:
         for process in self._processes:
             assert process.stdout is not None
             process.stdout.close()
+        self.link.close()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -190,7 +194,7 @@ def _start(
     words = [str(rank), str(size), device, str(folder)]
     env = {**os.environ, "HUNCH_RANK_THREADS": str(num_threads)}
     return subprocess.Popen(
-        [sys.executable, "-m", "hunch.parallel.follower", *words],
+        [sys.executable, "-m", FOLLOWER, *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=env,

@@ -30,6 +30,7 @@ class Follower:
         self.link = link
         self.parts: dict[int, Part] = {}
         self.kv: dict[int, KVCache] = {}
+        self.steps: dict[int, Any] = {}  # by model: its parts of captured steps
         self.begun: dict[int, deque[Pass]] = {}  # by model: passes for the last stage to take up
 
     @torch.inference_mode()
@@ -58,6 +59,12 @@ class Follower:
             case Op.FINISH:
                 if (part := self.parts.get(int(order[1]))) is not None and part.stage.is_last:
                     self._run(part, self.begun[int(order[1])].popleft())
+            case Op.STEP:
+                self._step(order[1:].tolist())
+            case Op.MOVES:
+                moves_2M = torch.from_numpy(order[2:].reshape(2, -1)).to(self.link.device)
+                if (kv := self.kv.get(int(order[1]))) is not None:
+                    kv.move(*moves_2M)
             case Op.FREE:
                 self.kv.pop(int(order[1]), None)
 
@@ -81,10 +88,26 @@ class Follower:
         else:
             self._run(part, asked)
 
+    def _step(self, numbers: list[int]) -> None:
+        """A part of a captured step."""
+        from hunch.parallel.step_parts import StepParts, StepSize  # needs Triton
+
+        asked = StepSize(*numbers)
+        part = self.parts[asked.model]
+        kv = self._kv(part, asked.kv, asked.num_slots)
+        if asked.model not in self.steps:
+            self.steps[asked.model] = StepParts(part)
+        self.steps[asked.model].run(asked, kv)
+
+    def _kv(
+        self, part: Part, number: int, num_slots: int, rows: tuple[int, int] = (0, 0)
+    ) -> KVCache:
+        if number not in self.kv:
+            self.kv[number] = part.new_kv(num_slots, self.link.device, *rows)
+        return self.kv[number]
+
     def _run(self, part: Part, asked: Pass) -> None:
-        if asked.kv not in self.kv:
-            self.kv[asked.kv] = part.new_kv(asked.num_slots, self.link.device, *asked.rows)
-        kv = self.kv[asked.kv]
+        kv = self._kv(part, asked.kv, asked.num_slots, asked.rows)
         if asked.moves_2M.shape[1]:
             kv.move(*asked.moves_2M)
         part.forward(asked.ids_T, asked.attn, kv, asked.feature_layers)
@@ -114,6 +137,8 @@ def follow(link: Link) -> int:
             return 1  # another rank is gone: rank 0 says which
         print(f"{type(error).__name__}: {error}", flush=True)
         raise
+    finally:
+        link.stop_waiting()
     return 0
 
 

@@ -25,6 +25,7 @@ class Group(Protocol):
 
     rank: int
     size: int
+    is_captured: bool  # a captured step can hold what it does
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum of every rank's part, added in rank order so that all ranks get the same bits."""
@@ -47,6 +48,7 @@ class SingleGroup:
 
     rank = 0
     size = 1
+    is_captured = True
 
     def all_reduce(self, part: Tensor) -> Tensor:
         return part
@@ -66,6 +68,8 @@ SINGLE: Group = SingleGroup()
 
 class DistGroup:
     """Processes joined by torch.distributed (gloo on CPUs, nccl on GPUs)."""
+
+    is_captured = False
 
     def __init__(self, process_group: dist.ProcessGroup, *, through_host: bool = False) -> None:
         """`through_host`: tensors of a GPU travel by way of the CPU's memory."""

@@ -7,11 +7,13 @@ over the loopback interface.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ import torch.distributed
 from hunch.errors import ConfigError
 from hunch.parallel.group import SINGLE, DistGroup, Group, Line
 
+log = logging.getLogger("hunch")
+
 Numbers = npt.NDArray[np.int64]
 
 dist: Any = torch.distributed  # whose stubs lack much of what it offers
@@ -33,6 +37,7 @@ HEAD = 512  # numbers of an order that travel with its length
 TEXT_BYTES = 1024  # of what a rank has to say about an order
 MAX_AHEAD = 64  # orders under way that nobody has read yet
 SHARE_GPUS = "HUNCH_RANKS_SHARE_GPUS"  # set to 1: several ranks on one GPU, for tests
+EXCHANGE = "HUNCH_RANKS_EXCHANGE"  # set to "messages": not through the GPUs' memory
 
 
 class Link:
@@ -45,6 +50,8 @@ class Link:
         self._store, self._is_local = store, is_local
         self._orders = self._gloo("orders", rank, size)
         self._groups: dict[tuple[int, int], Group] = {}
+        self._rooms: list[Any] = []  # memory of GPUs that ranks share
+        self._waiting: Any = None  # and whether they may still wait for each other in it
         self._lines: dict[int, Line] = {}
         self._head = np.zeros(HEAD, dtype=np.int64)
         self.is_ahead = False  # rank 0 goes on before the others have read what it sent
@@ -68,9 +75,49 @@ class Link:
         if size == 1:
             return SINGLE
         if (size, first) not in self._groups:
-            made, through_host = self._processes(f"group {size} {first}", self.rank - first, size)
-            self._groups[size, first] = DistGroup(made, through_host=through_host)
+            self._groups[size, first] = self._shared(size, first) or self._joined(size, first)
         return self._groups[size, first]
+
+    def _joined(self, size: int, first: int) -> Group:
+        made, through_host = self._processes(f"group {size} {first}", self.rank - first, size)
+        return DistGroup(made, through_host=through_host)
+
+    def _shared(self, size: int, first: int) -> Group | None:
+        """Through memory that all these ranks can see; None: not all of them can."""
+        if self.device.type != "cuda" or os.environ.get(EXCHANGE) == "messages":
+            return None
+        from hunch.kernels.gpu_exchange import Exchange  # needs Triton
+        from hunch.parallel.shared import Rooms, SharedGroup, Waiting
+
+        torch.cuda.set_device(self.device)
+        rank = self.rank - first
+        gloo = self._gloo(f"rooms {size} {first}", rank, size)
+        rooms = Rooms.open(rank, size, self.device, partial(_tell_all, gloo, size))
+        if rooms is None:
+            log.warning("ranks cannot see each other's memory: their steps are not captured")
+            return None
+        self._waiting = self._waiting or Waiting(self.device)
+        self._rooms.append(rooms)
+        exchange = Exchange(rank, rooms.addresses, self._waiting.stop_1, self.device)
+        return SharedGroup(exchange)
+
+    def stop_waiting(self) -> None:
+        """Let no kernel wait any more for a rank that is gone."""
+        if self._waiting is not None:
+            self._waiting.end()
+
+    def check(self) -> None:
+        """Raise where ranks have waited in vain."""
+        if self._waiting is not None:
+            self._waiting.check()
+
+    def close(self) -> None:
+        """The others are gone, or about to go."""
+        self.stop_waiting()
+        if self._rooms:
+            torch.cuda.synchronize(self.device)
+        while self._rooms:
+            self._rooms.pop().close()
 
     def line(self, size: int) -> Line:
         """Between any two of the first `size` ranks, all of which must ask."""
@@ -145,6 +192,14 @@ class Link:
         every = [torch.empty_like(own) for _ in range(self.size)]
         self._orders.allgather([every], [own]).wait()
         return [bytes(t.tolist()).rstrip(b"\0").decode(errors="ignore") for t in every]
+
+
+def _tell_all(gloo: Any, size: int, data: bytes) -> list[bytes]:
+    """What every rank says, all of it of one length."""
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    every = [torch.empty_like(own) for _ in range(size)]
+    gloo.allgather([every], [own]).wait()
+    return [bytes(one.tolist()) for one in every]
 
 
 def shares_gpus() -> bool:

@@ -28,6 +28,8 @@ class Op(IntEnum):
     FREE = 5  # a KV cache
     CLOSE = 6
     FINISH = 7  # model: its last stage takes up the oldest pass that was begun
+    STEP = 8  # a part of a captured step: what `StepSize` says, then the table's size
+    MOVES = 9  # a KV cache, then slots whose KV moves and where to
 
 
 def order(op: Op, *numbers: int) -> Numbers:

@@ -10,10 +10,11 @@ P slots that move.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ from hunch.parallel.executor import Ranks, follow_torchrun, model_of_rank, start
 from hunch.parallel.orders import Op, Pass, order
 from hunch.parallel.part import Layout
 
+if TYPE_CHECKING:
+    from hunch.parallel.step_parts import StepLead, StepSize
+
 
 @dataclass(slots=True)
 class BegunPass:
@@ -48,9 +52,16 @@ class SplitTarget:
     """The interface of a target, over ranks."""
 
     def __init__(
-        self, ranks: Ranks, path: Path, config: ModelConfig, num_ranks: int, num_stages: int = 1
+        self,
+        ranks: Ranks,
+        path: Path,
+        config: ModelConfig,
+        num_ranks: int,
+        num_stages: int = 1,
+        *,
+        is_draft: bool = False,  # drafts beside a target on the same ranks
     ) -> None:
-        self.ranks = ranks
+        self.ranks, self.is_draft = ranks, is_draft
         self.config = model_of_rank(config, ranks.size)
         self.layout = Layout(num_ranks, num_stages)
         self._number, self._part = ranks.load(path, self.config, self.layout)
@@ -62,8 +73,34 @@ class SplitTarget:
         self.kv_shapes, self.new_kv, self.embed = model.kv_shapes, model.new_kv, model.embed
         self.states_of = model.states_of
         self.backend: Backend = SplitBackend(model.backend, self.layout)
+        self.backend.captures_steps = self._can_capture()
+        ranks.link.is_ahead |= self.backend.captures_steps
         self._caches: dict[int, _Cache] = {}  # by the id of the keys' tensor
         self._freed: list[int] = []
+
+    def _can_capture(self) -> bool:
+        """Whether passes ask nothing of the host: then captured steps can hold them."""
+        if self.layout.num_stages > 1 or self.spec.delta is not None or self.is_draft:
+            return False
+        return self._part.model.backend.captures_steps and self._part.group.is_captured
+
+    def step_lead(self, kv: KVCache) -> StepLead:
+        """What captured steps of rank 0 take for their target."""
+        from hunch.parallel.step_parts import StepLead  # needs Triton
+
+        return StepLead(self, self._part, kv)
+
+    def tell_step(self, asked: Callable[..., StepSize], kv: KVCache) -> None:
+        """Let the other ranks launch their part of a captured step."""
+        cache = self._cache(kv)
+        with self.ranks.in_step():
+            self._free()
+            moves_2M = cache.take_moves()
+            if moves_2M.shape[1]:
+                numbers = order(Op.MOVES, cache.number)
+                self.ranks.send(np.concatenate([numbers, moves_2M.numpy().reshape(-1)]))
+            size = asked(model=self._number, kv=cache.number, num_slots=kv.k_LCMH.shape[1])
+            self.ranks.send(order(Op.STEP, *size))
 
     @property
     def tables(self) -> tuple[Tensor, Weight] | None:
@@ -155,12 +192,13 @@ class SplitTarget:
 
     def load_draft(self, path: Path, config: ModelConfig, num_ranks: int) -> SplitTarget:
         """Another model over the first of the same ranks."""
-        return SplitTarget(self.ranks, path, config, num_ranks)
+        return SplitTarget(self.ranks, path, config, num_ranks, is_draft=True)
 
     def with_draft_size(self, size: int) -> SplitTarget:
         """The same target, beside which draft models are split over so many ranks."""
         other = copy(self)
         other.backend = SplitBackend(self._part.model.backend, self.layout, size)
+        other.backend.captures_steps = self.backend.captures_steps
         return other
 
     def close(self) -> None:
@@ -223,7 +261,7 @@ class SplitBackend(Backend):
         self.inner, self.draft_ranks = inner, draft_ranks
         stages = f" in {layout.num_stages} stages" if layout.num_stages > 1 else ""
         self.name = f"{inner.name} on {layout.size} ranks{stages}"
-        self.has_host_kernels = inner.has_host_kernels
+        self.has_host_kernels, self.is_split = inner.has_host_kernels, layout.num_ranks > 1
         self.hold, self.accelerate = inner.hold, inner.accelerate  # type: ignore[method-assign]
         self.like_target = inner.like_target  # type: ignore[method-assign]
 

@@ -19,8 +19,16 @@ TIMED = 5  # replays behind a graph's cost
 class Graph:
     """A body with fixed buffers: run once to compile, captured, then replayed."""
 
-    def __init__(self, body: Callable[[], Any], device: torch.device, pool: Any) -> None:
-        self._body, self._graph = body, None
+    def __init__(
+        self,
+        body: Callable[[], Any],
+        device: torch.device,
+        pool: Any,
+        before: Callable[[], None] | None = None,  # called each time before it runs
+    ) -> None:
+        self._body, self._graph, self._before = body, None, before
+        if before is not None:
+            before()
         self.outputs = body()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -30,6 +38,8 @@ class Graph:
                 self.outputs = body()
 
     def replay(self) -> Any:
+        if self._before is not None:
+            self._before()
         if self._graph is None:
             self.outputs = self._body()
         else:

@@ -291,6 +291,8 @@ class CapturedSteps:
         """Wait for a step, and let grammars go on by it: what the next step's masks need."""
         group, columns = pending.group, self.steps.columns(pending.graph.kind)
         result_RC, seconds = self.steps.download.receive(pending.slot, len(group.ids), columns.end)
+        if self.steps.lead is not None:
+            self.steps.lead.check_alive()
         before, self._read_at = self._read_at, perf_counter()
         led, self._led = self._led, 0.0
         self._num_pending -= 1

@@ -46,6 +46,7 @@ class HostStep:
         self._prepares = None if self.is_ahead else parts.prepares
         self._last_end = 0.0  # when the last step's tokens were committed
         self.passes: Any = None  # captured passes, on a GPU
+        self._check_alive = getattr(parts.target, "check_alive", lambda: None)
         self.elsewhere: Elsewhere | None = None  # captured steps, on a GPU
         self._walk_row: Callable[..., tuple[list[int], list[int]]] | None = (
             None if self.sampling.is_dense else getattr(self.verify, "walk_row", None)
@@ -91,6 +92,7 @@ class HostStep:
             self._pool(hidden.last_TD, outcomes)
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._decide(batch, hidden, checked) if checked else None
+        self._check_alive()  # without one of its ranks, what the target said is worth nothing
         if self._prepares is not None:
             self._prepares.settle()
         self._commit(outcomes)

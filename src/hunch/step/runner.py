@@ -89,14 +89,15 @@ class Runner:
         from hunch.step.passes import PassGraphs
 
         pool = new_pool(self.host.device)
-        self.host.passes = PassGraphs(
-            self.target,
-            parts.kv[0],
-            self.drafter.needs.feature_layers,
-            self.rows.table.shape,
-            self.capacity.block_size,
-            pool,
-        )
+        if not hasattr(self.target, "step_lead"):  # over ranks, all are told of a pass by the host
+            self.host.passes = PassGraphs(
+                self.target,
+                parts.kv[0],
+                self.drafter.needs.feature_layers,
+                self.rows.table.shape,
+                self.capacity.block_size,
+                pool,
+            )
         if is_exact:
             self.captured = self.host.elsewhere = CapturedSteps(parts, pool)
             self.capacity = self.captured.capacity
@@ -109,9 +110,9 @@ class Runner:
 
     def preparations(self) -> list[Callable[[], Any]]:
         """What is worth doing before the first request, bit by bit."""
-        if self.host.passes is None:
-            return []
-        todo: list[Callable[[], Any]] = [partial(self.host.passes.prepare, n) for n in PASSES]
+        todo: list[Callable[[], Any]] = []
+        if self.host.passes is not None:
+            todo += [partial(self.host.passes.prepare, n) for n in PASSES]
         return todo if self.captured is None else todo + self.captured.preparations()
 
     # --- the engine's side ------------------------------------------------------------------------

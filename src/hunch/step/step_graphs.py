@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,6 +59,28 @@ class StepKind(NamedTuple):
     sampling: int  # 0: all rows are greedy, 1: some are sampled, 2: some with filters
     extras: int = 0  # of RULES, MASKS, DRAFTS, SOURCES
     num_best: int = NO_SCORES  # tokens scored beside each committed one
+
+
+class Piece(IntEnum):
+    """The two graphs of a step."""
+
+    FORWARD = 0
+    FINISH = 1
+
+
+class Lead(Protocol):
+    """The target of steps that several ranks take together: rank 0's side."""
+
+    def before(
+        self, piece: Piece, size: tuple[int, int, int], table_XB: Tensor, block_size: int
+    ) -> Callable[[], None]:
+        """What must be called each time before a graph of this size runs here."""
+
+    def share_path(self, rows: StepRows) -> None:
+        """The others need the accepted nodes, as their KV moves too."""
+
+    def check_alive(self) -> None:
+        """Raise where a rank is gone: what the step computed is worth nothing."""
 
 
 @dataclass(slots=True)
@@ -113,7 +136,10 @@ class StepGraphs:
         *,
         scores_processed: bool = False,  # log-probabilities are of what tokens are drawn from
     ) -> None:
-        self.target, self.kv, self.sampling, self.drafter = target, kv, sampling, drafter
+        # Of a target over ranks: who shares the step with the others.
+        self.lead: Lead | None = target.step_lead(kv) if hasattr(target, "step_lead") else None
+        self.target: Any = self.lead or target
+        self.kv, self.sampling, self.drafter = kv, sampling, drafter
         assert isinstance(sampling.processors, DeviceProcessors)
         self.rules = sampling.processors
         self.drafts_at, self.scores_processed = drafts_at, scores_processed
@@ -197,6 +223,8 @@ class StepGraphs:
                 count_committed(self.rules.tables, rows.ids_R.clamp(min=0), tokens_RK, num_R)
             if buffers.attn.tree_TP is not None:
                 compact(self.kv, rows, buffers.attn.slot_T)
+                if self.lead is not None:
+                    self.lead.share_path(rows)
             if kind.num_best != NO_SCORES:
                 scored_MV = logits_MV
                 if self.scores_processed:
@@ -207,12 +235,18 @@ class StepGraphs:
                 write_drafts(state, rows, columns)
             deliver(state, rows, self.download.slots_QW)
 
-        graph = Graph(finish, self.device, self.pool)
+        graph = Graph(finish, self.device, self.pool, self._before(Piece.FINISH, size))
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
         if drafter is not None:
             alone = Graph(partial(draft, self._states(len(buffers.ids_T))), self.device, self.pool)
             draft_seconds = seconds_of(alone, self.device)
         return StepGraph(kind, forward, graph, seconds, draft_seconds)
+
+    def _before(self, piece: Piece, size: tuple[int, int, int]) -> Callable[[], None] | None:
+        """What other ranks are told before a graph runs; None: there are none."""
+        if self.lead is None:
+            return None
+        return self.lead.before(piece, size, self.state.table_XB, self.block_size)
 
     def _forward_of(self, size: tuple[int, int, int], buffers: StepBuffers) -> tuple[Graph, float]:
         """Pack and run the target; every kind of step of this size goes on from its states."""
@@ -224,7 +258,8 @@ class StepGraphs:
                 hidden: Hidden = self.target.forward(ids_T, attn, self.kv, self.layers)
                 return hidden
 
-            graph = Graph(forward, self.device, self.pool)
+            before = self._before(Piece.FORWARD, size)
+            graph = Graph(forward, self.device, self.pool, before)
             with self.target.timing:
                 self._forwards[size] = graph, seconds_of(graph, self.device)
         return self._forwards[size]
@@ -308,7 +343,10 @@ class StepGraphs:
             tree_TP=packed_5T.new_zeros(num_rows * num_k, depth) if depth else None,
             block_size=self.block_size,
         )
-        attn.memo["tiling"] = self.target.tiling(spans, num_rows * num_k)
+        attn.memo["tiling"], attn.memo["num_rows"] = (
+            self.target.tiling(spans, num_rows * num_k),
+            num_rows,
+        )
         if self.kv.states is not None:
             assert num_k <= self.kv.states.inputs_LXGI.shape[2], "a draft past the ring"
             attn.memo[SEQUENCES] = step_sequences(num_rows, num_k, self.device)

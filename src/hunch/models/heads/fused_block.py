@@ -130,6 +130,8 @@ def build_fused_blocks(net: BlockNet, target: Any) -> FusedBlocks | None:
     matrices += [] if net.lm_head is None else [net.lm_head]
     if not is_plain or not all(isinstance(one.weight, Tensor) for one in matrices):
         return None
+    if target.backend.is_split and net.lm_head is None:
+        return None  # other ranks hold parts of the output matrix
     layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
     # In whichever order a library adds: what is drafted is checked.
     layers.is_wide = target.device.type == "cuda" and spec.width >= MIN_WIDTH

@@ -1,0 +1,197 @@
+"""Ranks of one machine that join their parts in the GPUs' own memory, without the host.
+
+Each rank has a room in its GPU's memory that the other processes map into theirs (CUDA's memory
+handles, asked of the driver itself). `kernels/gpu_exchange.py` says what happens in the rooms.
+
+Shape letters: S slices of a sum, T packed tokens, D width, R ranks, W 32-bit words of a part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hunch.errors import EngineError
+from hunch.kernels.gpu_exchange import PEERS_DIED, TIMED_OUT, Exchange, room_words
+
+HANDLE_BYTES = 64  # of CUDA's memory handles
+PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the room may be on another GPU
+NAME_BYTES = 64  # of what tells machines apart
+
+Tell = Callable[[bytes], list[bytes]]  # what every rank says, by rank
+
+
+class SharedGroup:
+    """A group (see `group.py`) whose exchanges a captured step can hold."""
+
+    is_captured = True
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.rank, self.size, self._exchange = exchange.rank, exchange.size, exchange
+        self._all, self._first = range(self.size), range(1)
+
+    def all_reduce(self, part: Tensor) -> Tensor:
+        parts = self._gathered(part, self._all, self._all)
+        total = parts[0]
+        for other in parts[1:]:
+            total = total + other
+        return total
+
+    def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        room = part
+        if part.shape[-1] < max(sizes):
+            room = part.new_zeros(*part.shape[:-1], max(sizes))
+            room[..., : part.shape[-1]] = part
+        parts = self._gathered(room, self._all, self._first)
+        if self.rank:
+            return part
+        return torch.cat([p[..., :size] for p, size in zip(parts, sizes, strict=True)], dim=-1)
+
+    def all_slices(self, part_STD: Tensor) -> Tensor:
+        size, part_SW = part_STD.shape[1:], part_STD.flatten(1)
+        return self._exchange.gather(part_SW, writers=self._all, readers=self._all).view(-1, *size)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        found = self._gathered(tensor, self._first, self._all[1:])
+        if self.rank:
+            tensor.copy_(found[0])
+        return tensor
+
+    def _gathered(self, part: Tensor, writers: range, readers: range) -> Tensor:
+        """Parts of the writers, [R, ...], on the readers."""
+        word_W = _words(part.contiguous())
+        out_RW = self._exchange.gather(word_W[None], writers=writers, readers=readers)
+        flat_R = out_RW if part.dtype == torch.float32 else out_RW.view(part.dtype)
+        return flat_R[:, : part.numel()].view(len(out_RW), *part.shape)
+
+
+def _words(part: Tensor) -> Tensor:
+    """The same bits as a line of whole words; sums of float32 are made of slices."""
+    flat, per_word = part.view(-1), 4 // min(part.itemsize, 4)
+    if part.dtype == torch.float32:
+        return flat
+    if flat.numel() % per_word:
+        flat = torch.cat([flat, flat.new_zeros(-flat.numel() % per_word)])
+    return flat.view(torch.int32)
+
+
+class Rooms:
+    """This rank's room and those of the others, as this process sees them."""
+
+    def __init__(self, driver: Driver, own: int, others: list[int], all_rooms: list[int]) -> None:
+        self._driver, self._own, self._others = driver, own, others
+        self.addresses = all_rooms
+
+    @staticmethod
+    def open(rank: int, size: int, device: torch.device, tell: Tell) -> Rooms | None:
+        """None, on every rank: some cannot see each other's memory."""
+        driver, own, handle = Driver.find(), 0, bytes(HANDLE_BYTES)
+        if driver is not None:
+            with torch.cuda.device(device):
+                torch.cuda.synchronize()  # the context is there
+                own, handle = driver.new_room(4 * room_words(size))
+        said = tell(_machine() + handle)
+        is_near = all(one[:NAME_BYTES] == said[0][:NAME_BYTES] for one in said)
+        handles = [one[NAME_BYTES : NAME_BYTES + HANDLE_BYTES] for one in said]
+        rooms: list[int] = []
+        if driver is not None and own and is_near and all(map(any, handles)):
+            with torch.cuda.device(device):
+                rooms = [
+                    own if other == rank else driver.see(handle)
+                    for other, handle in enumerate(handles)
+                ]
+        others = [room for room in rooms if room not in (0, own)]
+        is_open = bool(rooms) and all(rooms)
+        opened = Rooms(driver, own, others, rooms) if driver is not None else None
+        if all(one[:1] == b"1" for one in tell(b"1" if is_open else b"0")):
+            return opened
+        if opened is not None:
+            opened.close()
+        return None
+
+    def close(self) -> None:
+        """No kernel may be at work in them any more."""
+        while self._others:
+            self._driver.leave(self._others.pop())
+        if self._own:
+            self._driver.free(self._own)
+        self._own = 0
+
+
+def _machine() -> bytes:
+    """What this machine has and no other."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    name = boot.read_text().strip() if boot.exists() else socket.gethostname()
+    return name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_char * HANDLE_BYTES),)
+
+
+class Driver:
+    """What torch does not offer of CUDA: memory that other processes can map."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        address, size = ctypes.c_uint64, ctypes.c_size_t
+        library.cuMemAlloc_v2.argtypes = [ctypes.POINTER(address), size]
+        library.cuMemsetD32_v2.argtypes = [address, ctypes.c_uint, size]
+        library.cuIpcGetMemHandle.argtypes = [ctypes.POINTER(_Handle), address]
+        library.cuIpcOpenMemHandle_v2.argtypes = [ctypes.POINTER(address), _Handle, ctypes.c_uint]
+        library.cuIpcCloseMemHandle.argtypes = [address]
+        library.cuMemFree_v2.argtypes = [address]
+
+    @staticmethod
+    def find() -> Driver | None:
+        try:
+            return Driver(ctypes.CDLL("libcuda.so.1"))
+        except (OSError, AttributeError):
+            return None
+
+    def new_room(self, num_bytes: int) -> tuple[int, bytes]:
+        """Zeroed memory of the current device and its handle; 0 where there is none to be had."""
+        room, handle = ctypes.c_uint64(), _Handle()
+        if self._library.cuMemAlloc_v2(ctypes.byref(room), num_bytes):
+            return 0, bytes(HANDLE_BYTES)
+        failed = self._library.cuMemsetD32_v2(room, 0, num_bytes // 4)
+        torch.cuda.synchronize()
+        if failed or self._library.cuIpcGetMemHandle(ctypes.byref(handle), room):
+            self.free(room.value)
+            return 0, bytes(HANDLE_BYTES)
+        return room.value, ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES)
+
+    def see(self, handle: bytes) -> int:
+        """Another process's room; 0 where it cannot be mapped."""
+        room, given = ctypes.c_uint64(), _Handle()
+        ctypes.memmove(ctypes.byref(given), handle, HANDLE_BYTES)
+        failed = self._library.cuIpcOpenMemHandle_v2(ctypes.byref(room), given, PEER_ACCESS)
+        return 0 if failed else room.value
+
+    def leave(self, room: int) -> None:
+        self._library.cuIpcCloseMemHandle(room)
+
+    def free(self, room: int) -> None:
+        self._library.cuMemFree_v2(room)
+
+
+class Waiting:
+    """Whether the ranks' kernels may still wait for each other: a word that all of them look at."""
+
+    def __init__(self, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self.stop_1 = torch.zeros(1, dtype=torch.int32, pin_memory=is_cuda)
+
+    def end(self) -> None:
+        """Somebody is gone. What kernels have computed since then is worth nothing."""
+        self.stop_1[0] = PEERS_DIED
+
+    def check(self) -> None:
+        if int(self.stop_1) == TIMED_OUT:
+            raise EngineError("a rank waited in vain for the others in the middle of a step")

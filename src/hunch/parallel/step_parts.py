@@ -1,0 +1,197 @@
+"""Captured steps of a target over ranks: rank 0's whole step, and the others' parts of it.
+
+Rank 0's graphs pack, choose, judge and draft as without ranks. Inside them the packed inputs go to
+the other ranks through the GPUs' memory; those have a graph for each size of step that takes the
+inputs, computes its part of the pass and of the logits, and moves accepted nodes' KV. Before rank 0
+launches a graph it says by an order which the others must launch.
+
+Shape letters: R rows of the step, K tokens of a row (its nodes and one), T packed tokens (R times
+K), P tree depth, X rows of the engine, B blocks of a table, M rows of logits, W numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.gpu_step import compact
+from hunch.kernels.step import TOKENS, StepRows
+from hunch.models.decoder import Hidden
+from hunch.parallel.group import Group
+from hunch.parallel.part import Part
+from hunch.step.capture import Graph, new_pool
+from hunch.step.step_graphs import Piece
+
+if TYPE_CHECKING:
+    from hunch.parallel.split_target import SplitTarget
+
+
+class StepSize(NamedTuple):
+    """What a part of a captured step is, as far as other ranks must know it."""
+
+    model: int
+    kv: int
+    num_slots: int
+    piece: int
+    num_rows: int
+    num_nodes: int
+    depth: int  # of trees; 0: chains
+    table_rows: int
+    table_blocks: int
+    block_size: int
+
+
+class StepLead:
+    """The target of rank 0's captured steps."""
+
+    def __init__(self, target: SplitTarget, part: Part, kv: KVCache) -> None:
+        self._target, self._part, self._kv = target, part, kv
+        model: Any = part.model
+        self.spec, self.device, self.dtype = target.spec, target.device, target.dtype
+        self.tiling, self.timing = model.tiling, model.timing
+
+    def before(
+        self, piece: Piece, size: tuple[int, int, int], table_XB: Tensor, block_size: int
+    ) -> Callable[[], None]:
+        """What must be called before a graph of this size runs."""
+        asked = partial(StepSize, piece=piece, num_rows=size[0], num_nodes=size[1], depth=size[2])
+        table_rows, table_blocks = table_XB.shape
+        table = {
+            "table_rows": table_rows,
+            "table_blocks": table_blocks,
+            "block_size": block_size,
+        }
+
+        def tell() -> None:
+            self._target.tell_step(partial(asked, **table), self._kv)
+
+        return tell
+
+    def forward(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden:
+        """A pass of all ranks, with inputs that are known on this GPU alone."""
+        with self._target.ranks.in_step():
+            share_inputs(self._part.group, ids_T, attn, attn.memo["num_rows"])
+            return self._part.model.forward(ids_T, attn, kv, feature_layers)
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """Every rank has the states; here the parts of the vocabulary come together."""
+        with self._target.ranks.in_step():
+            return self._part.model.logits(hidden_MD)
+
+    def share_path(self, rows: StepRows) -> None:
+        """The nodes that were accepted, whose KV the others must move too."""
+        with self._target.ranks.in_step():
+            share_path(self._part.group, rows)
+
+    def check_alive(self) -> None:
+        self._target.check_alive()
+
+
+def share_inputs(group: Group, ids_T: Tensor, attn: AttnInputs, num_rows: int) -> None:
+    """Rank 0's packed inputs on all ranks, with the tables of the rows they are of."""
+    num_k = len(ids_T) // num_rows
+    columns = [ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T]
+    trees = [] if attn.tree_TP is None else [attn.tree_TP]
+    if group.rank == 0:
+        table_RB = attn.table_SB.index_select(0, attn.seq_T[::num_k])
+        group.broadcast(torch.cat([one.reshape(-1) for one in (*columns, table_RB, *trees)]))
+        return
+    num_blocks = attn.table_SB.shape[1]
+    sizes = [len(ids_T)] * 5 + [num_rows * num_blocks] + [tree.numel() for tree in trees]
+    got = torch.split(group.broadcast(ids_T.new_empty(sum(sizes))), sizes)
+    for column, line in zip((*columns, *trees), (*got[:5], *got[6:]), strict=True):
+        column.copy_(line.view_as(column))
+    table_RB = got[5].view(num_rows, num_blocks)
+    attn.table_SB.index_copy_(0, attn.seq_T[::num_k].contiguous(), table_RB)
+
+
+def share_path(group: Group, rows: StepRows) -> None:
+    """Rank 0's accepted nodes of each row on all ranks, and how many tokens it committed."""
+    num_rows = len(rows.path_RK)
+    if group.rank == 0:
+        parts = [rows.path_RK.reshape(-1), rows.result_RC[:, TOKENS]]
+        group.broadcast(torch.cat(parts))
+        return
+    got_W = group.broadcast(rows.path_RK.new_empty(rows.path_RK.numel() + num_rows))
+    rows.path_RK.copy_(got_W[:-num_rows].view_as(rows.path_RK))
+    rows.result_RC[:, TOKENS].copy_(got_W[-num_rows:])
+
+
+class StepParts:
+    """Another rank's graphs of one model, made when rank 0 first asks for them."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._pool = new_pool(part.model.device)
+        self._graphs: dict[StepSize, Graph] = {}
+        self._tables: dict[int, Tensor] = {}  # of the rows of each KV cache
+        self._buffers: dict[StepSize, tuple[Tensor, AttnInputs]] = {}
+
+    def run(self, asked: StepSize, kv: KVCache) -> None:
+        """Once more; a graph that is new runs as it is made."""
+        graph = self._graphs.get(asked)
+        if graph is not None:
+            graph.replay()
+            return
+        body = self._forward if asked.piece == Piece.FORWARD else self._finish
+        device = self._part.model.device
+        self._graphs[asked] = Graph(partial(body, asked, kv), device, self._pool)
+
+    def _forward(self, asked: StepSize, kv: KVCache) -> Tensor:
+        ids_T, attn = self._buffers_of(asked)
+        share_inputs(self._part.group, ids_T, attn, asked.num_rows)
+        return self._part.model.forward(ids_T, attn, kv).last_TD
+
+    def _finish(self, asked: StepSize, kv: KVCache) -> None:
+        """After the pass of the same size: logits, and KV where the accepted nodes belong."""
+        forward = asked._replace(piece=Piece.FORWARD)
+        self._part.model.logits(self._graphs[forward].outputs)
+        if asked.depth:
+            ids_T, attn = self._buffers_of(forward)
+            rows = self._rows(asked, ids_T)
+            share_path(self._part.group, rows)
+            compact(kv, rows, attn.slot_T)
+
+    def _rows(self, asked: StepSize, like: Tensor) -> StepRows:
+        size = asked.num_rows
+        none_R = like.new_zeros(size)
+        return StepRows(
+            ids_R=none_R,
+            allowed_R=none_R,
+            room_R=none_R,
+            count_R=none_R,
+            path_RK=like.new_zeros(size, asked.num_nodes + 1),
+            result_RC=like.new_zeros(size, TOKENS + 1),
+        )
+
+    def _buffers_of(self, asked: StepSize) -> tuple[Tensor, AttnInputs]:
+        if asked in self._buffers:
+            return self._buffers[asked]
+        model: Any = self._part.model
+        num_k = asked.num_nodes + 1
+        num_tokens = asked.num_rows * num_k
+        packed_5T = torch.zeros(5, num_tokens, dtype=torch.int64, device=model.device)
+        packed_5T[2], packed_5T[4] = -1, 1
+        if asked.kv not in self._tables:
+            size_XB = asked.table_rows, asked.table_blocks
+            self._tables[asked.kv] = packed_5T.new_zeros(size_XB)
+        attn = AttnInputs(
+            pos_T=packed_5T[1],
+            slot_T=packed_5T[2],
+            seq_T=packed_5T[3],
+            table_SB=self._tables[asked.kv],
+            base_T=packed_5T[4],
+            tree_TP=packed_5T.new_zeros(num_tokens, asked.depth) if asked.depth else None,
+            block_size=asked.block_size,
+        )
+        spans = [Span(r * num_k, (r + 1) * num_k, r, 0, 1) for r in range(asked.num_rows)]
+        attn.memo["tiling"] = model.tiling(tuple(spans), num_tokens)
+        self._buffers[asked] = packed_5T[0], attn
+        return self._buffers[asked]
