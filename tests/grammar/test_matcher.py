@@ -252,3 +252,28 @@ def test_what_is_known_of_tokens_beforehand_changes_no_mask(tokenizer):
         assert fast.compute_bitmask() == plain.compute_bitmask()
         assert fast.consume_token(token)
         assert plain.consume_token(token)
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_masks_of_drafts_hold_where_a_guess_is_forbidden(is_tree, grammar, tokenizer):
+    """Chains are read in place, trees beside it; nothing may follow a forbidden guess."""
+    text, rng = tokenizer.encode('{"model": "a'), random.Random(3)
+    word = tokenizer.encode('b", "token": 1}')
+    jobs, first = [], 0
+    for forbidden in range(len(word)):
+        tokens = [*word[:forbidden], rng.randrange(tokenizer.vocab_size), *word[forbidden + 1 :]]
+        parents = list(range(-1, len(tokens) - 1))
+        if is_tree:
+            tokens, parents = [*tokens, word[0]], [*parents, -1 if tokens[0] != word[0] else 0]
+        matcher = grammar.matcher()
+        matcher.consume(text)
+        jobs.append(Job(matcher, tokens, parents, first))
+        first += 1 + len(tokens)
+    num_words = -(-tokenizer.vocab_size // 32)
+    apart, together = (np.zeros((first, num_words), dtype=np.int32) for _ in "ab")
+    for job in jobs:
+        here = slice(job.first, job.first + 1 + len(job.tokens))
+        job.matcher.fill(job.tokens, job.parents, apart[here])
+        together[job.first] = -1
+    fill_all(jobs, together)
+    assert (apart == together).all()

@@ -115,18 +115,24 @@ def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
     Branches share their first nodes, so each is read into rows of its own, then put in place.
     """
     chains = [chain for job in jobs for chain in _chains(job)]
-    begins = list(accumulate((1 + len(chain.nodes) for chain in chains), initial=0))
-    num_masks, size = begins.pop(), jobs[0].matcher.grammar.num_words
-    found_MW = np.zeros((num_masks, size), dtype=np.int32)
+    size, begins = jobs[0].matcher.grammar.num_words, [chain.first for chain in chains]
+    num_masks, found_MW = len(chains) + sum(len(chain.nodes) for chain in chains), mask_MW
+    is_apart = len(chains) > len(jobs) or size != mask_MW.shape[1]
+    if is_apart:
+        begins = list(accumulate((1 + len(chain.nodes) for chain in chains), initial=0))[:-1]
+        found_MW = np.zeros((num_masks, size), dtype=np.int32)
     drafts = [(one.place, at, one.tokens) for one, at in zip(chains, begins, strict=True)]
     count = _COSTS.count(len(chains), num_masks)
     executor, began = _COSTS.executor(count), perf_counter()
     fill_next_token_bitmask_par_with_draft_tokens(executor, drafts, found_MW)
     _COSTS.took(perf_counter() - began, count, num_masks)
-    for job in jobs:
-        mask_MW[job.first] = 0
+    if is_apart:
+        for job in jobs:
+            mask_MW[job.first] = 0
     for chain, at in zip(chains, begins, strict=True):
-        if not chain.place.is_error():  # a mask that cannot be told allows nothing
+        if chain.place.is_error():  # a mask that cannot be told allows nothing
+            found_MW[at : at + 1 + len(chain.nodes)] = 0
+        elif is_apart:
             for row, node in enumerate((-1, *chain.nodes), start=at):
                 _put(found_MW[row], mask_MW[chain.first + 1 + node])
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain, count
 
 import numpy as np
 import torch
@@ -76,12 +77,13 @@ def entries(
     Removed tokens have no chance to speak of, and are left out unless they were asked for.
     """
     rows = []
-    for (own, *best), (own_value, *best_values), rank in zip(ids, values, ranks, strict=True):
-        row = {own: Logprob(own_value, rank)}
-        for place, (token, value) in enumerate(zip(best, best_values, strict=True), start=1):
-            if token != own and value > -math.inf:
-                row[token] = Logprob(value, place)
-        rows.append(row)
+    for tokens, some, rank in zip(ids, values, ranks, strict=True):
+        if some[-1] == -math.inf:  # the best come first, removed ones last
+            own, *best = some
+            some = [own, *(value for value in best if value > -math.inf)]
+            tokens = tokens[: len(some)]
+        # The token may come again among the best, with the same value and rank; it stays in front.
+        rows.append(dict(zip(tokens, map(Logprob, some, chain((rank,), count(1))), strict=True)))
     return rows
 
 

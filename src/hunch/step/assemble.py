@@ -71,8 +71,8 @@ def assemble(
     )
     kv = _allocate_all(capacity, shapes, [device, context.draft_device or device])
     kv[0].states = states
-    for one in (context, context.beside):
-        if drafter.needs.kv is not None and one is not None:
+    if drafter.needs.kv is not None:
+        for one in filter(None, (context, context.beside)):
             one.kv, one.group = kv[1], 1
     runner = Runner(
         capacity=capacity,

@@ -65,10 +65,13 @@ class Scores(NamedTuple):
 
     def of(self, place: int, num_tokens: int, num_wanted: int) -> list[dict[int, Logprob]]:
         """A row's entries, with so many of the best."""
-        size, some = 1 + num_wanted, slice(num_tokens)
-        ids = [line[:size] for line in self.ids[place][some]]
-        values = [line[:size] for line in self.values[place][some]]
-        return entries(ids, values, self.ranks[place][some])
+        size, ids, values = 1 + num_wanted, self.ids[place], self.values[place]
+        if num_tokens < len(ids):
+            ids, values = ids[:num_tokens], values[:num_tokens]
+        if size < len(ids[0]):
+            ids = [line[:size] for line in ids]
+            values = [line[:size] for line in values]
+        return entries(ids, values, self.ranks[place][:num_tokens])
 
 
 def _entry(num_best: int) -> int:
