@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hunch.drafting.step_policy import Policy
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
@@ -25,14 +26,14 @@ SMALL = {  # SmolLM2-135M
     1: {1: 0.613, 2: 0.617, 4: 0.625, 8: 0.643, 16: 0.70},
     8: {8: 0.650, 16: 0.680, 32: 0.710, 64: 0.750, 128: 0.86},
     32: {32: 0.78, 64: 0.84, 128: 1.0},
-    64: {64: 0.95, 128: 1.13},
+    64: {64: 0.95, 128: 1.16, 256: 1.75, 512: 2.68, 1024: 5.4},
 }
 LARGE = {  # 7B-cost
     1: {1: 3.97, 2: 3.98, 4: 4.02, 8: 4.10, 16: 4.30},
     8: {8: 4.20, 16: 4.24, 32: 4.32, 64: 4.45, 128: 5.0},
     32: {32: 5.15, 64: 5.51, 128: 8.6},
-    64: {64: 5.51, 128: 8.60, 256: 12.4, 512: 21.0},
-    128: {128: 8.60, 256: 12.4},
+    64: {64: 5.51, 128: 8.60, 256: 12.4, 512: 23.3},
+    128: {128: 8.60, 256: 12.4, 512: 23.3, 1024: 46.0},
 }
 
 
@@ -48,9 +49,9 @@ class Text:
     def __len__(self) -> int:
         return len(self.matched)
 
-    def run(self, place: int, source: int) -> int:
+    def run(self, place: int, source: int, *, has_lookup: bool = True) -> int:
         """Right tokens of what a step with this source drafts here."""
-        if source == LOOKUP or self.matched[place] >= SURE:
+        if source == LOOKUP or (has_lookup and self.matched[place] >= SURE):
             return int(self.right[place])
         return int((self.tree if source == TREE else self.network)[place])
 
@@ -129,7 +130,8 @@ class Replay:
     seconds: Callable[[int, Any], float]
     max_rows: int
     arrivals: Sequence[float] | None = None  # in milliseconds; None: a row is refilled at once
-    prompt: float = 0.0  # milliseconds of a pass over the prompts that came, beside a step
+    # Milliseconds of a pass over prompts beside a step: of any, and of each that came.
+    prompt: tuple[float, float] = (0.0, 0.0)
     host: Callable[[int, Any], float] = lambda num_rows, shape: 0.0  # what the host does for a step
     began: dict[int, float] = field(default_factory=dict)  # when each text's row was filled
     waited: list[float] = field(default_factory=list)  # milliseconds per token of each text
@@ -141,6 +143,10 @@ class Replay:
     waits: dict[int, int] = field(default_factory=dict)  # the source of each row's waiting draft
     next_text: int = 0
     num_came: int = 0  # since the last step
+
+    @property
+    def has_lookup(self) -> bool:
+        return isinstance(self.policy, Policy) and self.policy.shapes.has_lookup
 
     def run(self) -> float:
         """Tokens per millisecond."""
@@ -163,8 +169,9 @@ class Replay:
                 continue
             shape = self.policy.launch(shape, row_R)
             done = self._step(shape, row_R)
-            if pending is not None:
-                self._learn(*pending)
+            if pending is not None:  # the host reads it after what it led beside this one
+                *known, since, reading = pending
+                self._learn(*known, since - reading + done[-1], done[-1])
             pending = done
 
     def _admit(self) -> None:
@@ -217,7 +224,7 @@ class Replay:
     def _step(self, shape: Any, row_R: np.ndarray) -> tuple[Any, ...]:
         num_nodes, source = shape
         took = self.seconds(_bucket(len(row_R)), shape)
-        reading = self.prompt if self.num_came else 0.0
+        reading = self.prompt[0] + self.num_came * self.prompt[1] if self.num_came else 0.0
         since = max(took + reading, self.host(len(row_R), shape) + reading)
         self.now += since
         self.shapes.append(shape)
@@ -225,7 +232,8 @@ class Replay:
         for line, row in zip(result_RC, row_R.tolist(), strict=True):
             here, text = self.place[row], self.texts[self.sits[row]]
             waits, left = self.waits[row], len(text) - self.place[row]
-            run = 0 if waits < 0 else min(text.run(here, waits), num_nodes, left - 1)
+            run = 0 if waits < 0 else text.run(here, waits, has_lookup=self.has_lookup)
+            run = min(run, num_nodes, left - 1)
             line[TOKENS], line[CHECKED] = run + 1, num_nodes if waits >= 0 else 0
             line[REASON] = 0 if run + 1 < left else 2
             line[FIRST : FIRST + run + 1] = 1000 + np.arange(here, here + run + 1)
@@ -245,7 +253,7 @@ class Replay:
         )  # fmt: skip
         return row_R, result_RC, graph, took, since, reading
 
-    def _learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any, *times: float) -> None:
+    def _learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any, *times: Any) -> None:
         self.policy.learn(row_R, result_RC, graph)
         for row, line in zip(row_R.tolist(), result_RC, strict=True):
             if self.rows.requests[row] is not None:

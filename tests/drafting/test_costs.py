@@ -118,7 +118,9 @@ def test_more_rows_than_may_check_a_node_check_none():
 def test_steps_that_begin_drafting_are_captured_too():
     shapes = StepShapes([StepShape(0), StepShape(7), StepShape(7, DraftSource.CHAIN)])
     assert StepShape(0, DraftSource.CHAIN) in shapes.to_capture(1)
-    assert StepShape(0, DraftSource.NOBODY) not in shapes.to_capture(32)  # beside a network
+    nobody = StepShape(0, DraftSource.NOBODY)
+    assert nobody in shapes.to_capture(32)
+    assert nobody not in StepShapes(shapes.all, can_pause=False).to_capture(32)
     lookups = StepShapes([StepShape(0), StepShape(1)])
     assert StepShape(0, DraftSource.NOBODY) in lookups.to_capture(32)
     assert StepShape(0, DraftSource.NOBODY) not in lookups.to_capture(8)

@@ -77,15 +77,21 @@ def test_without_guesses_hope_comes_back():
     assert fallen < 0.2 * hoped < 0.8 * hoped < expected(estimate)
 
 
-def test_past_the_last_level_only_what_all_rows_had_is_known():
-    estimate, sizes = network(), (5, 7, 15)
-    for _ in range(300):
-        estimate.learn(0, 7, 8, 1)
-    five, seven, all_of_them = estimate.gains([0], sizes, 1)[0]
-    assert 4.2 < five < 5 < seven < 7
-    assert seven < all_of_them < 8
-    other = estimate.gains([1], sizes, 1)[0]
-    assert other[0] < other[1] < other[2]
+def test_guesses_past_the_last_level_bring_nothing():
+    estimate = network()
+    teach(estimate, 5, steps=300)
+    five, seven = estimate.gains([0], (5, 7), 1)[0]
+    assert 4.2 < five == seven <= 5
+
+
+def test_what_is_expected_is_corrected_by_what_came():
+    """A tree that brings no more than a chain does is thought to bring no more."""
+    estimate = network()
+    for turn in range(300):
+        estimate.learn(0, turn % 3, turn % 3 + 1, 1 + turn % 2, num_checked=5)
+    chain, tree = (expected(estimate, source=source) for source in (1, 2))
+    assert chain == pytest.approx(1.0, abs=0.25)
+    assert tree == pytest.approx(chain, rel=0.15)
 
 
 def test_a_new_row_is_doubted_the_more_the_more_rows_a_step_has():
@@ -300,6 +306,11 @@ def choose(policy: Policy, num_rows: int) -> StepShape:
     return policy.choose(np.arange(num_rows))
 
 
+def settled(policy: Policy, num_rows: int) -> StepShape:
+    """What is chosen once it has been the better choice for a while."""
+    return [choose(policy, num_rows) for _ in range(60)][-1]
+
+
 def test_right_guesses_are_checked_where_that_costs_little():
     for seconds, want in ((CHEAP, StepShape(7)), (DEAR, StepShape(3))):
         policy = new_policy(seconds)
@@ -424,20 +435,26 @@ def test_a_network_is_chosen_where_it_brings_more_than_it_costs():
     for _ in range(60):
         policy.network.learn(0, 0, 1, 2)
         policy.lookup.learn(0, 0, 1)
-    assert choose(policy, 1) == StepShape(0)
+    assert settled(policy, 1) == StepShape(0)
     for _ in range(3000):
         policy.network.fade([0])
-    assert choose(policy, 1).source > 0
+    assert settled(policy, 1).source > 0
 
 
-def test_a_network_that_knows_the_rows_is_not_left_for_a_little_more():
+def test_a_change_of_source_must_bring_in_what_it_costs():
+    """With little left to write it does not; a step that promises more by chance is not enough."""
     policy = new_policy(MEASURED, drafter=Drafter(*NETWORK))
     for _ in range(60):
-        policy.network.learn(0, 2, 3, 1)
-        policy.lookup.learn(0, 2, 3)
+        policy.network.learn(0, 0, 1, 1)
+        policy.lookup.learn(0, 1, 2)
+    assert settled(policy, 1).source == DraftSource.LOOKUP
+    for _ in range(60):
+        policy.network.learn(0, 5, 5, 1)
     assert choose(policy, 1).source == DraftSource.LOOKUP
-    policy.has_read[:] = True
-    assert choose(policy, 1).source > 0
+    policy.rows.end[:] = 101
+    assert settled(policy, 1).source == DraftSource.LOOKUP
+    policy.rows.end[:] = 200
+    assert settled(policy, 1).source > 0
 
 
 def test_rows_a_network_has_not_read_wait_for_the_host():
@@ -481,9 +498,9 @@ def test_rows_that_name_a_method_are_drafted_for_by_no_other():
     for _ in range(40):
         policy.lookup.learn(0, 5, 5)
         policy.lookup.learn(1, 5, 5)
-    assert choose(policy, 2) == StepShape(7)
+    assert settled(policy, 2) == StepShape(7)
     policy.by_network[:2] = [True, True]
-    assert choose(policy, 2).source > 0
+    assert settled(policy, 2).source > 0
 
 
 def test_a_tree_that_waits_is_checked_as_a_tree_or_dropped():
@@ -634,7 +651,7 @@ def open_load(
     *,
     first: float,
     copied: float = 0.1,
-    prompt: float = 0.0,
+    prompt: tuple[float, float] = (0.0, 0.0),
     host: Any = None,
     num_rows: int = 128,
     count: int = 160,
@@ -665,11 +682,13 @@ FIXED = {"off": Fixed(StepShape(0, DraftSource.NOBODY))}
 CHAINS = Drafter(*chains_of(5, is_adaptive=True), num_levels=5)
 
 
-@pytest.mark.parametrize("interval", [20.0, 12.0, 8.0])
+@pytest.mark.parametrize("interval", [20.0, 14.0, 9.0])
 def test_under_a_load_it_is_as_fast_as_the_best_fixed_length(interval):
     """A large target: every step has a prompt beside it, and takes as long for it at any length."""
     fixed = {str(n): Fixed(StepShape(n, DraftSource.CHAIN)) for n in (1, 3, 5)}
-    found = open_load({**FIXED, **fixed, "auto": CHAINS}, LARGE, interval, first=0.62, prompt=7.0)
+    found = open_load(
+        {**FIXED, **fixed, "auto": CHAINS}, LARGE, interval, first=0.62, prompt=(1.0, 5.5)
+    )
     assert found["auto"] < 1.04 * min(found.values())
     assert found["auto"] < found["off"] / 0.98
 
@@ -683,7 +702,7 @@ def busy_host(num_rows: int, shape: Any) -> float:
 def test_where_the_host_is_late_it_is_no_slower_than_plain_decoding(interval):
     """A small target: the device waits for the host, and longer after rows that were checked."""
     fixed = {str(n): Fixed(StepShape(n)) for n in (3, 7)}
-    how = {"first": 0.3, "copied": 0.3, "prompt": 1.0, "host": busy_host, "count": 240}
+    how = {"first": 0.3, "copied": 0.3, "prompt": (1.0, 0.1), "host": busy_host, "count": 240}
     found = open_load({**FIXED, **fixed, "auto": LOOKUPS}, SMALL, interval, **how)
     assert found["auto"] < min(found.values()) * 1.04
     assert found["auto"] < found["off"] / 0.98

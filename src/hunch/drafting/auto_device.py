@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hunch.draft import Rows
-from hunch.drafting.auto_head import CHAIN_NODES, SURE
+from hunch.drafting.auto_head import CHAIN_NODES
 from hunch.drafting.base import DeviceDrafter, Network
-from hunch.drafting.costs import DraftSource, StepShape, levels_after
+from hunch.drafting.costs import SURE, DraftSource, StepShape, levels_after
 from hunch.drafting.draft_model import DeviceDraft
 from hunch.drafting.lookup import DeviceLookup
 from hunch.models.decoder import Hidden
@@ -56,7 +56,7 @@ class DeviceAuto(DeviceDrafter):
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        sizes = {min(size, self.num_nodes) for size in CHAIN_NODES}
+        sizes = {min(size, self.num_levels) for size in CHAIN_NODES}
         chains = [StepShape(size, DraftSource.CHAIN) for size in sorted(sizes)]
         if self.tree is None or self.tree.num_nodes > self.num_nodes:
             return (*self.matches.shapes, *chains)
@@ -93,7 +93,7 @@ class DeviceAuto(DeviceDrafter):
         lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
 
     def works(self, source: int) -> bool:
-        return True
+        return source != DraftSource.NOBODY
 
     def writes_kv(self, source: int) -> bool:
         return self.model.writes_kv(source)

@@ -10,7 +10,7 @@ import numpy as np
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.block import DeviceBlock
-from hunch.drafting.costs import DraftSource, StepShape
+from hunch.drafting.costs import SURE, DraftSource, StepShape
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.lookup import DeviceLookup
 from hunch.models.decoder import Hidden
@@ -18,8 +18,7 @@ from hunch.models.decoder import Hidden
 if TYPE_CHECKING:
     from hunch.kernels.step import RowState, StepRows
 
-SURE = 4  # tokens a match must have to be asked before the head
-CHAIN_NODES = (1, 3, 7, 11)  # checked in steps of a network's chains
+CHAIN_NODES = (1, 3, 7, 11)  # checked in steps of a network's chains, where it drafts as many
 TREE_WIDTH = 3  # of a block drafter's trees
 
 

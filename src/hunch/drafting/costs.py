@@ -14,8 +14,9 @@ MAX_CHECKED = 256  # packed tokens up to which a step may check nodes; beyond, t
 MIN_CHECKED = 16  # packed tokens a product takes at once; below, one node takes as long as three
 # Shapes in which a network drafts chains, alone and beside lookups, and in which it drafts trees:
 # captures take time.
-NUM_ALONE, NUM_BESIDE = 3, 2
+NUM_ALONE, NUM_BESIDE = 3, 3
 CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, where they have as many
+SURE = 4  # tokens a match must have to be taken before a network's guess
 BEGINNING = 7  # levels drafted after a step that checked none
 MIN_PAUSE = 32  # rows from which on lookups may pause
 WINDOW = 15  # passes remembered per size
@@ -29,6 +30,7 @@ MAX_LATE = 0.5  # of a step's seconds that the host may have kept the device wai
 MANY_ROWS, CHECKED_ROW = 16, 1.6
 LATE, HOST_RATE, HOST_RISE = 1.1, 0.1, 2.0
 LOAD_RATE, READING_RATE = 0.02, 0.1  # of the newest step and pass, in what is thought of a load
+MAX_LOAD = 0.9  # share of all time that reading prompts may seem to take
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
 
 
@@ -67,8 +69,8 @@ def levels_after(num_tokens: int, most: int) -> int:
 class StepShapes:
     """The shapes that a device drafter's steps may have, by rows."""
 
-    def __init__(self, shapes: Sequence[StepShape]) -> None:
-        self.all = tuple(sorted(shapes))
+    def __init__(self, shapes: Sequence[StepShape], *, can_pause: bool = True) -> None:
+        self.all, self._can_pause = tuple(sorted(shapes)), can_pause
         self.max_nodes = max(shape.num_nodes for shape in self.all)
         self.has_lookup = any(shape.num_nodes for shape in self.all if not shape.source)
         self.network_sources = sorted({DraftSource(s.source) for s in self.all if s.source > 0})
@@ -80,7 +82,7 @@ class StepShapes:
         if num_rows not in self._at:
             few = [shape for shape in self.all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
             if 2 * num_rows < MIN_CHECKED and StepShape(3) in few:
-                few = [shape for shape in few if shape != StepShape(1)]
+                few = [shape for shape in few if shape.num_nodes != 1 or not self.has_lookup]
             most = NUM_BESIDE if self.has_lookup else NUM_ALONE
             for source in self.network_sources:
                 dropped = [shape for shape in few if shape.source == source][:-most]
@@ -102,8 +104,9 @@ class StepShapes:
         return bool(self.sizes_at(num_rows))
 
     def can_pause(self, num_rows: int) -> bool:
-        """Whether its lookups may; beside a network they are a small part of its time."""
-        return num_rows >= MIN_PAUSE and not self.network_sources and len(self.at(num_rows)) > 1
+        """Whether its lookups may, as nothing else must be done in every step."""
+        is_many = num_rows >= MIN_PAUSE and len(self.at(num_rows)) > 1
+        return is_many and self._can_pause and self.has_lookup
 
     def to_capture(self, num_rows: int) -> list[StepShape]:
         """Those of such a step, and the steps that begin drafting."""
@@ -326,16 +329,17 @@ def _bucket(num_tokens: int) -> int:
 class PromptLoad:
     """What reading prompts beside captured steps adds to them, while requests keep coming.
 
-    All prompts that wait are read in one pass beside a step. Where requests come so fast that every
-    step has such a pass, it takes as long beside a short step as beside a long one, and a step that
-    brings more tokens has the use of that. Where they come more slowly, a longer step has more of
-    them, and all steps are slowed down alike.
+    All prompts that wait are read in one pass beside a step. Each takes its time whatever the steps
+    are, and slows all of them down alike. What a pass takes beyond that is shared by its prompts:
+    where requests come so fast that every step has a pass, it is the same beside a short step as
+    beside a long one, and a step that brings more tokens has the use of that.
     """
 
     def __init__(self) -> None:
         self._came = 0
         self._requests = self._seconds = 0.0  # per step, of late
-        self._reading = 0.0  # seconds of a pass, of late
+        # Means over passes, of late: prompts, their square, seconds, and prompts times seconds.
+        self._prompts, self._squares, self._reading, self._products = 1.0, 1.0, 0.0, 0.0
 
     def start(self, num_requests: int) -> None:
         """Requests came."""
@@ -343,22 +347,37 @@ class PromptLoad:
 
     def record(self, seconds: float, reading: float) -> None:
         """A step and what was read beside it took so long, of which reading this."""
-        self._requests += LOAD_RATE * (self._came - self._requests)
+        came, self._came = self._came, 0
+        self._requests += LOAD_RATE * (came - self._requests)
         self._seconds += LOAD_RATE * (seconds - self._seconds)
-        self._came = 0
-        if reading > 0.0:
+        if reading > 0.0 and came:
             rate = READING_RATE if self._reading else 1.0
+            self._prompts += rate * (came - self._prompts)
+            self._squares += rate * (came * came - self._squares)
             self._reading += rate * (reading - self._reading)
+            self._products += rate * (came * reading - self._products)
 
     def with_reading(self, seconds: float) -> float:
         """Seconds from one step of so many to the next."""
         if self._requests <= 0.0 or self._seconds <= 0.0:
             return seconds
         per_second = self._requests / self._seconds
-        whole = seconds + self._reading
+        each = self._each()
+        any_pass = self._reading - each * self._prompts
+        share = min(per_second * each, MAX_LOAD)  # of all time, for prompts by themselves
+        whole = (seconds + any_pass) / (1.0 - share)
         if per_second * whole >= 1.0:  # every step has a prompt to read
             return whole
-        return seconds / (1.0 - per_second * self._reading)
+        return seconds / (1.0 - min(per_second * (each + any_pass), MAX_LOAD))
+
+    def _each(self) -> float:
+        """Seconds of a prompt in a pass: the slope over passes, or all where none is seen."""
+        spread = self._squares - self._prompts**2
+        each = self._reading / self._prompts
+        if spread > 0.05 * self._squares:
+            slope = (self._products - self._prompts * self._reading) / spread
+            each = min(max(slope, 0.0), each)
+        return each
 
 
 class HostTime:

@@ -23,7 +23,11 @@ from hunch.drafting.costs import CostCurve, DraftSource
 
 COMMON_RATE = 0.003  # of the shared terms, once many guesses taught them;
 DOUBTED = 12.0  # and so many are as good as the priors: the first to teach count for more
-HEARD = 6.0  # guesses after which half of the hope for a source is gone
+HEARD = 16.0  # guesses after which half of the hope for a source is gone;
+HOPED_ROWS = 16  # and rows of a step: in a step of many a trial costs much and teaches at once
+# Tokens expected of guesses that were checked are compared with those that came: how many steps
+# count, and as how many tokens it counts that estimates were right before any was.
+CALIBRATED, FORGIVEN, TRUSTED, MAX_WRONG = 60.0, 500.0, 4.0, 2.0
 LOW, HIGH = 0.02, 0.98  # chances are never thought beyond
 FINE = 8  # steps of log-odds that chances are looked up by
 FLOOR = 0.05  # least p (1 - p) that an error is divided by, so that chances move by the rate
@@ -31,7 +35,6 @@ UNUSED, COMMON_UNUSED = 0.003, 0.001  # what row and shared terms lose with a st
 FORGOTTEN = 0.002  # share of what was heard that counts no more after a step without guesses
 DOUBT_FADE = 0.03
 NEW_MATCH = 1.0  # doublings of the match taken for a row of which nothing was heard
-PAST, PAST_RATE = 0.4, 0.01  # chance of a guess past a network's last level: a lookup's
 
 
 class AcceptanceEstimate:
@@ -48,7 +51,7 @@ class AcceptanceEstimate:
         priors: Mapping[int, tuple[float, float]],  # by source: of the first guess, a further one
         *,
         rate: float,
-        num_levels: int | Mapping[int, int],  # by source; guesses past these are another's
+        num_levels: int | Mapping[int, int],  # by source
         by_match: tuple[float, float] = (0.0, 0.0),  # what both gain with a doubling of the match
         doubt: float = 0.0,  # log-odds that a new row is thought to lack, see `gains`
         hope: float = 0.0,  # and that a source is given of which nothing was heard
@@ -68,7 +71,8 @@ class AcceptanceEstimate:
         self.match, self.before = [NEW_MATCH] * num_rows, [NEW_MATCH] * num_rows
         self.common_first = self.common_further = 0.0
         self.num_heard = 0.0  # guesses that taught the shared terms
-        self.past = PAST
+        # By source: tokens expected of guesses that were checked of late, and those that came.
+        self.checked = dict.fromkeys(priors, (TRUSTED, TRUSTED))
 
     def start(self, rows: Sequence[int]) -> None:
         """Requests came into these rows."""
@@ -93,6 +97,7 @@ class AcceptanceEstimate:
         compared: int,
         source: int = DraftSource.LOOKUP,
         weight: float = 1.0,  # for the shared terms: one over the rows of the step
+        num_checked: int = 0,  # of its guesses, by the target
     ) -> None:
         """So many of the row's guesses were right in a row, of so many that could be compared."""
         self.doubts[row] *= 1.0 - DOUBT_FADE
@@ -102,6 +107,11 @@ class AcceptanceEstimate:
             self.priors[source], self.by_match, self.num_levels[source], self.before[row],
         )  # fmt: skip
         odds = prior[0] + by_match[0] * before + self.common_first + self.first[row]
+        if num_checked:
+            again = prior[1] + by_match[1] * before + self.common_further + self.further[row]
+            most = min(num_checked, levels)
+            (gain,) = _gains(round(FINE * odds), round(FINE * again), (most,), levels)
+            self._calibrate(source, gain, min(run, most), weight)
         chance, scale = _chance(round(FINE * odds))
         step = self.rate * scale * ((1.0 if run else 0.0) - chance)
         self.first[row] += step
@@ -115,9 +125,15 @@ class AcceptanceEstimate:
             step = self.rate * scale * ((run if run < levels else levels) - 1 - asked * chance)
             self.further[row] += step
             self.common_further += common * step
-        if compared > levels:
-            right, asked = max(run - levels, 0), compared - levels
-            self.past += PAST_RATE * (right / asked - self.past)
+
+    def _calibrate(self, source: int, gain: float, came: float, weight: float) -> None:
+        for other, (expected, was) in self.checked.items():
+            if other == source:
+                kept = 1.0 - weight / CALIBRATED
+                self.checked[source] = kept * expected + weight * gain, kept * was + weight * came
+            elif expected != was:  # what is not in use is slowly thought right again
+                kept = 1.0 - weight / FORGIVEN
+                self.checked[other] = expected, kept * was + (1.0 - kept) * expected
 
     def fade(self, rows: Sequence[int]) -> None:
         """Nobody guessed for these rows: what was learned is slowly forgotten, and tried again."""
@@ -142,18 +158,25 @@ class AcceptanceEstimate:
         gain little: so a new row may be doubted, the more the more rows the step has.
         """
         (by_first, by_further), prior = self.by_match, self.priors[source]
-        hope = self.hope / (1.0 + self.num_heard / HEARD)
+        hope = self.hope / (1.0 + self.num_heard / HEARD) / (1.0 + (len(rows) - 1) / HOPED_ROWS)
         first, further = prior[0] + self.common_first + hope, prior[1] + self.common_further + hope
         doublings = log2(len(rows)) if is_doubtful else 0.0
-        past, most = round(100 * self.past), self.num_levels[source]
+        most, right = self.num_levels[source], self.calibration(source)
         firsts, furthers, matches, doubts = self.first, self.further, self.match, self.doubts
         gains = []
         for row in rows:  # lean, as it runs for every row at every step
             match, doubt = matches[row], doublings * doubts[row]
             odds = round(FINE * (first + by_first * match + firsts[row] - doubt))
             again = round(FINE * (further + by_further * match + furthers[row] - doubt))
-            gains.append(_gains(odds, again, past, sizes, most))
-        return gains
+            gains.append(_gains(odds, again, sizes, most))
+        if abs(right - 1.0) < 0.01:
+            return gains
+        return [tuple([right * gain for gain in some]) for some in gains]
+
+    def calibration(self, source: int) -> float:
+        """Tokens that came for one that was expected."""
+        expected, came = self.checked[source]
+        return min(max(came / expected, 1.0 / MAX_WRONG), MAX_WRONG)
 
 
 def _log_odds(chance: float) -> float:
@@ -168,17 +191,10 @@ def _chance(odds: int) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _gains(
-    odds: int, again: int, past: int, sizes: tuple[int, ...], most: int
-) -> tuple[float, ...]:
-    """Tokens that so many guesses bring, those past `most` with a chance of `past` percent."""
-    (first, _), (further, _), gains = _chance(odds), _chance(again), []
-    for size in sizes:
-        gain = first * (1.0 - further ** min(size, most)) / (1.0 - further)
-        beyond = (0.01 * past) ** max(size - most, 0)
-        gain += first * further ** (most - 1) * 0.01 * past * (1.0 - beyond) / (1.0 - 0.01 * past)
-        gains.append(gain)
-    return tuple(gains)
+def _gains(odds: int, again: int, sizes: tuple[int, ...], most: int) -> tuple[float, ...]:
+    """Tokens that so many guesses bring; those past `most` bring none."""
+    (first, _), (further, _) = _chance(odds), _chance(again)
+    return tuple([first * (1.0 - further ** min(size, most)) / (1.0 - further) for size in sizes])
 
 
 # --- the chooser ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Shape letters: R rows of the step, C columns of a result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import log, log2
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.costs import (
+    SURE,
     DraftSource,
     HostTime,
     PromptLoad,
@@ -47,8 +48,6 @@ class LookupPrior(NamedTuple):
 
 OWN_TEXT = LookupPrior((0.1, 0.6), (1.0, 0.5))
 WITH_PHRASES = LookupPrior((0.25, 0.45), (0.75, 0.65))
-# A network's step takes long matches too: they are no reason to go on without it.
-BESIDE_NETWORK = LookupPrior((0.3, 0.7), (0.0, 0.0), 0.06, 0.7)
 # Each row of a step waits for what the others check, and requests that came together are done when
 # the last of them is: the row that gains least decides, and of what the mean gains more, up to a
 # token, a part counts. While requests keep coming, the next one has the use of what a fast row
@@ -59,14 +58,14 @@ MEAN, MEAN_NETWORK, MAX_MORE, MEAN_FLOWING = 0.2, 0.35, 1.0, 0.5
 # Requests keep coming if one came beside others that had gone so many steps, of late: of an
 # arrival so much is left after each step, and it counts down to the least.
 SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
-# Prices of a change of source, as shares of a step: to read a network what it missed or to drop a
-# tree; and to leave a network that knows all. Replayed over 48 answers, the best rate at every step
-# gave 1.8 times plain decoding, with these prices 2.05.
-SWITCH, LEAVE = 0.1, 0.4
+# Steps that a change to a network costs (the host leads one, a draft is lost), how much more one
+# side must promise of late to be taken up or left, and how fast `of late` moves.
+CHANGE, LEAVE, LEAD_RATE = 2.0, 0.01, 0.1
 READS = 32  # tokens worth reading to a network for one that a row may still get
 # Plain steps after which lookups of many rows pause, and steps of a pause: with 64 rows, looking up
 # in every step took 1% of the device's time and made the host late.
 TIRED, PAUSE = 8, 32
+SURE_MATCH = log2(1 + SURE)
 
 
 class RowLengths(Protocol):
@@ -120,7 +119,10 @@ class Policy:
     ) -> None:
         num_rows = len(rows.known)
         self.drafter, self.rows = drafter, rows
-        self.shapes = StepShapes((StepShape(0),) if drafter is None else drafter.shapes)
+        self.shapes = StepShapes(
+            (StepShape(0),) if drafter is None else drafter.shapes,
+            can_pause=drafter is None or not drafter.writes_kv(DraftSource.NOBODY),
+        )
         # Of steps whose rows ask for tokens alone.
         self.costs = StepCosts(is_measured=is_measured)
         self._other_costs: dict[int, StepCosts] = {}  # by what else they ask for
@@ -128,8 +130,6 @@ class Policy:
         is_guided = drafter is not None and drafter.is_guided
         prior = WITH_PHRASES if is_guided else OWN_TEXT
         sources = self.shapes.network_sources
-        if sources:
-            prior = BESIDE_NETWORK
         self.lookup = AcceptanceEstimate(
             num_rows,
             {DraftSource.LOOKUP: prior.chances},
@@ -158,6 +158,8 @@ class Policy:
         self.load, self.host = PromptLoad(), HostTime()
         self._num_learned = 0  # rows of the step that was learned from last
         self._num_plain = self._num_pause = 0
+        # Log of what steps with a network promise over what those without do, of late.
+        self._lead: float | None = None
 
     def drafts_at(self, num_rows: int) -> bool:
         """Whether the drafter has a part in it: where none checks nodes, KV must be kept up."""
@@ -174,6 +176,7 @@ class Policy:
             self.flow = 1.0
         else:
             self._num_plain = self._num_pause = 0
+            self._lead = None
         self.lookup.start(ids)
         self.network.start(ids)
         self.age[ids] = self.has_read[ids] = self.is_tree[ids] = 0
@@ -194,11 +197,8 @@ class Policy:
             self._other_costs[asks] = StepCosts(is_measured=costs.is_measured, free=costs)
         return self._other_costs[asks]
 
-    def choose(self, row_R: np.ndarray, *, asks: int = 0, is_host: bool = False) -> StepShape:
-        """The shape with the most tokens per second, whatever draft the rows wait with.
-
-        While the host leads a step anyway, reading rows to a network is no change.
-        """
+    def choose(self, row_R: np.ndarray, *, asks: int = 0) -> StepShape:
+        """The shape with the most tokens per second, whatever draft the rows wait with."""
         num_rows = 1 << (len(row_R) - 1).bit_length()
         shapes, can_pause = self.shapes.at(num_rows), self.shapes.can_pause(num_rows)
         if len(shapes) == 1:
@@ -208,9 +208,6 @@ class Policy:
             return StepShape(0, DraftSource.NOBODY)
         tokens, costs = self._tokens(row_R, num_rows), self.costs_of(asks)
         seconds = [costs.seconds(num_rows, shape) for shape in shapes]
-        if self.can_miss:
-            prices = self._prices(row_R, shapes, is_host)
-            seconds = [price * s for price, s in zip(prices, seconds, strict=True)]
         if self.network.priors:
             tokens = self._without_unnamed(row_R, shapes, tokens)
         if costs.is_measured:
@@ -218,7 +215,9 @@ class Policy:
                 self.load.with_reading(max(took, self.host.seconds(len(row_R), shape)))
                 for shape, took in zip(shapes, seconds, strict=True)
             ]
-        shape = shapes[best_rate(tokens, seconds, self.margin)]
+        if self.can_miss:
+            shapes, tokens, seconds = self._of_one_side(row_R, shapes, tokens, seconds)
+        shape = shapes[best_rate(tokens, seconds, self.margin * (shapes[0].num_nodes == 0))]
         self._num_plain = 0 if shape.num_nodes else self._num_plain + 1
         if can_pause and self._num_plain >= TIRED:
             self._num_plain, self._num_pause = 0, PAUSE
@@ -229,15 +228,38 @@ class Policy:
         ids, is_flowing = row_R.tolist(), self.flow > LEAST_FLOW
         by_shape = {(0, 0): 1.0}
         for source, sizes in self.shapes.sizes_at(num_rows).items():
-            estimate = self.network if source > 0 else self.lookup
             part = MEAN_NETWORK if source > 0 else MEAN
-            gains = estimate.gains(ids, sizes, source, is_doubtful=not is_flowing)
+            gains = self._gains(ids, sizes, source, is_doubtful=not is_flowing)
             for size, some in zip(sizes, zip(*gains, strict=True), strict=True):
                 least = min(some)
                 more = sum(some) / len(some) - least  # that the mean gains
                 more = MEAN_FLOWING * more if is_flowing else part * min(more, MAX_MORE)
                 by_shape[size, source] = 1.0 + least + more
         return [by_shape[shape] for shape in self.shapes.at(num_rows)]
+
+    def _gains(
+        self, ids: list[int], sizes: tuple[int, ...], source: int, *, is_doubtful: bool
+    ) -> list[tuple[float, ...]]:
+        """Tokens that so many guesses of a source bring each row.
+
+        Beside lookups, a network's step takes long matches as theirs does, and drafts itself for
+        rows whose match has just ended.
+        """
+        if source <= 0:
+            return self.lookup.gains(ids, sizes, is_doubtful=is_doubtful)
+        gains = self.network.gains(ids, sizes, source, is_doubtful=is_doubtful)
+        if not self.shapes.has_lookup:
+            return gains
+        match = self.lookup.match
+        sure = [place for place, row in enumerate(ids) if match[row] >= SURE_MATCH]
+        if sure:
+            looked = self.lookup.gains([ids[place] for place in sure], (1, *sizes))
+            for place, (first, *found) in zip(sure, looked, strict=True):
+                own = gains[place]
+                gains[place] = tuple(
+                    gain + (1.0 - first) * other for gain, other in zip(found, own, strict=True)
+                )
+        return gains
 
     def _without_unnamed(
         self, row_R: np.ndarray, shapes: Sequence[StepShape], tokens: list[float]
@@ -250,20 +272,34 @@ class Policy:
         pairs = zip(shapes, tokens, strict=True)
         return [gain if (shape.source > 0) == by_network else 1.0 for shape, gain in pairs]
 
-    def _prices(self, row_R: np.ndarray, shapes: Sequence[StepShape], is_host: bool) -> list[float]:
-        """What going on with another source costs: a hole to be read, a tree to be dropped."""
-        assert self.drafter is not None
-        if not self.has_read[row_R].all():
-            price = 1.0 + SWITCH * (not is_host) if self._is_worth_reading(row_R) else inf
-            return [price if shape.source > 0 else 1.0 for shape in shapes]
-        is_tree, prices = bool(self.is_tree[row_R].any()), []
-        for shape in shapes:
-            if shape.source > 0:
-                price = SWITCH if is_tree and not self.drafter.depth(shape.source) else 0.0
-            else:
-                price = LEAVE if shape.num_nodes else 0.0
-            prices.append(1.0 + price)
-        return prices
+    def _of_one_side(
+        self,
+        row_R: np.ndarray,
+        shapes: Sequence[StepShape],
+        tokens: Sequence[float],
+        seconds: Sequence[float],
+    ) -> tuple[list[StepShape], list[float], list[float]]:
+        """The shapes with a network, or those without: what promises more, of late.
+
+        To change costs a step that the host leads, and what waits is dropped. So it must promise
+        to bring that in while the rows' requests last.
+        """
+        best = [0.0, 0.0]
+        for shape, gain, took in zip(shapes, tokens, seconds, strict=True):
+            best[shape.source > 0] = max(best[shape.source > 0], gain / took)
+        now = log(max(best[1], 1e-9) / best[0])
+        rate = 1.0 - (1.0 - LEAD_RATE) ** len(row_R)  # of many rows the mean is steady
+        self._lead = now if self._lead is None else self._lead + rate * (now - self._lead)
+        if self.has_read[row_R].all():
+            has_network = self._lead > -LEAVE
+        else:
+            least = LEAVE
+            if self.flow <= LEAST_FLOW:  # else the requests to come have the use of it too
+                left = (self.rows.end[row_R] - self.rows.known[row_R]).mean() / max(tokens)
+                least = max(CHANGE / max(left, 1.0), LEAVE)
+            has_network = self._lead > least and self._is_worth_reading(row_R)
+        kept = [place for place, shape in enumerate(shapes) if (shape.source > 0) == has_network]
+        return [shapes[p] for p in kept], [tokens[p] for p in kept], [seconds[p] for p in kept]
 
     def _is_worth_reading(self, row_R: np.ndarray) -> bool:
         assert self.drafter is not None
@@ -299,7 +335,8 @@ class Policy:
         if not ids or not self.drafter.can_follow(self.rows.view(ids)):
             return
         row_R = np.array(sorted({*ids, *others}))
-        if self.drafter.writes_kv(self.choose(row_R, is_host=True).source):
+        self.has_read[ids] = True  # the host leads: reading them now is no change of plan
+        if self.drafter.writes_kv(self.choose(row_R).source):
             reader.read(ids)
         self.has_read[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
 
@@ -368,20 +405,24 @@ class Policy:
             most = min(line[TOKENS], len(guesses))
             while run < most and guesses[run] == line[FIRST + run]:
                 run += 1
-            lookup.learn(row, run, run + (run < most), weight=weight)
+            checked = num_nodes if self.drafted[row][0] <= 0 else 0
+            lookup.learn(row, run, run + (run < most), weight=weight, num_checked=checked)
             lookup.hear(row, line[MATCHED])
             self.guesses[row] = line[guesses_at : guesses_at + num_guesses]
 
     def _learn_network(self, ids: list[int], lines: list[list[int]], graph: CapturedStep) -> None:
         """Of a network's guesses those teach that were checked."""
         assert self.drafter is not None
-        weight = 1.0 / len(ids)
+        weight, has_lookup = 1.0 / len(ids), self.shapes.has_lookup
         for row, line in zip(ids, lines, strict=True):
-            source, run = self.drafted[row][0], line[TOKENS] - 1
-            if line[CHECKED] > 0 and source > 0:
+            (source, matched), run = self.drafted[row], line[TOKENS] - 1
+            if line[CHECKED] > 0 and source > 0 and not (has_lookup and matched >= SURE):
                 # Of a row that ended nobody knows what would have come.
                 is_missed = not line[REASON] and run < graph.num_nodes
-                self.network.learn(row, run, run + is_missed, source, weight=weight)
+                checked = graph.num_nodes if is_missed or run == graph.num_nodes else 0
+                self.network.learn(
+                    row, run, run + is_missed, source, weight=weight, num_checked=checked
+                )
             self.drafted[row] = (graph.source, line[MATCHED])
         if graph.source <= 0:
             self.network.fade(ids)
