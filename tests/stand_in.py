@@ -193,6 +193,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.step.step_graphs, "process", process)
     patch.setattr(hunch.step.step_graphs, "count_committed", count_committed_ref)
     patch.setattr(hunch.step.step_extras, "scores", scores)
+    patch.setattr(hunch.step.step_extras, "committed", step.committed_ref)
     patch.setattr(hunch.step.step_extras, "draft_paths", draft_paths_ref)
     patch.setattr(hunch.step.upload, "update", step.update_ref)
     patch.setattr(hunch.kernels.gpu_lookup, "lookup", draft.lookup_ref)
@@ -203,18 +204,18 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
 
 
 def scores(
-    logits_MV: Tensor, at_S: Tensor, token_S: Tensor, num_best: int, ids_SC: Tensor,
-    logprob_SC: Tensor, rank_S: Tensor,
-) -> None:  # fmt: skip
+    logits_MV: Tensor, at_S: Tensor, token_S: Tensor, num_best: int, out_RKE: Tensor
+) -> None:
+    num_k = out_RKE.shape[1]
     for s, (at, token) in enumerate(zip(at_S.tolist(), token_S.tolist(), strict=True)):
         if at >= 0:
-            (entries,) = logprobs_at(logits_MV[at : at + 1], [token], 0)
-            best = best_dense(logits_MV[at : at + 1].float(), num_best)[0] if num_best else []
-            ids_SC[s] = torch.tensor([token, *map(int, best)])
-            rank_S[s] = entries[token].rank
-            for place, one in enumerate(ids_SC[s].tolist()):
-                (entries,) = logprobs_at(logits_MV[at : at + 1], [one], 0)
-                logprob_SC[s, place] = entries[one].logprob
+            x_1V = logits_MV[at : at + 1]
+            best = best_dense(x_1V.float(), num_best)[0] if num_best else []
+            ids = [token, *map(int, best)]
+            told = [logprobs_at(x_1V, [one], 0)[0][one] for one in ids]
+            bits = torch.tensor([score.logprob for score in told]).view(torch.int32).tolist()
+            pairs = [number for pair in zip(ids, bits, strict=True) for number in pair]
+            out_RKE[s // num_k, s % num_k] = torch.tensor([told[0].rank, *pairs])
 
 
 def process(

@@ -9,7 +9,8 @@ pytest.importorskip("triton")
 
 from hunch.kernels import gpu_scores
 from hunch.kernels.gpu_filters import CHUNK
-from hunch.kernels.gpu_scores import scores
+from hunch.kernels.gpu_scores import committed, read_scores, scores
+from hunch.kernels.step import FIRST, TOKENS, StepRows, committed_ref
 from hunch.sampling.logprobs import entries, logprobs_at, scores_ref
 from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
 from row_states import DEVICE, numbers
@@ -20,13 +21,14 @@ Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def found(logits: torch.Tensor, at: list[int], tokens: list[int], num_best: int) -> Found:
-    ids_SC = torch.full((len(at), 3 + num_best), -7, device=DEVICE)
-    value_SC = torch.full((len(at), 3 + num_best), 7.0, device=DEVICE)
-    rank_S = numbers(*[-7] * len(at))
-    scores(logits.to(DEVICE), numbers(*at), numbers(*tokens), num_best, ids_SC, value_SC, rank_S)
-    assert (ids_SC[:, 1 + num_best :] == -7).all()  # a part of a wider line: the rest stays
-    assert (value_SC[:, 1 + num_best :] == 7.0).all()
-    return ids_SC[:, : 1 + num_best].cpu(), value_SC[:, : 1 + num_best].cpu(), rank_S.cpu()
+    size = 1 + 2 * (1 + num_best)
+    lines = torch.full((len(at), 4 + size), -7, device=DEVICE)
+    out = lines[:, 2 : 2 + size].unflatten(1, (1, size))
+    scores(logits.to(DEVICE), numbers(*at), numbers(*tokens), num_best, out)
+    assert (lines[:, :2] == -7).all()  # a part of a wider line: the rest stays
+    assert (lines[:, 2 + size :] == -7).all()
+    ids_SC, value_SC, rank_S = read_scores(out[:, 0].cpu())
+    return ids_SC, value_SC, rank_S
 
 
 def logits_of(kind: str, num_rows: int = 4, vocab_size: int = CHUNK + 200) -> torch.Tensor:
@@ -118,3 +120,34 @@ def test_log_probabilities_are_those_of_torch() -> None:
     # Of each token less than a whole unit of mass is lost.
     error = (values[:, 0].double() - want).abs()
     assert (error <= 1e-6 * want.abs() + 2 * CHUNK * 2.0**-40).all()
+
+
+def test_what_a_step_committed_and_by_which_logits() -> None:
+    """A row that accepted nodes of a tree, one without, one that had ended, and padding."""
+    num_k = 4
+    rows = StepRows(
+        ids_R=numbers(3, 0, 5, -1), allowed_R=numbers(3, 3, 3, 0), room_R=numbers(0, 0, 0, 0),
+        count_R=numbers(3, 2, -1, -1),
+        path_RK=torch.tensor([[1, 2, -1, -1], [-1, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 9]],
+                             device=DEVICE),
+        result_RC=torch.arange(4 * (FIRST + num_k + 3), device=DEVICE).view(4, -1),
+    )  # fmt: skip
+    rows.result_RC[:, TOKENS] = numbers(3, 1, 2, 0)
+    got, want = ([numbers(*[-7] * 4 * num_k) for _ in "at"] for _ in "ab")
+    committed(rows, *got)
+    committed_ref(rows, *want)
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+    assert want[0].tolist() == [0, 2, 3, -1, 4, *[-1] * 11]
+
+
+def test_scores_of_several_tokens_of_a_row_stand_in_its_line() -> None:
+    logits = logits_of("smooth", num_rows=6)
+    lines = torch.zeros(2, 5 + 3 * 7, dtype=torch.int64, device=DEVICE)
+    at, tokens = numbers(0, 2, -1, 3, -1, -1), numbers(5, 6, 7, 8, 9, 10)
+    scores(logits.to(DEVICE), at, tokens, 2, lines[:, 5:].unflatten(1, (3, 7)))
+    for (r, k), row, token in (((0, 0), 0, 5), ((0, 1), 2, 6), ((1, 0), 3, 8)):
+        ids, values, _ = read_scores(lines[r : r + 1, 5 + 7 * k : 12 + 7 * k].cpu())
+        (wanted,) = logprobs_at(logits[row : row + 1], [token], 2)
+        assert ids[0].tolist() == list(wanted)
+        assert ulps(values[0], torch.tensor([one.logprob for one in wanted.values()])) <= 1

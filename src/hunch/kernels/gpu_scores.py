@@ -4,8 +4,9 @@
 depends on its own row of logits alone. Best tokens are found by chunks: the few best of each, then
 the best of those; more than a round finds are asked for again, below the last one found.
 
-Shape letters: M rows of logits, V vocabulary, S asked pairs of a row of logits and a token, C
-columns of an answer, J chunks of a row, B best tokens of a round.
+Shape letters: M rows of logits, V vocabulary, S asked pairs of a row of logits and a token, J
+chunks of a row, B best tokens of a round, R rows of a step, K tokens one step can commit, E numbers
+of an answer: a rank, then an id and the bits of a log-probability for the token and each best one.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from torch import Tensor
 
 from hunch.kernels.gpu_filters import CHUNK, ID_BITS, MASS, edges, rank_of, scaled
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.step import FIRST, TOKENS, StepRows
 
 ROUND = 20  # best tokens that one round finds at most
 NO_RANK = tl.constexpr(-1)  # below every token's
+C_TOKENS, C_FIRST = tl.constexpr(TOKENS), tl.constexpr(FIRST)  # columns of a result
 
 
 @triton.jit
@@ -35,6 +38,13 @@ def _difference(value, norm):
     """value - norm, rounded once; a removed token stays at -inf whatever the others are."""
     gap = (value.to(tl.float64) - norm).to(tl.float32)
     return tl.where(value == float("-inf"), float("-inf"), gap)
+
+
+@triton.jit
+def _store_score(line_ptr, place, token, logprob):
+    """A token and the bits of its log-probability, into its place of an answer."""
+    tl.store(line_ptr + 1 + 2 * place, token)
+    tl.store(line_ptr + 2 + 2 * place, logprob.to(tl.int32, bitcast=True).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["num_best"])
@@ -102,18 +112,18 @@ def _own_of(logits_ptr, before_ptr, s, at, token, norm, offs, is_chunk, num_colu
 
 @triton.jit(do_not_specialize=["num_best", "num_written", "first"])
 def _merge_kernel(
-    logits_ptr, at_ptr, token_ptr, rank_ptr, before_ptr, top_ptr, mass_ptr, edge_ptr, ids_ptr,
-    logprob_ptr, own_rank_ptr, num_columns, num_chunks, num_best, num_written, first, ids_stride,
-    logprob_stride, MASS: tl.constexpr, IS_FIRST: tl.constexpr, ID_BITS: tl.constexpr,
-    CHUNKS_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, at_ptr, token_ptr, rank_ptr, before_ptr, top_ptr, mass_ptr, edge_ptr, out_ptr,
+    num_columns, num_chunks, num_best, num_written, first, num_k, row_stride, k_stride,
+    MASS: tl.constexpr, IS_FIRST: tl.constexpr, ID_BITS: tl.constexpr, CHUNKS_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One answer: its token in the first round, then the best of what the chunks found."""
     s = tl.program_id(0).to(tl.int64)
     wait_for_inputs()
     let_next_start()
     at, token = tl.load(at_ptr + s), tl.load(token_ptr + s)
-    ids_ptr += s * ids_stride
-    logprob_ptr += s * logprob_stride
+    out_ptr += (s // num_k) * row_stride + (s % num_k) * k_stride
+    nothing, none = tl.full((), -1, tl.int64), tl.full((), float("-inf"), tl.float32)
     if (at >= 0) & (token >= 0):
         offs = tl.arange(0, CHUNKS_PAD)
         is_chunk = offs < num_chunks
@@ -123,9 +133,8 @@ def _merge_kernel(
         if IS_FIRST:
             logprob, own_rank = _own_of(logits_ptr, before_ptr, s, at, token, norm, offs, is_chunk,
                                         num_columns, num_chunks)  # fmt: skip
-            tl.store(ids_ptr, token)
-            tl.store(logprob_ptr, logprob)
-            tl.store(own_rank_ptr + s, own_rank)
+            tl.store(out_ptr, own_rank)
+            _store_score(out_ptr, 0, token, logprob)
         place = tl.arange(0, BLOCK)
         num_found = num_chunks * num_best
         rank = tl.load(rank_ptr + s * num_found + place, mask=place < num_found, other=NO_RANK)
@@ -136,32 +145,31 @@ def _merge_kernel(
             is_token = best >= 0  # there are no more than the vocabulary has
             found = (1 << ID_BITS) - 1 - (best & ((1 << ID_BITS) - 1))
             logprob = _difference(_value_of(best, ID_BITS), norm)
-            tl.store(ids_ptr + first + i, tl.where(is_token, found, -1))
-            tl.store(logprob_ptr + first + i, tl.where(is_token, logprob, float("-inf")))
+            logprob = tl.where(is_token, logprob, none)
+            _store_score(out_ptr, first + i, tl.where(is_token, found, nothing), logprob)
         tl.store(edge_ptr + s, best)
     else:
         if IS_FIRST:
-            tl.store(ids_ptr, tl.full((), -1, tl.int64))
-            tl.store(logprob_ptr, float("-inf"))
-            tl.store(own_rank_ptr + s, tl.zeros((), tl.int64))
+            tl.store(out_ptr, tl.zeros((), tl.int64))
+            _store_score(out_ptr, 0, nothing, none)
         for i in range(num_written):
-            tl.store(ids_ptr + first + i, tl.full((), -1, tl.int64))
-            tl.store(logprob_ptr + first + i, float("-inf"))
+            _store_score(out_ptr, first + i, nothing, none)
 
 
 def scores(
-    logits_MV: Tensor, at_S: Tensor, token_S: Tensor, num_best: int, out_ids_SC: Tensor,
-    out_logprob_SC: Tensor, out_rank_S: Tensor,
-) -> None:  # fmt: skip
-    """Into the first 1 + num_best columns: each token with its log-probability, then the best ones.
+    logits_MV: Tensor, at_S: Tensor, token_S: Tensor, num_best: int, out_RKE: Tensor
+) -> None:
+    """Of each asked token its rank, its log-probability and those of the best tokens.
 
     at_S names the row of logits; where it or the token is -1 nothing is asked. Places without an
-    answer hold -1 and -inf, and rank 0. The outputs may be views of one with more columns.
+    answer hold rank 0, then -1 and -inf. The output may be a part of longer lines; `read_scores`
+    reads it.
     """
     num_asked, num_columns = len(at_S), logits_MV.shape[1]
     assert logits_MV.is_contiguous()
     assert num_columns < 2**ID_BITS
-    assert out_ids_SC.stride(1) == out_logprob_SC.stride(1) == 1
+    assert out_RKE.stride(2) == 1
+    assert out_RKE.shape[0] * out_RKE.shape[1] == num_asked
     num_chunks, device = cdiv(num_columns, CHUNK), logits_MV.device
     room = max(1, min(num_best, ROUND))  # of each chunk; the first is needed for the top
     rank_SJB = torch.empty(num_asked, num_chunks, room, dtype=torch.int64, device=device)
@@ -183,12 +191,48 @@ def scores(
                 CHUNKS_PAD=pad, CHUNK=CHUNK, **options(8),
             )  # fmt: skip
         _merge_kernel[(num_asked,)](
-            *asked, rank_SJB, before_SJ, top_S, mass_SJ, edge_S, out_ids_SC, out_logprob_SC,
-            out_rank_S, num_columns, num_chunks, room, min(room, num_best - first), 1 + first,
-            out_ids_SC.stride(0), out_logprob_SC.stride(0), MASS=MASS, IS_FIRST=is_first,
-            ID_BITS=ID_BITS, CHUNKS_PAD=pad, BLOCK=next_power_of_2(num_chunks * room),
-            **options(4),
+            *asked, rank_SJB, before_SJ, top_S, mass_SJ, edge_S, out_RKE, num_columns, num_chunks,
+            room, min(room, num_best - first), 1 + first, out_RKE.shape[1], out_RKE.stride(0),
+            out_RKE.stride(1), MASS=MASS, IS_FIRST=is_first, ID_BITS=ID_BITS, CHUNKS_PAD=pad,
+            BLOCK=next_power_of_2(num_chunks * room), **options(4),
         )  # fmt: skip
+
+
+def read_scores(line_SE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids and log-probabilities of the token and of the best ones, and the token's rank."""
+    bits_SC = line_SE[:, 2::2].to(torch.int32)
+    return line_SE[:, 1::2], bits_SC.contiguous().view(torch.float32), line_SE[:, 0]
+
+
+# --- what a step asks for -------------------------------------------------------------------------
+
+
+@triton.jit
+def _committed_kernel(
+    count_ptr, path_ptr, result_ptr, at_ptr, token_ptr, result_stride, num_k, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: token k was chosen after node path[k - 1], the first one after the root."""
+    r = tl.program_id(0).to(tl.int64)
+    wait_for_inputs()
+    let_next_start()
+    result_ptr += r * result_stride
+    num = tl.where(tl.load(count_ptr + r) >= 0, tl.load(result_ptr + C_TOKENS), 0)
+    place = tl.arange(0, BLOCK)
+    is_in = place < num_k
+    node = tl.load(path_ptr + r * num_k + place - 1, mask=is_in & (place > 0), other=-1)
+    token = tl.load(result_ptr + C_FIRST + place, mask=is_in, other=-1)
+    tl.store(at_ptr + r * num_k + place, tl.where(place < num, r * num_k + 1 + node, -1),
+             mask=is_in)  # fmt: skip
+    tl.store(token_ptr + r * num_k + place, token, mask=is_in)
+
+
+def committed(step: StepRows, at_S: Tensor, token_S: Tensor) -> None:
+    """`committed_ref`: the tokens a step committed, and the rows of logits they were chosen by."""
+    num_rows, num_k = step.path_RK.shape
+    _committed_kernel[(num_rows,)](
+        step.count_R, step.path_RK, step.result_RC, at_S, token_S, step.result_RC.stride(0), num_k,
+        BLOCK=next_power_of_2(num_k), **options(1),
+    )  # fmt: skip
 
 
 # --- what filters leave ---------------------------------------------------------------------------

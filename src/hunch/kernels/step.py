@@ -192,6 +192,21 @@ def commit_ref(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int
         state.count_X[row] = 0
 
 
+def committed_ref(step: StepRows, at_S: Tensor, token_S: Tensor) -> None:
+    """The tokens a step committed, and the rows of logits they were chosen by; -1 after the last.
+
+    Token k was chosen after node path[k - 1], the first one after the root.
+    """
+    num_rows, num_k = step.path_RK.shape
+    at_S.fill_(-1)
+    token_S.view(num_rows, num_k).copy_(step.result_RC[:, FIRST : FIRST + num_k])
+    for r in range(num_rows):
+        count = int(step.result_RC[r, TOKENS]) if step.count_R[r] >= 0 else 0
+        for place in range(count):
+            node = int(step.path_RK[r, place - 1]) if place else -1
+            at_S[r * num_k + place] = r * num_k + 1 + node
+
+
 def compact_ref(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
     """Move the KV of accepted nodes to the slots of the positions they now have."""
     num_k = step.path_RK.shape[1]

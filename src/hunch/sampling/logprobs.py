@@ -5,7 +5,7 @@ in float64: a value does not depend on the batch, and from device to device its 
 at most the last bit. Ranks count tokens by (logit, then lower id), from 1. Handing in processed
 logits gives processed log-probabilities: removed tokens are then left out.
 
-Shape letters: M rows, V vocabulary, C the asked token and the best ones.
+Shape letters: M rows, V vocabulary, C the asked token and the best ones, E numbers of an answer.
 """
 
 from __future__ import annotations
@@ -117,12 +117,10 @@ def logprobs_of(
 
 def _scores_gpu(x_MV: Tensor, token_M: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
     """By the kernels that captured steps use, to the last bit."""
-    from hunch.kernels.gpu_scores import scores
+    from hunch.kernels.gpu_scores import read_scores, scores
 
-    num_rows, device = len(x_MV), x_MV.device
-    ids_MC = torch.empty(num_rows, 1 + num_best, dtype=torch.int64, device=device)
-    value_MC = torch.empty(num_rows, 1 + num_best, dtype=torch.float32, device=device)
-    rank_M = torch.empty(num_rows, dtype=torch.int64, device=device)
-    at_M = torch.arange(num_rows, device=device)
-    scores(x_MV.contiguous(), at_M, token_M, num_best, ids_MC, value_MC, rank_M)
-    return ids_MC, value_MC, rank_M
+    num_rows = len(x_MV)
+    line_M1E = token_M.new_empty(num_rows, 1, 1 + 2 * (1 + num_best))
+    at_M = torch.arange(num_rows, device=x_MV.device)
+    scores(x_MV.contiguous(), at_M, token_M, num_best, line_M1E)
+    return read_scores(line_M1E[:, 0])

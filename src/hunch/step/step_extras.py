@@ -2,7 +2,7 @@
 
 Shape letters: R rows of the step, N nodes of a step's draft, K tokens one step can commit (N + 1),
 M rows of logits (R times K), P longest path, V vocabulary, W words of a mask, S scored tokens (R
-times K), C the scored token and the best ones, E columns of a scored token.
+times K), E the scores in a row's result.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hunch.drafting.base import RowSource
 from hunch.kernels.gpu_process import draft_paths
-from hunch.kernels.gpu_scores import scores
-from hunch.kernels.step import FIRST, TOKENS, RowSources, RowState, StepRows
+from hunch.kernels.gpu_scores import committed, scores
+from hunch.kernels.step import RowSources, RowState, StepRows
 from hunch.step.results import Columns
 
 MAX_EXPECTED = 16384  # tokens of a prediction that captured steps look in
@@ -97,19 +97,7 @@ def write_drafts(state: RowState, rows: StepRows, columns: Columns) -> None:
 def write_scores(logits_MV: Tensor, rows: StepRows, num_best: int, columns: Columns) -> None:
     """Log-probabilities of the committed tokens and of the best ones beside them."""
     num_rows, num_k = rows.path_RK.shape
-    place_K = torch.arange(num_k, device=logits_MV.device)
-    first_R1 = torch.arange(num_rows, device=logits_MV.device)[:, None] * num_k
-    # Token k was chosen after node path[k - 1], the first one after the root.
-    node_RK = torch.cat([rows.path_RK.new_full((num_rows, 1), -1), rows.path_RK[:, :-1]], dim=1)
-    num_R1 = torch.where(rows.count_R >= 0, rows.result_RC[:, TOKENS], 0)[:, None]
-    at_RK = torch.where(place_K < num_R1, first_R1 + 1 + node_RK, -1)
-    token_RK = rows.result_RC[:, FIRST : FIRST + num_k].contiguous()
-    rank_S = at_RK.new_empty(num_rows * num_k)
-    ids_SC = at_RK.new_empty(len(rank_S), 1 + num_best)
-    logprob_SC = torch.empty(ids_SC.shape, dtype=torch.float32, device=ids_SC.device)
-    asked = at_RK.flatten(), token_RK.flatten()
-    scores(logits_MV, *asked, num_best, ids_SC, logprob_SC, rank_S)
-    bits_SC = logprob_SC.view(torch.int32).to(torch.int64)
-    pairs_SE = torch.stack([ids_SC, bits_SC], dim=2).flatten(1)
-    line_SE = torch.cat([rank_S[:, None], pairs_SE], dim=1)
-    rows.result_RC[:, columns.scores_at : columns.end] = line_SE.view(num_rows, -1)
+    at_S, token_S = (rows.ids_R.new_empty(num_rows * num_k) for _ in range(2))
+    committed(rows, at_S, token_S)
+    line_RE = rows.result_RC[:, columns.scores_at : columns.end]
+    scores(logits_MV, at_S, token_S, num_best, line_RE.view(num_rows, num_k, -1))
