@@ -151,7 +151,7 @@ def _check(asked: Asked, work: Path) -> ModelSpec:
 def _not_worth_it(asked: Asked, plan: Plan) -> str:
     return (
         f"No drafter is expected to pay for {asked.target} here in {asked.minutes:g} minutes: the "
-        f"best, {plan.best.size.text()}, {expectation(plan.best)}; lookups alone have "
+        f"best, {plan.best.size.text()}: {expectation(plan.best)}; lookups alone have "
         f"{plan.lookups:.2f}x, and auto uses them already. Nothing was trained. More --minutes, "
         "or a machine that computes faster, may change that; --force trains all the same"
     )

@@ -77,8 +77,8 @@ def outcome_of(
         if name in found
     )
     facts = (
-        f"{asked.out}, speed of plain decoding: {facts}; {speeds.num_prompts} held-out prompts, "
-        "one request at a time."
+        f"{asked.out}, speed against plain decoding: {facts}; {speeds.num_prompts} held-out "
+        "prompts, one request at a time."
     )
     new = [name for name in (DRAFTER, PHRASES) if name in found]
     best = max(new, key=lambda name: found[name], default=LOOKUPS)

@@ -151,6 +151,8 @@ def _plan_lines(asked: Asked, plan: Plan, device: str, num_prompts: int) -> list
         f"per layer and {1e6 * costs.per_column:.3f} ms per thousand tokens it may guess",
         f"lookups alone: {plan.lookups:.2f}x of plain decoding (measured, {num_prompts} prompts)",
     ]
+    if not plan.best.num_nodes:
+        return [*lines, "no network: a guess of any costs more here than it is expected to save"]
     methods = {one.size.method for one in reversed(plan.expected)}
     firsts = [next(one for one in plan.expected if one.size.method == name) for name in methods]
     shown = [one for one in plan.expected if one in plan.expected[:_NUM_SHOWN] or one in firsts]
@@ -159,7 +161,10 @@ def _plan_lines(asked: Asked, plan: Plan, device: str, num_prompts: int) -> list
 
 
 def expectation(one: Expected) -> str:
+    if not one.num_nodes:
+        return "a guess of it costs more than it is expected to save"
+    guesses = "1 guess" if one.num_nodes == 1 else f"{one.num_nodes} guesses"
     return (
-        f"expects {one.tokens_per_pass:.2f} tokens per pass with {one.num_nodes} guesses in "
+        f"expects {one.tokens_per_pass:.2f} tokens per pass with {guesses} in "
         f"{1e3 * one.draft_seconds:.2f} ms, {one.speedup:.2f}x of plain decoding"
     )
