@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hunch.drafting.beside_steps import HostTime, PromptLoad
 from hunch.drafting.costs import (
     CostCurve,
     DraftSource,
     FixedCurve,
-    HostTime,
-    PromptLoad,
     StepCosts,
     StepShape,
     StepShapes,

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from hunch.drafting.costs import CostCurve, DraftSource, FixedCurve, StepShape, chains_of
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.policy import (
+    NETWORK_PRIORS,
     AcceptanceEstimate,
     HostPolicy,
     best_count,
     best_rate,
     share_nodes,
 )
-from hunch.drafting.step_policy import NETWORK_PRIORS, PAUSE, TIRED, Policy
+from hunch.drafting.step_policy import PAUSE, TIRED, Policy
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 from policy_replay import LARGE, SMALL, Fixed, Replay, Text, buffers, seconds_of, text
 

@@ -25,12 +25,6 @@ COMMON, OWN = 0.1, 0.1  # shares of a surprise that all captured shapes take in,
 FADE = 0.001  # by which a shape not in use is thought less different with each step
 MAX_SURPRISE = 0.3  # as a logarithm: a pause is no cost
 MAX_LATE = 0.5  # of a step's seconds that the host may have kept the device waiting
-# Rows from which on the host may take longer than the device, and what a checked row is thought to
-# take of its time, for one of a plain row's, until it was seen.
-MANY_ROWS, CHECKED_ROW = 16, 1.6
-LATE, HOST_RATE, HOST_RISE = 1.1, 0.1, 2.0
-LOAD_RATE, READING_RATE = 0.02, 0.1  # of the newest step and pass, in what is thought of a load
-MAX_LOAD = 0.9  # share of all time that reading prompts may seem to take
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
 
 
@@ -324,90 +318,3 @@ def _bucket(num_tokens: int) -> int:
         return num_tokens
     step = 1 << (num_tokens.bit_length() - 4)  # eighths of the power of two below
     return (num_tokens + step // 2) // step * step
-
-
-class PromptLoad:
-    """What reading prompts beside captured steps adds to them, while requests keep coming.
-
-    All prompts that wait are read in one pass beside a step. Each takes its time whatever the steps
-    are, and slows all of them down alike. What a pass takes beyond that is shared by its prompts:
-    where requests come so fast that every step has a pass, it is the same beside a short step as
-    beside a long one, and a step that brings more tokens has the use of that.
-    """
-
-    def __init__(self) -> None:
-        self._came = 0
-        self._requests = self._seconds = 0.0  # per step, of late
-        # Means over passes, of late: prompts, their square, seconds, and prompts times seconds.
-        self._prompts, self._squares, self._reading, self._products = 1.0, 1.0, 0.0, 0.0
-
-    def start(self, num_requests: int) -> None:
-        """Requests came."""
-        self._came += num_requests
-
-    def record(self, seconds: float, reading: float) -> None:
-        """A step and what was read beside it took so long, of which reading this."""
-        came, self._came = self._came, 0
-        self._requests += LOAD_RATE * (came - self._requests)
-        self._seconds += LOAD_RATE * (seconds - self._seconds)
-        if reading > 0.0 and came:
-            rate = READING_RATE if self._reading else 1.0
-            self._prompts += rate * (came - self._prompts)
-            self._squares += rate * (came * came - self._squares)
-            self._reading += rate * (reading - self._reading)
-            self._products += rate * (came * reading - self._products)
-
-    def with_reading(self, seconds: float) -> float:
-        """Seconds from one step of so many to the next."""
-        if self._requests <= 0.0 or self._seconds <= 0.0:
-            return seconds
-        per_second = self._requests / self._seconds
-        each = self._each()
-        any_pass = self._reading - each * self._prompts
-        share = min(per_second * each, MAX_LOAD)  # of all time, for prompts by themselves
-        whole = (seconds + any_pass) / (1.0 - share)
-        if per_second * whole >= 1.0:  # every step has a prompt to read
-            return whole
-        return seconds / (1.0 - min(per_second * (each + any_pass), MAX_LOAD))
-
-    def _each(self) -> float:
-        """Seconds of a prompt in a pass: the slope over passes, or all where none is seen."""
-        spread = self._squares - self._prompts**2
-        each = self._reading / self._prompts
-        if spread > 0.05 * self._squares:
-            slope = (self._products - self._prompts * self._reading) / spread
-            each = min(max(slope, 0.0), each)
-        return each
-
-
-class HostTime:
-    """How long the host takes for a step's rows, where that is longer than the device does.
-
-    A row that was checked is more work for it than one that got a token. With many rows and a small
-    target that decides what pays.
-    """
-
-    def __init__(self) -> None:
-        self._per_row = [0.0, 0.0]  # seconds: plain, checked; 0: it was never late
-
-    def record(self, num_rows: int, shape: StepShape, seconds: float, device: float) -> None:
-        """From one step to the next so many seconds went by; the device had work for some."""
-        if num_rows < MANY_ROWS:
-            return
-        kind, each = int(shape.num_nodes > 0), seconds / num_rows
-        before = self._per_row[kind]
-        if seconds <= LATE * device:  # it was not late: so long it takes at most
-            self._per_row[kind] = min(before, each)
-        elif not before:
-            self._per_row[kind] = each
-        else:  # a pause is no cost
-            self._per_row[kind] = before + HOST_RATE * (min(each, HOST_RISE * before) - before)
-
-    def seconds(self, num_rows: int, shape: StepShape) -> float:
-        """At least so long from one step to the next; 0: nothing is known."""
-        if num_rows < MANY_ROWS:
-            return 0.0
-        plain, checked = self._per_row
-        plain = plain or checked / CHECKED_ROW
-        checked = max(checked or CHECKED_ROW * plain, plain)
-        return num_rows * (checked if shape.num_nodes else plain)

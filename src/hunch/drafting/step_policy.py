@@ -10,44 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log, log2
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.beside_steps import HostTime, PromptLoad
 from hunch.drafting.costs import (
     SURE,
     DraftSource,
-    HostTime,
-    PromptLoad,
     StepCosts,
     StepShape,
     StepShapes,
     target_seconds,
 )
-from hunch.drafting.policy import AcceptanceEstimate, best_rate
+from hunch.drafting.policy import (
+    HOPE,
+    NETWORK_PRIORS,
+    OWN_TEXT,
+    WITH_PHRASES,
+    AcceptanceEstimate,
+    best_rate,
+)
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
-HOPE = 0.8  # log-odds that a network is given until it was tried
-NETWORK_PRIORS = {DraftSource.CHAIN: (0.5, 0.6), DraftSource.TREE: (0.65, 0.65)}
-
-
-class LookupPrior(NamedTuple):
-    """What lookups are thought to be worth until they have taught.
-
-    How long the last match was says most of it: over 1,200 answers the first guess was right 10% of
-    the time where nothing had matched, 24% after one token, 53% after three, 95% after sixteen.
-    """
-
-    chances: tuple[float, float]  # of the first guess and of a further one, nothing matched
-    by_match: tuple[float, float]  # log-odds that both gain with each doubling of the match
-    rate: float = 0.04
-    doubt: float = 0.3
-
-
-OWN_TEXT = LookupPrior((0.1, 0.6), (1.0, 0.5))
-WITH_PHRASES = LookupPrior((0.25, 0.45), (0.75, 0.65))
 # Each row of a step waits for what the others check, and requests that came together are done when
 # the last of them is: the row that gains least decides, and of what the mean gains more, up to a
 # token, a part counts. While requests keep coming, the next one has the use of what a fast row
