@@ -1,4 +1,4 @@
-"""What goes on beside captured steps and decides what pays: reading prompts, the host's own work."""
+"""What goes on beside captured steps and decides what pays: prompts, and the host's own work."""
 
 from __future__ import annotations
 

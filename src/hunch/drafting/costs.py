@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from itertools import accumulate
 from math import exp, log
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 MAX_CHECKED = 256  # packed tokens up to which a step may check nodes; beyond, they do not pay
 MIN_CHECKED = 16  # packed tokens a product takes at once; below, one node takes as long as three
@@ -42,6 +42,24 @@ class StepShape(NamedTuple):
 
     num_nodes: int
     source: int = DraftSource.LOOKUP
+
+
+class CapturedStep(Protocol):
+    """A captured step, and what it took when it was captured."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def draft_seconds(self) -> float: ...
+    @property
+    def asks(self) -> int:
+        """What its rows ask for beyond tokens; 0: nothing. Such steps have costs of their own."""
 
 
 def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:

@@ -19,6 +19,7 @@ from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.beside_steps import HostTime, PromptLoad
 from hunch.drafting.costs import (
     SURE,
+    CapturedStep,
     DraftSource,
     StepCosts,
     StepShape,
@@ -64,24 +65,6 @@ class RowLengths(Protocol):
     requests: list[Any]
 
     def view(self, rows: list[int]) -> Rows: ...
-
-
-class CapturedStep(Protocol):
-    """A captured step, and what it took when it was captured."""
-
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def num_nodes(self) -> int: ...
-    @property
-    def source(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def draft_seconds(self) -> float: ...
-    @property
-    def asks(self) -> int:
-        """What its rows ask for beyond tokens; 0: nothing. Such steps have costs of their own."""
 
 
 class Reader(Protocol):
