@@ -28,9 +28,10 @@ def compiled(*tests: str) -> int:
     return int(found[1])
 
 
-def test_those_of_a_pass() -> None:
-    one = "tests/kernels/test_gpu_decoder.py::test_fused_pass_is_the_plain_pass"
-    assert compiled(f"{one}[LlamaForCausalLM-changes0]") >= 3
+def test_one_of_each_kind() -> None:
+    """A product, a sum with its norm, attention; the slow tests below compile all."""
+    names = "test_gated_product", "test_add_norm[False-3]", "test_attention[None-None-1-3]"
+    assert compiled(*(f"tests/kernels/test_gpu_kernels.py::{name}" for name in names)) == 3
 
 
 @pytest.mark.slow
