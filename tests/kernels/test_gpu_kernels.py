@@ -19,7 +19,6 @@ from hunch.kernels import (
 )
 from hunch.kernels.activation import ACTIVATIONS, gated_ref
 from hunch.kernels.attention import attention_ref
-from hunch.kernels.gpu_ahead import Ahead
 from hunch.kernels.slices import split_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -96,9 +95,7 @@ def test_rope_after_a_product(has_norms: bool) -> None:
     for got, ref in zip(cache, want, strict=True):
         close(got, ref)
     parts = rand(3, 6, qkv.shape[1], seed=5)[:, :4]  # rows past the tokens are padding
-    weight = rand(100, 1024)
-    ahead = Ahead((weight, weight), (100, 300))  # programs beside those that compute
-    gpu_fused.rope_kv(parts, q, *cache, pos, slot, table, norms, ahead=ahead)
+    gpu_fused.rope_kv(parts, q, *cache, pos, slot, table, norms)
     close(q, gpu_fused.rope_kv_ref(parts.sum(0), *want, pos, slot, table, norms))
     close(cache[0], want[0])
 
@@ -208,8 +205,7 @@ def test_add_norm_with_branches_scales_and_places(is_centred: bool) -> None:
     how = {"branch": norms[1], "part_scale": 0.3, "row_scale": 2.5, "places": places}
     how["sum_scale"] = 0.6
     y, total = (torch.full((9, 100), float("nan"), device=DEVICE) for _ in range(2))
-    ahead = Ahead((rand(256),), (1,))
-    gpu_fused.add_norm(x, norms[0], 1e-5, y, sum_TD=total, parts_SVD=parts, ahead=ahead, **how)
+    gpu_fused.add_norm(x, norms[0], 1e-5, y, sum_TD=total, parts_SVD=parts, **how)
     want_total, want = gpu_fused.add_norm_ref(x, norms[0], 1e-5, parts, **how)
     close(total, want_total)
     close(y, want)

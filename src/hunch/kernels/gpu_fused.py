@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.attention import codes_ref
-from hunch.kernels.gpu_ahead import Ahead, bring
 from hunch.kernels.gpu_gemm import rope_ref
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 
@@ -113,18 +112,13 @@ def _row_norm(
 def _add_norm_kernel(
     x_ptr, parts_ptr, index_ptr, weight_ptr, bias_ptr, branch_ptr, branch_bias_ptr, place_ptr,
     pos_ptr, sum_ptr, y_ptr, part_stride, D, eps, part_scale, row_scale, sum_scale,
-    ahead, ahead_counts, num_ahead,
     NUM_SPLITS: tl.constexpr, IS_INDEXED: tl.constexpr, HAS_SUM: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_CENTRED: tl.constexpr,
     HAS_BRANCH: tl.constexpr, HAS_BRANCH_BIAS: tl.constexpr, HAS_PART_SCALE: tl.constexpr,
     HAS_ROW_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr, HAS_PLACES: tl.constexpr,
-    BLOCK_D: tl.constexpr, THREADS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program per row, after those that bring weights."""
-    if tl.program_id(0) < num_ahead:
-        bring(ahead, ahead_counts, tl.program_id(0), THREADS)
-        return
-    row = (tl.program_id(0) - num_ahead).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_D)
     is_in = offs < D
     if HAS_NORM:
@@ -194,17 +188,13 @@ def _store_kv(
 @triton.jit
 def _rope_kv_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, pos_ptr, slot_ptr, rope_ptr,
-    q_norm_ptr, k_norm_ptr, eps, part_stride, ahead, ahead_counts, num_ahead,
+    q_norm_ptr, k_norm_ptr, eps, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     NUM_ALL: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, IS_V_NORMED: tl.constexpr, THREADS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, IS_V_NORMED: tl.constexpr,
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads."""
-    head = tl.program_id(1)
-    if tl.program_id(0) < num_ahead:
-        bring(ahead, ahead_counts, tl.program_id(0) * NUM_ALL + head, THREADS)
-        return
-    token = (tl.program_id(0) - num_ahead).to(tl.int64)
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD // 2
     offs = tl.arange(0, HALF_PAD)
     is_in = offs < HALF
@@ -244,17 +234,14 @@ def _rope_kv_kernel(
 @triton.jit
 def _rope_rows_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, pos_ptr, slot_ptr, rope_ptr,
-    num_tokens, part_stride, ahead, ahead_counts, num_ahead,
+    num_tokens, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     BLOCK_T: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, THREADS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """The same without norms, one head of many tokens: nothing is summed, so any tile will do."""
     head = tl.program_id(1)
-    if tl.program_id(0) < num_ahead:
-        bring(ahead, ahead_counts, tl.program_id(0) * (NUM_HEADS + 2 * NUM_KV) + head, THREADS)
-        return
-    token = ((tl.program_id(0) - num_ahead) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     HALF: tl.constexpr = HEAD // 2
     offs = tl.arange(0, HALF_PAD)[None, :]
     is_token = token < num_tokens
@@ -289,7 +276,7 @@ def add_norm(
     x_VD: Tensor, norm: RowNorm | Tensor | None, eps: float, y_TD: Tensor | None,
     sum_TD: Tensor | None = None, parts_SVD: Tensor | None = None, index_T: Tensor | None = None,
     *, branch: RowNorm | None = None, part_scale: float = 1.0, row_scale: float = 1.0,
-    places: Places | None = None, sum_scale: float = 1.0, ahead: Ahead | None = None,
+    places: Places | None = None, sum_scale: float = 1.0,
 ) -> None:  # fmt: skip
     """x + parts (slices in order) to sum_TD, its norm to y_TD; rows by index_T where given.
 
@@ -297,7 +284,7 @@ def add_norm(
     only the sum is stored. sum_TD, and y_TD without it, may be x itself where no index is given.
     The parts' sum is normed by `branch` and scaled before it is added; rows of x are scaled and
     have learned positions added. What x and parts add up to is scaled by `sum_scale`. A norm's
-    weight may stand for the norm. `ahead` is brought nearer meanwhile.
+    weight may stand for the norm.
     """
     out = y_TD if sum_TD is None else sum_TD
     assert out is not None
@@ -308,17 +295,14 @@ def add_norm(
     block = next_power_of_2(width)
     bias_D = None if norm is None else norm.bias_D
     branch_bias_D = None if branch is None else branch.bias_D
-    num_warps = max(1, min(8, block // 512))
-    ahead = ahead or Ahead((x_VD,), (0,))
-    num_ahead = ahead.num_programs(32 * num_warps)
-    _add_norm_kernel[(num_ahead + out.shape[0],)](
+    _add_norm_kernel[(out.shape[0],)](
         x_VD, x_VD if parts_SVD is None else parts_SVD, x_VD if index_T is None else index_T,
         x_VD if norm is None else norm.weight_D, x_VD if bias_D is None else bias_D,
         x_VD if branch is None else branch.weight_D,
         x_VD if branch_bias_D is None else branch_bias_D,
         x_VD if places is None else places.table_LD, x_VD if places is None else places.pos_T,
         out, out if y_TD is None else y_TD, 0 if parts_SVD is None else parts_SVD.stride(0), width,
-        eps, part_scale, row_scale, sum_scale, ahead.parts, ahead.counts, num_ahead,
+        eps, part_scale, row_scale, sum_scale,
         NUM_SPLITS=0 if parts_SVD is None else parts_SVD.shape[0],
         IS_INDEXED=index_T is not None, HAS_SUM=sum_TD is not None, HAS_NORM=y_TD is not None,
         HAS_BIAS=bias_D is not None,
@@ -326,7 +310,7 @@ def add_norm(
         HAS_BRANCH=branch is not None, HAS_BRANCH_BIAS=branch_bias_D is not None,
         HAS_PART_SCALE=part_scale != 1.0, HAS_ROW_SCALE=row_scale != 1.0,
         HAS_SUM_SCALE=sum_scale != 1.0, HAS_PLACES=places is not None, BLOCK_D=block,
-        THREADS=32 * num_warps, **options(num_warps),
+        **options(max(1, min(8, block // 512))),
     )  # fmt: skip
 
 
@@ -339,7 +323,6 @@ def rope_kv(
     qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
     scales: tuple[Tensor, Tensor] | None = None, is_v_normed: bool = False, is_reader: bool = False,
-    ahead: Ahead | None = None,
 ) -> None:  # fmt: skip
     """Head norms and rotation (where given), KV write, for products that did not do it.
 
@@ -356,22 +339,17 @@ def rope_kv(
     assert table_LH is None or table_LH.dtype == torch.float32
     has_rope, table_LH = table_LH is not None, q_TN if table_LH is None else table_LH
     where = (q_TN, k_CMH, v_CMH, *(scales or (q_TN, q_TN)), pos_T, slot_T, table_LH)
-    num_warps = 4 if norms is None else 1
-    ahead = ahead or Ahead((q_TN,), (0,))
-    num_ahead = cdiv(ahead.num_programs(32 * num_warps), num_all)
-    bringing = (ahead.parts, ahead.counts, num_ahead)
     if norms is None:
-        _rope_rows_kernel[(num_ahead + cdiv(num_tokens, 16), num_all)](
-            qkv_TK, *where, num_tokens, stride, *bringing, HEAD=head,
-            HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16,
-            HAS_ROPE=has_rope, NUM_PARTS=num_parts, HAS_SCALES=scales is not None,
-            THREADS=32 * num_warps, **options(num_warps),
+        _rope_rows_kernel[(cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
+            qkv_TK, *where, num_tokens, stride, HEAD=head, HALF_PAD=next_power_of_2(head // 2),
+            NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16, HAS_ROPE=has_rope, NUM_PARTS=num_parts,
+            HAS_SCALES=scales is not None, **options(4),
         )  # fmt: skip
         return
     q_norm, k_norm = norms
-    _rope_kv_kernel[(num_ahead + num_tokens, num_all)](
-        qkv_TK, *where, q_norm, k_norm, eps, stride, *bringing, HEAD=head,
+    _rope_kv_kernel[(num_tokens, num_all)](
+        qkv_TK, *where, q_norm, k_norm, eps, stride, HEAD=head,
         HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, NUM_ALL=num_all,
         HAS_ROPE=has_rope, NUM_PARTS=num_parts, HAS_SCALES=scales is not None,
-        IS_V_NORMED=is_v_normed, THREADS=32 * num_warps, **options(num_warps),
+        IS_V_NORMED=is_v_normed, **options(1),
     )  # fmt: skip

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_activation import activated, gated_by
-from hunch.kernels.gpu_ahead import Ahead, ahead_of
 from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_delta import MAX_TAPS
 from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
@@ -37,8 +36,6 @@ from hunch.parallel.group import SINGLE, Group
 MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
 MIN_QUANTISED_ROWS = 769  # below, expanding weights for the library takes longer than it saves
 READS = "reads"  # in a step's memo: what its tokens read, where that is not up to themselves
-NEXT_BYTES = 16 * 2**20  # of the next product's weights that are asked for before its turn
-LATER_BYTES = 8 * 2**20  # of the one's after it
 MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
 
 
@@ -92,7 +89,6 @@ class FusedLayers:
         h_PD = x_TD.new_empty(len(input_PE), width)
         h_TD, streams = h_PD[:num_tokens], [x_TD]
         norms = [layer.attn_norm for layer in self.layers[1:]] + [norm]
-        firsts = [layer.qkv for layer in self.layers[1:]] + [None]
         for index, (layer, next_norm) in enumerate(zip(self.layers, norms, strict=True)):
             input_PE = input_PE if index == 0 else h_PD
             parts_SPD = self._attend(input_PE, layer, attn, kv, tiling)
@@ -114,7 +110,6 @@ class FusedLayers:
                 from_TD, next_norm, eps, None if next_norm is None else h_TD, sum_TD=x_TD,
                 parts_SVD=parts_SPD, branch=branch, part_scale=layer.residual_scale,
                 sum_scale=layer.stream_scale,
-                ahead=_weights_of(num_tokens, (firsts[index], NEXT_BYTES)),
             )  # fmt: skip
             streams.append(x_TD)
         return streams, None if norm is None else h_TD
@@ -160,18 +155,17 @@ class FusedLayers:
         where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T)
         turn = (table_LH, layer.head_norms, self.eps)
         scales = kv.scales_of(layer.number)
-        coming = _weights_of(num_tokens, (layer.out, NEXT_BYTES), (layer.gate_up, LATER_BYTES))
         which = (scales, layer.is_v_normed, heads.is_reader)
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
         is_small = is_small and scales is None  # a scale is of a whole head
         if isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
             parts_SPK = self._parts(h_PE, qkv, num_tokens, is_split=False)
-            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, *which, ahead=coming)
+            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, *which)
         elif table_LH is not None and layer.head_norms is None and is_small:
             gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
         else:
             qkv_PK = self.product(h_PE, qkv, num_tokens)
-            rope_kv(qkv_PK[:num_tokens], *where, *turn, *which, ahead=coming)
+            rope_kv(qkv_PK[:num_tokens], *where, *turn, *which)
         out_PN = h_PE.new_empty(len(h_PE), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
         out_TNH = out_PN[:num_tokens].view_as(q_TNH)
@@ -271,11 +265,6 @@ class FusedLayers:
 
     def _is_for_many(self, num_tokens: int) -> bool:
         return self.is_wide and num_tokens >= self.min_rows
-
-
-def _weights_of(num_tokens: int, *wanted: tuple[Linear | None, int]) -> Ahead | None:
-    """What is brought nearer of products to come; of those that are there."""
-    return ahead_of(num_tokens, *((linear.weight, most) for linear, most in wanted if linear))
 
 
 def float_logits(hidden_MD: Tensor, weight_VD: Weight) -> Tensor:
