@@ -90,6 +90,11 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
         lambda c: c.cache.enable_prefix_caching,
         False,
     ),
+    "kv_events_config": (
+        {"kv_events_config": {"enable_kv_cache_events": True}},
+        lambda c: c.cache.kv_events is not None,
+        True,
+    ),
     "max_num_seqs": ({"max_num_seqs": 3}, lambda c: c.schedule.num_rows, 3),
     "max_num_batched_tokens": (
         {"max_num_batched_tokens": 33},

@@ -54,6 +54,7 @@ class Arguments(TypedDict, total=False):
     num_blocks: int | None
     gpu_memory_utilization: float | None
     enable_prefix_caching: bool | None
+    kv_events_config: str | dict[str, Any] | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_queue: int | None

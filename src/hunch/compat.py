@@ -157,7 +157,8 @@ def config_from_vllm(**given: Any) -> Config:
             allowed = " or ".join(map(repr, _ONLY[name]))
             raise ConfigError(f"{name}={value!r} is not supported; only {allowed}")
         if name in _PLAIN:
-            sections[_PLAIN[name]][name] = value
+            is_bundle = name == "kv_events_config" and isinstance(value, Mapping)
+            sections[_PLAIN[name]][name] = json.dumps(dict(value)) if is_bundle else value
         elif name in _SPEC:
             spec[name] = value
         elif name in _NO_EFFECT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -91,6 +92,59 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KVEvents:
+    """How routers are told what is in the KV cache: vLLM's kv_events_config, with its names."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "zmq"
+    endpoint: str = "tcp://*:5557"  # bound where it has a *, else connected to
+    replay_endpoint: str | None = None  # for who missed some
+    buffer_steps: int = 10_000  # batches kept for replays
+    hwm: int = 100_000  # messages that wait for a slow reader
+    max_queue_size: int = 100_000
+    topic: str = ""
+    data_parallel_rank: int = 0  # which of several replicas this is: ports are counted on by it
+
+    @staticmethod
+    def parse(text: str) -> KVEvents | None:
+        """None: nobody is told."""
+        try:
+            given = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"kv_events_config is not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ConfigError("kv_events_config must be a dict or a JSON object")
+        known = {field.name for field in fields(KVEvents)}
+        for key in given:
+            if key not in known:
+                raise ConfigError(f"kv_events_config: key {unknown(key, known)}")
+        made = KVEvents(**{key: value for key, value in given.items() if value is not None})
+        if not made.enable_kv_cache_events or made.publisher == "null":
+            return None
+        endpoint, replay = made.endpoint, made.replay_endpoint
+        if replay is not None:
+            replay = _counted_on(replay, made.data_parallel_rank)
+        endpoint = _counted_on(endpoint, made.data_parallel_rank)
+        return replace(made, endpoint=endpoint, replay_endpoint=replay)
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _one_of("kv_events_config: publisher", self.publisher, ("zmq", "null"))
+        for name in ("buffer_steps", "hwm", "max_queue_size"):
+            _at_least(f"kv_events_config: {name}", getattr(self, name), 1)
+        _at_least("kv_events_config: data_parallel_rank", self.data_parallel_rank, 0)
+
+
+def _counted_on(endpoint: str, rank: int) -> str:
+    """The same for another replica: the port after, or a name of its own."""
+    if not rank:
+        return endpoint
+    address, _, port = endpoint.rpartition(":")
+    is_port = endpoint.startswith("tcp:") and port.isdigit()
+    return f"{address}:{int(port) + rank}" if is_port else f"{endpoint}_dp{rank}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
     """The paged KV cache."""
 
@@ -100,9 +154,17 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.9
     engines_per_device: int = 1  # that share a GPU, each with the same part of its memory
     enable_prefix_caching: bool = True
+    kv_events_config: str | None = None  # JSON, as vLLM's: tell routers what is in the cache
+
+    @property
+    def kv_events(self) -> KVEvents | None:
+        """None: nobody is told."""
+        return None if self.kv_events_config is None else KVEvents.parse(self.kv_events_config)
 
     def __post_init__(self) -> None:
         _check_types(self)
+        if self.kv_events is not None and not self.enable_prefix_caching:
+            raise ConfigError("kv_events_config needs enable_prefix_caching=True")
         if self.block_size < 1:
             raise ConfigError(f"block_size={self.block_size} must be 1 or more")
         if not 0 < self.gpu_memory_utilization <= 1:

@@ -50,6 +50,7 @@ _HELP = {
     "num_speculative_tokens": "vLLM's name for the length of a draft.",
     "always_draft": "Draft whether it pays or not: the same guesses in every run.",
     "lora": "A LoRA adapter (PEFT's directory) to merge into the model.",
+    "kv_events_config": "Tell routers by ZeroMQ which prefixes are cached: vLLM's JSON object.",
     "engines_per_device": "Engines that share a GPU's memory, this one among them.",
     "seed": "Seeds requests that bring none.",
     "max_model_len": "Longest prompt and answer together; default: the model's own.",

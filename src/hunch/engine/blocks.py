@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from hunch.engine.kv_events import KVEventLog
 from hunch.engine.snapshots import NO_SLOT, Snapshots
 from hunch.types import GroupInfo
 
@@ -60,9 +61,10 @@ class BlockPool:
         is_caching: bool = True,
         window: int | None = None,  # positions that a token sees, its own included; None: all
         snapshots: Snapshots | None = None,  # None: rows have no recurrent states
+        events: KVEventLog | None = None,  # whom to tell which blocks can be found
     ) -> None:
         self.num_blocks, self.block_size, self.is_caching = num_blocks, block_size, is_caching
-        self.window, self.snapshots = window, snapshots
+        self.window, self.snapshots, self.events = window, snapshots, events
         self.num_queried = 0  # tokens looked up so far
         self.num_hit = 0  # of these, tokens found
         self._groups = tuple(groups)
@@ -153,6 +155,8 @@ class BlockPool:
         if key is not None:
             del self._by_key[key]
             self._keys[block] = None
+            if self.events is not None:
+                self.events.removed(key)
             if self.snapshots is not None:
                 self.snapshots.drop(key)
         self._valid[block] = 0
@@ -202,6 +206,10 @@ class BlockPool:
                 self._by_key[key] = block
                 self._keys[block] = key
                 self._valid[block] = _TARGET_BIT
+                if self.events is not None and not table.salt:
+                    first = place * self.block_size
+                    parent = table.keys[place - 1] if place else None
+                    self.events.stored(key, parent, tokens[first : first + self.block_size])
             return True
         if self._groups[group].is_ahead:
             next_place = (place + 1) * self.block_size

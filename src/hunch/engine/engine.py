@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from hunch.config import Config
 from hunch.engine.blocks import BlockTable
 from hunch.engine.intake import Asked, Intake
+from hunch.engine.kv_events import log_of
 from hunch.engine.output import SequenceOutput
 from hunch.engine.scheduler import Scheduler
 from hunch.engine.sequence import Member, Sequence, State
@@ -70,11 +71,13 @@ class Engine:
         self._codec, self._token_texts = codec, dict[int, str]()
         self._clock = clock
         self._intake = Intake(config, runner.capacity, codec, compile_grammar)
+        self._events = log_of(config.cache.kv_events, runner.capacity.block_size)
         self._scheduler = Scheduler(
             config.schedule,
             runner.capacity,
             is_caching=config.cache.enable_prefix_caching,
             max_draft_batch=config.spec.max_batch,
+            events=self._events,
         )
         self._jobs: dict[str, Job] = {}
         self._pending: deque[list[Member]] = deque()
@@ -189,6 +192,8 @@ class Engine:
             self._apply(self.runner.collect(), self._pending.popleft())
         outputs = [self._output(job) for job in self._changed.values()]
         self._changed.clear()
+        if self._events is not None:
+            self._events.flush()
         self._count_time(started)
         return outputs
 
@@ -326,6 +331,8 @@ class Engine:
     def reset_cache(self) -> None:
         """Forget cached prefixes, and what the runner keeps of finished requests."""
         self._scheduler.pool.reset()
+        if self._events is not None:
+            self._events.flush()
         self.runner.reset()
 
     def check_alive(self) -> None:
@@ -335,4 +342,6 @@ class Engine:
     def close(self) -> None:
         if self.adapter is not None:
             self.adapter.close()
+        if self._events is not None:
+            self._events.close()
         self.runner.close()

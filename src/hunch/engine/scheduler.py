@@ -17,6 +17,7 @@ from collections import deque
 
 from hunch.config import ScheduleConfig
 from hunch.engine.blocks import BlockPool, Hit
+from hunch.engine.kv_events import KVEventLog
 from hunch.engine.sequence import Member, Sequence, State
 from hunch.engine.snapshots import NO_SLOT, Snapshots
 from hunch.types import Capacity, RowResult, RowStart, RowWork, StepPlan
@@ -36,6 +37,7 @@ class Scheduler:
         *,
         is_caching: bool = True,
         max_draft_batch: int | None = None,
+        events: KVEventLog | None = None,  # whom to tell which blocks can be found
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
@@ -45,7 +47,11 @@ class Scheduler:
         snapshots = Snapshots(capacity.num_snapshots) if capacity.has_states else None
         is_caching = is_caching and (snapshots is None or capacity.num_snapshots > 0)
         self.pool = BlockPool(
-            *sizes, is_caching=is_caching, window=capacity.window, snapshots=snapshots
+            *sizes,
+            is_caching=is_caching,
+            window=capacity.window,
+            snapshots=snapshots,
+            events=events,
         )
         self._max_tokens, self._max_ahead = config.num_tokens, capacity.num_ahead
         self._drafts_in_step = capacity.drafts_in_step

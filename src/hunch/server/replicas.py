@@ -7,6 +7,7 @@ seed, and by the law its text is the same, so the reader of a stream sees a paus
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ class Replicas:
     ) -> None:
         self.engines = [
             RemoteEngine(
-                share_of(config, num_engines),
+                as_replica(share_of(config, num_engines), index),
                 factory,
                 max_queue=max_queue,
                 environ=gpus_of(index, num_engines, config.parallel.num_ranks),
@@ -196,6 +197,15 @@ class Replicas:
         )
         engine.adopt(stream)
         return True
+
+
+def as_replica(config: Config, index: int) -> Config:
+    """Each engine tells of its own KV cache, at a port of its own."""
+    text = config.cache.kv_events_config
+    if text is None:
+        return config
+    told = json.dumps({**json.loads(text), "data_parallel_rank": index})
+    return replace(config, cache=replace(config.cache, kv_events_config=told))
 
 
 def share_of(config: Config, num_engines: int) -> Config:

@@ -182,20 +182,25 @@ def new_service(config: Config, settings: ServeConfig, engine: AnyEngine, text: 
     )
 
 
+def _untold(config: Config) -> Config:
+    """Of a further model: routers are told of the first one's KV cache alone."""
+    return replace(config, cache=replace(config.cache, kv_events_config=None))
+
+
 def _other(
     config: Config, settings: ServeConfig, name: str, path: str, factories: tuple[str, str]
 ) -> Model:
     """A further model. A drafter or template that was given belongs to the first one."""
     model = replace(config.model, model=path, tokenizer=None, revision=None, chat_template=None)
     spec = config.spec if config.spec.path is None else SpecConfig()
-    return _lazy(replace(config, model=model, spec=spec), settings, name, factories)
+    return _lazy(replace(_untold(config), model=model, spec=spec), settings, name, factories)
 
 
 def _adapted(
     config: Config, settings: ServeConfig, name: str, path: str, factories: tuple[str, str]
 ) -> Model:
     """The first model with an adapter: all but its weights is the first one's, the drafter too."""
-    config = replace(config, model=replace(config.model, lora=path))
+    config = replace(_untold(config), model=replace(config.model, lora=path))
     parent = settings.served_model_names[0]
     return _lazy(config, settings, name, factories, parent=parent)
 
