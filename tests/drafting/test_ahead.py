@@ -8,6 +8,7 @@ import pytest
 
 from drafters import speculate_for
 from hunch import LLM, SamplingParams
+from hunch.drafting import ahead
 from hunch.drafting.ahead import AheadDrafter
 from hunch.errors import ConfigError
 from tiny_models import write_llama
@@ -78,6 +79,37 @@ def test_a_draft_that_was_foreseen_is_ready_at_once(
     assert asked <= 2  # for the first draft, and perhaps the last
     assert drafter.num_ready >= 4
     llm.close()
+
+
+def test_drafts_are_ready_for_several_verdicts(
+    plain: LLM, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worse model is left at some node in most steps: with time, drafts are there for that."""
+    found = []
+    for most in (0, 3):
+        monkeypatch.setattr(ahead, "MAX_OTHERS", most)
+        llm = beside(plain, target, always_draft=True)
+        drafter = drafter_of(llm)
+        monkeypatch.setattr(drafter, "_is_due", NotYet())
+        for params in (GREEDY, SAMPLED):
+            assert tokens(llm, params) == tokens(plain, params)
+        found.append((drafter.num_ready, drafter.num_other, llm.stats()["drafted"]))
+        llm.close()
+    (_, none, _), (num_ready, num_other, _) = found
+    assert none == 0
+    assert num_other > 0
+    assert num_ready > found[0][0]
+
+
+class NotYet:
+    """The target takes longer than anything that could be prepared."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def is_set(self) -> bool:
+        return False
 
 
 def test_devices_that_cannot_be_are_named(plain: LLM, target: Path) -> None:

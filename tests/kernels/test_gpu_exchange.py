@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton.language as tl
 
 from hunch.kernels import gpu_exchange
-from hunch.kernels.gpu_exchange import Exchange, exchange_ref, room_words
+from hunch.kernels.gpu_exchange import Exchange, buffer_words, exchange_ref
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="ranks are processes without a GPU here"),
@@ -23,17 +23,17 @@ ALL, FIRST = range(2), range(1)
 
 def two_ranks(work: Callable[[Exchange], list[Tensor]]) -> list[Tensor]:
     """What rank 0 gets, where another process is rank 1 and does the same."""
-    rooms_RW = torch.zeros(2, room_words(2), dtype=torch.int32).share_memory_()
-    rooms = [int(room.data_ptr()) for room in rooms_RW]
+    buffers_RW = torch.zeros(2, buffer_words(2), dtype=torch.int32).share_memory_()
+    addresses = [int(buffer.data_ptr()) for buffer in buffers_RW]
     stop_1 = torch.zeros(1, dtype=torch.int32)
     child = os.fork()
     if not child:
         try:
-            work(Exchange(1, rooms, stop_1, torch.device("cpu")))
+            work(Exchange(1, addresses, stop_1, torch.device("cpu")))
             os._exit(0)
         finally:
             os._exit(1)
-    found = work(Exchange(0, rooms, stop_1, torch.device("cpu")))
+    found = work(Exchange(0, addresses, stop_1, torch.device("cpu")))
     assert os.waitpid(child, 0)[1] == 0
     assert int(stop_1) == 0
     return found
@@ -78,9 +78,9 @@ def test_words_of_some_for_some(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_waits_for_a_rank_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_exchange, "POLLS", tl.constexpr(32))
-    rooms_RW = torch.zeros(2, room_words(2), dtype=torch.int32)
-    rooms = [int(room.data_ptr()) for room in rooms_RW]
-    exchange = Exchange(0, rooms, torch.zeros(1, dtype=torch.int32), torch.device("cpu"))
+    buffers_RW = torch.zeros(2, buffer_words(2), dtype=torch.int32)
+    addresses = [int(buffer.data_ptr()) for buffer in buffers_RW]
+    exchange = Exchange(0, addresses, torch.zeros(1, dtype=torch.int32), torch.device("cpu"))
     exchange.limit = 100
     exchange.gather(torch.ones(1, 4), writers=ALL, readers=ALL)
     assert int(exchange.stop_1) == gpu_exchange.TIMED_OUT

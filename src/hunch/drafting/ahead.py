@@ -2,7 +2,9 @@
 
 The likeliest verdict is that the target agrees with all of a draft. So while it checks one, the
 model goes on as if it did: it guesses the target's own next token, and then the draft after that.
-Where the verdict is so, that draft is ready at once; else the model drafts as usual, from what was
+While there is still time it does so for the next likeliest verdicts: that the target leaves the
+draft at some node, for what the model itself would have said there in the second place. Where the
+verdict is one of these, the draft is ready at once; else the model drafts as usual, from what was
 really decided. Nothing here can change a token: what is prepared is a guess like any other.
 
 Shape letters: X rows of the engine, R rows of this step, N nodes, L longest sequence, G KV groups.
@@ -12,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, replace
+from threading import Event
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from hunch.models.target import Target
 
 METHODS = ("draft", "text")  # that read nothing of the target but its tokens
+MAX_OTHERS = 3  # verdicts besides the likeliest that drafts are prepared for
 FEW = 16  # tokens that the model may lack of a row that it prepares a draft for
 NOWHERE = torch.empty(0, dtype=torch.int64)
 
@@ -41,6 +45,24 @@ class Chain:
     base: int
     tokens: list[int]
     num_checked: int = 0  # of them that the target checks; the rest was guessed meanwhile
+    # For verdicts that leave it: what would be decided, and the draft after that.
+    others: list[tuple[list[int], list[int]]] = field(default_factory=list)
+
+    def after(self, decided: list[int]) -> list[int]:
+        """The draft that was prepared for this verdict; empty: there is none."""
+        if len(decided) > self.num_checked:
+            is_so = self.tokens[: len(decided)] == decided
+            return self.tokens[len(decided) :] if is_so else []
+        return next((draft for verdict, draft in self.others if verdict == decided), [])
+
+
+@runtime_checkable
+class HasSeconds(Protocol):
+    """A method that can say what it would have said in the second place."""
+
+    def second_choices(self, rows: Rows, num_nodes: list[int]) -> list[list[tuple[int, float]]]:
+        """Per row and node of the draft after what is known: another token in its place, and how
+        likely the target is to agree up to there and then to say that."""
 
 
 class AheadDrafter:
@@ -53,6 +75,7 @@ class AheadDrafter:
         self.is_adaptive = getattr(method, "is_adaptive", False)
         self.shape = getattr(method, "shape", None)
         self.num_prepared = self.num_ready = 0  # drafts prepared, and those that could be used
+        self.num_other = 0  # of these, for verdicts that left the draft
         self._chains: dict[int, Chain] = {}  # the draft that a row waits with
         self._ready: dict[int, list[int]] = {}  # what is left of those that came true
         self._seen: dict[int, int] = {}  # of rows: tokens of theirs that are in _tokens_XL
@@ -62,6 +85,7 @@ class AheadDrafter:
         self._tokens_XL = torch.zeros(size, dtype=torch.int64)  # rows as they would be
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hunch-draft")
         self._job: Future[None] | None = None
+        self._is_due = Event()  # the target is done
 
     # --- while the target is busy -----------------------------------------------------------------
 
@@ -88,6 +112,7 @@ class AheadDrafter:
                 chosen.append(row)
         if chosen:
             would_be = replace(self._as_if(rows, chosen), max_draft_X=room)
+            self._is_due.clear()
             self._job = self._pool.submit(self._go_on, would_be)
 
     def _as_if(self, rows: Rows, ids: list[int]) -> Rows:
@@ -115,10 +140,55 @@ class AheadDrafter:
         for row, chain in zip(rows.ids_R.tolist(), _chains_of(draft), strict=True):
             self._chains[row].tokens += chain
         self.num_prepared += sum(count > 0 for count in counts)
+        if isinstance(self.method, HasSeconds) and not self._is_due.is_set():
+            self._go_otherwise(rows, self.method)
+
+    def _go_otherwise(self, rows: Rows, method: HasSeconds) -> None:
+        """As if the target left the drafts: the likeliest ways to, as long as there is time."""
+        ids = [row for row in rows.ids_R.tolist() if self._chains[row].num_checked]
+        if not ids:
+            return
+        known_X = rows.known_X.clone()
+        for row in ids:
+            known_X[row] = self._chains[row].base
+        before = replace(rows, ids_R=torch.tensor(ids), known_X=known_X)
+        counts = [self._chains[row].num_checked for row in ids]
+        seconds = method.second_choices(before, counts)
+        places = [
+            # The last first: each writes KV over what stands after it, and none before it.
+            sorted(sorted(range(len(some)), key=lambda n: -some[n][1])[:MAX_OTHERS], reverse=True)
+            for some in seconds
+        ]
+        for turn in range(MAX_OTHERS):
+            leaving = {
+                row: (some[chosen[turn]][0], chosen[turn])
+                for row, some, chosen in zip(ids, seconds, places, strict=True)
+                if turn < len(chosen)
+            }
+            if not leaving or self._is_due.is_set():
+                return
+            self._prepare_other(before, leaving)
+
+    def _prepare_other(self, rows: Rows, leaving: dict[int, tuple[int, int]]) -> None:
+        """The drafts of rows whose targets say this token in place of that node."""
+        known_X, room = rows.known_X.clone(), rows.max_draft_X.clone()
+        for row, (token, node) in leaving.items():
+            chain = self._chains[row]
+            self._tokens_XL[row, chain.base + node] = token
+            known_X[row] = known = chain.base + node + 1
+            room[row] = max(0, min(chain.num_checked, int(room[row]), int(rows.end_X[row]) - known))
+        ids_R = torch.tensor(list(leaving))
+        draft = self.method.propose(replace(rows, ids_R=ids_R, known_X=known_X, max_draft_X=room))
+        for (row, (token, node)), guesses in zip(leaving.items(), _chains_of(draft), strict=True):
+            chain = self._chains[row]
+            if guesses:
+                chain.others.append(([*chain.tokens[:node], token], guesses))
+                self.num_prepared += 1
 
     def settle(self) -> None:
         """Wait for what is being prepared."""
         job, self._job = self._job, None
+        self._is_due.set()
         if job is not None:
             job.result()
 
@@ -130,18 +200,15 @@ class AheadDrafter:
         for row in rows.ids_R.tolist():
             chain, known = self._chains.pop(row, None), int(rows.known_X[row])
             self._ready.pop(row, None)
-            if chain is None or len(chain.tokens) == chain.num_checked:
+            if chain is None or not (chain.others or len(chain.tokens) > chain.num_checked):
                 continue  # nothing was prepared
             decided = rows.tokens_XL[row, chain.base : known].tolist()
-            rest = chain.tokens[len(decided) :]
-            if (
-                chain.tokens[: len(decided)] == decided
-                and len(decided) > chain.num_checked
-                and rest
-            ):
-                self._ready[row] = rest
+            ready = chain.after(decided)
+            if ready:
+                self._ready[row] = ready
                 self.num_ready += 1
-            else:  # it has read what was not decided
+                self.num_other += len(decided) <= chain.num_checked
+            if not ready or chain.others:  # it has read what was not decided
                 self.method.forget([row])
         self.method.observe(step)
 

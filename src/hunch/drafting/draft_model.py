@@ -241,6 +241,33 @@ class DraftModelDrafter:
             self.window.mark_valid(rows, row, stop)
         return last[0] if len(last) == 1 else torch.cat(last)
 
+    def second_choices(self, rows: Rows, num_nodes: list[int]) -> list[list[tuple[int, float]]]:
+        """Per row and node of its draft, which stands after what is known: what else the target
+        may say there, and the log of how likely it is to say all before it and then that."""
+        ids_R = host(rows.ids_R)
+        known = host(rows.known_X)[ids_R].tolist()
+        parts = [
+            (row, base - 1, base - 1 + count)
+            for row, base, count in zip(ids_R.tolist(), known, num_nodes, strict=True)
+        ]
+        tokens_XL = host(rows.tokens_XL)
+        ids_T = np.concatenate([tokens_XL[row, start:stop] for row, start, stop in parts])
+        attn = self.window.spans(rows, parts)
+        hidden_TD = self.model.forward(self.window.put(ids_T), attn, self.window.kv).last_TD
+        logits_TC = self.model.logits(hidden_TD)
+        chooser = TokenChooser(self.context, rows, self.ids_C, self.options.draft_temperature)
+        found, first = [], 0
+        for place, count in enumerate(num_nodes):
+            seconds, value = [], 0.0
+            for depth in range(count):
+                logits_1C = logits_TC[first + depth : first + depth + 1]
+                (tokens,), (gains,) = chooser.best(logits_1C, np.array([place]), depth, 2)
+                seconds.append((int(tokens[1]), value + float(gains[1])))
+                value += float(gains[0])
+            found.append(seconds)
+            first += count
+        return found
+
     def _remember(self, ids_R: Array, known_R: Array, draft: Draft, number_RN: Array) -> None:
         tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
         numbers, counts = number_RN.tolist(), draft.num_nodes_R.tolist()

@@ -26,7 +26,7 @@ from dynamo.common.backend.logprobs import (
     extract_prompt_logprobs_from_completion_output,
 )
 from dynamo.common.backend.metrics import register_engine_registry
-from dynamo.common.backend.publisher import ComponentSnapshot
+from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
 from dynamo.common.backend.run import run
 from dynamo.common.configuration.groups.runtime_args import (
     DynamoRuntimeArgGroup,
@@ -150,6 +150,14 @@ class HunchEngine(LLMEngine):  # type: ignore[misc]  # no types are published
         registry = CollectorRegistry()
         registry.register(EngineCollector(self._kept.engine, {"model_name": self.name}))
         register_engine_registry(metrics, registry, prefix_filters=[PREFIX, VLLM])
+
+    async def kv_event_sources(self) -> list[Any]:
+        """With `--kv-events-config`, Dynamo's router knows which prefixes are in the KV cache."""
+        events = self.config.cache.kv_events
+        if events is None:
+            return []
+        endpoint = events.endpoint.replace("*", "127.0.0.1")
+        return [ZmqSource(endpoint=endpoint, topic=events.topic, dp_rank=0)]
 
     def component_metrics_dp_ranks(self) -> list[int]:
         return [0]

@@ -32,8 +32,8 @@ SPAN = tl.constexpr(REGION)
 NUM_THREADS = tl.constexpr(256)
 
 
-def room_words(num_ranks: int) -> int:
-    """32-bit words of one rank's shared memory: flags of all ranks, then regions. Zero at first."""
+def buffer_words(num_ranks: int) -> int:
+    """32-bit words of one rank's buffer: flags of all ranks, then regions. Zero at first."""
     return MAX_PROGRAMS * num_ranks + 2 * MAX_PROGRAMS * REGION
 
 
@@ -85,7 +85,7 @@ def _wait_for(flag_ptr, turn, stop_ptr, limit):
 
 @triton.jit(do_not_specialize=["num_words", "per_program", "num_slices", "slice_stride", "limit"])
 def _exchange_kernel(
-    part_ptr, out_ptr, rooms_ptr, turns_ptr, stop_ptr, num_words, per_program, num_slices,
+    part_ptr, out_ptr, buffers_ptr, turns_ptr, stop_ptr, num_words, per_program, num_slices,
     slice_stride, limit, RANK: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr,
     LAST: tl.constexpr, WRITES: tl.constexpr, IS_SUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -98,7 +98,7 @@ def _exchange_kernel(
     region = NUM_FLAGS * SIZE + ((turn & 1) * NUM_FLAGS + p).to(tl.int64) * SPAN
     first = p.to(tl.int64) * per_program
     count = tl.minimum(num_words - first, per_program)
-    own_ptr = tl.load(rooms_ptr + RANK).to(tl.pointer_type(tl.int32))
+    own_ptr = tl.load(buffers_ptr + RANK).to(tl.pointer_type(tl.int32))
     for start in range(0, count if WRITES else 0, BLOCK):
         offs = start + tl.arange(0, BLOCK)
         is_in = offs < count
@@ -112,19 +112,19 @@ def _exchange_kernel(
         tl.store(own_ptr + region + offs, word, mask=is_in)
     for other in tl.static_range(SIZE):
         if other != RANK:
-            room_ptr = tl.load(rooms_ptr + other).to(tl.pointer_type(tl.int32))
-            _raise_flag(room_ptr + RANK * NUM_FLAGS + p, turn)
+            buffer_ptr = tl.load(buffers_ptr + other).to(tl.pointer_type(tl.int32))
+            _raise_flag(buffer_ptr + RANK * NUM_FLAGS + p, turn)
     for other in tl.static_range(SIZE):
         if other != RANK:
             _wait_for(own_ptr + other * NUM_FLAGS + p, turn, stop_ptr, limit)
     tl.debug_barrier()
     for other in tl.static_range(FIRST, LAST):
-        room_ptr = tl.load(rooms_ptr + other).to(tl.pointer_type(tl.int32))
+        buffer_ptr = tl.load(buffers_ptr + other).to(tl.pointer_type(tl.int32))
         line_ptr = out_ptr + (other - FIRST) * num_words.to(tl.int64) + first
         for start in range(0, count, BLOCK):
             offs = start + tl.arange(0, BLOCK)
             is_in = offs < count
-            word = tl.load(room_ptr + region + offs, mask=is_in, other=0, cache_modifier=".cg")
+            word = tl.load(buffer_ptr + region + offs, mask=is_in, other=0, cache_modifier=".cg")
             tl.store(line_ptr + offs, word, mask=is_in)
     tl.debug_barrier()
     tl.store(turns_ptr + p, turn)
@@ -133,14 +133,14 @@ def _exchange_kernel(
 class Exchange:
     """One rank's end of the memory that ranks share."""
 
-    def __init__(self, rank: int, rooms: list[int], stop_1: Tensor, device: torch.device) -> None:
-        """`rooms`: the address of each rank's room, as this process sees it.
+    def __init__(self, rank: int, buffers: list[int], stop_1: Tensor, device: torch.device) -> None:
+        """`buffers`: the address of each rank's buffer, as this process sees it.
 
         `stop_1` is in the host's memory, pinned: while it is 0, ranks wait for each other, up to
         `limit` looks at a flag.
         """
-        self.rank, self.size, self.stop_1 = rank, len(rooms), stop_1
-        self.rooms_R = torch.tensor(rooms, dtype=torch.int64, device=device)
+        self.rank, self.size, self.stop_1 = rank, len(buffers), stop_1
+        self.buffers_R = torch.tensor(buffers, dtype=torch.int64, device=device)
         self.turns = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
         self.limit = 1 << 27
 
@@ -169,7 +169,7 @@ class Exchange:
         per_program = cdiv(cdiv(num_words, MAX_PROGRAMS), block) * block
         # It starts when all before it is over, and the next kernel when this one is.
         _exchange_kernel[(cdiv(num_words, per_program),)](
-            part_SW, out_RW.view(torch.int32), self.rooms_R, self.turns, self.stop_1, num_words,
+            part_SW, out_RW.view(torch.int32), self.buffers_R, self.turns, self.stop_1, num_words,
             per_program, len(part_SW), part_SW.stride(0), self.limit, RANK=self.rank,
             SIZE=self.size, FIRST=lines.start, LAST=lines.stop, WRITES=writes,
             IS_SUM=part_SW.dtype == torch.float32, BLOCK=block, num_warps=8,

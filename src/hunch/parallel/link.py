@@ -50,7 +50,7 @@ class Link:
         self._store, self._is_local = store, is_local
         self._orders = self._gloo("orders", rank, size)
         self._groups: dict[tuple[int, int], Group] = {}
-        self._rooms: list[Any] = []  # memory of GPUs that ranks share
+        self._buffers: list[Any] = []  # of GPUs, shared with other ranks
         self._waiting: Any = None  # and whether they may still wait for each other in it
         self._lines: dict[int, Line] = {}
         self._head = np.zeros(HEAD, dtype=np.int64)
@@ -83,22 +83,22 @@ class Link:
         return DistGroup(made, through_host=through_host)
 
     def _shared(self, size: int, first: int) -> Group | None:
-        """Through memory that all these ranks can see; None: not all of them can."""
+        """Through GPU memory that all these ranks map; None: not all of them can."""
         if self.device.type != "cuda" or os.environ.get(EXCHANGE) == "messages":
             return None
         from hunch.kernels.gpu_exchange import Exchange  # needs Triton
-        from hunch.parallel.shared import Rooms, SharedGroup, Waiting
+        from hunch.parallel.shared import SharedBuffers, SharedGroup, Waiting
 
         torch.cuda.set_device(self.device)
         rank = self.rank - first
-        gloo = self._gloo(f"rooms {size} {first}", rank, size)
-        rooms = Rooms.open(rank, size, self.device, partial(_tell_all, gloo, size))
-        if rooms is None:
-            log.warning("ranks cannot see each other's memory: their steps are not captured")
+        gloo = self._gloo(f"buffers {size} {first}", rank, size)
+        buffers = SharedBuffers.open(rank, size, self.device, partial(_share, gloo, size))
+        if buffers is None:
+            log.warning("ranks cannot map each other's GPU memory: their steps are not captured")
             return None
         self._waiting = self._waiting or Waiting(self.device)
-        self._rooms.append(rooms)
-        exchange = Exchange(rank, rooms.addresses, self._waiting.stop_1, self.device)
+        self._buffers.append(buffers)
+        exchange = Exchange(rank, buffers.addresses, self._waiting.stop_1, self.device)
         return SharedGroup(exchange)
 
     def stop_waiting(self) -> None:
@@ -114,10 +114,10 @@ class Link:
     def close(self) -> None:
         """The others are gone, or about to go."""
         self.stop_waiting()
-        if self._rooms:
+        if self._buffers:
             torch.cuda.synchronize(self.device)
-        while self._rooms:
-            self._rooms.pop().close()
+        while self._buffers:
+            self._buffers.pop().close()
 
     def line(self, size: int) -> Line:
         """Between any two of the first `size` ranks, all of which must ask."""
@@ -194,8 +194,8 @@ class Link:
         return [bytes(t.tolist()).rstrip(b"\0").decode(errors="ignore") for t in every]
 
 
-def _tell_all(gloo: Any, size: int, data: bytes) -> list[bytes]:
-    """What every rank says, all of it of one length."""
+def _share(gloo: Any, size: int, data: bytes) -> list[bytes]:
+    """Every rank's bytes, by rank; all are of one length."""
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     every = [torch.empty_like(own) for _ in range(size)]
     gloo.allgather([every], [own]).wait()

@@ -1,7 +1,8 @@
 """Ranks of one machine that join their parts in the GPUs' own memory, without the host.
 
-Each rank has a room in its GPU's memory that the other processes map into theirs (CUDA's memory
-handles, asked of the driver itself). `kernels/gpu_exchange.py` says what happens in the rooms.
+Each rank has a buffer in its GPU's memory that the other processes map into their address space
+(CUDA's memory handles, by the driver's own interface). `kernels/gpu_exchange.py` says how the
+buffers are used.
 
 Shape letters: S slices of a sum, T packed tokens, D width, R ranks, W 32-bit words of a part.
 """
@@ -18,13 +19,13 @@ import torch
 from torch import Tensor
 
 from hunch.errors import EngineError
-from hunch.kernels.gpu_exchange import PEERS_DIED, TIMED_OUT, Exchange, room_words
+from hunch.kernels.gpu_exchange import PEERS_DIED, TIMED_OUT, Exchange, buffer_words
 
 HANDLE_BYTES = 64  # of CUDA's memory handles
-PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the room may be on another GPU
+PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the buffer may be on another GPU
 NAME_BYTES = 64  # of what tells machines apart
 
-Tell = Callable[[bytes], list[bytes]]  # what every rank says, by rank
+Share = Callable[[bytes], list[bytes]]  # gives every rank's bytes, by rank
 
 
 class SharedGroup:
@@ -44,11 +45,11 @@ class SharedGroup:
         return total
 
     def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        room = part
+        padded = part
         if part.shape[-1] < max(sizes):
-            room = part.new_zeros(*part.shape[:-1], max(sizes))
-            room[..., : part.shape[-1]] = part
-        parts = self._gathered(room, self._all, self._first)
+            padded = part.new_zeros(*part.shape[:-1], max(sizes))
+            padded[..., : part.shape[-1]] = part
+        parts = self._gathered(padded, self._all, self._first)
         if self.rank:
             return part
         return torch.cat([p[..., :size] for p, size in zip(parts, sizes, strict=True)], dim=-1)
@@ -81,51 +82,51 @@ def _words(part: Tensor) -> Tensor:
     return flat.view(torch.int32)
 
 
-class Rooms:
-    """This rank's room and those of the others, as this process sees them."""
+class SharedBuffers:
+    """This rank's buffer and those of the others, as this process sees them."""
 
-    def __init__(self, driver: Driver, own: int, others: list[int], all_rooms: list[int]) -> None:
+    def __init__(self, driver: Driver, own: int, others: list[int], addresses: list[int]) -> None:
         self._driver, self._own, self._others = driver, own, others
-        self.addresses = all_rooms
+        self.addresses = addresses
 
     @staticmethod
-    def open(rank: int, size: int, device: torch.device, tell: Tell) -> Rooms | None:
-        """None, on every rank: some cannot see each other's memory."""
+    def open(rank: int, size: int, device: torch.device, share: Share) -> SharedBuffers | None:
+        """None, on every rank: some cannot map each other's memory."""
         driver, own, handle = Driver.find(), 0, bytes(HANDLE_BYTES)
         if driver is not None:
             with torch.cuda.device(device):
                 torch.cuda.synchronize()  # the context is there
-                own, handle = driver.new_room(4 * room_words(size))
-        said = tell(_machine() + handle)
-        is_near = all(one[:NAME_BYTES] == said[0][:NAME_BYTES] for one in said)
-        handles = [one[NAME_BYTES : NAME_BYTES + HANDLE_BYTES] for one in said]
-        rooms: list[int] = []
+                own, handle = driver.allocate(4 * buffer_words(size))
+        answers = share(_machine() + handle)
+        is_near = all(one[:NAME_BYTES] == answers[0][:NAME_BYTES] for one in answers)
+        handles = [one[NAME_BYTES : NAME_BYTES + HANDLE_BYTES] for one in answers]
+        addresses: list[int] = []
         if driver is not None and own and is_near and all(map(any, handles)):
             with torch.cuda.device(device):
-                rooms = [
-                    own if other == rank else driver.see(handle)
+                addresses = [
+                    own if other == rank else driver.open(handle)
                     for other, handle in enumerate(handles)
                 ]
-        others = [room for room in rooms if room not in (0, own)]
-        is_open = bool(rooms) and all(rooms)
-        opened = Rooms(driver, own, others, rooms) if driver is not None else None
-        if all(one[:1] == b"1" for one in tell(b"1" if is_open else b"0")):
+        others = [address for address in addresses if address not in (0, own)]
+        is_open = bool(addresses) and all(addresses)
+        opened = SharedBuffers(driver, own, others, addresses) if driver is not None else None
+        if all(one[:1] == b"1" for one in share(b"1" if is_open else b"0")):
             return opened
         if opened is not None:
             opened.close()
         return None
 
     def close(self) -> None:
-        """No kernel may be at work in them any more."""
+        """No kernel may use them any more."""
         while self._others:
-            self._driver.leave(self._others.pop())
+            self._driver.close(self._others.pop())
         if self._own:
             self._driver.free(self._own)
         self._own = 0
 
 
 def _machine() -> bytes:
-    """What this machine has and no other."""
+    """An identifier of this machine."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     name = boot.read_text().strip() if boot.exists() else socket.gethostname()
     return name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
@@ -155,30 +156,30 @@ class Driver:
         except (OSError, AttributeError):
             return None
 
-    def new_room(self, num_bytes: int) -> tuple[int, bytes]:
-        """Zeroed memory of the current device and its handle; 0 where there is none to be had."""
-        room, handle = ctypes.c_uint64(), _Handle()
-        if self._library.cuMemAlloc_v2(ctypes.byref(room), num_bytes):
+    def allocate(self, num_bytes: int) -> tuple[int, bytes]:
+        """Zeroed memory of the current device and its handle; 0 if that fails."""
+        buffer, handle = ctypes.c_uint64(), _Handle()
+        if self._library.cuMemAlloc_v2(ctypes.byref(buffer), num_bytes):
             return 0, bytes(HANDLE_BYTES)
-        failed = self._library.cuMemsetD32_v2(room, 0, num_bytes // 4)
+        failed = self._library.cuMemsetD32_v2(buffer, 0, num_bytes // 4)
         torch.cuda.synchronize()
-        if failed or self._library.cuIpcGetMemHandle(ctypes.byref(handle), room):
-            self.free(room.value)
+        if failed or self._library.cuIpcGetMemHandle(ctypes.byref(handle), buffer):
+            self.free(buffer.value)
             return 0, bytes(HANDLE_BYTES)
-        return room.value, ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES)
+        return buffer.value, ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES)
 
-    def see(self, handle: bytes) -> int:
-        """Another process's room; 0 where it cannot be mapped."""
-        room, given = ctypes.c_uint64(), _Handle()
+    def open(self, handle: bytes) -> int:
+        """Maps another process's buffer; 0 if that fails."""
+        buffer, given = ctypes.c_uint64(), _Handle()
         ctypes.memmove(ctypes.byref(given), handle, HANDLE_BYTES)
-        failed = self._library.cuIpcOpenMemHandle_v2(ctypes.byref(room), given, PEER_ACCESS)
-        return 0 if failed else room.value
+        failed = self._library.cuIpcOpenMemHandle_v2(ctypes.byref(buffer), given, PEER_ACCESS)
+        return 0 if failed else buffer.value
 
-    def leave(self, room: int) -> None:
-        self._library.cuIpcCloseMemHandle(room)
+    def close(self, buffer: int) -> None:
+        self._library.cuIpcCloseMemHandle(buffer)
 
-    def free(self, room: int) -> None:
-        self._library.cuMemFree_v2(room)
+    def free(self, buffer: int) -> None:
+        self._library.cuMemFree_v2(buffer)
 
 
 class Waiting:
@@ -189,7 +190,7 @@ class Waiting:
         self.stop_1 = torch.zeros(1, dtype=torch.int32, pin_memory=is_cuda)
 
     def end(self) -> None:
-        """Somebody is gone. What kernels have computed since then is worth nothing."""
+        """A rank has died. Results that kernels compute from then on must not be used."""
         self.stop_1[0] = PEERS_DIED
 
     def check(self) -> None:

@@ -92,7 +92,7 @@ class HostStep:
             self._pool(hidden.last_TD, outcomes)
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._decide(batch, hidden, checked) if checked else None
-        self._check_alive()  # without one of its ranks, what the target said is worth nothing
+        self._check_alive()  # results after a rank died must not be used
         if self._prepares is not None:
             self._prepares.settle()
         self._commit(outcomes)

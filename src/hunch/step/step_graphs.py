@@ -80,7 +80,7 @@ class Lead(Protocol):
         """The others need the accepted nodes, as their KV moves too."""
 
     def check_alive(self) -> None:
-        """Raise where a rank is gone: what the step computed is worth nothing."""
+        """Raise if a rank has died: the step's results must not be used."""
 
 
 @dataclass(slots=True)
