@@ -201,3 +201,21 @@ class TokenChooser:
 
 
 Feed = Callable[[Level], Tensor]  # process the nodes, return logits for what follows each
+
+
+def second_choices(
+    logits_TC: Tensor, chooser: TokenChooser, num_nodes: list[int]
+) -> list[list[tuple[int, float]]]:
+    """Per row and node of its chain, the second best token there, and the log of the confidence
+    in all nodes before it and then in that. Logits are packed, row after row."""
+    found, first = [], 0
+    for place, count in enumerate(num_nodes):
+        seconds, value = [], 0.0
+        for depth in range(count):
+            logits_1C = logits_TC[first + depth : first + depth + 1]
+            (tokens,), (gains,) = chooser.best(logits_1C, np.array([place]), depth, 2)
+            seconds.append((int(tokens[1]), value + float(gains[1])))
+            value += float(gains[0])
+        found.append(seconds)
+        first += count
+    return found

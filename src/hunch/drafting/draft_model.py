@@ -19,7 +19,7 @@ from torch import Tensor
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext, comes_with_hunch
-from hunch.drafting.choosing import Array, Level, TokenChooser
+from hunch.drafting.choosing import Array, Level, TokenChooser, second_choices
 from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts, RowArrays
@@ -254,19 +254,8 @@ class DraftModelDrafter:
         ids_T = np.concatenate([tokens_XL[row, start:stop] for row, start, stop in parts])
         attn = self.window.spans(rows, parts)
         hidden_TD = self.model.forward(self.window.put(ids_T), attn, self.window.kv).last_TD
-        logits_TC = self.model.logits(hidden_TD)
         chooser = TokenChooser(self.context, rows, self.ids_C, self.options.draft_temperature)
-        found, first = [], 0
-        for place, count in enumerate(num_nodes):
-            seconds, value = [], 0.0
-            for depth in range(count):
-                logits_1C = logits_TC[first + depth : first + depth + 1]
-                (tokens,), (gains,) = chooser.best(logits_1C, np.array([place]), depth, 2)
-                seconds.append((int(tokens[1]), value + float(gains[1])))
-                value += float(gains[0])
-            found.append(seconds)
-            first += count
-        return found
+        return second_choices(self.model.logits(hidden_TD), chooser, num_nodes)
 
     def _remember(self, ids_R: Array, known_R: Array, draft: Draft, number_RN: Array) -> None:
         tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
