@@ -82,7 +82,10 @@ def test_text_depends_on_the_target_and_the_seed_alone(family: str, tmp_path: Pa
 
 
 def test_rows_hold_no_more_blocks_than_their_windows_reach(tmp_path: Path) -> None:
-    """Two texts of 13 blocks each run side by side in 14, and say what they say alone."""
+    """Two texts of 13 blocks each run side by side in 14, and say what they say alone.
+
+    So does one that is longer than all blocks together.
+    """
     model = write_family(tmp_path, "mistral")
     params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
     prompts = ["the model", "fast token"]
@@ -93,4 +96,7 @@ def test_rows_hold_no_more_blocks_than_their_windows_reach(tmp_path: Path) -> No
                 [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
             )
             assert llm.stats()["num_preemptions"] == 0
+            (long,) = llm.generate("the model of the guess " * 30, PARAMS[1], use_tqdm=False)
+            assert len(long.prompt_token_ids) > 14 * 8
+            answers[-1].append(long.outputs[0].token_ids)
     assert answers[0] == answers[1]

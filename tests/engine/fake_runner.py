@@ -90,6 +90,7 @@ class FakeRunner:
         max_draft_rows: int | None = None,
         window: int | None = None,
         num_snapshots: int | None = None,
+        num_groups: int = 2,
     ) -> None:
         self.capacity = Capacity(
             num_blocks=num_blocks,
@@ -99,7 +100,7 @@ class FakeRunner:
             max_nodes=max_nodes,
             max_draft_rows=max_draft_rows,
             drafts_in_step=True,
-            groups=GROUPS,
+            groups=GROUPS[:num_groups],
             window=window,
             has_states=num_snapshots is not None,
             num_snapshots=num_snapshots or 0,
@@ -160,7 +161,7 @@ class FakeRunner:
     def _start(self, start: RowStart) -> None:
         assert start.row not in self.rows
         size = self.capacity.block_size
-        num_hit, num_ahead = start.num_computed
+        num_hit, num_ahead = start.num_computed[0], start.num_computed[-1]
         assert num_ahead <= num_hit < len(start.tokens)
         assert num_hit % size == 0
         self._check_new(start.blocks[num_hit // size :])
@@ -171,9 +172,11 @@ class FakeRunner:
         self.rows[start.row] = row = Row(
             start.request,
             start.tokens,
-            [num_hit, num_ahead],
+            list(start.num_computed),
             start.blocks,
-            has_hole=num_ahead < num_hit or start.request.params.speculation.mode == "off",
+            has_hole=len(start.num_computed) == 1
+            or num_ahead < num_hit
+            or start.request.params.speculation.mode == "off",
         )
         self._check_history(row)
 
@@ -202,7 +205,7 @@ class FakeRunner:
         kv, first = kv_of(row.tokens), self._first(row)
         for position in range(first, row.computed[0]):
             assert self.memory[0][self._slot(row, position)] == kv[position]
-        for position in range(first, row.computed[1]):
+        for position in range(first, *row.computed[1:]) if len(row.computed) > 1 else ():
             assert self.memory[1][self._slot(row, position)] == kv[position + 1]
 
     def _work(self, work: RowWork) -> RowResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from engine.fake_runner import VOCAB, FakeCodec, FakeRunner, expected_tokens, is_end
 from hunch.config import CacheConfig, Config, ScheduleConfig
-from hunch.engine import scheduler
+from hunch.engine import blocks
 from hunch.engine.engine import Engine
+from hunch.errors import CapacityError
 from hunch.types import Request, RequestOutput, SamplingParams, Speculation
 
 
@@ -43,6 +44,7 @@ class Setting:
     max_draft_rows: int | None = None
     window: int | None = None
     num_snapshots: int | None = None  # None: rows have no recurrent states
+    num_groups: int = 2
 
 
 @dataclass
@@ -56,7 +58,10 @@ class Run:
 
 def run(asks: list[Ask], setting: Setting) -> Run:
     size = setting.block_size
-    need = max(-(-(len(a.prompt_ids) + (a.params.max_tokens or 0)) // size) for a in asks)
+    longest = max(len(a.prompt_ids) + (a.params.max_tokens or 0) for a in asks)
+    if setting.window is not None and setting.num_groups == 1 and setting.num_snapshots is None:
+        longest = min(longest, setting.window + 4 + 3 * size)
+    need = -(-longest // size)
     runner = FakeRunner(
         num_blocks=setting.num_blocks or need + setting.spare_blocks,
         block_size=size,
@@ -68,6 +73,7 @@ def run(asks: list[Ask], setting: Setting) -> Run:
         max_draft_rows=setting.max_draft_rows,
         window=setting.window,
         num_snapshots=setting.num_snapshots,
+        num_groups=setting.num_groups,
     )
     config = Config(
         schedule=ScheduleConfig(max_num_batched_tokens=setting.budget),
@@ -192,6 +198,7 @@ settings_of_a_run = st.builds(
     max_draft_rows=st.sampled_from([None, 1, 3]),
     window=st.sampled_from([None, None, 1, 6, 13]),
     num_snapshots=st.sampled_from([None, None, 0, 1, 2, 9]),
+    num_groups=st.sampled_from([1, 2]),
 )
 
 
@@ -199,7 +206,7 @@ settings_of_a_run = st.builds(
 def short_prefixes() -> Iterator[None]:
     """Recurrent states are kept of prompts as short as these, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "LEAST_SHARED", 4)
+        patch.setattr(blocks, "LEAST_SHARED", 4)
         yield
 
 
@@ -268,6 +275,24 @@ def test_later_requests_find_the_prefix_of_earlier_ones(depth, num_snapshots):
     assert {k: o.outputs[0].token_ids for k, o in done.outputs.items()} == {
         k: o.outputs[0].token_ids for k, o in without.outputs.items()
     }
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("is_caching", [True, False])
+@pytest.mark.parametrize("max_nodes", [0, 3])
+def test_texts_longer_than_all_blocks_are_read_where_every_layer_has_a_window(
+    depth, is_caching, max_nodes
+):
+    params = SamplingParams(max_tokens=30, ignore_eos=True, seed=1)
+    asks = [Ask([1 + (i * j) % 27 for i in range(150)], params, step=j) for j in range(1, 6)]
+    asks += [Ask([3] * 9, params, step=2), Ask(asks[0].prompt_ids, params, step=130)]
+    setting = Setting(
+        depth=depth, budget=20, num_blocks=12, max_nodes=max_nodes, is_caching=is_caching,
+        window=6, num_groups=1,
+    )  # fmt: skip
+    check_answers(asks, run(asks, setting))  # 180 tokens each, in room for 48
+    with pytest.raises(CapacityError):
+        run(asks, replace(setting, window=40))
 
 
 def test_drafts_save_steps():

@@ -6,6 +6,7 @@ It stays findable after its last owner let go of it, until the slots are needed 
 
 Where every layer looks back only so far (a window), a sequence lets go of the blocks before it
 while it runs. Its table still names them, for whoever counts places; what it reads there is masked.
+So it takes blocks as it reads its text, never all at once, and may be longer than all blocks hold.
 
 Where rows have recurrent states, a prefix can be used again only up to a block at whose end such a
 state was kept (`snapshots`).
@@ -21,10 +22,11 @@ from hashlib import blake2b
 
 from hunch.engine.kv_events import KVEventLog
 from hunch.engine.snapshots import NO_SLOT, Snapshots
-from hunch.types import GroupInfo
+from hunch.types import Capacity, GroupInfo
 
 _NO_TOKEN = -1
 _TARGET_BIT = 1
+LEAST_SHARED = 64  # tokens that a kept recurrent state must save: to keep it costs a pass
 
 
 @dataclass(slots=True)
@@ -47,6 +49,17 @@ class Hit:
     num_idle: int  # how many of the blocks nobody holds now
     num_alike: int = 0  # leading tokens of which blocks are known, with or without a state there
     snapshot: int = NO_SLOT  # the recurrent state after the last of the blocks
+    num_past: int = 0  # leading blocks before every window: others may have them by now
+
+
+def max_slots(capacity: Capacity) -> int:
+    """The longest sequence that blocks can be found for, if it is alone."""
+    num_slots = capacity.num_blocks * capacity.block_size
+    if capacity.window is None or len(capacity.groups) > 1 or capacity.has_states:
+        return num_slots
+    # Its window, a token or two of pending steps, a block to read on in, parts of blocks.
+    held = capacity.window + 4 + 3 * capacity.block_size
+    return capacity.max_len if held <= num_slots else num_slots
 
 
 class BlockPool:
@@ -76,6 +89,11 @@ class BlockPool:
         self._following = [[_NO_TOKEN] * num_blocks for _ in self._groups]  # of ahead groups
 
     @property
+    def is_sliding(self) -> bool:
+        """Whether sequences hold no more than windows; a drafter's KV may be behind."""
+        return self.window is not None and len(self._groups) == 1 and self.snapshots is None
+
+    @property
     def num_free(self) -> int:
         return len(self._free)
 
@@ -90,26 +108,43 @@ class BlockPool:
         size = self.block_size
         max_blocks = max_hit // size
         self._extend_keys(table, tokens, max_blocks)
-        blocks: list[int] = []
-        for key in table.keys[:max_blocks]:
-            block = self._by_key.get(key)
-            if block is None:
-                break
-            blocks.append(block)
+        blocks = self._longest(table.keys[:max_blocks])
         num_alike = size * len(blocks)
         self._cut_to_state(table, blocks)
-        valid = [self._num_valid(group, blocks, tokens) for group in range(len(self._groups))]
+        num_past = self._num_past(len(blocks) * size) if self.is_sliding else 0
+        groups = range(len(self._groups))
+        valid = [self._num_valid(group, blocks, tokens, num_past) for group in groups]
         pairs = zip(self._groups, valid, strict=True)
         if any(group.is_whole and count == len(blocks) - 1 for group, count in pairs):
             blocks.pop()  # it went on otherwise: the target reads it again, for the group's sake
             self._cut_to_state(table, blocks)
             valid = [min(count, len(blocks)) for count in valid]
         num_computed = tuple(size * count for count in valid)
-        num_idle = sum(self._num_refs[block] == 0 for block in blocks)
+        num_idle = sum(self._num_refs[block] == 0 for block in blocks[num_past:])
         snapshot = NO_SLOT
         if self.snapshots is not None and blocks:
             snapshot = self.snapshots.use(table.keys[len(blocks) - 1])
-        return Hit(blocks, num_computed, num_idle, num_alike, snapshot)
+        return Hit(blocks, num_computed, num_idle, num_alike, snapshot, num_past)
+
+    def _longest(self, keys: list[bytes]) -> list[int]:
+        """The blocks of as many leading keys as all are there for, but those before a window."""
+        blocks: list[int] = []
+        num_found = first = 0  # first: of the blocks that were met last, one after the other
+        for place, key in enumerate(keys):
+            block = self._by_key.get(key)
+            if block is None:
+                if not self.is_sliding:
+                    break
+                first = place + 1
+            elif not first or first <= self._num_past((place + 1) * self.block_size):
+                num_found = place + 1
+            blocks.append(block or 0)
+        return blocks[:num_found]
+
+    def _num_past(self, num_computed: int) -> int:
+        """Leading blocks that nothing sees which is computed after so many tokens."""
+        assert self.window is not None
+        return max(0, (num_computed - self.window + 1) // self.block_size)
 
     def _cut_to_state(self, table: BlockTable, blocks: list[int]) -> None:
         """Leave out the blocks after the last recurrent state that was kept."""
@@ -117,9 +152,9 @@ class BlockPool:
             while blocks and table.keys[len(blocks) - 1] not in self.snapshots:
                 blocks.pop()
 
-    def _num_valid(self, group: int, blocks: list[int], tokens: list[int]) -> int:
+    def _num_valid(self, group: int, blocks: list[int], tokens: list[int], first: int) -> int:
         is_ahead, following = self._groups[group].is_ahead, self._following[group]
-        for place, block in enumerate(blocks):
+        for place, block in enumerate(blocks[first:], first):
             if not self._valid[block] >> group & 1:
                 return place
             next_place = (place + 1) * self.block_size
@@ -130,13 +165,22 @@ class BlockPool:
     def open(self, table: BlockTable, hit: Hit, num_slots: int) -> None:
         """Fill an empty table: the blocks of the hit, then new ones up to num_slots."""
         assert not table.blocks
-        for block in hit.blocks:
+        for block in hit.blocks[hit.num_past :]:
             if self._num_refs[block] == 0:
                 del self._free[block]
             self._num_refs[block] += 1
-        table.blocks = list(hit.blocks)
+        table.blocks, table.num_given = list(hit.blocks), hit.num_past
         table.num_published = [tokens // self.block_size for tokens in hit.num_computed]
         self.take(table, self.num_missing(table, num_slots))
+
+    def num_held(self, num_slots: int, hit: Hit) -> int:
+        """Blocks that must be free, beside the hit's, for a sequence of so many slots to begin."""
+        num_missing = -(-num_slots // self.block_size) - len(hit.blocks)
+        if not self.is_sliding:
+            return num_missing
+        assert self.window is not None
+        num_seen = -(-self.window // self.block_size) + 2  # parts of blocks at both ends
+        return min(num_missing, max(1, num_seen - len(hit.blocks) + hit.num_past))
 
     def num_missing(self, table: BlockTable, num_slots: int) -> int:
         return max(0, -(-num_slots // self.block_size) - len(table.blocks))
@@ -177,8 +221,7 @@ class BlockPool:
             self.publish(table, tokens, num_computed)
         if self.window is None or len(num_computed) < len(self._groups):
             return  # how far the others are is told with a later step
-        # What is computed next sees nothing before this position.
-        num_past = (min(num_computed) - self.window + 1) // self.block_size
+        num_past = self._num_past(min(num_computed))
         if self.is_caching:
             num_past = min(num_past, *table.num_published)
         for place in range(table.num_given, num_past):
@@ -219,8 +262,29 @@ class BlockPool:
         self._valid[block] |= 1 << group
         return True
 
+    def cuts(self, hit: Hit, num_known: int) -> list[int]:
+        """Ends of blocks at which to keep a recurrent state for others.
+
+        Where the text parts from one that was read before, as others may too, and the last one.
+        """
+        cuts: list[int] = []
+        if self.snapshots is None or not self.is_caching:
+            return cuts
+        last = hit.num_computed[0]
+        for cut in (hit.num_alike, (num_known - 1) // self.block_size * self.block_size):
+            if self.is_worth_keeping(cut - last):
+                cuts.append(cut)
+                last = cut
+        return cuts
+
+    def is_worth_keeping(self, num_tokens: int) -> bool:
+        """Whether so many tokens, read once, will be found by others."""
+        return self.snapshots is None or num_tokens >= LEAST_SHARED
+
     def keep_state(self, table: BlockTable, num_computed: int, slot: int) -> None:
         """A row's state after so many tokens was copied to a slot; after 0: none was."""
+        if slot == NO_SLOT:
+            return
         assert self.snapshots is not None
         place, rest = divmod(num_computed, self.block_size)
         if rest or not 0 < place <= len(table.keys) or table.keys[place - 1] not in self._by_key:

@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from hunch.config import Config
+from hunch.engine.blocks import max_slots
 from hunch.errors import CapacityError, RequestError
 from hunch.types import (
     MAX_SEED,
@@ -48,7 +49,7 @@ class Intake:
         self._methods = ("auto", "off", *(m for m in capacity.methods if m not in ("auto", "off")))
         self._base_seed = config.model.seed
         self._max_len = min(config.model.max_model_len or capacity.max_len, capacity.max_len)
-        self._max_slots = capacity.num_blocks * capacity.block_size
+        self._max_slots = max_slots(capacity)
         self._numbers = count()
 
     def check(

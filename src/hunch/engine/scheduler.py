@@ -16,14 +16,13 @@ from bisect import bisect
 from collections import deque
 
 from hunch.config import ScheduleConfig
-from hunch.engine.blocks import BlockPool, Hit
+from hunch.engine.blocks import BlockPool
 from hunch.engine.kv_events import KVEventLog
 from hunch.engine.sequence import Member, Sequence, State
 from hunch.engine.snapshots import NO_SLOT, Snapshots
 from hunch.types import Capacity, RowResult, RowStart, RowWork, StepPlan
 
 NO_LIMIT = 1 << 62
-LEAST_SHARED = 64  # tokens that a kept recurrent state must save: to keep it costs a pass
 AHEAD = 4  # spare blocks that a row with pending steps takes, while there are plenty
 
 
@@ -145,11 +144,11 @@ class Scheduler:
             most = sequence.output.max_cached
             max_hit = num_known - 1 if most is None else min(num_known - 1, most)
             hit = pool.find(sequence.table, sequence.tokens, max_hit)
-            num_missing = -(-self._least_slots(sequence) // pool.block_size) - len(hit.blocks)
+            num_missing = pool.num_held(self._least_slots(sequence), hit)
             # One block per running row is left over, or the next steps would preempt at once.
             if num_missing + hit.num_idle + len(self.running) > pool.num_free:
                 return
-            pool.open(sequence.table, hit, num_known)
+            pool.open(sequence.table, hit, 0 if pool.is_sliding else num_known)
             pool.num_queried += num_known
             pool.num_hit += hit.num_computed[0]
             self.waiting.popleft()
@@ -157,7 +156,7 @@ class Scheduler:
             sequence.num_computed = hit.num_computed[0]
             if sequence.num_cached is None:
                 sequence.num_cached = hit.num_computed[0]
-            sequence.cuts = self._cuts(hit, num_known)
+            sequence.cuts = pool.cuts(hit, num_known)
             self.running.append(sequence)
             plan.starts.append(
                 RowStart(
@@ -174,30 +173,13 @@ class Scheduler:
             members.append(member)
             budget -= member.work.num_tokens + member.work.num_nodes
 
-    def _cuts(self, hit: Hit, num_known: int) -> list[int]:
-        """Ends of blocks at which to keep a recurrent state for others.
-
-        Where the text parts from one that was read before, as others may too, and the last one.
-        """
-        cuts: list[int] = []
-        if self.pool.snapshots is None or not self.pool.is_caching:
-            return cuts
-        size, last = self.pool.block_size, hit.num_computed[0]
-        for cut in (hit.num_alike, (num_known - 1) // size * size):
-            if cut - last >= LEAST_SHARED:
-                cuts.append(cut)
-                last = cut
-        return cuts
-
     def _can_share_soon(self, sequence: Sequence) -> bool:
         """Its first sample is computing the same prompt: wait, and take it from there."""
         leader, size = sequence.leader, self.pool.block_size
         if leader is None or not self.pool.is_caching or leader.state is not State.RUNNING:
             return False
         num_shared = (len(sequence.request.prompt_ids) - 1) // size * size
-        if self.pool.snapshots is not None and num_shared < LEAST_SHARED:
-            return False
-        return leader.num_computed < num_shared
+        return self.pool.is_worth_keeping(num_shared) and leader.num_computed < num_shared
 
     def _fit(self, sequence: Sequence, budget: int, num_later: int) -> Member | None:
         """The sequence's part in this step, with its blocks taken; None if blocks are short.
@@ -205,7 +187,7 @@ class Scheduler:
         Slots are needed for the known tokens, the nodes checked now and, as a drafter may write
         KV while it drafts, for the bonus token and the next draft.
         """
-        num_known = len(sequence.tokens)
+        pool, num_known = self.pool, len(sequence.tokens)
         num_pending = sequence.num_pending + sequence.pending_more
         num_lacking = num_known - sequence.num_computed - num_pending
         if sequence.cuts:
@@ -213,6 +195,14 @@ class Scheduler:
             slot = self._slot_for_state(sequence) if num_tokens <= budget else NO_SLOT
             if slot != NO_SLOT:
                 return self._launch(sequence, num_tokens, 0, 0, is_deciding=False, snapshot=slot)
+        if pool.is_sliding and num_lacking > 1:
+            position = num_known - num_lacking
+            budget = min(budget, self._room_to_read(sequence, position, num_lacking, num_later))
+            if budget <= 0:
+                return None
+            if num_lacking > budget:
+                num_new = pool.num_missing(sequence.table, position + budget)
+                self._taken[sequence.row] = pool.take(sequence.table, num_new)
         if num_lacking > budget:
             return self._launch(sequence, budget, 0, 0, is_deciding=False)
         num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, a pending step decides the token
@@ -225,7 +215,7 @@ class Scheduler:
         if max_draft:
             max_draft = max(min(max_draft, num_wanted - 2), 0)
 
-        pool, table = self.pool, sequence.table
+        table = sequence.table
         reach, least = sequence.reach, self._least_slots(sequence)
         slots = min(reach + num_nodes + 1 + max_draft, sequence.end)
         if slots <= len(table.blocks) * pool.block_size:
@@ -243,6 +233,16 @@ class Scheduler:
             num_new += self._num_ahead(sequence, num_new)
             self._taken[sequence.row] = pool.take(table, num_new)
         return self._launch(sequence, num_tokens, num_nodes, max_draft)
+
+    def _room_to_read(
+        self, sequence: Sequence, position: int, num_lacking: int, num_later: int
+    ) -> int:
+        """Tokens it can catch up on where sequences take blocks as they read."""
+        num_free = self.pool.num_free
+        num_blocks = len(sequence.table.blocks) + max(num_free - num_later, min(num_free, 1))
+        room = num_blocks * self.pool.block_size - position
+        # With the last of them comes a token that is decided, and perhaps its KV.
+        return room if num_lacking + self._drafts_in_step <= room else min(room, num_lacking - 1)
 
     def _slot_for_state(self, sequence: Sequence) -> int:
         """For the row's recurrent state at its next cut, which is behind it then in any case."""
@@ -282,12 +282,9 @@ class Scheduler:
         sequence.num_nodes = max_draft
         row, member = sequence.row, sequence.member
         work = RowWork(
-            row=row,
-            num_tokens=num_tokens,
-            num_nodes=num_nodes,
-            max_draft=max_draft,
+            row=row, num_tokens=num_tokens, num_nodes=num_nodes, max_draft=max_draft,
             snapshot=snapshot,
-        )
+        )  # fmt: skip
         if member is None or member.work != work or member.is_deciding is not is_deciding:
             member = sequence.member = Member(sequence, work, is_deciding)
         sequence.steady_until = 0
@@ -300,8 +297,13 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempt the least urgent until `sequence` can have its blocks; True if it can now."""
-        pool = self.pool
-        num_needed = pool.num_missing(sequence.table, self._least_slots(sequence))
+        pool, least = self.pool, self._least_slots(sequence)
+        if pool.is_sliding:
+            if sequence.num_pending:
+                return False  # it gives blocks back when they are collected
+            if sequence.num_computed + 1 < len(sequence.tokens):
+                least = sequence.num_computed + 1
+        num_needed = pool.num_missing(sequence.table, least)
         while pool.num_free + sum(pool.num_owned(s.table) for s in self._leaving) < num_needed:
             # Rows before it are part of this step already.
             rest = self.running[self.running.index(sequence) :]
@@ -320,8 +322,7 @@ class Scheduler:
         sequence.pending_more -= work.num_tokens - 1
         sequence.pending_nodes -= work.num_nodes
         if not result.computed:  # it had ended on the device before this step
-            if work.snapshot != NO_SLOT:
-                self.pool.keep_state(sequence.table, 0, work.snapshot)
+            self.pool.keep_state(sequence.table, 0, work.snapshot)
             return
         sequence.tokens += result.tokens
         before, sequence.num_computed = sequence.num_computed, result.computed[0]

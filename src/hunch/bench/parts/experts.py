@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +142,14 @@ def time_steps(config: dict[str, Any], context: int) -> None:
 
 
 def compare(config: dict[str, Any], **options: Any) -> None:
-    """Random weights repeat little, so that a draft seldom holds: `auto` must see it."""
+    """Greedy texts of random weights repeat, so that drafts hold; sampled ones do not."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     weights = RandomWeights(config, device)
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     with LLM(weights=weights, speculate="off", **options) as plain, plain.sibling("auto") as auto:
-        for num_rows in PAIR_ROWS:
+        for num_rows, temperature in product(PAIR_ROWS, (0.0, 1.0)):
+            params = SamplingParams(
+                temperature=temperature, seed=1, max_tokens=NUM_TOKENS, ignore_eos=True
+            )
             random = torch.Generator().manual_seed(num_rows)
             prompts = torch.randint(5, 9000, (num_rows, 64), generator=random).tolist()
             seconds: dict[LLM, list[float]] = {plain: [], auto: []}
@@ -160,8 +163,9 @@ def compare(config: dict[str, Any], **options: Any) -> None:
             off, on = (statistics.median(seconds[llm][1:]) for llm in (plain, auto))
             tokens, stats = num_rows * NUM_TOKENS, auto.stats()
             print(
-                f"{num_rows:3} rows: plain {tokens / off:7.1f} tok/s, auto {tokens / on:7.1f}: "
-                f"{off / on:.3f} of plain; equal {texts[plain] == texts[auto]}; "
+                f"{num_rows:3} rows, temperature {temperature:.0f}: plain {tokens / off:7.1f} "
+                f"tok/s, auto {tokens / on:7.1f}: {off / on:.3f} of plain; "
+                f"equal {texts[plain] == texts[auto]}; "
                 f"{stats['accepted']} of {stats['drafted']} nodes accepted so far",
                 flush=True,
             )
