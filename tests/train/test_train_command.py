@@ -28,13 +28,18 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 def test_train_then_go_on_with_new_prompts(
-    target: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     out = tmp_path / "draft"
     given = ["--target", target, "--prompts", prompts, "--out", out, *ENGINE]
     code, text, _ = run(capsys, "train", "draft", *SMALL, *given, "--json")
     assert code == 0
     assert json.loads(text)["tokens_per_pass"] > 1.2
+    assert caplog.messages == []  # no warnings of its own recipe
     code, text, _ = run(capsys, "train", "draft", "--resume", out, *ENGINE)
     assert code == 0
     assert f"--speculate draft:{out}" in text

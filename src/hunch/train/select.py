@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,10 @@ def measure(
 
     speculate = method if folder is None else f"{method}:{folder}"
     # What it can do is asked here, not when that pays.
-    with LLM(target, speculate=speculate, always_draft=True, **(arguments or {})) as llm:
+    with (
+        _without_advice(),
+        LLM(target, speculate=speculate, always_draft=True, **(arguments or {})) as llm,
+    ):
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         stats = llm.stats()
@@ -52,6 +58,21 @@ def measure(
         cost_per_node=float(stats["draft_overhead"]) / nodes,
         num_tokens=num_tokens,
     )
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """No words from the engine on what a drafter costs or on how often it is right.
+
+    Nobody chose this one yet: whoever measures it says what it is worth.
+    """
+    log = logging.getLogger("hunch")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def select(
