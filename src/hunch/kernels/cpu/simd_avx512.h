@@ -166,14 +166,26 @@ inline void add_group(vf* acc, const Weights& weights, const Scale& scale, const
         int sum = IS_4BIT ? 0 : (SPAN != Span::SECOND ? first[r] : 0) + (SPAN != Span::FIRST ? second[r] : 0);
         s[r] = _mm512_set1_epi32((FINE ? -2 : -128) * sum);
     }
-    HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
+    if (FINE && R <= 5) {  // high and low parts side by side, while there are registers: shorter chains
+        __m512i low[R];
+        HUNCH_UNROLL for (int r = 0; r < R; r++) low[r] = _mm512_setzero_si512();
+        HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
+            HUNCH_UNROLL for (int r = 0; r < R; r++) {
+                s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * r + 4 * i));
+                low[r] = _mm512_dpbusd_epi32(low[r], w.quad[i], four_inputs(a + 32 * (RT + r) + 4 * i));
+            }
         HUNCH_UNROLL for (int r = 0; r < R; r++)
-            s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * r + 4 * i));
-    if (FINE) {
-        HUNCH_UNROLL for (int r = 0; r < R; r++) s[r] = _mm512_slli_epi32(s[r], 6);
+            s[r] = _mm512_add_epi32(_mm512_slli_epi32(s[r], 6), low[r]);
+    } else {
         HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
             HUNCH_UNROLL for (int r = 0; r < R; r++)
-                s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * (RT + r) + 4 * i));
+                s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * r + 4 * i));
+        if (FINE) {
+            HUNCH_UNROLL for (int r = 0; r < R; r++) s[r] = _mm512_slli_epi32(s[r], 6);
+            HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
+                HUNCH_UNROLL for (int r = 0; r < R; r++)
+                    s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * (RT + r) + 4 * i));
+        }
     }
     HUNCH_UNROLL for (int r = 0; r < R; r++)
         acc[r] = fma(acc[r], mul(_mm512_cvtepi32_ps(s[r]), scale.d), d_a[r]);
