@@ -1,7 +1,7 @@
 """What captured steps leave behind: lines of numbers on the host, turned into the engine's results.
 
-Shape letters: Q slots, W room of a slot, R rows of the step, K tokens one step can commit, C
-columns of a result, G KV groups but the target's.
+Shape letters: Q slots, W room of a slot, R rows of the step, C columns of a result, S scored
+tokens, E numbers of a scored token, G KV groups but the target's.
 """
 
 from __future__ import annotations
@@ -49,29 +49,32 @@ class Columns:
         return line_C[first : first + count].tolist(), line_C[second : second + count].tolist()
 
     def scores(self, result_RC: np.ndarray) -> Scores:
-        """Those of all rows: of each committed token its rank, then ids and logprobs."""
-        num_rows, size = len(result_RC), _entry(self.num_best)
-        scored = result_RC[:, self.scores_at : self.end].reshape(num_rows, self.num_tokens, size)
-        value = np.ascontiguousarray(scored[:, :, 2::2]).astype(np.int32).view(np.float32)
-        return Scores(scored[:, :, 1::2].tolist(), value.tolist(), scored[:, :, 0].tolist())
+        """Those of all rows' committed tokens: of each its rank, then ids and logprobs."""
+        num_R, size = result_RC[:, TOKENS], _entry(self.num_best)
+        scored = result_RC[:, self.scores_at : self.end].reshape(-1, self.num_tokens, size)
+        line_SE = scored[np.arange(self.num_tokens) < num_R[:, None]]
+        value = line_SE[:, 2::2].astype(np.int32).view(np.float32)
+        begins = (np.cumsum(num_R) - num_R).tolist()
+        return Scores(begins, line_SE[:, 1::2].tolist(), value.tolist(), line_SE[:, 0].tolist())
 
 
 class Scores(NamedTuple):
-    """By row and committed token; the token's own entry stands first, then the best tokens'."""
+    """By committed token; its own entry stands first, then the best tokens'."""
 
-    ids: list[list[list[int]]]
-    values: list[list[list[float]]]
-    ranks: list[list[int]]
+    begins: list[int]  # of each row's tokens
+    ids: list[list[int]]
+    values: list[list[float]]
+    ranks: list[int]
 
     def of(self, place: int, num_tokens: int, num_wanted: int) -> list[dict[int, Logprob]]:
         """A row's entries, with so many of the best."""
-        size, ids, values = 1 + num_wanted, self.ids[place], self.values[place]
-        if num_tokens < len(ids):
-            ids, values = ids[:num_tokens], values[:num_tokens]
+        size, first = 1 + num_wanted, self.begins[place]
+        some = slice(first, first + num_tokens)
+        ids, values = self.ids[some], self.values[some]
         if size < len(ids[0]):
             ids = [line[:size] for line in ids]
             values = [line[:size] for line in values]
-        return entries(ids, values, self.ranks[place][:num_tokens])
+        return entries(ids, values, self.ranks[some])
 
 
 def _entry(num_best: int) -> int:
