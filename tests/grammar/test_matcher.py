@@ -224,9 +224,10 @@ def test_long_masks_come_from_other_threads_and_are_the_same(tokenizer, monkeypa
     grammar = GrammarCompiler(tokenizer)(StructuredOutput(json=BOUNDED))
     text = tokenizer.encode('{"name": "a model", "size": 12}')
     num_words = -(-tokenizer.vocab_size // 32)
-    for wake, alone in ((0.0, 1.0), (0.0, 1e-9), (1.0, 1.0)):
-        monkeypatch.setattr(masks, "WAKE", wake)
-        monkeypatch.setattr(masks, "ALONE", alone)
+    for wake, short in ((0.0, 1e-7), (0.0, 1e-3), (1.0, 1e-7)):
+        monkeypatch.setattr(masks, "MIN_SHARED", wake)
+        monkeypatch.setattr(masks, "_COSTS", masks._Costs())
+        monkeypatch.setattr(masks._COSTS, "short", short)
         matchers = [grammar.matcher() for _ in text]
         for place in range(len(text)):
             jobs = [Job(one, [], [], number) for number, one in enumerate(matchers)]
@@ -239,8 +240,7 @@ def test_long_masks_come_from_other_threads_and_are_the_same(tokenizer, monkeypa
             for number, matcher in enumerate(matchers):  # each a little behind the one before
                 if number <= place:
                     assert matcher.consume([text[place - number]]) == 1
-        if not wake:
-            assert any(matcher.is_wide for matcher in matchers)
+            assert (masks._COSTS._helper is not None) == (wake == 0.0)
 
 
 def test_what_is_known_of_tokens_beforehand_changes_no_mask(tokenizer):

@@ -2,7 +2,8 @@
 
 Most masks take a few microseconds, less than waking another thread. Where much of the vocabulary
 may follow, as inside strings of a bounded length, they can take a hundred times as long. So the
-caller makes the short ones itself, and other threads meanwhile make the rest.
+caller makes the short ones itself, and other threads meanwhile make the rest, unless these have
+no core to run on: what all of it takes in either way is measured as it goes on.
 
 Shape letters: M the roots and nodes of a step's sequences, W words of a mask.
 """
@@ -27,7 +28,8 @@ from hunch.grammar.matcher import Matcher, Words
 
 THREADS = (1, 2, 4, 8)
 WAKE = 35e-6  # seconds that each thread adds, measured on the host of an H200
-ALONE = 250e-6  # seconds of short masks that the caller makes itself
+MIN_SHARED = 150e-6  # seconds of masks below which nobody is woken
+AGAIN = 32  # every so often masks are made in the other way, to know what it takes
 EVERY = 16  # word of a mask that is looked at: wide masks allow something in most of them
 RATE, MAX_RISE = 0.25, 4.0  # of the newest masks, in what one is thought to take
 CHEAP = 10e-6  # seconds of a mask
@@ -47,65 +49,69 @@ def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
 
     Rows of nodes come all zero; those of roots may hold anything.
     """
-    short: list[Job] = []  # masks that the caller makes
-    long: list[Job] = []
+    roots: list[Job] = []
     drafts: list[Job] = []
     for job in jobs:
         matcher, tokens, _, first = job
         if not matcher.is_free:
             mask_MW[first] = 0
             matcher.fill(tokens, job.parents, mask_MW[first : first + 1 + len(tokens)])
-        elif tokens:
-            drafts.append(job)
         else:
-            (long if matcher.is_wide else short).append(job)
-    if short or long:
-        num_kept = _COSTS.num_kept(len(short))
-        _fill_roots(short[:num_kept], short[num_kept:] + long, mask_MW)
+            (drafts if tokens else roots).append(job)
+    if roots:
+        _fill_roots(roots, mask_MW)
     if drafts:
         _fill_drafts(drafts, mask_MW)
     size = mask_MW.shape[1]
     is_wide_M = 2 * np.count_nonzero(mask_MW[:, ::EVERY], axis=1) > -(-size // EVERY)
-    for job in jobs:
-        job.matcher.is_wide = bool(is_wide_M[job.first])
+    for job, is_wide in zip(jobs, is_wide_M[[job.first for job in jobs]].tolist(), strict=True):
+        job.matcher.is_wide = is_wide
         job.matcher.recover()
 
 
-def _fill_roots(short: list[Job], long: list[Job], mask_MW: Words) -> None:
+def _fill_roots(jobs: list[Job], mask_MW: Words) -> None:
     """What may follow each sequence, into its row of the mask."""
-    found_MW, size = mask_MW, (short or long)[0].matcher.grammar.num_words
+    found_MW, size = mask_MW, jobs[0].matcher.grammar.num_words
     if size != mask_MW.shape[1]:  # the engine's masks are not as long as ours
         found_MW = np.zeros((len(mask_MW), size), dtype=np.int32)
-    if long and short and _COSTS.is_worth_waking(len(long)):
-        others = _COSTS.helper.submit(_fill_long, long, found_MW)
-        _fill_short(short, found_MW)
+    short = [(job.matcher.place, job.first) for job in jobs if not job.matcher.is_wide]
+    long = [(job.matcher.place, job.first) for job in jobs if job.matcher.is_wide]
+    work, began = _COSTS.short * len(short) + _COSTS.long * len(long), perf_counter()
+    if _COSTS.shares(work):
+        num_kept = min(len(short), int(work / 2 / _COSTS.short))
+        long += short[num_kept:]
+        others = _COSTS.helper.submit(_fill_there, long, found_MW)
+        _fill_here(short[:num_kept], found_MW)
         others.result()
+        _COSTS.shared(work, perf_counter() - began)
     else:
-        _fill_short(short, found_MW)
-        _fill_long(long, found_MW)
-    for matcher, _, _, first in (*short, *long):
-        if matcher.place.is_error():
-            found_MW[first] = 0  # a mask that cannot be told allows nothing
+        _COSTS.short = _moved(_COSTS.short, _fill_here(short, found_MW), len(short))
+        _COSTS.long = _moved(_COSTS.long, _fill_here(long, found_MW), len(long))
+    for job in jobs:
+        if job.matcher.place.is_error():
+            found_MW[job.first] = 0  # a mask that cannot be told allows nothing
         if found_MW is not mask_MW:
-            _put(found_MW[first], mask_MW[first])
+            _put(found_MW[job.first], mask_MW[job.first])
 
 
-def _fill_short(jobs: list[Job], mask_MW: Words) -> None:
-    """By this thread, one after another."""
+Root = tuple[LLMatcher, int]  # a place in a grammar, and the row of its mask
+
+
+def _fill_here(roots: list[Root], mask_MW: Words) -> float:
+    """By this thread, one after another; returns the seconds."""
     where, size, began = mask_MW.ctypes.data, mask_MW.strides[0], perf_counter()
-    for matcher, _, _, first in jobs:
-        matcher.place.unsafe_compute_mask_ptr(where + first * size, size)
-    if jobs:
-        _COSTS.short = _moved(_COSTS.short, (perf_counter() - began) / len(jobs))
+    for place, row in roots:
+        place.unsafe_compute_mask_ptr(where + row * size, size)
+    return perf_counter() - began
 
 
-def _fill_long(jobs: list[Job], mask_MW: Words) -> None:
+def _fill_there(roots: list[Root], mask_MW: Words) -> None:
     """By other threads, at the same time."""
-    if jobs:
-        roots, count = [(job.matcher.place, job.first) for job in jobs], _COSTS.count(len(jobs))
-        executor, began = _COSTS.executor(count), perf_counter()
+    if len(roots) == 1:
+        _fill_here(roots, mask_MW)
+    else:
+        executor = _COSTS.executor(_COSTS.count(len(roots), _COSTS.long * len(roots)))
         fill_next_token_bitmask_par(executor, roots, mask_MW)
-        _COSTS.took(perf_counter() - began, count, len(jobs))
 
 
 def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
@@ -122,10 +128,10 @@ def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
         begins = list(accumulate((1 + len(chain.nodes) for chain in chains), initial=0))[:-1]
         found_MW = np.zeros((num_masks, size), dtype=np.int32)
     drafts = [(one.place, at, one.tokens) for one, at in zip(chains, begins, strict=True)]
-    count = _COSTS.count(len(chains), num_masks)
-    executor, began = _COSTS.executor(count), perf_counter()
-    fill_next_token_bitmask_par_with_draft_tokens(executor, drafts, found_MW)
-    _COSTS.took(perf_counter() - began, count, num_masks)
+    count, began = _COSTS.count(len(chains), _COSTS.node * num_masks), perf_counter()
+    fill_next_token_bitmask_par_with_draft_tokens(_COSTS.executor(count), drafts, found_MW)
+    seconds = perf_counter() - began - WAKE * count
+    _COSTS.node = _moved(_COSTS.node, max(seconds, 0.0) * count, num_masks)
     if is_apart:
         for job in jobs:
             mask_MW[job.first] = 0
@@ -149,11 +155,14 @@ class _Costs:
     def __init__(self) -> None:
         self._executors: dict[int, LLExecutor] = {}
         self._helper: ThreadPoolExecutor | None = None
-        self.short = self.long = CHEAP  # seconds of a mask, by one thread
+        # Seconds of a mask by one thread: of a root's that is narrow, or wide; of a draft's.
+        self.short = self.long = self.node = CHEAP
+        self._share = 0.6  # of the caller's own time for all masks, if others make a part
+        self._num_asked = 0
 
     @property
     def helper(self) -> ThreadPoolExecutor:
-        """A thread that waits for the others, while the caller has work of its own."""
+        """A thread that waits for the others, while the caller makes masks itself."""
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, thread_name_prefix="hunch-masks")
         return self._helper
@@ -163,28 +172,31 @@ class _Costs:
             self._executors[count] = LLExecutor(num_threads=count)
         return self._executors[count]
 
-    def num_kept(self, num_short: int) -> int:
-        """How many short masks the caller makes itself."""
-        return min(num_short, max(1, int(ALONE / self.short)))
+    def shares(self, work: float) -> bool:
+        """Whether others make a part of masks that would take the caller so long."""
+        self._num_asked += 1
+        is_worth = self._share < 0.9
+        if self._num_asked % AGAIN == 0:
+            is_worth = not is_worth
+        return work > MIN_SHARED and is_worth
 
-    def is_worth_waking(self, num_long: int) -> bool:
-        return self.long * num_long > 2 * WAKE
+    def shared(self, work: float, seconds: float) -> None:
+        """Others made a part."""
+        self._share += RATE * (min(seconds / work, 2.0) - self._share)
 
-    def count(self, num_chains: int, num_masks: int | None = None) -> int:
-        """Threads for so many chains, with so many masks in all."""
-        most, work = min(os.cpu_count() or 1, num_chains), self.long * (num_masks or num_chains)
+    def count(self, num_chains: int, work: float) -> int:
+        """Threads for so many chains that would take one thread so long."""
+        most = min(os.cpu_count() or 1, num_chains)
         counts = [count for count in THREADS if count <= most]
         return min(counts, key=lambda count: work / count + WAKE * count)
 
-    def took(self, seconds: float, count: int, num_masks: int) -> None:
-        """So many threads made so many long masks."""
-        self.long = _moved(self.long, (seconds - WAKE * count) * count / num_masks)
 
-
-def _moved(mean: float, newest: float) -> float:
+def _moved(mean: float, seconds: float, num_masks: int) -> float:
     """A grammar's first masks take long once; a thread may have to wait for a core."""
-    newest = min(max(newest, 1e-6), MAX_RISE * max(mean, CHEAP))
-    return mean + RATE * (newest - mean)
+    if not num_masks:
+        return mean
+    newest = min(seconds / num_masks, MAX_RISE * max(mean, CHEAP))
+    return max(mean + RATE * (newest - mean), 1e-7)
 
 
 _COSTS = _Costs()
