@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from hunch.train.job import Job, run_job
+from hunch.train.job import Job, answer_prompts, read_settings, run_job
 from hunch.train.progress import Progress
 from hunch.train.select import Measured
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from train_setup import new_job, write_prompts, write_target
+from train_setup import ANSWER_OPTIONS, new_job, write_prompts, write_target
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +39,18 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def answered(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job's work folder when the prompts are answered and nothing is trained."""
+    torch.set_num_threads(1)
+    work = tmp_path_factory.mktemp("answered")
+    job = new_job(target, prompts, work)
+    answer_prompts(job, read_settings("draft", job.options), work, Progress(is_quiet=True))
+    return work
+
+
+@pytest.fixture(scope="session")
 def train(
-    target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory
+    target: Path, prompts: Path, answered: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Job, Measured]]:
     """Train a method with some options, once for all tests that ask for the same."""
     done: dict[str, tuple[Job, Measured]] = {}
@@ -50,6 +61,8 @@ def train(
             torch.set_num_threads(1)
             out = tmp_path_factory.mktemp(method)
             job = new_job(target, prompts, out, method, **options)
+            if not ANSWER_OPTIONS & set(options):
+                shutil.copytree(answered, out / "work")
             done[key] = job, run_job(job, Progress(is_quiet=True))
         return done[key]
 

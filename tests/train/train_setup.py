@@ -29,6 +29,10 @@ OPTIONS = {
     "precision": "float32",
     "lr": "0.005",
 }
+# Options on which the answers to the prompts depend.
+ANSWER_OPTIONS = {
+    "context", "max_tokens", "shard", "held_out", "temperatures", "ignore_eos", "seed",
+}  # fmt: skip
 WORDS = ["the", "model", "guess", "fast", "token", "in", "to", "of"]
 
 
