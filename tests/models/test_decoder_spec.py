@@ -4,6 +4,8 @@ import pytest
 
 from builders import tiny_config, tiny_spec
 from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.models.load import tensor_shapes
+from hunch.models.native import not_native
 from hunch.models.spec import ModelSpec
 
 LLAMA3 = {
@@ -140,3 +142,35 @@ def test_a_config_without_architectures():
     del config["architectures"]
     with pytest.raises(ModelFormatError, match="architectures"):
         ModelSpec.from_config(config)
+
+
+# As published, sizes included: other names of the Llama decoder.
+COMMON_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 11008, "model_type": "llama", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-5,
+    "rope_scaling": None, "tie_word_embeddings": False, "use_cache": True,
+}  # fmt: skip
+CODE_LLAMA = {
+    "_name_or_path": "codellama/CodeLlama-7b-hf", "max_position_embeddings": 16384,
+    "rope_theta": 1000000, "torch_dtype": "bfloat16", "vocab_size": 32016,
+}  # fmt: skip
+VICUNA = {
+    "_name_or_path": "vicuna-7b-v1.5-16k", "max_position_embeddings": 4096, "pad_token_id": 0,
+    "max_sequence_length": 16384, "rope_scaling": {"factor": 4.0, "type": "linear"},
+    "torch_dtype": "float16", "vocab_size": 32000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "theta", "max_len"),
+    [(CODE_LLAMA, "default", 1e6, 16384), (VICUNA, "linear", 1e4, 16384)],
+    ids=["Code Llama", "Vicuna"],
+)
+def test_models_that_are_llamas_by_another_name(changes, kind, theta, max_len):
+    spec = ModelSpec.from_config(COMMON_LLAMA | changes)
+    assert spec.rope is not None
+    assert (spec.rope.kind, spec.rope.theta, spec.max_len) == (kind, theta, max_len)
+    assert tensor_shapes(spec)["lm_head.weight"] == (changes["vocab_size"], 4096)
+    assert not_native(spec) == []

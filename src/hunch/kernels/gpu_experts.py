@@ -73,12 +73,18 @@ def _sort_kernel(
 
 
 @triton.jit
-def _pairs(
-    block, chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr,
-    NUM_EXPERTS: tl.constexpr, IS_DIRECT: tl.constexpr, BLOCK_M: tl.constexpr,
+def _tile(
+    chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, N, num_tiles,
+    NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
+    IS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A block's expert and pairs, and whether there are any."""
+    """A program's expert, its pairs, the rows they read, and columns; and whether there are any."""
+    block, pid_n = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_a = tl.minimum(offs_n, N - 1)
     rows = tl.arange(0, BLOCK_M)
+    let_next_start()
+    wait_for_inputs()
     if IS_DIRECT:
         expert = tl.load(chosen_ptr + block)
         is_row = (rows == 0) & (expert < NUM_EXPERTS)
@@ -89,7 +95,8 @@ def _pairs(
         expert = tl.load(expert_ptr + block, mask=is_needed, other=0)
         is_row = rows < tl.load(count_ptr + block, mask=is_needed, other=0)
         pair = tl.load(sorted_ptr + block * BLOCK_M + rows, mask=is_row, other=0)
-    return is_needed, expert, is_row, pair
+    source = pair.to(tl.int64) // (NUM_CHOSEN if IS_UP else 1)
+    return is_needed, expert, is_row, pair, source, offs_n, offs_a
 
 
 @triton.jit
@@ -122,16 +129,10 @@ def _experts_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
     """IS_UP: gated products of tokens, a row per pair. Else: weighted answers of those rows."""
-    block, pid_n = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
-    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_a = tl.minimum(offs_n, N - 1)
-    let_next_start()
-    wait_for_inputs()
-    is_needed, expert, is_row, pair = _pairs(
-        block, chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, NUM_EXPERTS, IS_DIRECT,
-        BLOCK_M)  # fmt: skip
+    is_needed, expert, is_row, pair, source, offs_n, offs_a = _tile(
+        chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, N, num_tiles, NUM_EXPERTS,
+        NUM_CHOSEN, IS_DIRECT, IS_UP, BLOCK_M, BLOCK_N)  # fmt: skip
     if is_needed:
-        source = pair.to(tl.int64) // (NUM_CHOSEN if IS_UP else 1)
         x_ptrs = x_ptr + source[:, None] * K + tl.arange(0, BLOCK_K)[None, :]
         first = expert.to(tl.int64) * (2 * N if IS_UP else N)
         wa_ptrs = w_ptr + (first + offs_a[None, :]) * K + tl.arange(0, BLOCK_K)[:, None]
@@ -156,16 +157,10 @@ def _quant_experts_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The same with weights in few bits, as `gpu_quant` walks them."""
-    block, pid_n = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
-    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_a = tl.minimum(offs_n, N - 1)
-    let_next_start()
-    wait_for_inputs()
-    is_needed, expert, is_row, pair = _pairs(
-        block, chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, NUM_EXPERTS, IS_DIRECT,
-        BLOCK_M)  # fmt: skip
+    is_needed, expert, is_row, pair, source, offs_n, offs_a = _tile(
+        chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, N, num_tiles, NUM_EXPERTS,
+        NUM_CHOSEN, IS_DIRECT, IS_UP, BLOCK_M, BLOCK_N)  # fmt: skip
     if is_needed:
-        source = pair.to(tl.int64) // (NUM_CHOSEN if IS_UP else 1)
         x_ptrs = x_ptr + source[None, :] * K + tl.arange(0, WORDS)[:, None]
         first = expert * (2 * N if IS_UP else N)
         rows_a = first + offs_a

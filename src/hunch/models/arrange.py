@@ -7,10 +7,7 @@ Shape letters: V vocabulary, D width, E width of the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +20,7 @@ from hunch.layers.rope import head_order
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Packed, ReadsParts, Rows, Weights
+from hunch.models.weights.base import Packed, ReadsParts, Rows, Weights, WeightsOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +37,11 @@ class Place:
     is_project_in: bool = False
 
 
-class Arranged:
+class Arranged(WeightsOver):
     """`Weights` over another's, in the decoder's form."""
 
     def __init__(self, weights: Weights, spec: ModelSpec, names: Names) -> None:
-        self.weights = weights
-        self.path: Path = weights.path
-        self.config: dict[str, Any] = weights.config
-        self.metadata: Mapping[str, Any] = weights.metadata
-        self.nbytes = weights.nbytes
+        super().__init__(weights)
         self._places = {ours: Place(theirs) for ours, theirs in _renamed(weights, names).items()}
         self._last: tuple[str, torch.dtype, Tensor] | None = None
         for layer in range(spec.num_layers):

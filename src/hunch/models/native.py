@@ -92,34 +92,40 @@ class NativeDecoder:
             for i, prefix in enumerate(prefixes)
         ]
         table = build_native_table(spec, reader, self.names)
-        self.embedding, head = tables or self._tables(reader)
-        self.head = head
-        matrices = {id(m): m for m in ((head,) if tables else (self.embedding, head))}
+        self.embedding, self.head = tables or self._tables(reader)
+        own = (self.head,) if tables else (self.embedding, self.head)
+        matrices = {id(m): m for m in own}
         matrices |= {id(m): m for layer in layers for m in layer.matrices()}
         matrices |= {} if table is None else {id(m): m for m in (table.table, table.project)}
         self.weight_bytes = sum(matrix.nbytes for matrix in matrices.values())
         is_float = all(matrix.kind == FLOAT for matrix in matrices.values())
         self.kv_dtype = torch.float32 if is_float else torch.float16
-        norm = self.names.final_norm
-        has_bias = spec.has_final_norm and spec.norm == "layer" and spec.has_norm_bias
-        positions_LD = None
-        if not ropes and not spec.takes_stream:
-            positions_LD = reader.tensor(self.names.positions)[spec.position_offset :]
+        norm_D, norm_bias_D, positions_LD = self._vectors(reader)
         self.network = NativeNetwork(
             _shape(local, self.heads),
             layers,
             embedding=self.embedding,
-            head=head,
-            final_norm=reader.tensor(f"{norm}.weight") if spec.has_final_norm else None,
-            final_norm_bias=reader.tensor(f"{norm}.bias") if has_bias else None,
-            rope_LH=tables_LH[0] if tables_LH else None,
+            head=self.head,
+            final_norm=norm_D,
+            final_norm_bias=norm_bias_D,
             positions_LD=positions_LD,
+            rope_LH=tables_LH[0] if tables_LH else None,
             kv_dtype=self.kv_dtype,
             num_threads=num_threads,
             is_fine=is_fine,
             reduce=group.all_reduce if group.size > 1 else None,
             table=table,
         )
+
+    def _vectors(self, reader: Reader) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The last norm's weight and bias, and learned positions; None for what there is not."""
+        spec, norm = self.spec, self.names.final_norm
+        has_bias = spec.has_final_norm and spec.norm == "layer" and spec.has_norm_bias
+        positions_LD = None
+        if spec.rope is None and not spec.takes_stream:
+            positions_LD = reader.tensor(self.names.positions)[spec.position_offset :]
+        norm_D = reader.tensor(f"{norm}.weight") if spec.has_final_norm else None
+        return norm_D, reader.tensor(f"{norm}.bias") if has_bias else None, positions_LD
 
     def _tables(self, reader: Reader) -> tuple[NativeMatrix, NativeMatrix]:
         """Embedding and output matrix, as far as this process has them."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hunch.models.build import Names, head_rows, local_heads
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Packed, ReadsParts, Weights
+from hunch.models.weights.base import Packed, ReadsParts, Weights, WeightsOver
 from hunch.parallel.group import Group, Share, head_spans, span
 
 HEAD_SHARE = "head.share"  # this rank's rows of the output matrix, which may be the embedding's
@@ -31,15 +28,11 @@ def local_spec(spec: ModelSpec, group: Group) -> ModelSpec:
     )
 
 
-class SharedWeights:
+class SharedWeights(WeightsOver):
     """`Weights` over another's: of matrices that are split, this rank's rows or columns."""
 
     def __init__(self, weights: Weights, spec: ModelSpec, names: Names, group: Group) -> None:
-        self.weights = weights
-        self.path: Path = weights.path
-        self.config: dict[str, Any] = weights.config
-        self.metadata: Mapping[str, Any] = weights.metadata
-        self.nbytes = weights.nbytes
+        super().__init__(weights)
         self._head = names.embed if spec.is_tied else names.head
         self._shares: dict[str, tuple[int, Share]] = {}  # name -> dimension and share of it
         (q, kv), inner = head_rows(spec, group), span(spec.ffn_width, group)

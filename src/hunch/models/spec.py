@@ -275,6 +275,9 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
             f"hidden_size={width} is not a multiple of num_attention_heads={num_heads}"
         )
     head_dim = read_int(config, "head_dim", width // num_heads)
+    rope, max_len = read_rope(config, head_dim), read_int(config, "max_position_embeddings", 2048)
+    if rope.kind == "linear":  # the number of positions may be that of before they were stretched
+        max_len = max(max_len, read_int(config, "max_sequence_length", max_len))
     return {
         "architecture": architecture,
         "vocab_size": read_int(config, "vocab_size"),
@@ -284,10 +287,10 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
         "num_kv_heads": read_int(config, "num_key_value_heads", num_heads),
         "head_dim": head_dim,
         "ffn_width": read_int(config, "intermediate_size"),
-        "max_len": read_int(config, "max_position_embeddings", 2048),
+        "max_len": max_len,
         "norm_eps": read_float(config, "rms_norm_eps", 1e-6),
         "activation": str(config.get("hidden_act", "silu")),
-        "rope": read_rope(config, head_dim),
+        "rope": rope,
         "windows": (None,) * num_layers,
         "is_tied": bool(config.get("tie_word_embeddings", False)),
         "dtype": config.get("torch_dtype") or config.get("dtype"),

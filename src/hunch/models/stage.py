@@ -7,10 +7,7 @@ too, which drafters read. What passes from one to the next is the residual strea
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +15,7 @@ from torch import Tensor
 from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.models.build import Names
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Packed, ReadsParts, Weights
+from hunch.models.weights.base import Packed, ReadsParts, Weights, WeightsOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +96,12 @@ def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
     )
 
 
-class StageWeights:
+class StageWeights(WeightsOver):
     """`Weights` over another's: the tensors of one stage, its layers counted from 0."""
 
     def __init__(self, weights: Weights, spec: ModelSpec, names: Names, stage: Stage) -> None:
         """`spec` is the whole model's."""
-        self.weights = weights
-        self.path: Path = weights.path
-        self.config: dict[str, Any] = weights.config
-        self.metadata: Mapping[str, Any] = weights.metadata
-        self.nbytes = weights.nbytes
+        super().__init__(weights)
         layers, part = stage.layers(spec), stage_spec(spec, stage)
         in_layer = re.compile(re.escape(names.layer).replace(r"\{\}", r"(\d+)"))
         absent = [] if part.has_embedding else [names.embed]

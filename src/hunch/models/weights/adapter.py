@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.quant import Codes
-from hunch.models.weights.base import Packed, Rows, Weights
+from hunch.models.weights.base import Packed, Rows, Weights, WeightsOver
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
@@ -79,15 +79,11 @@ class MergedPacked(Packed):
         return None
 
 
-class AdaptedWeights:
+class AdaptedWeights(WeightsOver):
     """`Weights` over another's, with an adapter's products in them."""
 
     def __init__(self, weights: Weights, path: str | Path) -> None:
-        self.weights = weights
-        self.path: Path = weights.path
-        self.config: dict[str, Any] = weights.config
-        self.metadata: Mapping[str, Any] = weights.metadata
-        self.nbytes = weights.nbytes
+        super().__init__(weights)
         self._added = read_adapter(Path(path), weights)
 
     def names(self) -> list[str]:

@@ -71,6 +71,17 @@ class Weights(Protocol):
         ...
 
 
+class WeightsOver:
+    """Base of `Weights` over another's: other tensors, of the same files."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        self.path: Path = weights.path
+        self.config: dict[str, Any] = weights.config
+        self.metadata: Mapping[str, Any] = weights.metadata
+        self.nbytes = weights.nbytes
+
+
 @runtime_checkable
 class ReadsParts(Protocol):
     """Weights that can read a part of a tensor without the rest of it."""
