@@ -332,7 +332,7 @@ def _build_runner(
         torch.set_num_threads(config.model.threads)
     target = load_target(config, files, device)
     if config.parallel.num_ranks > 1:
-        target = target.with_draft_size(config.spec.draft_tensor_parallel_size or 1)
+        target = target.with_draft_size(config.spec.draft_tensor_parallel_size)
     load_drafter(config.spec.method)
     spec = find_files(config.spec, files, device.type, config.model.download_dir)
     runner = assemble(

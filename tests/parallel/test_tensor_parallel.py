@@ -18,6 +18,7 @@ from hunch.errors import ConfigError, EngineError, HunchError
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import open_weights
+from hunch.parallel import split_target
 from hunch.parallel.executor import Ranks
 from hunch.parallel.split_target import SplitTarget
 from hunch.registry import DRAFTERS
@@ -145,6 +146,23 @@ def test_a_draft_model_has_a_size_of_its_own(split_llm: Callable[..., LLM]) -> N
         llm = split_llm(4, "draft", speculative_draft_tensor_parallel_size=size, **arguments)
         assert tokens(llm, params) == plain
         assert llm.stats()["accepted"] > 5
+
+
+@pytest.mark.parametrize("whole_seconds", [0.0, 9.0])
+def test_a_draft_models_size_is_measured_where_nobody_names_it(
+    whole_seconds: float,
+    split_llm: Callable[..., LLM],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = {True: 1.0, False: whole_seconds}  # of models over ranks, and of whole ones
+    monkeypatch.setattr(
+        split_target, "pass_seconds", lambda model: times[isinstance(model, SplitTarget)]
+    )
+    llm = split_llm(2, "draft:num_nodes=2")
+    model = llm.engine.runner.drafter.network.method.model  # type: ignore[attr-defined]
+    assert isinstance(model, SplitTarget) == (whole_seconds > 1)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    assert tokens(llm, params) == tokens(split_llm(2, "off"), params)
 
 
 def test_trees_move_their_kv_on_every_rank(split_llm: Callable[..., LLM]) -> None:

@@ -65,6 +65,11 @@ class Follower:
                 moves_2M = torch.from_numpy(order[2:].reshape(2, -1)).to(self.link.device)
                 if (kv := self.kv.get(int(order[1]))) is not None:
                     kv.move(*moves_2M)
+            case Op.PROBE:
+                if (part := self.parts.get(int(order[1]))) is not None:
+                    part.probe(int(order[2]))
+            case Op.DROP:
+                self.parts.pop(int(order[1]), None)
             case Op.FREE:
                 self.kv.pop(int(order[1]), None)
 

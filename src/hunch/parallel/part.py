@@ -110,6 +110,12 @@ class Part:
             return hidden
         return Hidden(hidden.last_TD, tuple(found[layer] for layer in feature_layers))
 
+    def probe(self, count: int) -> None:
+        """What a layer does twice besides computing: add up a row of states over the ranks."""
+        row_D = torch.zeros(self.spec.width, device=self.model.device)
+        for _ in range(count):
+            row_D = self.group.all_reduce(row_D)
+
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """Scores after the states that rank 0 has; they are whole on rank 0."""
         return self.model.logits(self.group.broadcast(hidden_MD))
