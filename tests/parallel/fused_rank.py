@@ -9,30 +9,32 @@ from pathlib import Path
 import torch
 
 import conftest  # noqa: F401  # makes the interpreter stand in for a GPU
+from gpu_inputs import step
 from hunch.models.cuda import CudaDecoder
 from hunch.models.source import RandomSource
 from hunch.parallel.link import Link
 from hunch.registry import MODELS, resolve
-from kernels.test_gpu_decoder import step
-from parallel.test_fused import SPEC
+from parallel.test_fused import MODELS_OF_TESTS
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    link = Link.in_folder(folder, rank, size, torch.device("cpu"))
-    source = RandomSource(0, torch.float16)
-    source.group = link.group(size)
-    decoder = CudaDecoder(resolve(MODELS, SPEC.architecture)(SPEC, source))
-    ids_T = torch.arange(3, 14)
-    results = []
-    for sizes in ((11,), (4, 1, 6)):  # the same tokens, in one pass and in three
-        kv, first, rows = decoder.new_kv(64), 0, []
-        for count in sizes:
-            last = first + count
-            hidden = decoder.forward(ids_T[first:last], step(first, last), kv)
-            rows.append(decoder.logits(hidden.last_TD))
-            first = last
-        results.append(torch.cat(rows))
-    torch.save(results, folder / f"rank{rank}.pt")
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    link = Link.in_folder(folder, rank, size, device)
+    for name, (spec, hold) in MODELS_OF_TESTS.items():
+        source = RandomSource(0, torch.float16)
+        source.group, source.hold, source.device = link.group(size), hold, device
+        decoder = CudaDecoder(resolve(MODELS, spec.architecture)(spec, source))
+        ids_T = torch.arange(3, 9, device=device)
+        results = []
+        for sizes in ((6,), (2, 1, 3)):  # the same tokens, in one pass and in three
+            kv, first, rows = decoder.new_kv(64), 0, []
+            for count in sizes:
+                last = first + count
+                hidden = decoder.forward(ids_T[first:last], step(first, last), kv)
+                rows.append(decoder.logits(hidden.last_TD))
+                first = last
+            results.append(torch.cat(rows))
+        torch.save([result.cpu() for result in results], folder / f"{name} {rank}.pt")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,10 @@ RECURRENT: dict[str, Any] = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
 }
+GEMMA4 = {
+    name: tiny_config(tiny_families.FAMILIES[name][0], **tiny_families.FAMILIES[name][1])
+    for name in ("gemma 4", "gemma 4, experts", "gemma 4, keys as values")
+}
 FAMILIES = {
     "latent": tiny_config(LATENT[0], **LATENT[1]),
     "recurrent": tiny_config("Qwen3_5ForCausalLM", **RECURRENT),
@@ -78,11 +82,11 @@ def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *GEMMA4])
 def test_ranks_give_the_scores_of_one(
     name: str, split: Callable[..., SplitTarget], tmp_path: Path
 ) -> None:
-    weights = tiny_weights(FAMILIES[name])
+    weights = tiny_weights({**FAMILIES, **GEMMA4}[name])
     single = load_decoder(weights)
     path = save(tmp_path / "model", weights)
     model = split(path, 2, kernels="torch")

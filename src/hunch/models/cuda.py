@@ -55,7 +55,7 @@ class CudaDecoder:
         heads, other = decoder.heads, decoder.spec.other_heads
         num_kv, head_dim = heads.num_kv_heads, decoder.spec.value_dim
         if other is not None:  # the most heads that share keys, and the widest, decide for all
-            num_kv, head_dim = min(num_kv, other.num_kv_heads), max(head_dim, other.head_dim)
+            num_kv, head_dim = min(num_kv, decoder.num_other_heads), max(head_dim, other.head_dim)
         self.tiler = Tiler.create(
             heads.num_heads,
             num_kv,
@@ -184,7 +184,6 @@ def check_supported(decoder: Decoder) -> None:
     problems = {
         **unknown_to_kernels(spec, decoder.dtype),
         "a norm after the norms after the sums": spec.is_post_norm and spec.has_final_norm,
-        "experts over ranks": spec.experts is not None and decoder.group.size > 1,
     }
     found = [name for name, is_there in problems.items() if is_there]
     if found:

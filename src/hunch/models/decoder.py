@@ -221,7 +221,15 @@ class Decoder(Part):
 
     def kv_shapes(self) -> tuple[tuple[int, int, int], ...]:
         """Layers, KV heads and head width of the cache on this device, for each shape of heads."""
-        return self.spec.kv_shapes(self.heads.num_kv_heads)
+        return self.spec.kv_shapes(self.heads.num_kv_heads, self.num_other_heads)
+
+    @property
+    def num_other_heads(self) -> int:
+        """KV heads on this device of layers whose heads have another shape; 0: there are none."""
+        other = self.spec.other_heads
+        if other is None:
+            return 0
+        return local_heads(self.spec, self.group, other.layers.index(True)).num_kv_heads
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
         """An empty cache of so many slots, with states of so many rows."""

@@ -182,7 +182,7 @@ class FusedLayers:
         """The share of the stream of MLP, of experts, or of both, as slice sums."""
         experts, beside, num_tokens = layer.experts, layer.beside, len(x_TD)
         if experts is not None and beside is None:
-            return experts.parts(h_PD, num_tokens, attn.slot_T)
+            return self.group.all_slices(experts.parts(h_PD, num_tokens, attn.slot_T))
         mlp_SPD = self._mlp(h_PD, layer, num_tokens)
         if experts is None or beside is None:
             return mlp_SPD
@@ -190,6 +190,7 @@ class FusedLayers:
         add_norm(x_TD, beside.norm.weight_D, self.eps, read_TD)
         add_norm(x_TD, beside.router_norm.weight_D, self.eps, routed_TD)
         answer_STD = experts.parts(read_TD, num_tokens, attn.slot_T, routed_TD)
+        answer_STD = self.group.all_slices(answer_STD)
         norms = beside.mlp_out_norm.weight_D, beside.out_norm.weight_D
         return add_branches(mlp_SPD[:, :num_tokens], answer_STD, norms, self.eps)
 
@@ -199,7 +200,7 @@ class FusedLayers:
         """What the layer takes of the table for its stream, as slice sums."""
         asked_PH = self.product(x_PD, inputs.gate, len(input_TH))
         take_inputs(asked_PH, input_TH, layer.activation)
-        return self._parts(asked_PH, inputs.project, len(input_TH))
+        return self._parts(asked_PH, inputs.project, len(input_TH), is_split=False)
 
     def _attend_latent(
         self,

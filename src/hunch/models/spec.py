@@ -204,14 +204,17 @@ class ModelSpec:
             return self.is_recurrent[:layer].count(True)
         return self.kv_layers.index(self.kv_of[layer] if self.kv_of else layer)
 
-    def kv_shapes(self, num_kv_heads: int) -> tuple[tuple[int, int, int], ...]:
+    def kv_shapes(
+        self, num_kv_heads: int, num_other_heads: int | None = None
+    ) -> tuple[tuple[int, int, int], ...]:
         """Layers, KV heads and head width of the cache: one for each shape of heads. Of the first
-        this device has `num_kv_heads`."""
+        this device has `num_kv_heads`, of the second `num_other_heads`; None: all."""
         num_others = sum(self.has_other_heads(layer) for layer in self.kv_layers)
         num_layers = len(self.kv_layers) or 1  # a stage may have none of its own
         shapes = [(num_layers - num_others, num_kv_heads, self.head_dim)]
         if self.other_heads is not None:
-            shapes.append((num_others, self.other_heads.num_kv_heads, self.other_heads.head_dim))
+            count = self.other_heads.num_kv_heads if num_other_heads is None else num_other_heads
+            shapes.append((num_others, count, self.other_heads.head_dim))
         return tuple(shapes)
 
     def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None:

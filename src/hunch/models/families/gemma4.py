@@ -14,7 +14,7 @@ from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
-from hunch.models.decoder import AnyBlock, Decoder
+from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames
 from hunch.models.families.gemma import Gemma2
 from hunch.models.reading import (
@@ -26,7 +26,6 @@ from hunch.models.reading import (
     read_windows,
     refuse,
 )
-from hunch.models.source import Source
 from hunch.models.spec import ModelSpec, OtherHeads, TokenInputs, read_common
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -108,13 +107,6 @@ class Gemma4(Decoder):
             inputs=_inputs(config),
             experts=_experts(config, common["num_layers"]),
         )
-
-    def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
-        if source.group.size > 1:
-            raise UnsupportedModelError(
-                "Gemma 4 cannot be split over processes yet: leave tensor_parallel_size at 1"
-            )
-        return super().build_layer(source, prefix, layer)
 
 
 def _layer_types(config: Config) -> tuple[str, ...]:
