@@ -119,7 +119,11 @@ def build(compiler: str, sources: Path = SOURCES) -> Path:
 
 
 def compile_library(
-    compiler: tuple[str, ...], files: list[Path], library: Path, flags: tuple[str, ...]
+    compiler: tuple[str, ...],
+    files: list[Path],
+    library: Path,
+    flags: tuple[str, ...],
+    link_flags: tuple[str, ...] = (),
 ) -> None:
     """All files at once, then the link; the library appears whole or not at all."""
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
@@ -138,7 +142,7 @@ def compile_library(
                 raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
         built = Path(work) / library.name
         subprocess.run(
-            [*compiler, "-shared", "-pthread", *flags, *map(str, objects), "-o", str(built)],
+            [*compiler, "-shared", "-pthread", *link_flags, *map(str, objects), "-o", str(built)],
             check=True,
             capture_output=True,
             text=True,
