@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from test_train_command import run
 from train_setup import ENGINE, OPTIONS, write_target
 
 import hunch.train.auto
+import hunch.train.phrase_job
 import hunch.train.plan
 from builders import tiny_config, tiny_weights
 from hunch import LLM
@@ -116,7 +118,7 @@ def test_a_flat_curve_is_seen() -> None:
 class CountHere:
     """Counts in this process, however busy the machine is."""
 
-    def __init__(self, texts: Texts, vocab_size: int) -> None:
+    def __init__(self, texts: Texts, vocab_size: int, seconds: float) -> None:
         self.data, self.vocab_size = stored_texts(texts, vocab_size), vocab_size
 
     def finish(self, folder: Path, seconds: float) -> bool:
@@ -283,6 +285,20 @@ def test_a_drafter_that_does_not_pay_is_said_so(
     best = max(speeds["drafter"], speeds["phrases"])
     assert (best >= 1.02 * max(speeds["lookups"], 1.0)) is found["pays"]
     assert (out / "model.safetensors").is_file()
+
+
+def test_phrases_are_counted_of_as_many_answers_as_there_is_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = Texts(np.arange(4000) % 7, np.arange(101) * 40, np.full(100, 5))
+    monkeypatch.setattr(hunch.train.phrase_job, "MIN_TOKENS", 400)
+    monkeypatch.setattr(hunch.train.phrase_job, "PER_SECOND", 100)
+
+    def num_texts(seconds: float) -> int:
+        with np.load(io.BytesIO(stored_texts(texts, 7, seconds))) as stored:
+            return len(stored["prompt_len"])
+
+    assert [num_texts(seconds) for seconds in (0.0, 20.0, 1000.0)] == [10, 50, 100]
 
 
 @pytest.mark.slow

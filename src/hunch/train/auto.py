@@ -74,6 +74,7 @@ TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster o
 CLOSE = 0.8  # of the best expected speed, to be tried beside it
 LONG = 420.0  # seconds of a job that has time for trials,
 TRIAL = 0.045  # and the share of them that each is trained for
+COUNTS_UNTIL = 0.9  # share of all minutes at which a table must be there, without a network
 LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
 
 
@@ -93,7 +94,10 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     with clock.stage("regenerate"):
         seconds = _answering(clock) if is_training else clock.until(COUNTED)
         num_prompts, test_ids, texts = _answers(job, settings, work, show, clock, seconds)
-    count = None if has_table else PhraseCount(texts, spec.vocab_size)
+    count = None
+    if not has_table:
+        seconds = clock.until(TRAINED if is_training else COUNTS_UNTIL)
+        count = PhraseCount(texts, spec.vocab_size, seconds)
     ways = {LOOKUPS: WITHOUT}
     try:
         if is_training:
@@ -110,7 +114,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
         else:
             say(f"no network is expected to pay ({expectation(plan.best)}): counts phrases alone")
         with clock.stage("compare"):
-            seconds = max(clock.until(0.95 if is_training else 0.9), 5.0)
+            seconds = max(clock.until(0.95 if is_training else COUNTS_UNTIL), 5.0)
             table = asked.out / PHRASES
             if count is not None and count.finish(table, seconds):
                 ways[PHRASES] = f"{WITHOUT}:phrases={table}"

@@ -15,14 +15,17 @@ from hunch.kernels.phrases import FILE, load_phrases
 from hunch.train.batches import Texts
 from hunch.train.files import write_json, write_whole
 
-MAX_TOKENS = 1_500_000  # of texts that are counted; more take minutes
+PER_SECOND = 40_000  # tokens that are counted in a second, at the least
+MIN_TOKENS, MAX_TOKENS = 1_000_000, 12_000_000  # of texts that are counted, as there is time
 _COUNTER = "hunch.train.count"
 
 
-def stored_texts(texts: Texts, vocab_size: int) -> bytes:
-    """Texts as the counting process reads them, not more than it can count in time."""
-    num_texts = int(np.searchsorted(texts.offset, MAX_TOKENS, side="right"))
-    some = texts.take(np.arange(max(min(num_texts, len(texts)), 1)))
+def stored_texts(texts: Texts, vocab_size: int, seconds: float = 0.0) -> bytes:
+    """Texts as the counting process reads them, some of every kind where it has no time for all."""
+    most = min(max(int(PER_SECOND * seconds), MIN_TOKENS), MAX_TOKENS)
+    share = min(most / max(int(texts.lengths.sum()), 1), 1.0)
+    count = max(int(share * len(texts)), 1)
+    some = texts.take(np.linspace(0, len(texts) - 1, count).astype(np.int64))
     data = io.BytesIO()
     np.savez(
         data,
@@ -45,10 +48,11 @@ def write_table(folder: Path, data: bytes, vocab_size: int) -> None:
 class PhraseCount:
     """Begins at once; `finish` waits for what is missing."""
 
-    def __init__(self, texts: Texts, vocab_size: int) -> None:
+    def __init__(self, texts: Texts, vocab_size: int, seconds: float = 0.0) -> None:
+        """`seconds`: when the table is wanted, from now."""
         self.vocab_size = vocab_size
         self._texts = tempfile.TemporaryFile()  # noqa: SIM115  it must outlive this function
-        self._texts.write(stored_texts(texts, vocab_size))
+        self._texts.write(stored_texts(texts, vocab_size, seconds))
         self._texts.seek(0)
         self._found, self._words = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         command = [sys.executable, "-m", _COUNTER]
