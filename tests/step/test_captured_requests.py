@@ -11,6 +11,9 @@ import pytest
 pytest.importorskip("triton")
 
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
+from hunch.grammar import masks
+from hunch.grammar.matcher import Grammar
+from hunch.step.captured_step import CapturedSteps, PendingStep
 from hunch.step.host_step import HostStep
 from hunch.text.tokenizer import load_tokenizer
 from hunch.types import StepPlan, StepResult
@@ -197,6 +200,42 @@ def test_a_row_is_drafted_for_by_the_method_it_names(
             (found,) = llm.generate(prompts[:1], asked(name))
             assert shown([found]) == plain[:1]
             assert {t.method for t in found.outputs[0].trace or []} - {""} == {name}
+
+
+def test_tokens_that_a_grammar_does_not_take_are_taken_back(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows without a mask choose what they like, and go on from before it where it is refused."""
+    asked: dict[str, Any] = {"max_tokens": 24, "structured_outputs": {"json": SCHEMA}}
+    text = {"max_tokens": 24, "structured_outputs": {"regex": "[a-f0-9 ]{6,16}[xyz]"}}
+    params = [
+        SamplingParams(temperature=0, **asked),
+        SamplingParams(temperature=1.2, seed=5, **text),
+        SamplingParams(temperature=0, logprobs=2, **text),
+        SamplingParams(temperature=0.9, seed=6, top_k=5, **text),  # these always have one
+        SamplingParams(temperature=0, repetition_penalty=1.3, **text),
+        SamplingParams(temperature=0.7, seed=9, max_tokens=20),
+    ]
+    prompts = [PROMPTS[number % 3] for number in range(len(params))]
+    plain = plain_of(model, prompts, params)
+    monkeypatch.setattr(masks, "WIDE", -1.0)  # after every mask a choice without one
+    taken_back: list[set[int]] = []
+    receive = CapturedSteps.receive
+
+    def note(steps: CapturedSteps, pending: PendingStep) -> set[int]:
+        taken_back.append(receive(steps, pending))
+        return taken_back[-1]
+
+    monkeypatch.setattr(CapturedSteps, "receive", note)
+    monkeypatch.setattr(Grammar, "probes", property(lambda _: [], lambda *_: None), raising=False)
+    few = {"kv_bytes": None, "block_size": 4, "num_blocks": 18, "max_model_len": 60}
+    for how in ({}, few):
+        with LLM(str(model), speculate="off", **SMALL | how) as llm:
+            assert shown(llm.generate(prompts, params)) == plain
+            assert (llm.stats()["num_preemptions"] > 0) == bool(how)
+    rows = [len(some) for some in taken_back]
+    assert sum(rows) > 20
+    assert max(rows) > 1
 
 
 def test_a_row_whose_grammar_leaves_no_token_ends_alone(model: Path) -> None:

@@ -30,7 +30,8 @@ THREADS = (1, 2, 4, 8)
 WAKE = 35e-6  # seconds that each thread adds, measured on the host of an H200
 MIN_SHARED = 150e-6  # seconds of masks below which nobody is woken
 AGAIN = 32  # every so often masks are made in the other way, to know what it takes
-EVERY = 16  # word of a mask that is looked at: wide masks allow something in most of them
+EVERY = 16  # word of a mask that is looked at
+WIDE = 0.5  # of these words, and more, allow something: the next mask may take long
 RATE, MAX_RISE = 0.25, 4.0  # of the newest masks, in what one is thought to take
 CHEAP = 10e-6  # seconds of a mask
 
@@ -63,7 +64,7 @@ def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
     if drafts:
         _fill_drafts(drafts, mask_MW)
     size = mask_MW.shape[1]
-    is_wide_M = 2 * np.count_nonzero(mask_MW[:, ::EVERY], axis=1) > -(-size // EVERY)
+    is_wide_M = np.count_nonzero(mask_MW[:, ::EVERY], axis=1) > WIDE * -(-size // EVERY)
     for job, is_wide in zip(jobs, is_wide_M[[job.first for job in jobs]].tolist(), strict=True):
         job.matcher.is_wide = is_wide
         job.matcher.recover()

@@ -58,6 +58,8 @@ class Grammar:
         self.eos_ids, self.vocab_size = frozenset(codec.eos_ids), codec.vocab_size
         self.end = codec.eos_ids[0]
         self.num_words = -(-tokenizer.vocab_size // 32)  # of the grammar engine's masks
+        # Tokens of a letter, a digit and a space: where all may follow, most tokens may.
+        self.probes = [tokenizer.tokenize_str(text) for text in ("e", "7", " ")]
         self._start = start
 
     def matcher(self) -> Matcher:
@@ -204,6 +206,18 @@ class Matcher:
     def is_free(self) -> bool:
         """Nothing but the grammar decides what follows: it is not over and has no budget."""
         return not self._is_over and self.grammar.budget is None and not self._at.is_error()
+
+    @property
+    def can_be_asked_later(self) -> bool:
+        """Whether a token may be chosen without a mask, and `consume` asked about it afterwards.
+
+        It should be likely to be allowed, and `consume` must take what a mask allows and nothing
+        else. Where the grammar forces a text, masks allow its usual spelling alone.
+        """
+        if not self.is_wide or not self.is_free or self._at.compute_ff_bytes():
+            return False
+        probes = self.grammar.probes
+        return all(self._at.validate_tokens(probe) == len(probe) for probe in probes)
 
     def recover(self) -> None:
         """After others used `place`: make it anew where it met a limit."""

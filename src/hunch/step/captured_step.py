@@ -26,7 +26,7 @@ from hunch.drafting.step_policy import Policy
 from hunch.kernels.step import MAX_STOPS
 from hunch.step.parts import Parts
 from hunch.step.passes import Reader
-from hunch.step.results import NO_SCORES, apply_rows, together
+from hunch.step.results import NO_SCORES, apply_rows, take_back, together
 from hunch.step.row_extras import Followed, Group, RowExtras
 from hunch.step.step_graphs import (
     MASKS,
@@ -65,6 +65,8 @@ class PendingStep:
     requests: list[Request | None]
     graph: StepGraph
     slot: int  # where its result will be
+    unmasked: set[int]  # rows with a grammar that is asked about their tokens afterwards
+    void: set[int]  # rows that began it after a token that was taken back
     plan_id: int = 0
     received: Received | None = None  # its result is there, and grammars went on by it
     order: list[RowWork] | None = None  # all of the plan's work, where the host did a part
@@ -108,6 +110,7 @@ class CapturedSteps:
             self.device_rows.touch,
             None if found is None else found.sources,
             self.steps.row_sources,
+            can_wait=found is None and not parts.scores_processed and not capacity.has_states,
         )
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and who of it took part
         # When the last result was read, if a further step was under way then.
@@ -213,10 +216,10 @@ class CapturedSteps:
 
     # --- before a step ----------------------------------------------------------------------------
 
-    def launch(self, work: list[RowWork], receive: Callable[[], None]) -> PendingStep | None:
+    def launch(self, work: list[RowWork], receive: Callable[[], set[int]]) -> PendingStep | None:
         """Start a step of the rows that can take one; None: the host must lead all of them.
 
-        `receive` receives the steps before it.
+        `receive` receives the steps before it, and returns the rows that took tokens back.
         """
         group = self._group(work)
         if group is not None and self.drafter is not None:
@@ -241,12 +244,15 @@ class CapturedSteps:
             self._read_at, self._led = None, 0.0
         self._num_pending += 1
         graph.forward.replay()
+        unmasked: set[int] = set()
+        void: set[int] = set()
         if kind.extras & MASKS:
-            receive()
+            void = receive()
             masks = self.steps.step_masks()
-            self.extras.fill_masks(group, graph.num_rows, graph.num_nodes, masks)
+            sizes = graph.num_rows, graph.num_nodes
+            unmasked = self.extras.fill_masks(group, *sizes, masks, void)
         graph.finish.replay()
-        return PendingStep(group, requests, graph, self.steps.download.expect())
+        return PendingStep(group, requests, graph, self.steps.download.expect(), unmasked, void)
 
     def _group(self, work: list[RowWork]) -> Group | None:
         """Those who take part; mostly the same, with the same work, as in the step before."""
@@ -287,8 +293,11 @@ class CapturedSteps:
 
     # --- after a step -----------------------------------------------------------------------------
 
-    def receive(self, pending: PendingStep) -> None:
-        """Wait for a step, and let grammars go on by it: what the next step's masks need."""
+    def receive(self, pending: PendingStep) -> set[int]:
+        """Wait for a step, and let grammars go on by it: what the next step's masks need.
+
+        Returns the rows that had no mask and chose a token that their grammar does not take.
+        """
         group, columns = pending.group, self.steps.columns(pending.graph.kind)
         result_RC, seconds = self.steps.download.receive(pending.slot, len(group.ids), columns.end)
         if self.steps.lead is not None:
@@ -301,8 +310,12 @@ class CapturedSteps:
             for row, request in zip(group.ids, pending.requests, strict=True)
         ]
         since = None if before is None else self._read_at - before
-        followed = self.extras.follow(group, here, result_RC, columns)
+        for place, row in enumerate(group.ids if pending.void else ()):
+            if row in pending.void:
+                take_back(result_RC[place], 0)
+        followed = self.extras.follow(group, here, result_RC, columns, pending.unmasked)
         pending.received = Received(result_RC, seconds, since, led, here, followed)
+        return followed.taken_back
 
     def read(self, pending: PendingStep) -> StepResult:
         """Wait for a step and tell the host's rows what it did."""
@@ -327,6 +340,8 @@ class CapturedSteps:
             writes_kv=writes_kv,
             is_watched_R=group.is_watched_R,
         )
+        for row in followed.taken_back:
+            self.device_rows.touch(row)  # there it goes on from what the host knows of it
         scores = columns.scores(result_RC) if group.num_best != NO_SCORES else None
         tokens, results = self.extras.show(group, here, followed, scores, tokens, results)
         reading = max(led - seconds, 0.0)  # on the same stream: it waited for a step like this one

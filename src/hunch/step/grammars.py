@@ -6,7 +6,7 @@ bytes of a mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,19 +66,26 @@ class RowGrammars:
         drafts: Mapping[int, tuple[list[int], list[int]]],  # tokens and parents, by row
         counts: Sequence[int],
         num_k: int,
+        can_wait: Collection[int],
+        void: Collection[int],  # rows whose choice will not count
         mask_MW: np.ndarray,
         is_masked_M: np.ndarray,
-    ) -> None:
+    ) -> set[int]:
         """The same as words of bits, for a captured step of rows with `num_k` masks each.
 
         Of each row's draft so many nodes are checked. A mask that nobody fills in allows nothing.
+        Returns rows without a mask: of those that can wait, where it would take long and most
+        tokens may follow. Their choices have to be asked about afterwards.
         """
         from hunch.grammar.masks import Job, fill_all
 
-        jobs, matchers = [], self.matchers
+        jobs, matchers, unmasked = [], self.matchers, set[int]()
         for place, row in enumerate(rows):
             matcher, first = matchers.get(row), place * num_k
-            if matcher is None:
+            if matcher is None or row in void:
+                continue
+            if row in can_wait and matcher.can_be_asked_later:
+                unmasked.add(row)
                 continue
             tokens: list[int] = []
             parents: list[int] = []
@@ -90,6 +97,7 @@ class RowGrammars:
             jobs.append(Job(matcher, tokens, parents, first))
             is_masked_M[first : first + num_k] = True
         fill_all(jobs, mask_MW)
+        return unmasked
 
     def commit(self, row: int, tokens: list[int]) -> tuple[int, str | None]:
         """How many of the tokens follow the grammar; if not all, why it cannot go on."""

@@ -169,6 +169,13 @@ def apply_rows(
     return single_tokens, results
 
 
+def take_back(line_C: np.ndarray, num_kept: int) -> None:
+    """Leave so many of a row's tokens in its result; the row goes on after them."""
+    line_C[KNOWN] -= line_C[TOKENS] - num_kept
+    line_C[TOKENS] = num_kept
+    line_C[[REASON, CHECKED, DRAFTED]] = 0
+
+
 def _complete(
     result: RowResult, rows: RowBuffers, request: Request, finish: str | None, *, writes_kv: bool
 ) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 
 from hunch.drafting.base import PREDICTION, RowSource
 from hunch.kernels.step import BY_PREDICTION, FIRST, MATCHED, TOKENS
-from hunch.sampling.state import HISTORY, SamplingState
+from hunch.sampling.state import FILTERED, HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
-from hunch.step.results import NO_SCORES, Columns, Scores
+from hunch.step.results import NO_SCORES, Columns, Scores, take_back
 from hunch.step.rows import RowBuffers
 from hunch.step.step_extras import StepMasks, StepSources
 from hunch.step.step_graphs import DRAFTS, MASKS, RULES, SOURCES, asks_of
@@ -49,6 +49,7 @@ class Followed(NamedTuple):
     """What came of a step's result before anything else was done with it."""
 
     checked: dict[int, WaitingDraft]  # drafts that the step checked, by row
+    taken_back: set[int]  # rows whose choice had no mask, and is none that a grammar takes
     refused: dict[int, tuple[list[int], str]]  # by place: what a grammar took, why no more
 
 
@@ -63,12 +64,16 @@ class RowExtras:
         touch: Callable[[int], None],  # says that the host changed a row
         sources: Mapping[str, RowSource] | None,  # methods a request may name; None: nobody drafts
         row_sources: Callable[[], StepSources],
+        *,
+        can_wait: bool,  # a token may be taken back: nothing but tokens would have to be
     ) -> None:
         num_rows = len(rows.known)
         self.rows, self.grammars, self.sampling, self.touch = rows, grammars, sampling, touch
         self.sources, self._row_sources = sources, row_sources
         self.asks_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS, DRAFTS, SOURCES
         self.num_best_X = np.full(num_rows, NO_SCORES)
+        self._can_wait = can_wait
+        self.waiting_rows: set[int] = set()  # their grammars may be asked after a choice
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
         # Tokens and parents of the drafts that wait, of rows with a grammar or a trace.
         self._drafts: dict[int, WaitingDraft] = {}
@@ -84,6 +89,13 @@ class RowExtras:
             asks |= RULES
         if request.grammar is not None:
             asks |= MASKS | DRAFTS
+        # Without a mask the best score wins among more tokens: if it is allowed, it wins among
+        # those as well. Filters would keep others of the allowed tokens; rules count tokens.
+        has_others = asks & RULES or self.sampling.asks_X[row] & FILTERED
+        if self._can_wait and request.grammar is not None and not has_others:
+            self.waiting_rows.add(row)
+        else:
+            self.waiting_rows.discard(row)
         self.is_traced_X[row] = params.speculation.trace
         self.asks_X[row] = asks | DRAFTS * params.speculation.trace
         self.num_best_X[row] = NO_SCORES if params.logprobs is None else params.logprobs
@@ -131,11 +143,13 @@ class RowExtras:
         matched_R &= BY_PREDICTION - 1
         return names
 
-    def fill_masks(self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks) -> None:
-        """What grammars allow after each root and node that a step checks."""
-        num_k, fill = num_nodes + 1, self.grammars.fill
-        write = partial(fill, group.ids, self._drafts, group.allowed, num_k)
-        masks.fill(num_rows * num_k, write)
+    def fill_masks(
+        self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks, void: set[int]
+    ) -> set[int]:
+        """What grammars allow after each root and node that a step checks; rows without a mask."""
+        num_k, drafts = num_nodes + 1, (self._drafts, group.allowed)
+        write = partial(self.grammars.fill, group.ids, *drafts, num_k, self.waiting_rows, void)
+        return masks.fill(num_rows * num_k, write)
 
     def follow(
         self,
@@ -143,8 +157,12 @@ class RowExtras:
         requests: list[Request | None],  # those that are still in their rows
         result_RC: np.ndarray,
         columns: Columns,
+        unmasked: set[int],
     ) -> Followed:
-        """Keep the drafts that now wait, and let grammars go on by what was committed."""
+        """Keep the drafts that now wait, and let grammars go on by what was committed.
+
+        What they do not take of a row without a mask is taken out of the result.
+        """
         checked: dict[int, WaitingDraft] = {}
         if group.extras & DRAFTS and columns.num_guesses:
             for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
@@ -152,6 +170,7 @@ class RowExtras:
                     checked[row] = self._drafts.get(row, ([], []))
                     self._drafts[row] = columns.draft_of(line_C)
         refused: dict[int, tuple[list[int], str]] = {}
+        taken_back: set[int] = set()
         if group.extras & MASKS:
             matchers, commit = self.grammars.matchers, self.grammars.commit
             counts = result_RC[:, TOKENS].tolist()
@@ -161,9 +180,13 @@ class RowExtras:
                     continue
                 committed = lines[place][: counts[place]]
                 num_kept, problem = commit(row, committed)
-                if problem is not None:
+                if problem is not None and row in unmasked:
+                    taken_back.add(row)
+                    take_back(result_RC[place], num_kept)
+                    matchers[row].is_wide = False  # its next choice has a mask
+                elif problem is not None:
                     refused[place] = committed[:num_kept], problem
-        return Followed(checked, refused)
+        return Followed(checked, taken_back, refused)
 
     def show(
         self,

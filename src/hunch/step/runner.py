@@ -222,12 +222,17 @@ class Runner:
         assert self.captured is not None
         return self.captured.read(pending)
 
-    def _receive_pending(self) -> None:
-        """Wait for every captured step that is under way, and leave the rest for later."""
+    def _receive_pending(self) -> set[int]:
+        """Wait for every captured step that is under way, and leave the rest for later.
+
+        Returns the rows that took tokens back.
+        """
         assert self.captured is not None
+        rows: set[int] = set()
         for item in self._queue:
             if not isinstance(item, StepResult | BegunStep):
-                self.captured.receive(item)
+                rows |= self.captured.receive(item)
+        return rows
 
     def _read_pending(self) -> None:
         """Read every step that is under way; the results wait to be collected."""

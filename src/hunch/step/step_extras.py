@@ -38,15 +38,18 @@ class StepMasks:
         """The masks of so many rows of logits, and which of them have one."""
         return self.mask_MW[:num_logits], self.is_masked_M[:num_logits]
 
-    def fill(self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], None]) -> None:
+    def fill(
+        self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], set[int]]
+    ) -> set[int]:
         """Let `write` fill in words and which rows of logits they hold for; send them."""
         words_MW, flags_M = self._words[:num_logits], self._flags[:num_logits]
         flags_M[...] = False
-        write(words_MW, flags_M)
+        unmasked = write(words_MW, flags_M)
         self.mask_MW[:num_logits].copy_(self._mask_MW[:num_logits], non_blocking=True)
         if not np.array_equal(flags_M, self._sent):
             self._sent = flags_M.copy()
             self.is_masked_M[:num_logits].copy_(self._is_masked_M[:num_logits], non_blocking=True)
+        return unmasked
 
 
 class StepSources:
