@@ -79,10 +79,13 @@ def encode(llm: LLM, prompt: Prompt) -> list[int]:
     return llm.encode_messages(said) if said else llm.tokenizer.encode(prompt.text)
 
 
-def measure(llm: LLM, texts: list[list[int]], num_rounds: int) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {kind: {"rates": []} for kind in KINDS}
+def measure(
+    llm: LLM, texts: list[list[int]], num_rounds: int, kinds: Sequence[str] = tuple(KINDS)
+) -> dict[str, dict[str, Any]]:
+    asks = {kind: asked for kind, asked in KINDS.items() if kind == "free" or kind in kinds}
+    found: dict[str, dict[str, Any]] = {kind: {"rates": []} for kind in asks}
     for number in range(num_rounds + 1):
-        for kind, asked in KINDS.items():
+        for kind, asked in asks.items():
             params = [_params(asked, found["free"], place) for place in range(len(texts))]
             if asked.get("speculation") and params[0].speculation.mode not in (
                 "default",
@@ -121,17 +124,22 @@ def main(words: Sequence[str] = ()) -> None:
     )
     options.add_argument("--targets", default="small,7b")
     options.add_argument("--methods", default="off,auto")
+    options.add_argument("--kinds", default=",".join(KINDS), help="free requests always run")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--logprobs-mode", default="raw_logprobs", help="or processed_logprobs")
     options.add_argument("--json", type=Path)
     given = options.parse_args(words)
+    unknown = sorted({*given.kinds.split(",")} - {*KINDS})
+    if unknown:
+        options.error(f"--kinds {','.join(unknown)}: there are {', '.join(KINDS)}")
     prompts = cycle(read_workloads(given.prompts, None), NUM_REQUESTS)
     kept: dict[str, Any] = {}
     for target in given.targets.split(","):
         for method in given.methods.split(","):
             llm = load(target, method, NUM_REQUESTS, given.logprobs_mode)
             texts = [encode(llm, prompt) for prompt in prompts]
-            found = kept[f"{target} {method}"] = measure(llm, texts, given.rounds)
+            found = measure(llm, texts, given.rounds, given.kinds.split(","))
+            kept[f"{target} {method}"] = found
             free = statistics.median(found["free"]["rates"])
             for kind, figures in found.items():
                 rate = statistics.median(figures["rates"])
