@@ -58,8 +58,8 @@ def test_fused_pass_is_the_plain_pass(architecture: str, changes: dict[str, obje
     ids = torch.randint(0, 50, (18,), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     kv, kv_ref = fast.new_kv(64), whole.new_kv(64)
     want = whole.forward(ids, step(0, 18), kv_ref, (0, 1, 3))
-    parts = [fast.forward(ids[:15], step(0, 15), kv, (0, 1, 3))]
-    parts += [fast.forward(ids[t : t + 1], step(t, t + 1), kv, (0, 1, 3)) for t in range(15, 18)]
+    parts = [fast.forward(ids[:17], step(0, 17), kv, (0, 1, 3))]
+    parts += [fast.forward(ids[17:], step(17, 18), kv, (0, 1, 3))]
     hidden = torch.cat([part.last_TD for part in parts])
     close(hidden, want.last_TD)
     for index in range(3):
@@ -152,7 +152,10 @@ def test_weights_in_few_bits_are_the_numbers_they_stand_for(hold: str) -> None:
     close(*results)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("fp8", torch.float8_e4m3fn), ("int8", torch.int8)])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [pytest.param("fp8", torch.float8_e4m3fn, marks=pytest.mark.slow), ("int8", torch.int8)],
+)
 def test_keys_and_values_in_8_bits_are_written_once_and_read_alike(
     name: str, dtype: torch.dtype
 ) -> None:
