@@ -83,14 +83,13 @@ METHODS = (
 )  # fmt: skip
 
 
-def is_daily(method: str, engine: str) -> bool:
-    if method == "draft:num_nodes=3:adaptive=false":  # the adaptive one says more
-        return False
-    return engine == "all" or (engine == "few blocks" and method in ("suffix", "draft:num_nodes=3"))
-
-
+# Every method once; plain decoding is what the tests of requests with grammars take.
+DAILY = {
+    ("ngram", "all"), ("auto", "all"), (METHODS[-1], "all"),
+    ("suffix", "few blocks"), ("draft:num_nodes=3", "few blocks"),
+}  # fmt: skip
 CASES = [
-    pytest.param(method, engine, marks=[] if is_daily(method, engine) else [pytest.mark.slow])
+    pytest.param(method, engine, marks=[] if (method, engine) in DAILY else [pytest.mark.slow])
     for method in METHODS
     for engine in ENGINES
 ]
