@@ -212,7 +212,7 @@ class Stage:
         turn, self._turn = self._turn, (self._turn + 1) % len(self._pieces)
         self._copied[turn].synchronize()  # its last copy was long ago
         held = self._pieces[turn][: values.nbytes].view(source.dtype).view(source.shape)
-        held.copy_(source)
+        np.copyto(held.numpy(), values)  # torch would wake its threads for so little
         line.copy_(held, non_blocking=True)
         self._copied[turn].record()
 
