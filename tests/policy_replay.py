@@ -20,7 +20,7 @@ from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
 
 PROMPT, NUM_GUESSES, NUM_LEVELS, MAX_LEVELS, SURE = 50, 15, 5, 10, 4
-LOOKUP, CHAIN, TREE = 0, 1, 2
+ALONE, LOOKUP, CHAIN, TREE = -2, 0, 1, 2
 # Milliseconds of a step on an H200, by rows and packed tokens, between those measured a line.
 SMALL = {  # SmolLM2-135M
     1: {1: 0.613, 2: 0.617, 4: 0.625, 8: 0.643, 16: 0.70},
@@ -51,7 +51,7 @@ class Text:
 
     def run(self, place: int, source: int, *, has_lookup: bool = True) -> int:
         """Right tokens of what a step with this source drafts here."""
-        if source == LOOKUP or (has_lookup and self.matched[place] >= SURE):
+        if source in (LOOKUP, ALONE) or (has_lookup and self.matched[place] >= SURE):
             return int(self.right[place])
         return int((self.tree if source == TREE else self.network)[place])
 
@@ -232,16 +232,16 @@ class Replay:
         for line, row in zip(result_RC, row_R.tolist(), strict=True):
             here, text = self.place[row], self.texts[self.sits[row]]
             waits, left = self.waits[row], len(text) - self.place[row]
-            run = 0 if waits < 0 else text.run(here, waits, has_lookup=self.has_lookup)
+            run = 0 if waits == -1 else text.run(here, waits, has_lookup=self.has_lookup)
             run = min(run, num_nodes, left - 1)
-            line[TOKENS], line[CHECKED] = run + 1, num_nodes if waits >= 0 else 0
+            line[TOKENS], line[CHECKED] = run + 1, num_nodes if waits != -1 else 0
             line[REASON] = 0 if run + 1 < left else 2
             line[FIRST : FIRST + run + 1] = 1000 + np.arange(here, here + run + 1)
             line[KNOWN] = PROMPT + here + run + 1
             self._say(row, run + 1)
             self.waits[row], line[MATCHED] = source, 0
             now = self.place.get(row)
-            if now is not None and source >= 0:
+            if now is not None and source != -1:
                 line[MATCHED] = text.matched[now]
                 guesses = line[FIRST + num_nodes + 1 :]
                 guesses[:] = 7

@@ -90,7 +90,8 @@ class DeviceAuto(DeviceDrafter):
             model.grow(state, step, kind, num_levels, num_tokens)
         else:
             model.draft(state, step, hidden, kind, source)
-        lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
+        match = at.min_match, at.max_match
+        lookup(state, step, self.num_nodes, *match, SURE, phrases=at.phrases)
 
     def works(self, source: int) -> bool:
         return source != DraftSource.NOBODY
@@ -102,5 +103,5 @@ class DeviceAuto(DeviceDrafter):
         return self.model.can_follow(rows)
 
     def drafted_by(self, source: int, matched: int) -> str:
-        is_looked_up = not source or matched >= SURE
+        is_looked_up = source <= 0 or matched >= SURE
         return self.matches.name if is_looked_up else self.model.name

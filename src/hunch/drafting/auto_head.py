@@ -23,11 +23,11 @@ TREE_WIDTH = 3  # of a block drafter's trees
 
 
 class DeviceAutoHead(DeviceDrafter):
-    """The head keeps up with the states of every step, whoever drafted for it.
+    """The head keeps up with the states of every step, whoever drafted for it, or it is left.
 
-    The cheaper source of its steps is the lookup alone. In the others the head guesses for every
-    row, and rows whose end stood in their text before, for `SURE` tokens or more, take what
-    followed.
+    In steps of the lookup it only keeps up. In its own it guesses for every row, and rows whose end
+    stood in their text before, for `SURE` tokens or more, take what followed. Where it does not
+    pay, lookups go on without it: rows of such a step are drafted for by lookups to their end.
     """
 
     def __init__(self, matches: DeviceLookup, head: DeviceFollower) -> None:
@@ -57,7 +57,8 @@ class DeviceAutoHead(DeviceDrafter):
         if self.tree is not None:
             size = self.tree.width * self.tree.num_levels
             chains.append(StepShape(size, DraftSource.TREE))
-        return (*self.matches.shapes, *chains)
+        alone = [StepShape(n, DraftSource.LOOKUP_ALONE) for n, _ in self.matches.shapes]
+        return (*self.matches.shapes, *chains, *(alone if self.matches.is_adaptive else ()))
 
     def levels(self, source: int) -> int:
         is_tree = self.tree is not None and source == DraftSource.TREE
@@ -73,19 +74,23 @@ class DeviceAutoHead(DeviceDrafter):
         from hunch.kernels.gpu_lookup import lookup
 
         at = self.matches
+        if source == DraftSource.LOOKUP_ALONE:
+            at.look(state, step, self.num_nodes)
+            return
         is_tree = self.tree is not None and source == DraftSource.TREE
         head = self.tree if is_tree and self.tree is not None else self.head
         head.draft(state, step, hidden, kind, source)
         if source:
-            lookup(state, step, self.num_nodes, at.min_match, at.max_match, SURE)
+            match = at.min_match, at.max_match
+            lookup(state, step, self.num_nodes, *match, SURE, phrases=at.phrases)
         else:
             at.look(state, step, self.num_nodes)
 
     def works(self, source: int) -> bool:
-        return True
+        return source != DraftSource.NOBODY
 
     def writes_kv(self, source: int) -> bool:
-        return True
+        return source >= 0
 
     def can_follow(self, rows: Rows) -> bool:
         return self.head.can_follow(rows)
@@ -97,5 +102,5 @@ class DeviceAutoHead(DeviceDrafter):
         return self.head.is_ready(rows)
 
     def drafted_by(self, source: int, matched: int) -> str:
-        is_looked_up = not source or matched >= SURE
+        is_looked_up = source <= 0 or matched >= SURE
         return self.matches.name if is_looked_up else self.head.name

@@ -31,6 +31,7 @@ TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes ov
 class DraftSource(IntEnum):
     """Who drafts in a captured step."""
 
+    LOOKUP_ALONE = -2  # and a head that follows the target's states does not: it lags behind
     NOBODY = -1
     LOOKUP = 0
     CHAIN = 1  # a network

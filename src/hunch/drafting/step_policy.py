@@ -9,12 +9,11 @@ Shape letters: R rows of the step, C columns of a result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log, log2
-from typing import Any, Protocol
+from math import log2
+from typing import Protocol
 
 import numpy as np
 
-from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.beside_steps import HostTime, PromptLoad
 from hunch.drafting.costs import (
@@ -34,6 +33,7 @@ from hunch.drafting.policy import (
     AcceptanceEstimate,
     best_rate,
 )
+from hunch.drafting.sides import RowLengths, Sides
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
 # Each row of a step waits for what the others check, and requests that came together are done when
@@ -46,25 +46,10 @@ MEAN, MEAN_NETWORK, MAX_MORE, MEAN_FLOWING = 0.2, 0.35, 1.0, 0.5
 # Requests keep coming if one came beside others that had gone so many steps, of late: of an
 # arrival so much is left after each step, and it counts down to the least.
 SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
-# Steps that a change to a network costs (the host leads one, a draft is lost), how much more one
-# side must promise of late to be taken up or left, and how fast `of late` moves.
-CHANGE, LEAVE, LEAD_RATE = 2.0, 0.01, 0.1
-READS = 32  # tokens worth reading to a network for one that a row may still get
 # Plain steps after which lookups of many rows pause, and steps of a pause: with 64 rows, looking up
 # in every step took 1% of the device's time and made the host late.
 TIRED, PAUSE = 8, 32
 SURE_MATCH = log2(1 + SURE)
-
-
-class RowLengths(Protocol):
-    """What the policy asks of the host's rows."""
-
-    known: np.ndarray
-    end: np.ndarray  # known length at which max_tokens is reached
-    computed: np.ndarray  # by KV group; the drafter's is the last
-    requests: list[Any]
-
-    def view(self, rows: list[int]) -> Rows: ...
 
 
 class Reader(Protocol):
@@ -74,11 +59,7 @@ class Reader(Protocol):
 
 
 class Policy:
-    """Chooses the shapes of captured steps, and learns from their results.
-
-    A network can only draft for rows whose tokens it has all seen: a step without it leaves a hole,
-    and the host reads the row to it before it drafts again.
-    """
+    """Chooses the shapes of captured steps, and learns from their results."""
 
     def __init__(
         self,
@@ -115,10 +96,8 @@ class Policy:
             hope=HOPE,
             num_levels={} if drafter is None else {s: drafter.levels(s) for s in sources},
         )
-        # Steps without the network leave holes, and somebody can read it what it missed.
-        self.can_miss = bool(sources) and drafter is not None and drafter.network is not None
+        self.sides = Sides(drafter, self.shapes, rows)
         self.guesses: list[list[int]] = [[]] * num_rows  # by lookup, that wait to be compared
-        self.has_read = np.zeros(num_rows, dtype=np.bool_)  # the network knows all of the row
         self.is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
         self.drafted = [(0, 0)] * num_rows  # source and match of the draft that waits
         self.age = np.zeros(num_rows, dtype=np.int64)  # steps of the row's request
@@ -128,8 +107,6 @@ class Policy:
         self.load, self.host = PromptLoad(), HostTime()
         self._num_learned = 0  # rows of the step that was learned from last
         self._num_plain = self._num_pause = 0
-        # Log of what steps with a network promise over what those without do, of late.
-        self._lead: float | None = None
 
     def drafts_at(self, num_rows: int) -> bool:
         """Whether the drafter has a part in it: where none checks nodes, KV must be kept up."""
@@ -142,14 +119,15 @@ class Policy:
         """Requests came into these rows, together."""
         self.load.start(len(ids))
         others = set(np.flatnonzero(self.age >= SETTLED).tolist()).difference(ids)
-        if any(self.rows.requests[row] is not None for row in others):
-            self.flow = 1.0
-        else:
+        is_first = not any(self.rows.requests[row] is not None for row in others)
+        if is_first:
             self._num_plain = self._num_pause = 0
-            self._lead = None
+        else:
+            self.flow = 1.0
+        self.sides.start(ids, is_first=is_first)
         self.lookup.start(ids)
         self.network.start(ids)
-        self.age[ids] = self.has_read[ids] = self.is_tree[ids] = 0
+        self.age[ids] = self.is_tree[ids] = 0
         self._silence(ids)
 
     def _silence(self, ids: list[int]) -> None:
@@ -185,8 +163,10 @@ class Policy:
                 self.load.with_reading(max(took, self.host.seconds(len(row_R), shape)))
                 for shape, took in zip(shapes, seconds, strict=True)
             ]
-        if self.can_miss:
-            shapes, tokens, seconds = self._of_one_side(row_R, shapes, tokens, seconds)
+        if self.sides.can_miss or self.sides.can_leave:
+            shapes, tokens, seconds = self.sides.choose(
+                row_R, shapes, tokens, seconds, is_flowing=self.flow > LEAST_FLOW
+            )
         shape = shapes[best_rate(tokens, seconds, self.margin * (shapes[0].num_nodes == 0))]
         self._num_plain = 0 if shape.num_nodes else self._num_plain + 1
         if can_pause and self._num_plain >= TIRED:
@@ -196,7 +176,7 @@ class Policy:
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> list[float]:
         """Tokens that a row gets in a step of each shape."""
         ids, is_flowing = row_R.tolist(), self.flow > LEAST_FLOW
-        by_shape = {(0, 0): 1.0}
+        by_shape: dict[tuple[int, int], float] = {}
         for source, sizes in self.shapes.sizes_at(num_rows).items():
             part = MEAN_NETWORK if source > 0 else MEAN
             gains = self._gains(ids, sizes, source, is_doubtful=not is_flowing)
@@ -205,7 +185,7 @@ class Policy:
                 more = sum(some) / len(some) - least  # that the mean gains
                 more = MEAN_FLOWING * more if is_flowing else part * min(more, MAX_MORE)
                 by_shape[size, source] = 1.0 + least + more
-        return [by_shape[shape] for shape in self.shapes.at(num_rows)]
+        return [by_shape.get(shape, 1.0) for shape in self.shapes.at(num_rows)]
 
     def _gains(
         self, ids: list[int], sizes: tuple[int, ...], source: int, *, is_doubtful: bool
@@ -242,46 +222,9 @@ class Policy:
         pairs = zip(shapes, tokens, strict=True)
         return [gain if (shape.source > 0) == by_network else 1.0 for shape, gain in pairs]
 
-    def _of_one_side(
-        self,
-        row_R: np.ndarray,
-        shapes: Sequence[StepShape],
-        tokens: Sequence[float],
-        seconds: Sequence[float],
-    ) -> tuple[list[StepShape], list[float], list[float]]:
-        """The shapes with a network, or those without: what promises more, of late.
-
-        To change costs a step that the host leads, and what waits is dropped. So it must promise
-        to bring that in while the rows' requests last.
-        """
-        best = [0.0, 0.0]
-        for shape, gain, took in zip(shapes, tokens, seconds, strict=True):
-            best[shape.source > 0] = max(best[shape.source > 0], gain / took)
-        now = log(max(best[1], 1e-9) / best[0])
-        rate = 1.0 - (1.0 - LEAD_RATE) ** len(row_R)  # of many rows the mean is steady
-        self._lead = now if self._lead is None else self._lead + rate * (now - self._lead)
-        if self.has_read[row_R].all():
-            has_network = self._lead > -LEAVE
-        else:
-            least = LEAVE
-            if self.flow <= LEAST_FLOW:  # else the requests to come have the use of it too
-                left = (self.rows.end[row_R] - self.rows.known[row_R]).mean() / max(tokens)
-                least = max(CHANGE / max(left, 1.0), LEAVE)
-            has_network = self._lead > least and self._is_worth_reading(row_R)
-        kept = [place for place, shape in enumerate(shapes) if (shape.source > 0) == has_network]
-        return [shapes[p] for p in kept], [tokens[p] for p in kept], [seconds[p] for p in kept]
-
-    def _is_worth_reading(self, row_R: np.ndarray) -> bool:
-        assert self.drafter is not None
-        rows = self.rows
-        missing = (rows.known[row_R] - rows.computed[-1, row_R]).sum()
-        to_come = (rows.end[row_R] - rows.known[row_R]).sum()
-        is_short = self.drafter.can_follow(rows.view(row_R.tolist()))
-        return is_short and bool(missing <= READS * to_come)
-
     def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
         """Whether a step of these rows can have this shape without the host."""
-        return not (self.can_miss and shape.source > 0) or bool(self.has_read[row_R].all())
+        return self.sides.is_ready(shape, row_R)
 
     def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """The step is launched so; a tree that waits can only be checked as a tree."""
@@ -291,8 +234,7 @@ class Policy:
         if not is_tree and self.is_tree[row_R].any():
             shape = StepShape(0, shape.source)
         self.is_tree[row_R] = is_tree
-        if shape.source <= 0:
-            self.has_read[row_R] = False
+        self.sides.launch(shape, row_R)
         return shape
 
     def read(self, ids: list[int], reader: Reader, others: Sequence[int] = ()) -> None:
@@ -305,10 +247,10 @@ class Policy:
         if not ids or not self.drafter.can_follow(self.rows.view(ids)):
             return
         row_R = np.array(sorted({*ids, *others}))
-        self.has_read[ids] = True  # the host leads: reading them now is no change of plan
+        self.sides.has_read[ids] = True  # the host leads: reading them now is no change of plan
         if self.drafter.writes_kv(self.choose(row_R).source):
             reader.read(ids)
-        self.has_read[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
+        self.sides.has_read[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
 
     # --- after a step -----------------------------------------------------------------------------
 
@@ -352,7 +294,7 @@ class Policy:
         self._num_learned = len(ids)
         self.flow *= FLOW
         self.age[row_R] += 1
-        can_guess = graph.source >= 0 and self.shapes.checks_at(graph.num_rows)
+        can_guess = graph.source != DraftSource.NOBODY and self.shapes.checks_at(graph.num_rows)
         if not (graph.num_nodes or can_guess):
             self._silence(ids)
             return None

@@ -190,8 +190,13 @@ class CapturedSteps:
         """Which of the rows get their drafts in captured steps."""
         if self.drafter is None:
             return self._is_taken[rows]
-        is_ready_R = self.drafter.is_ready(self.rows.view(rows))
+        is_ready_R = self._is_ready(rows, self.drafter)
         return self._is_taken[rows] & (True if is_ready_R is None else is_ready_R)
+
+    def _is_ready(self, rows: list[int], drafter: DeviceDrafter) -> np.ndarray | None:
+        """For which rows the drafter is ready, or was left; None: for all."""
+        is_ready_R = drafter.is_ready(self.rows.view(rows))
+        return None if is_ready_R is None else is_ready_R | self.policy.sides.is_left(rows)
 
     def follow(self, result: StepResult) -> None:
         """The host led a step: its rows changed, and a draft model may have to read them."""
@@ -268,7 +273,7 @@ class CapturedSteps:
 
     def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
         """Those whom the drafter is ready for; nobody, where one's result is not read yet."""
-        is_ready_R = drafter.is_ready(self.rows.view(group.ids))
+        is_ready_R = self._is_ready(group.ids, drafter)
         if is_ready_R is None or is_ready_R.all():
             return group
         if not all(map(self.device_rows.is_stale, group.row_R[~is_ready_R].tolist())):
@@ -338,6 +343,7 @@ class CapturedSteps:
             pending.requests,
             sources,
             writes_kv=writes_kv,
+            is_left_R=self.policy.sides.is_left(group.ids) if self.policy.sides.can_leave else None,
             is_watched_R=group.is_watched_R,
         )
         for row in followed.taken_back:

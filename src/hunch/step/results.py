@@ -122,15 +122,17 @@ def apply_rows(
     sources: list[str] | None,
     *,
     writes_kv: bool,
+    is_left_R: np.ndarray | None = None,
     is_watched_R: np.ndarray | None = None,
 ) -> tuple[list[int], list[RowResult]]:
     """Commit the rows' tokens, and say what each row got, as a `StepResult` does.
 
     `requests` sat in the rows when the step began; one that left since then changes no row, as
-    another may sit there now. With `writes_kv` the drafter wrote its own KV beside the target's.
+    another may sit there now. With `writes_kv` the drafter wrote its own KV beside the target's;
+    that of rows which it left has holes, and does not count.
     `sources` are who drafted what was checked; rows that are watched always get a whole result.
     """
-    _commit(rows, row_R, result_RC, requests, writes_kv)
+    _commit(rows, row_R, result_RC, requests, writes_kv, is_left_R)
     is_more_R = (result_RC[:, TOKENS] != 1) | (result_RC[:, CHECKED] > 0)
     is_more_R |= result_RC[:, REASON] > 0
     if is_watched_R is not None:  # somebody asked for more than the token
@@ -194,12 +196,14 @@ def _commit(
     result_RC: np.ndarray,
     requests: list[Request | None],
     writes_kv: bool,
+    is_left_R: np.ndarray | None,
 ) -> None:
     """Write the tokens behind those known, and how many tokens of each row have KV."""
     held, num_R = [rows.requests[row] for row in row_R.tolist()], result_RC[:, TOKENS]
     if not all(map(is_, held, requests)) or not num_R.all():
         is_there_R = np.fromiter(map(is_, held, requests), np.bool_, len(held)) & (num_R > 0)
         row_R, result_RC, num_R = row_R[is_there_R], result_RC[is_there_R], num_R[is_there_R]
+        is_left_R = None if is_left_R is None else is_left_R[is_there_R]
     known_R = result_RC[:, KNOWN]
     first_R = known_R - num_R
     for place in range(num_R.max(initial=0)):
@@ -208,6 +212,8 @@ def _commit(
     rows.known[row_R] = known_R
     rows.computed[0, row_R] = known_R - 1
     if writes_kv and len(rows.computed) > 1:
+        if is_left_R is not None:
+            row_R, known_R = row_R[~is_left_R], known_R[~is_left_R]
         others_GR = np.maximum(rows.computed[1:, row_R], known_R - 1)
         rows.computed[1:, row_R] = others_GR
 

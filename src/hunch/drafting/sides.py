@@ -1,0 +1,141 @@
+"""Steps that a network knows of, or steps without it: which of the two pays, of late.
+
+A network can only draft for rows whose tokens it has all seen. A step without a draft model leaves
+a hole in what it knows, and the host reads the row to it before it drafts again. A head that reads
+the target's states keeps up with every step until it is left; then it drafts for these rows no
+more.
+
+Shape letters: R rows of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from typing import Any, Protocol
+
+import numpy as np
+
+from hunch.draft import Rows
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.costs import DraftSource, StepShape, StepShapes
+
+# Steps that a change to a network costs (the host leads one, a draft is lost), how much more one
+# side must promise of late to be taken up or left, and how fast `of late` moves.
+CHANGE, LEAVE, LEAD_RATE = 2.0, 0.01, 0.1
+READS = 32  # tokens worth reading to a network for one that a row may still get
+REST = 800  # steps for which a head is left that did not pay
+
+
+class RowLengths(Protocol):
+    """What the policy asks of the host's rows."""
+
+    known: np.ndarray
+    end: np.ndarray  # known length at which max_tokens is reached
+    computed: np.ndarray  # by KV group; the drafter's is the last
+    requests: list[Any]
+
+    def view(self, rows: list[int]) -> Rows: ...
+
+
+class Sides:
+    """The network's side and the other, and what the network knows of each row."""
+
+    def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, rows: RowLengths) -> None:
+        self.drafter, self.rows = drafter, rows
+        self.network_sources = shapes.network_sources
+        # Steps without the network leave holes, and somebody can read it what it missed.
+        self.can_miss = bool(self.network_sources) and drafter is not None
+        self.can_miss &= drafter is not None and drafter.network is not None
+        # It keeps up with every step, and may be left.
+        self.can_leave = DraftSource.LOOKUP_ALONE in {shape.source for shape in shapes.all}
+        # The network knows all of the row, or was not left.
+        self.has_read = np.zeros(len(rows.known), dtype=np.bool_)
+        # Log of what the network's side promises over what the other does, of late.
+        self.lead: float | None = None
+        self._num_rest = 0
+
+    def start(self, ids: list[int], *, is_first: bool) -> None:
+        """Requests came into these rows, nobody being there."""
+        self.has_read[ids] = self.can_leave
+        if is_first:
+            self.lead = None
+
+    def choose(
+        self,
+        row_R: np.ndarray,
+        shapes: Sequence[StepShape],
+        tokens: Sequence[float],
+        seconds: Sequence[float],
+        *,
+        is_flowing: bool,
+    ) -> tuple[list[StepShape], list[float], list[float]]:
+        """The shapes that a network knows of, or those it does not: what promises more, of late."""
+        least = 0 if self.can_leave else 1  # sources from here on are the network's side
+        best = [1e-9, 1e-9]
+        for shape, gain, took in zip(shapes, tokens, seconds, strict=True):
+            side = shape.source >= least
+            best[side] = max(best[side], gain / took)
+        now, rate = log(best[1] / best[0]), 1.0 - (1.0 - LEAD_RATE) ** len(row_R)
+        self.lead = now if self.lead is None else self.lead + rate * (now - self.lead)
+        if self.can_leave:
+            sources = self._followed(row_R)
+        elif self._is_read_to(row_R, max(tokens), is_flowing=is_flowing):
+            sources = self.network_sources
+        else:
+            sources = [DraftSource.LOOKUP]
+        kept = [place for place, shape in enumerate(shapes) if shape.source in sources]
+        return [shapes[p] for p in kept], [tokens[p] for p in kept], [seconds[p] for p in kept]
+
+    def _followed(self, row_R: np.ndarray) -> list[DraftSource]:
+        """What may draft where a head follows every step until it is left.
+
+        It can draft where it follows all rows; in the others it follows those that it can.
+        """
+        assert self.lead is not None
+        if self._num_rest:
+            self._num_rest -= 1
+            self.lead = None
+            return [DraftSource.LOOKUP_ALONE]
+        knows = self.has_read[row_R]
+        if knows.all():
+            if self.lead > -LEAVE:
+                return [DraftSource.LOOKUP, *self.network_sources]
+            self._num_rest = REST
+        return [DraftSource.LOOKUP if knows.any() and not knows.all() else DraftSource.LOOKUP_ALONE]
+
+    def _is_read_to(self, row_R: np.ndarray, num_tokens: float, *, is_flowing: bool) -> bool:
+        """Whether rows are read to a network that misses what steps without it say.
+
+        To change costs a step that the host leads, and what waits is dropped. So it must promise
+        to bring that in while the rows' requests last.
+        """
+        assert self.lead is not None
+        if self.has_read[row_R].all():
+            return self.lead > -LEAVE
+        least = LEAVE
+        if not is_flowing:  # else the requests to come have the use of it too
+            left = (self.rows.end[row_R] - self.rows.known[row_R]).mean() / num_tokens
+            least = max(CHANGE / max(left, 1.0), LEAVE)
+        return self.lead > least and self._is_worth_reading(row_R)
+
+    def _is_worth_reading(self, row_R: np.ndarray) -> bool:
+        assert self.drafter is not None
+        rows = self.rows
+        missing = (rows.known[row_R] - rows.computed[-1, row_R]).sum()
+        to_come = (rows.end[row_R] - rows.known[row_R]).sum()
+        is_short = self.drafter.can_follow(rows.view(row_R.tolist()))
+        return is_short and bool(missing <= READS * to_come)
+
+    def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
+        """Whether a step of these rows can have this shape without the host."""
+        return not (self.can_miss and shape.source > 0) or bool(self.has_read[row_R].all())
+
+    def is_left(self, ids: list[int]) -> np.ndarray:
+        """For which rows a head that lags behind drafts no more."""
+        return ~self.has_read[ids] & self.can_leave
+
+    def launch(self, shape: StepShape, row_R: np.ndarray) -> None:
+        """The step is launched so."""
+        if shape.source < 0 or (self.can_miss and not shape.source):
+            self.has_read[row_R] = False
