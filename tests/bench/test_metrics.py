@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hunch.bench import metrics
-from hunch.bench.records import Answer, Round, Run
+from hunch.bench import analysis, metrics
+from hunch.bench.records import Answer, Report, Round, Run
 from hunch.errors import ConfigError
 
 
@@ -57,11 +57,12 @@ def test_percentiles_are_numpys(percent: int) -> None:
 def test_figures_of_a_run() -> None:
     counts = {
         "draft_seconds": 0.06, "target_seconds": 0.40, "time_saved_seconds": 0.3,
+        "cpu_seconds": 0.9,
         "guessed_per_position": [8, 8, 8], "accepted_per_position": [6, 4, 2],
         "drafters": {"ngram": {"drafted": 24, "accepted": 12}, "draft": {"drafted": 0,
                                                                          "accepted": 0}},
     }  # fmt: skip
-    slow = answer("slow", first_token=0.3, end_to_end=0.68)
+    slow = answer("slow", first_token=0.3, end_to_end=0.68, gaps=[0.1, 0.28])
     first = Round(0.5, [answer()], counts, joules=45.0)
     second = Round(1.0, [slow, answer("warm", is_warmup=True)], {}, joules=60.0)
     found = metrics.figures(Run("ngram", {}, [first, second]), {"first_token": 0.2})
@@ -75,8 +76,23 @@ def test_figures_of_a_run() -> None:
     assert found["memory_bound_speedup"] == pytest.approx(2.5 / 1.15)
     assert found["drafters"] == {"ngram": {"drafted": 24, "accepted": 12, "acceptance_rate": 0.5}}
     assert found["energy_per_token"] == pytest.approx(105.0 / 60)
+    assert found["cpu_per_token"] == pytest.approx(0.015)  # 0.9 s for 60 tokens, warm-up and all
+    assert found["end_to_end"]["p50"] == pytest.approx(0.58)  # 0.48 s and 0.68 s
+    assert found["per_token"]["p50"] == pytest.approx(0.02)  # 0.38 s / 19, both
+    assert found["gap"]["p50"] == pytest.approx(0.19)  # only one was seen as a stream
+    assert found["draft_overhead"] == pytest.approx(0.15)
     assert found["goodput_share"] == 0.5
     assert found["goodput"] == pytest.approx(1.0)
+
+
+def test_time_saved_is_what_the_clock_says_beside_what_the_engine_counts() -> None:
+    """Plain decoding took 0.8 s; the method took 0.4 s, and its engine counts 0.38 s."""
+    plain = Run("off", {}, [Round(0.8, [answer()])])
+    method = Run("ngram", {}, [Round(0.4, [answer()], {"time_saved_seconds": 0.38})])
+    report = Report("bench", {}, {}, [plain, method])
+    found = analysis.time_saved(report, method)
+    assert found == {"by_clock": pytest.approx(0.4), "by_engine": 0.38}
+    assert analysis.time_saved(report, plain) is None
 
 
 def test_a_server_that_tells_nothing_has_no_passes() -> None:

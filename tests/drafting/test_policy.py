@@ -93,6 +93,9 @@ def test_what_is_expected_is_corrected_by_what_came():
     chain, tree = (expected(estimate, source=source) for source in (1, 2))
     assert chain == pytest.approx(1.0, abs=0.25)
     assert tree == pytest.approx(chain, rel=0.15)
+    for _ in range(300):
+        estimate.learn(0, 5, 5, 1, num_checked=5)
+    assert estimate.gains([0], (1, 5), 1)[0] <= (1.0, 5.0)
 
 
 def test_a_new_row_is_doubted_the_more_the_more_rows_a_step_has():
@@ -619,15 +622,6 @@ def test_a_network_beside_lookups_is_asked_where_it_pays(copied, first, num_rows
     assert speedup(some, num_rows, BOTH, LARGE) > least
 
 
-@pytest.mark.parametrize(("copied", "first"), [(0.0, 0.3), (0.0, 0.8), (0.3, 0.8), (0.6, 0.3)])
-def test_beside_a_small_target_both_are_as_fast_as_the_better_one(copied, first):
-    """Where a network's step takes half more than a lookup's, what is known of neither decides."""
-    some = texts(copied, 24, first=first)
-    alone = Drafter(*chains_of(5, is_adaptive=True), num_levels=5)
-    best = max(speedup(some, 1, drafter, SMALL) for drafter in (LOOKUPS, alone))
-    assert speedup(some, 1, BOTH, SMALL) > 0.9 * best
-
-
 def test_chains_are_longer_where_nearly_all_of_them_is_accepted():
     """And no loss where it is not: the same texts, with at most 5 and with at most 10 levels."""
     few, many = (Drafter(*chains_of(most, is_adaptive=True), num_levels=most) for most in (5, 10))
@@ -655,7 +649,7 @@ def open_load(
     prompt: tuple[float, float] = (0.0, 0.0),
     host: Any = None,
     num_rows: int = 128,
-    count: int = 160,
+    count: int = 120,
 ) -> dict[str, float]:
     """Milliseconds per token by policy, of requests that come every `interval`; plain: `off`."""
     some = [text(seed, 48, copied, first).with_levels(5) for seed in range(count)]
@@ -703,7 +697,7 @@ def busy_host(num_rows: int, shape: Any) -> float:
 def test_where_the_host_is_late_it_is_no_slower_than_plain_decoding(interval):
     """A small target: the device waits for the host, and longer after rows that were checked."""
     fixed = {str(n): Fixed(StepShape(n)) for n in (3, 7)}
-    how = {"first": 0.3, "copied": 0.3, "prompt": (1.0, 0.1), "host": busy_host, "count": 240}
+    how = {"first": 0.3, "copied": 0.3, "prompt": (1.0, 0.1), "host": busy_host, "count": 160}
     found = open_load({**FIXED, **fixed, "auto": LOOKUPS}, SMALL, interval, **how)
     assert found["auto"] < min(found.values()) * 1.04
     assert found["auto"] < found["off"] / 0.98

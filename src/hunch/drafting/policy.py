@@ -192,7 +192,10 @@ class AcceptanceEstimate:
             gains.append(_gains(odds, again, sizes, most))
         if abs(right - 1.0) < 0.01:
             return gains
-        return [tuple([right * gain for gain in some]) for some in gains]
+        return [
+            tuple([min(right * gain, size) for gain, size in zip(some, sizes, strict=True)])
+            for some in gains
+        ]
 
     def calibration(self, source: int) -> float:
         """Tokens that came for one that was expected."""

@@ -23,6 +23,7 @@ from hunch.drafting.costs import DraftSource, StepShape, StepShapes
 # Steps that a change to a network costs (the host leads one, a draft is lost), how much more one
 # side must promise of late to be taken up or left, and how fast `of late` moves.
 CHANGE, LEAVE, LEAD_RATE = 2.0, 0.01, 0.1
+LEAVE_HEAD = 0.04  # as LEAVE, of a head: rows that it left it does not come back to
 READS = 32  # tokens worth reading to a network for one that a row may still get
 REST = 800  # steps for which a head is left that did not pay
 
@@ -51,15 +52,16 @@ class Sides:
         self.can_leave = DraftSource.LOOKUP_ALONE in {shape.source for shape in shapes.all}
         # The network knows all of the row, or was not left.
         self.has_read = np.zeros(len(rows.known), dtype=np.bool_)
-        # Log of what the network's side promises over what the other does, of late.
-        self.lead: float | None = None
+        # Log of what the network's side promises over what the other does, of late, by the rows
+        # that steps have room for.
+        self._leads: dict[int, float] = {}
         self._num_rest = 0
 
     def start(self, ids: list[int], *, is_first: bool) -> None:
         """Requests came into these rows, nobody being there."""
         self.has_read[ids] = self.can_leave
         if is_first:
-            self.lead = None
+            self._leads.clear()
 
     def choose(
         self,
@@ -77,47 +79,49 @@ class Sides:
             side = shape.source >= least
             best[side] = max(best[side], gain / took)
         now, rate = log(best[1] / best[0]), 1.0 - (1.0 - LEAD_RATE) ** len(row_R)
-        self.lead = now if self.lead is None else self.lead + rate * (now - self.lead)
+        size = (len(row_R) - 1).bit_length()
+        lead = self._leads.get(size, now)
+        lead = self._leads[size] = lead + rate * (now - lead)
         if self.can_leave:
-            sources = self._followed(row_R)
-        elif self._is_read_to(row_R, max(tokens), is_flowing=is_flowing):
+            sources = self._followed(row_R, lead)
+        elif self._is_read_to(row_R, lead, max(tokens), is_flowing=is_flowing):
             sources = self.network_sources
         else:
             sources = [DraftSource.LOOKUP]
         kept = [place for place, shape in enumerate(shapes) if shape.source in sources]
         return [shapes[p] for p in kept], [tokens[p] for p in kept], [seconds[p] for p in kept]
 
-    def _followed(self, row_R: np.ndarray) -> list[DraftSource]:
+    def _followed(self, row_R: np.ndarray, lead: float) -> list[DraftSource]:
         """What may draft where a head follows every step until it is left.
 
         It can draft where it follows all rows; in the others it follows those that it can.
         """
-        assert self.lead is not None
         if self._num_rest:
             self._num_rest -= 1
-            self.lead = None
+            self._leads.clear()
             return [DraftSource.LOOKUP_ALONE]
         knows = self.has_read[row_R]
         if knows.all():
-            if self.lead > -LEAVE:
+            if lead > -LEAVE_HEAD:
                 return [DraftSource.LOOKUP, *self.network_sources]
             self._num_rest = REST
         return [DraftSource.LOOKUP if knows.any() and not knows.all() else DraftSource.LOOKUP_ALONE]
 
-    def _is_read_to(self, row_R: np.ndarray, num_tokens: float, *, is_flowing: bool) -> bool:
+    def _is_read_to(
+        self, row_R: np.ndarray, lead: float, num_tokens: float, *, is_flowing: bool
+    ) -> bool:
         """Whether rows are read to a network that misses what steps without it say.
 
         To change costs a step that the host leads, and what waits is dropped. So it must promise
         to bring that in while the rows' requests last.
         """
-        assert self.lead is not None
         if self.has_read[row_R].all():
-            return self.lead > -LEAVE
+            return lead > -LEAVE
         least = LEAVE
         if not is_flowing:  # else the requests to come have the use of it too
             left = (self.rows.end[row_R] - self.rows.known[row_R]).mean() / num_tokens
             least = max(CHANGE / max(left, 1.0), LEAVE)
-        return self.lead > least and self._is_worth_reading(row_R)
+        return lead > least and self._is_worth_reading(row_R)
 
     def _is_worth_reading(self, row_R: np.ndarray) -> bool:
         assert self.drafter is not None

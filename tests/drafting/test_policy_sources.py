@@ -1,0 +1,181 @@
+"""`auto` is never far from the best single source: texts and step times by table, replayed.
+
+Each case replays one kind of text on one target: plain decoding, lookups alone, a network alone
+and `auto` with both, by the same policy. Step times come from a table by packed tokens, so results
+are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hunch.drafting.costs import DraftSource, StepShape, chains_of
+from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.step_policy import Policy
+from policy_replay import Fixed, Replay, Text, buffers, text
+
+# Milliseconds of a step by packed tokens, and of a network's level.
+TARGETS: dict[str, tuple[dict[int, float], float]] = {
+    "135M": ({1: 0.61, 4: 0.63, 16: 0.68, 64: 0.95, 128: 1.16, 256: 1.75, 512: 2.68}, 0.09),
+    "7B": ({1: 3.97, 8: 4.2, 32: 4.6, 64: 5.51, 128: 8.6, 256: 12.4, 512: 23.3}, 0.11),
+    "7B in 4 bits": ({1: 1.45, 8: 1.6, 32: 2.6, 64: 4.0, 128: 7.2, 256: 12.4, 512: 23.5}, 0.09),
+    # Experts: each token asks others, so that time grows with nodes from the first.
+    "experts": ({1: 2.94, 4: 5.86, 8: 8.39, 16: 12.3, 64: 18.6, 128: 20.5, 512: 36.0}, 0.11),
+    # A vocabulary of 152k: the head's product grows with rows while the layers' does not.
+    "0.5B": ({1: 0.69, 8: 0.75, 16: 0.85, 64: 1.3, 128: 1.95, 256: 3.2, 512: 5.9}, 0.08),
+}
+# Share of copied text; chances of a network's first guess and of a further one.
+TEXTS = {
+    "a weak network": (0.25, 0.27, 0.1),
+    "a fair network": (0.2, 0.6, 0.6),
+    "a strong network": (0.1, 0.8, 0.75),
+    "copies": (0.6, 0.3, 0.2),
+    "nothing to guess": (0.0, 0.05, 0.1),
+}
+PLAIN = StepShape(0, DraftSource.NOBODY)
+FOLLOWING = 0.08  # milliseconds that a head takes in every step that it follows
+
+
+class Drafter:
+    """A device drafter with a network, as far as the policy asks it."""
+
+    name, is_guided, margin, network = "auto", False, 0.01, object()
+    num_levels = 5
+
+    def __init__(self, *shapes: StepShape) -> None:
+        self.shapes = shapes
+
+    def levels(self, source: int) -> int:
+        return 5
+
+    def depth(self, source: int) -> int:
+        return 15 if source == DraftSource.TREE else 0
+
+    def writes_kv(self, source: int) -> bool:
+        return source > 0
+
+    def can_follow(self, rows: Any) -> bool:
+        return True
+
+    def drafted_by(self, source: int, matched: int) -> str:
+        return "draft" if source > 0 else "suffix"
+
+
+class Head(Drafter):
+    """One that must follow every step, which costs time, or is left."""
+
+    network = None
+
+    def writes_kv(self, source: int) -> bool:
+        return source >= 0
+
+
+LOOKUPS = DeviceLookup(name="suffix", min_match=1, max_match=16, num_nodes=15, margin=0.01)
+NETWORK = Drafter(*chains_of(5, is_adaptive=True))
+CHAINS = [StepShape(n, DraftSource.CHAIN) for n in (1, 3, 5)]
+TREE = StepShape(15, DraftSource.TREE)
+BOTH = Drafter(*LOOKUPS.shapes, *CHAINS, TREE)
+HEAD = Head(*NETWORK.shapes)
+WITH_HEAD = Head(*BOTH.shapes, *(StepShape(n, DraftSource.LOOKUP_ALONE) for n, _ in LOOKUPS.shapes))
+
+
+def texts(kind: str, count: int, length: int) -> list[Text]:
+    copied, first, further = TEXTS[kind]
+    made = []
+    for seed in range(count):
+        one, rng = text(seed, length, copied), np.random.default_rng(10_000 + seed)
+
+        def runs(chance: float, rng: Any = rng) -> np.ndarray:
+            more = np.minimum(rng.geometric(1.0 - further, length), 10)
+            return np.where(rng.random(length) < chance, more, 0)
+
+        one.network = runs(first)
+        one.tree = np.minimum(np.maximum(one.network, runs(0.3 * first)), 5)
+        made.append(one)
+    return made
+
+
+def seconds_of(target: str, following: float = 0.0) -> Callable[[int, StepShape], float]:
+    """following: what a head takes in every step that it follows."""
+    table, level = TARGETS[target]
+    sizes, times = list(table), list(table.values())
+
+    def seconds(num_rows: int, shape: StepShape) -> float:
+        packed, each = num_rows * (1 + shape.num_nodes), level * (1.0 + num_rows / 200)
+        took = float(np.interp(packed, sizes, times)) * max(1.0, packed / sizes[-1])
+        took += 0.006 * (shape.source != DraftSource.NOBODY) + following * (shape.source >= 0)
+        if shape.source == DraftSource.CHAIN:
+            took += each * min(shape.num_nodes or 5, 5)
+        return took + 7.5 * each * (shape.source == DraftSource.TREE)
+
+    return seconds
+
+
+def replay(
+    drafter: Any,
+    some: list[Text],
+    seconds: Callable[[int, StepShape], float],
+    num_rows: int,
+) -> float:
+    """Tokens per millisecond."""
+    rows = buffers(num_rows)
+    policy = drafter if isinstance(drafter, Fixed) else Policy(drafter, rows)
+    size = 1
+    while size <= num_rows and isinstance(policy, Policy):
+        for shape in policy.shapes.to_capture(size):
+            policy.captured(SimpleNamespace(
+                num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
+                seconds=seconds(size, shape), draft_seconds=0.0, asks=0,
+            ))  # fmt: skip
+        size *= 2
+    return Replay(some, policy, rows, seconds, num_rows).run()
+
+
+def share_of_best(target: str, kind: str, num_rows: int = 1, *, has_head: bool = False) -> float:
+    """Speed of `auto` over that of the best source alone, trials of the others included."""
+    some = texts(kind, 10 if num_rows == 1 else 5 * num_rows, 96)
+    plainly, seconds = seconds_of(target), seconds_of(target, FOLLOWING if has_head else 0.0)
+    alone = [replay(one, some, plainly, num_rows) for one in (Fixed(PLAIN), LOOKUPS)]
+    alone.append(replay(HEAD if has_head else NETWORK, some, seconds, num_rows))
+    return replay(WITH_HEAD if has_head else BOTH, some, seconds, num_rows) / max(alone)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("135M", "a weak network"),
+        ("135M", "a fair network"),
+        ("7B", "a strong network"),
+        ("7B in 4 bits", "copies"),
+        ("experts", "a weak network"),
+        ("0.5B", "nothing to guess"),
+    ],
+)
+def test_it_is_within_two_percent_of_the_best_source_alone(target: str, kind: str) -> None:
+    assert share_of_best(target, kind) > 0.98
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("135M", "a strong network"), ("0.5B", "copies"), ("0.5B", "a weak network")],
+)
+def test_a_head_that_does_not_pay_is_left(target: str, kind: str) -> None:
+    """Following every step would take a tenth of a small target's."""
+    assert share_of_best(target, kind, has_head=True) > 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 8])
+@pytest.mark.parametrize("has_head", [False, True])
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_is_near_the_best_source_everywhere(
+    target: str, kind: str, has_head: bool, num_rows: int
+) -> None:
+    """From an engine's first request on: of few requests, trials are a larger part."""
+    assert share_of_best(target, kind, num_rows, has_head=has_head) > 0.9
