@@ -239,7 +239,8 @@ def test_printed_trainings_run(bench):
     for line in found:
         method = shlex.split(line)[2]
         if method.startswith("-"):  # it chooses; where no drafter pays it leaves with 3
-            added = ["--minutes", "2", "--max-model-len", "96", "--no-register", "batch=768"]
+            added = ["--minutes", "2", "--max-model-len", "96", "--no-register"]
+            added += ["--prompts", "prompts.jsonl", "batch=128", "context=96", "max_tokens=20"]
             code, said = run_small(line, bench, *added)
             assert code in (0, 3), (line, said)
             continue

@@ -20,7 +20,12 @@ SCRIPTS = sorted(
 )
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# One in every run of the tests; `make examples`, a job of its own in CI, runs them all.
+ALONE = "offline.py"
+EACH = [name if name == ALONE else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_a_script_runs(
     name: str, default_files: ModelFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:

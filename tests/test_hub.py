@@ -119,7 +119,7 @@ def test_the_sources_pip_is_configured_for(
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             here = f"http://127.0.0.1:{server.server_port}"

@@ -58,13 +58,13 @@ def test_other_verifiers_are_checked_by_chances(
     verifier: str, run: Callable, files: tuple[str, str]
 ) -> None:
     words = ("--speculate", f"draft:{files[1]}:num_nodes=3", "--verifier", verifier)
-    code, out = run(*words, "--temperature", "0,1.2", "--samples", "400", "--json")
+    code, out = run(*words, "--temperature", "0,1.2", "--samples", "200", "--json")
     report = json.loads(out)
     assert (code, report["equal"], report["verifier"]) == (0, True, verifier)
     ((greedy, sampled),) = (method["runs"] for method in report["methods"].values())
     assert greedy["test"] == "equality"
     assert sampled["test"] == "chi-square"
-    assert sampled["drafted"] > 400
+    assert sampled["drafted"] > 200
     assert 1e-4 < sampled["p_value"] < 1
 
 
@@ -73,7 +73,7 @@ def test_a_wrong_rule_is_reported(
 ) -> None:
     monkeypatch.setattr(rejection, "chance", lambda p_V, q_V, token: 0.9)
     words = ("--speculate", f"draft:{files[1]}:num_nodes=3", "--verifier", "rejection")
-    code, out = run(*words, "--temperature", "1", "--samples", "600", "--json")
+    code, out = run(*words, "--temperature", "1", "--samples", "300", "--json")
     report = json.loads(out)
     assert (code, report["equal"]) == (1, False)
     ((found,),) = (method["runs"] for method in report["methods"].values())
@@ -82,7 +82,7 @@ def test_a_wrong_rule_is_reported(
 
 def test_typical_is_called_lossy(run: Callable, files: tuple[str, str]) -> None:
     words = ("--speculate", f"draft:{files[1]}:num_nodes=3", "--verifier", "typical")
-    code, out = run(*words, "--temperature", "1.5", "--samples", "600")
+    code, out = run(*words, "--temperature", "1.5", "--samples", "300")
     assert code == 1
     assert "LOSSY" in out
     assert "NO" in out
