@@ -101,8 +101,9 @@ def test_every_family_gives_the_bits_of_one_process(name: str) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "num_stages", "kernels", "names"),
     [
-        (1, 2, "auto", ("draft", "eagle")),
-        (2, 2, "auto", ("eagle",)),
+        (1, 2, "auto", ("eagle",)),
+        pytest.param(1, 2, "auto", ("draft",), marks=pytest.mark.slow),
+        pytest.param(2, 2, "auto", ("eagle",), marks=pytest.mark.slow),
         pytest.param(1, 2, "torch", ("ngram", "eagle", "medusa"), marks=pytest.mark.slow),
         pytest.param(
             1,
@@ -133,17 +134,18 @@ def test_text_is_that_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["latent", "recurrent"])
+@pytest.mark.parametrize("name", ["latent", "recurrent", "gemma 4", "gemma 4, experts"])
 def test_other_kinds_of_attention_keep_the_law(
     name: str,
     split: Callable[..., SplitTarget],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One latent for all heads, states of rows: in stages the text of one process, and everywhere
-    the same with drafts."""
-    families = {"latent": LATENT, "recurrent": ("Qwen3_5ForCausalLM", RECURRENT)}
-    monkeypatch.setitem(tiny_families.FAMILIES, name, families[name])
+    """One latent for all heads, states of rows, layers that read others' KV: in stages the text of
+    one process, and everywhere the same with drafts."""
+    more = {"latent": LATENT, "recurrent": ("Qwen3_5ForCausalLM", RECURRENT)}
+    if name in more:
+        monkeypatch.setitem(tiny_families.FAMILIES, name, more[name])
     path = tiny_families.write_family(tmp_path / name, name)
 
     def texts(num_ranks: int, num_stages: int, speculate: str) -> list[list[list[int]]]:
@@ -162,7 +164,8 @@ def test_other_kinds_of_attention_keep_the_law(
         return [tokens(llm, params) for params in PARAMS.values()]
 
     plain = texts(1, 1, "off")
-    assert texts(1, 2, "off") == texts(1, 2, "ngram:adaptive=false") == plain
+    if name in more:  # Gemma 4 cannot be cut into stages
+        assert texts(1, 2, "off") == texts(1, 2, "ngram:adaptive=false") == plain
     assert texts(2, 1, "off") == texts(2, 1, "ngram:adaptive=false")
 
 

@@ -115,8 +115,8 @@ def test_native_kernels_split_too(
 @pytest.mark.parametrize(
     ("num_ranks", "kernels", "names"),
     [
-        (2, "torch", ("ngram",)),
         (2, "auto", ("draft", "eagle")),
+        pytest.param(2, "torch", ("ngram",), marks=pytest.mark.slow),
         pytest.param(4, "auto", ("suffix",), marks=pytest.mark.slow),
         pytest.param(4, "torch", ("auto", "draft", "eagle3", "medusa"), marks=pytest.mark.slow),
         pytest.param(
@@ -146,7 +146,7 @@ def test_a_draft_model_has_a_size_of_its_own(split_llm: Callable[..., LLM]) -> N
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     plain = tokens(split_llm(4, "off"), params)
     arguments = {"max_num_batched_tokens": 9, "num_blocks": 40}
-    for size in (1, 2, 4):
+    for size in (1, 4):
         llm = split_llm(4, "draft", speculative_draft_tensor_parallel_size=size, **arguments)
         assert tokens(llm, params) == plain
         assert llm.stats()["accepted"] > 5

@@ -21,6 +21,7 @@ from hunch.kernels.attention import KVCache
 from hunch.parallel.link import Link, Numbers, rank_device
 from hunch.parallel.orders import Op, Pass, read_load
 from hunch.parallel.part import Layout, Part
+from hunch.step.batch import Batch
 
 
 class Follower:
@@ -31,6 +32,7 @@ class Follower:
         self.parts: dict[int, Part] = {}
         self.kv: dict[int, KVCache] = {}
         self.steps: dict[int, Any] = {}  # by model: its parts of captured steps
+        self.passes: dict[int, Any] = {}  # by KV cache: captured passes of its model
         self.begun: dict[int, deque[Pass]] = {}  # by model: passes for the last stage to take up
 
     @torch.inference_mode()
@@ -47,7 +49,9 @@ class Follower:
             case Op.LOAD:
                 self._load(read_load(order))
             case Op.FORWARD:
-                self._forward(Pass.unpack(order, self.link.device))
+                # Captured passes take their inputs from the host.
+                device = torch.device("cpu") if int(order[2]) in self.passes else self.link.device
+                self._forward(Pass.unpack(order, device))
             case Op.LOGITS:
                 if (part := self.parts.get(int(order[1]))) is not None:
                     width = part.model.spec.width
@@ -65,6 +69,10 @@ class Follower:
                 moves_2M = torch.from_numpy(order[2:].reshape(2, -1)).to(self.link.device)
                 if (kv := self.kv.get(int(order[1]))) is not None:
                     kv.move(*moves_2M)
+            case Op.PASSES:
+                self._capture_passes(*order[1:].tolist())
+            case Op.PREPARE:
+                self.passes[int(order[1])].prepare(int(order[2]), int(order[3]))
             case Op.PROBE:
                 if (part := self.parts.get(int(order[1]))) is not None:
                     part.probe(int(order[2]))
@@ -72,6 +80,9 @@ class Follower:
                 self.parts.pop(int(order[1]), None)
             case Op.FREE:
                 self.kv.pop(int(order[1]), None)
+                self.passes.pop(int(order[1]), None)
+                for steps in self.steps.values():
+                    steps.forget(int(order[1]))
 
     def _load(self, asked: dict[str, Any]) -> None:
         layout, text = Layout(asked["num_ranks"], asked["num_stages"]), ""
@@ -104,6 +115,13 @@ class Follower:
             self.steps[asked.model] = StepParts(part)
         self.steps[asked.model].run(asked, kv)
 
+    def _capture_passes(self, model: int, kv: int, num_slots: int, *sizes: int) -> None:
+        from hunch.parallel.step_parts import passes_of  # needs Triton
+
+        part, (num_rows, num_blocks, block_size) = self.parts[model], sizes
+        cache = self._kv(part, kv, num_slots)
+        self.passes[kv] = passes_of(part, cache, num_rows, num_blocks, block_size)
+
     def _kv(
         self, part: Part, number: int, num_slots: int, rows: tuple[int, int] = (0, 0)
     ) -> KVCache:
@@ -114,8 +132,11 @@ class Follower:
     def _run(self, part: Part, asked: Pass) -> None:
         kv = self._kv(part, asked.kv, asked.num_slots, asked.rows)
         if asked.moves_2M.shape[1]:
-            kv.move(*asked.moves_2M)
-        part.forward(asked.ids_T, asked.attn, kv, asked.feature_layers)
+            kv.move(*asked.moves_2M.to(self.link.device))
+        if asked.kv in self.passes:
+            self.passes[asked.kv].forward(Batch(asked.ids_T, asked.attn, []))
+        else:
+            part.forward(asked.ids_T, asked.attn, kv, asked.feature_layers)
 
 
 def _leave_with_parent() -> None:

@@ -29,6 +29,8 @@ class Op(IntEnum):
     CLOSE = 6
     FINISH = 7  # model: its last stage takes up the oldest pass that was begun
     STEP = 8  # a part of a captured step: what `StepSize` says, then the table's size
+    PASSES = 12  # model, KV cache, its slots, rows and blocks of a table, block size: capture them
+    PREPARE = 13  # KV cache, tokens, tree depth: capture a pass of this size now
     PROBE = 10  # model, times: add up a row of its width over the ranks, to see how long it takes
     DROP = 11  # a model
     MOVES = 9  # a KV cache, then slots whose KV moves and where to

@@ -37,7 +37,7 @@ from hunch.parallel.orders import Op, Pass, order
 from hunch.parallel.part import Layout
 
 if TYPE_CHECKING:
-    from hunch.parallel.step_parts import StepLead, StepSize
+    from hunch.parallel.step_parts import LedPasses, StepLead, StepSize
 
 log = logging.getLogger("hunch")
 
@@ -96,6 +96,33 @@ class SplitTarget:
         from hunch.parallel.step_parts import StepLead  # needs Triton
 
         return StepLead(self, self._part, kv)
+
+    def new_passes(
+        self,
+        kv: KVCache,
+        layers: tuple[int, ...],
+        size_XB: tuple[int, int],
+        block_size: int,
+        pool: Any,
+    ) -> LedPasses | None:
+        """Captured passes of all ranks; None: ranks would choose different paddings."""
+        from hunch.parallel.step_parts import LedPasses, passes_of  # needs Triton
+
+        spec, count = self.spec, self.layout.num_ranks
+        sharing = max(count // spec.num_kv_heads, 1)
+        is_even = spec.num_heads // spec.num_kv_heads % sharing == 0
+        if spec.other_heads is not None or spec.latent is not None or not is_even:
+            return None
+        sizes = self._cache(kv).number, kv.k_LCMH.shape[1], *size_XB, block_size
+        with self.ranks.in_step():
+            self.ranks.send(order(Op.PASSES, self._number, *sizes))
+        own = passes_of(self._part, kv, *size_XB, block_size, layers, pool)
+        return LedPasses(self, own)
+
+    def tell_prepare(self, kv: KVCache, size: int, depth: int) -> None:
+        """Let the other ranks capture a pass of this size."""
+        with self.ranks.in_step():
+            self.ranks.send(order(Op.PREPARE, self._cache(kv).number, size, depth))
 
     def tell_step(self, asked: Callable[..., StepSize], kv: KVCache) -> None:
         """Let the other ranks launch their part of a captured step."""

@@ -24,7 +24,9 @@ from hunch.kernels.step import TOKENS, StepRows
 from hunch.models.decoder import Hidden
 from hunch.parallel.group import Group
 from hunch.parallel.part import Part
+from hunch.step.batch import Batch
 from hunch.step.capture import Graph, new_pool
+from hunch.step.passes import PassGraphs
 from hunch.step.step_graphs import Piece
 
 if TYPE_CHECKING:
@@ -124,6 +126,40 @@ def share_path(group: Group, rows: StepRows) -> None:
     rows.result_RC[:, TOKENS].copy_(got_W[-num_rows:])
 
 
+class LedPasses:
+    """Passes that rank 0's host packs, captured on every rank (see `PassGraphs`)."""
+
+    def __init__(self, target: SplitTarget, own: PassGraphs) -> None:
+        self._target, self._own = target, own
+
+    def forward(self, batch: Batch) -> Hidden:
+        """Every rank pads and captures alike: its choices depend on sizes alone."""
+        self._target.begin(batch.ids_T, batch.attn, self._own.kv)
+        with self._target.ranks.in_step():
+            hidden: Hidden = self._own.forward(batch)
+        return hidden
+
+    def prepare(self, size: int, depth: int = 0) -> None:
+        self._target.tell_prepare(self._own.kv, size, depth)
+        with self._target.ranks.in_step():
+            self._own.prepare(size, depth)
+
+
+def passes_of(
+    part: Part,
+    kv: KVCache,
+    num_rows: int,
+    num_blocks: int,
+    block_size: int,
+    layers: tuple[int, ...] = (),
+    pool: Any = None,
+) -> PassGraphs:
+    """Captured passes of a part."""
+    model = part.model
+    pool = new_pool(model.device) if pool is None else pool
+    return PassGraphs(model, kv, layers, (num_rows, num_blocks), block_size, pool)
+
+
 class StepParts:
     """Another rank's graphs of one model, made when rank 0 first asks for them."""
 
@@ -133,6 +169,13 @@ class StepParts:
         self._graphs: dict[StepSize, Graph] = {}
         self._tables: dict[int, Tensor] = {}  # of the rows of each KV cache
         self._buffers: dict[StepSize, tuple[Tensor, AttnInputs]] = {}
+
+    def forget(self, kv: int) -> None:
+        """A KV cache is no more: nor are graphs that use it."""
+        for held in (self._graphs, self._buffers):
+            for size in [size for size in held if size.kv == kv]:
+                del held[size]
+        self._tables.pop(kv, None)
 
     def run(self, asked: StepSize, kv: KVCache) -> None:
         """Once more; a graph that is new runs as it is made."""

@@ -89,15 +89,15 @@ class Runner:
         from hunch.step.passes import PassGraphs
 
         pool = new_pool(self.host.device)
-        if not hasattr(self.target, "step_lead"):  # over ranks, all are told of a pass by the host
-            self.host.passes = PassGraphs(
-                self.target,
-                parts.kv[0],
-                self.drafter.needs.feature_layers,
-                self.rows.table.shape,
-                self.capacity.block_size,
-                pool,
-            )
+        # A target over ranks has passes of its own, of which all ranks are told.
+        make = getattr(self.target, "new_passes", partial(PassGraphs, self.target))
+        self.host.passes = make(
+            parts.kv[0],
+            self.drafter.needs.feature_layers,
+            self.rows.table.shape,
+            self.capacity.block_size,
+            pool,
+        )
         if is_exact:
             self.captured = self.host.elsewhere = CapturedSteps(parts, pool)
             self.capacity = self.captured.capacity
