@@ -18,7 +18,7 @@ from hunch.errors import ConfigError, EngineError, HunchError
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import open_weights
-from hunch.parallel import split_target
+from hunch.parallel import split_backend
 from hunch.parallel.executor import Ranks
 from hunch.parallel.split_target import SplitTarget
 from hunch.registry import DRAFTERS
@@ -160,7 +160,7 @@ def test_a_draft_models_size_is_measured_where_nobody_names_it(
 ) -> None:
     times = {True: 1.0, False: whole_seconds}  # of models over ranks, and of whole ones
     monkeypatch.setattr(
-        split_target, "pass_seconds", lambda model: times[isinstance(model, SplitTarget)]
+        split_backend, "pass_seconds", lambda model: times[isinstance(model, SplitTarget)]
     )
     llm = split_llm(2, "draft:num_nodes=2")
     model = llm.engine.runner.drafter.network.method.model  # type: ignore[attr-defined]

@@ -9,7 +9,6 @@ P slots that move.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable
 from copy import copy
@@ -23,26 +22,21 @@ import torch
 from torch import Tensor
 
 from hunch.config import Config, ModelConfig
-from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
 from hunch.models.decoder import Hidden
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import stage_spec
-from hunch.models.target import Target
-from hunch.models.weights import Weights
 from hunch.parallel.executor import Ranks, follow_torchrun, model_of_rank, start_ranks
 from hunch.parallel.orders import Op, Pass, order
 from hunch.parallel.part import Layout
+from hunch.parallel.split_backend import SplitBackend
 
 if TYPE_CHECKING:
     from hunch.parallel.step_parts import LedPasses, StepLead, StepSize
 
-log = logging.getLogger("hunch")
-
 PROBES = 5  # sums over ranks behind a measured time
-TIMED = 5  # passes behind one
 
 
 @dataclass(slots=True)
@@ -303,93 +297,6 @@ class _Cache:
         """In the order in which they were made; none writes what a later one reads."""
         pairs, self.moves.pairs = self.moves.pairs, []
         return torch.cat(pairs, dim=1) if pairs else torch.empty(2, 0, dtype=torch.int64)
-
-
-class SplitBackend(Backend):
-    """The ranks' kernels; drafters are on rank 0 alone, unless draft models are split too."""
-
-    def __init__(self, inner: Backend, layout: Layout, draft_ranks: int | None = 1) -> None:
-        self.inner, self.layout, self.draft_ranks = inner, layout, draft_ranks
-        stages = f" in {layout.num_stages} stages" if layout.num_stages > 1 else ""
-        self.name = f"{inner.name} on {layout.size} ranks{stages}"
-        self.has_host_kernels, self.is_split = inner.has_host_kernels, layout.num_ranks > 1
-        self.hold, self.accelerate = inner.hold, inner.accelerate  # type: ignore[method-assign]
-        self.like_target = inner.like_target  # type: ignore[method-assign]
-
-    def load_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
-        if self.draft_ranks is None:
-            return self._fastest_draft(weights, target, dtype)
-        if self.draft_ranks == 1:
-            return self.inner.load_draft(weights, target, dtype)
-        return self._split_draft(weights, target, dtype, self.draft_ranks)
-
-    def _fastest_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
-        """Whole on rank 0, or over all ranks: what takes less time, as measured now.
-
-        Where steps are captured it is whole, as they cannot hold drafts of several ranks. Over
-        ranks it is loaded only where the sums leave time to be saved.
-        """
-        whole, count = self.inner.load_draft(weights, target, dtype), self.layout.num_ranks
-        if self.captures_steps or count == 1 or not isinstance(target, SplitTarget):
-            return whole
-        seconds, sums = pass_seconds(whole), (2 * whole.spec.num_layers + 1) * target.sum_seconds()
-        if seconds / count + sums > seconds:
-            log.info("the draft model is whole on rank 0: %.2g s a pass, sums %.2g", seconds, sums)
-            return whole
-        split = self._split_draft(weights, target, dtype, count)
-        split_seconds = pass_seconds(split)
-        log.info("the draft model: %.2g s a pass, over ranks %.2g", seconds, split_seconds)
-        if split_seconds < seconds:
-            return split
-        split.drop()
-        return whole
-
-    def _split_draft(
-        self, weights: Weights, target: Target, dtype: str, num_ranks: int
-    ) -> SplitTarget:
-        assert isinstance(target, SplitTarget)
-        if dtype == "auto" and not weights.metadata and target.is_quantised:
-            dtype = "int8"
-        config = ModelConfig(
-            model=str(weights.path),
-            dtype=dtype,
-            device=target.device.type,
-            threads=target.config.threads,
-            kernels=target.config.kernels,
-        )
-        return target.load_draft(Path(weights.path), config, num_ranks)
-
-    def load_cut(
-        self, weights: Weights, spec: ModelSpec, target: Any, dtype: str, ids_C: Tensor | None
-    ) -> Target:
-        if self.draft_ranks is not None and self.draft_ranks > 1:
-            raise ConfigError(
-                f"{weights.path} shares tables with its target and drafts on one rank: give "
-                "speculative_draft_tensor_parallel_size=1"
-            )
-        return self.inner.load_cut(weights, spec, target, dtype, ids_C)
-
-
-def pass_seconds(model: Target) -> float:
-    """What a pass over one token takes, and its logits."""
-    kv, device, took = model.new_kv(1), model.device, []
-    none_1 = torch.zeros(1, dtype=torch.int64, device=device)
-    for _ in range(1 + TIMED):
-        attn = AttnInputs(
-            pos_T=none_1,
-            slot_T=none_1,
-            seq_T=none_1,
-            table_SB=none_1[None],
-            base_T=none_1 + 1,
-            tree_TP=None,
-            block_size=1,
-            spans=(Span(0, 1, 0, 0, 1),),
-        )
-        began = perf_counter()
-        hidden = model.forward(none_1, attn, kv)
-        model.logits(hidden.last_TD).argmax(-1).tolist()  # waits for a device
-        took.append(perf_counter() - began)
-    return sorted(took[1:])[TIMED // 2]
 
 
 def load_split(config: Config, path: Path, device: torch.device) -> SplitTarget:
