@@ -161,16 +161,16 @@ def test_keys_and_values_in_8_bits_are_written_once_and_read_alike(
 ) -> None:
     small = {"width": 64, "num_layers": 1, "windows": (None,), "vocab_size": 20}
     fast = CudaDecoder(build("LlamaForCausalLM", torch.float16, **small))
-    ids = torch.arange(3, device=DEVICE)
-    exact = fast.forward(ids, step(0, 3), fast.new_kv(64)).last_TD
+    ids = torch.arange(2, device=DEVICE)
+    exact = fast.forward(ids, step(0, 2), fast.new_kv(64)).last_TD
     with_kv(fast, name)
     kv = fast.new_kv(64)
     assert kv.k_LCMH.dtype == dtype
-    whole = fast.forward(ids, step(0, 3), kv).last_TD
+    whole = fast.forward(ids, step(0, 2), kv).last_TD
     assert not torch.equal(whole, exact)
     assert (whole - exact).norm() / exact.norm() < (0.1 if name == "fp8" else 0.02)
     again = fast.new_kv(64)
-    parts = [fast.forward(ids[t : t + 1], step(t, t + 1), again).last_TD for t in range(3)]
+    parts = [fast.forward(ids[t : t + 1], step(t, t + 1), again).last_TD for t in range(2)]
     close(torch.cat(parts), whole)
     assert torch.equal(again.k_LCMH.view(torch.uint8), kv.k_LCMH.view(torch.uint8))
     assert kv.scales is not None
