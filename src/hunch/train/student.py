@@ -22,6 +22,9 @@ from hunch.train.masters import Masters
 from hunch.train.states import TargetOutputs, TopOpinions
 from hunch.train.vocab import Columns
 
+FLOOR = 0.2  # share of places whose guesses before were wrong that teach all the same
+DECAY = 0.8  # what a guess counts, of the one before it
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
@@ -127,31 +130,32 @@ def narrow(outputs: TargetOutputs, share: float, num_columns: int) -> TargetOutp
     )
 
 
-class Walk:
-    """Teaches the tokens of a draft one after the other, where a draft would get that far.
+class Teaching:
+    """Teaches the tokens of a draft, and counts where guesses were right.
 
     A later guess is only ever used when the ones before it were right, so it learns mostly from
-    such positions; a share of the others keeps it from starving early on.
+    such positions, and from a share of the others, without which it would learn little at first.
     """
 
-    def __init__(
-        self,
-        outputs: TargetOutputs,
-        kind: str,
-        *,
-        is_test: bool,
-        floor: float = 0.2,
-        decay: float = 0.8,
-    ) -> None:
+    def __init__(self, outputs: TargetOutputs, kind: str, *, is_test: bool) -> None:
         self.outputs, self.kind, self.is_test = outputs, kind, is_test
-        self.floor, self.decay = floor, decay
-        size = outputs.ids_BL.numel()
         device = outputs.row_M.device
-        self.reached_T = torch.ones(size, dtype=torch.bool, device=device)
         self.chance = torch.Generator(device).manual_seed(outputs.seed)
         self.loss = torch.zeros((), device=device)
         self.agreed: list[Tensor] = []
         self.depth = 0
+
+    def result(self) -> BatchLoss:
+        return BatchLoss(self.loss, self.agreed)
+
+
+class Walk(Teaching):
+    """One token after the other, where a draft would get that far."""
+
+    def __init__(self, outputs: TargetOutputs, kind: str, *, is_test: bool) -> None:
+        super().__init__(outputs, kind, is_test=is_test)
+        size, device = outputs.ids_BL.numel(), outputs.row_M.device
+        self.reached_T = torch.ones(size, dtype=torch.bool, device=device)
 
     def teach(self, state_TD: Tensor, shift: int, head_CD: Tensor) -> None:
         """States `shift` positions before the one that decides the token speak of that token."""
@@ -166,12 +170,12 @@ class Walk:
         keep_M = self.reached_T[t.row_M]
         if not self.is_test:
             noise_M = torch.rand(keep_M.shape, device=keep_M.device, generator=self.chance)
-            keep_M = (keep_M | (noise_M < self.floor)) & (t.label_M >= 0)
+            keep_M = (keep_M | (noise_M < FLOOR)) & (t.label_M >= 0)
         keep_M = keep_M & (t.row_M % t.ids_BL.shape[1] >= shift)
         index_R = keep_M.nonzero().squeeze(1)
         row_R, label_R = t.row_M[index_R], t.label_M[index_R]
         weight_R = torch.full(
-            (len(index_R),), self.decay**self.depth / max(len(index_R), 1), device=keep_M.device
+            (len(index_R),), DECAY**self.depth / max(len(index_R), 1), device=keep_M.device
         )
         loss, best_R = teach(
             state_TD[row_R - shift], head_CD, t.p_MC[index_R], weight_R, self.kind, t.late
@@ -186,37 +190,19 @@ class Walk:
         self.reached_T = (self.reached_T & agreed_T).roll(1)
         self.depth += 1
 
-    def result(self) -> BatchLoss:
-        return BatchLoss(self.loss, self.agreed)
 
+class Fan(Teaching):
+    """Guesses that all start from one state of the target, one token further each time."""
 
-class Fan:
-    """Teaches guesses that all start from one state of the target, one token further each time.
-
-    As in a walk, only starts whose guesses so far were right go on, and a fixed share of the rest.
-    """
-
-    def __init__(
-        self,
-        outputs: TargetOutputs,
-        kind: str,
-        *,
-        is_test: bool,
-        floor: float = 0.2,
-        decay: float = 0.8,
-    ) -> None:
-        self.outputs, self.kind, self.is_test = outputs, kind, is_test
-        self.decay, self.depth = decay, 0
+    def __init__(self, outputs: TargetOutputs, kind: str, *, is_test: bool) -> None:
+        super().__init__(outputs, kind, is_test=is_test)
         row_M, self.length = outputs.row_M, outputs.ids_BL.shape[1]
         self.place_T = torch.full((outputs.ids_BL.numel() + 1,), -1, device=row_M.device)
         self.place_T[row_M] = torch.arange(len(row_M), device=row_M.device)
         self.start_R = row_M[row_M % self.length > 0] - 1  # positions whose states are asked
         self.is_right_R = torch.ones_like(self.start_R, dtype=torch.bool)
-        chance = torch.Generator(row_M.device).manual_seed(outputs.seed)
-        noise_R = torch.rand(self.start_R.shape, device=row_M.device, generator=chance)
-        self.is_spared_R = (noise_R < floor) & (not is_test)
-        self.loss = torch.zeros((), device=row_M.device)
-        self.agreed: list[Tensor] = []
+        noise_R = torch.rand(self.start_R.shape, device=row_M.device, generator=self.chance)
+        self.is_spared_R = (noise_R < FLOOR) & (not is_test)
 
     def tokens(self) -> Tensor:
         """The token before the one to guess, of each start."""
@@ -231,7 +217,7 @@ class Fan:
         taught = slice(None) if self.is_test else (label_R >= 0).nonzero().squeeze(1)
         place_S = place_R[taught]
         weight_S = torch.full(
-            (len(place_S),), self.decay**self.depth / max(len(place_S), 1), device=row_R.device
+            (len(place_S),), DECAY**self.depth / max(len(place_S), 1), device=row_R.device
         )
         loss, best_S = teach(
             state_RD[taught], head_CD, t.p_MC[place_S], weight_S, self.kind, t.late
@@ -247,9 +233,6 @@ class Fan:
         self.is_right_R = is_right_R[kept]
         self.depth += 1
         return kept
-
-    def result(self) -> BatchLoss:
-        return BatchLoss(self.loss, self.agreed)
 
 
 def layer_config(spec: ModelSpec, target: Mapping[str, Any]) -> dict[str, Any]:
