@@ -11,15 +11,8 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import C_TOKENS
+from hunch.kernels.gpu_step import C_TOKENS, slots_of
 from hunch.kernels.step import RowState, StepRows
-
-
-@triton.jit
-def slots_of(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
-    """The slots of a row's positions; -1 for those that are padding."""
-    block = tl.load(table_ptr + where // BLOCK_SIZE, mask=is_live, other=0)
-    return tl.where(is_live, block * BLOCK_SIZE + where % BLOCK_SIZE, -1)
 
 
 @triton.jit

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from hunch.kernels import gpu_filters
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_draft import slots_of
 from hunch.kernels.gpu_filters import ID_BITS, edges, rank_of
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_process import process_level
 from hunch.kernels.gpu_sampling import scores_of
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, slots_of
 from hunch.kernels.step import RowState, StepRows
 
 CHUNK = 1024  # columns of one program: many small ones finish sooner than a few large ones

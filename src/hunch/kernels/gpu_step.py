@@ -54,6 +54,13 @@ def now():
 
 
 @triton.jit
+def slots_of(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
+    """The slots of a row's positions; -1 for those that are padding."""
+    block = tl.load(table_ptr + where // BLOCK_SIZE, mask=is_live, other=0)
+    return tl.where(is_live, block * BLOCK_SIZE + where % BLOCK_SIZE, -1)
+
+
+@triton.jit
 def _pack_kernel(
     ids_ptr, allowed_ptr, count_out_ptr, history_ptr, known_ptr, done_ptr, count_ptr, table_ptr,
     draft_ptr, parents_ptr, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, clock_ptr,
@@ -83,9 +90,8 @@ def _pack_kernel(
     last = tl.load(history_ptr + row * history_stride + tl.maximum(known - 1, 0))
     tl.store(packed_ptr + at, tl.where(place == 0, last, token), mask=is_in)
     p = tl.maximum(known - 1, 0) + place
-    block = tl.load(table_ptr + row * table_stride + p // BLOCK_SIZE, mask=is_live, other=0)
-    slot = tl.where(is_live, block * BLOCK_SIZE + p % BLOCK_SIZE, -1)
-    tl.store(slot_ptr + at, slot, mask=is_in)
+    table_ptr += row * table_stride
+    tl.store(slot_ptr + at, slots_of(table_ptr, p, is_live, BLOCK_SIZE), mask=is_in)
     tl.store(seq_ptr + at, (place * 0).to(tl.int64) + row, mask=is_in)
     if IS_TREE:
         parents_ptr += row * draft_stride
@@ -100,10 +106,8 @@ def _pack_kernel(
         node = tl.where(is_live, place - 1, -1).to(tl.int64)
         for i in range(max_depth):
             is_up = node >= 0
-            p = known + node
-            block = tl.load(table_ptr + row * table_stride + p // BLOCK_SIZE, mask=is_up, other=0)
             tl.store(tree_ptr + at * max_depth + depth - 1 - i,
-                     block * BLOCK_SIZE + p % BLOCK_SIZE, mask=is_up)  # fmt: skip
+                     slots_of(table_ptr, known + node, is_up, BLOCK_SIZE), mask=is_up)  # fmt: skip
             node = tl.load(parents_ptr + node, mask=is_up, other=-1)
     else:
         tl.store(pos_ptr + at, tl.where(is_live, p, 0), mask=is_in)
