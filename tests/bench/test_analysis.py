@@ -110,7 +110,10 @@ def test_compare_says_what_changed_beyond_noise() -> None:
     assert changes["long", 1.0].verdict == "slower"
     assert changes["off", 1.0].verdict == "same"
     assert changes["off", 1.0].num_same_text == 12
-    assert compare.findings(list(changes.values()))[0] == "slower beyond noise: long"
+    found = compare.findings(list(changes.values()))
+    assert found[0].startswith("slower beyond noise: long (rate 1.0")
+    one = [change for change in changes.values() if change.point["rate"] == 1.0]
+    assert compare.findings(one)[0] == "slower beyond noise: long"
     with pytest.raises(RequestError, match="in common"):
         compare.compare(made({"x": (1.0,)}), made({"y": (1.0,)}))
 

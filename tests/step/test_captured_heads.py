@@ -20,6 +20,7 @@ from captured_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from deepseek_files import make_deepseek
 from hunch import LLM, Speculation
 from hunch.drafting.following import DeviceFollower
+from hunch.step.runner import Runner
 from hunch.types import GroupInfo
 from mtp_files import make_stages
 from stand_in import stand_in
@@ -277,6 +278,25 @@ def test_heads_beside_lookups_in_captured_steps(
             assert tokens(llm, world.prompts, PARAMS[kind]) == world.plain[kind], kind
         assert sum(map(len, drafts.by_host)) == 2 * len(world.prompts)
         assert llm.stats()["drafters"][name]["accepted"] > 0
+
+
+def test_a_head_that_is_left_drafts_again_for_later_requests(world: World) -> None:
+    """Lookups go on without it, and new rows beside those it left are followed; texts are equal."""
+    spec = f"auto:draft={world.model.parent / 'eagle3'}"
+    with LLM(str(world.model), speculate=spec, always_draft=True, **SMALL) as llm:
+        runner = llm.engine.runner
+        assert isinstance(runner, Runner)
+        assert runner.captured is not None
+        sides = runner.captured.policy.sides
+        for num_steps, is_asked in ((10_000, False), (3, False), (0, True)):
+            before = _accepted(llm, "eagle3")
+            sides._num_steps_left = num_steps
+            assert tokens(llm, world.prompts, PARAMS["greedy"]) == world.plain["greedy"]
+            assert (_accepted(llm, "eagle3") > before) == is_asked
+
+
+def _accepted(llm: LLM, name: str) -> int:
+    return int(llm.stats()["drafters"].get(name, {}).get("accepted", 0))
 
 
 @pytest.mark.parametrize("kind", ["padded", "crossed"])

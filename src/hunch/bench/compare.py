@@ -9,7 +9,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from hunch.bench.analysis import describe_point, speedup
+from hunch.bench.analysis import describe_point, label, speedup
 from hunch.bench.intervals import Interval
 from hunch.bench.metrics import figures
 from hunch.bench.records import Report
@@ -75,11 +75,12 @@ def as_table(changes: Sequence[Change]) -> Table:
         "method", "point", "speed, after over before", "tokens per pass", "same text", "verdict",
         box=box.SIMPLE_HEAD,
     )  # fmt: skip
+    axes = _varied(changes)
     for change in changes:
         passes = " -> ".join("-" if x is None else f"{x:.2f}" for x in change.tokens_per_pass)
         table.add_row(
-            change.method,
-            describe_point(change.point, list(change.point)),
+            label(change.method),
+            describe_point(change.point, axes),
             str(change.speedup),
             passes,
             f"{change.num_same_text} of {change.num_answers}",
@@ -89,12 +90,28 @@ def as_table(changes: Sequence[Change]) -> Table:
 
 
 def findings(changes: Sequence[Change]) -> list[str]:
-    said = []
-    for word in ("slower", "faster"):
-        names = [change.method for change in changes if change.verdict == word]
-        if names:
-            said.append(f"{word} beyond noise: {', '.join(dict.fromkeys(names))}")
-    other = [change.method for change in changes if change.num_same_text < change.num_answers]
-    if other:
-        said.append(f"other texts than before: {', '.join(dict.fromkeys(other))}")
-    return said or ["nothing changed beyond noise"]
+    """What got slower, faster or wrote another text, and where."""
+    found = {
+        f"{word} beyond noise": [change for change in changes if change.verdict == word]
+        for word in ("slower", "faster")
+    }
+    found["other texts than before"] = [c for c in changes if c.num_same_text < c.num_answers]
+    axes, lines = _varied(changes), []
+    for word, some in found.items():
+        by_method: dict[str, list[str]] = {}
+        for change in some:
+            by_method.setdefault(label(change.method), []).append(
+                describe_point(change.point, axes)
+            )
+        named = [
+            name + (f" ({'; '.join(where)})" if axes else "") for name, where in by_method.items()
+        ]
+        if named:
+            lines.append(f"{word}: {', '.join(named)}")
+    return lines or ["nothing changed beyond noise"]
+
+
+def _varied(changes: Sequence[Change]) -> list[str]:
+    """Axes with more than one value."""
+    names = dict.fromkeys(name for change in changes for name in change.point)
+    return [n for n in names if len({repr(change.point.get(n)) for change in changes}) > 1]

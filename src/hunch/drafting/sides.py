@@ -25,7 +25,7 @@ from hunch.drafting.costs import DraftSource, StepShape, StepShapes
 CHANGE, LEAVE, LEAD_RATE = 2.0, 0.01, 0.1
 LEAVE_HEAD = 0.04  # as LEAVE, of a head: rows that it left it does not come back to
 READS = 32  # tokens worth reading to a network for one that a row may still get
-REST = 800  # steps for which a head is left that did not pay
+STEPS_LEFT = 800  # steps for which a head is left that did not pay
 
 
 class RowLengths(Protocol):
@@ -55,7 +55,7 @@ class Sides:
         # Log of what the network's side promises over what the other does, of late, by the rows
         # that steps have room for.
         self._leads: dict[int, float] = {}
-        self._num_rest = 0
+        self._num_steps_left = 0
 
     def start(self, ids: list[int], *, is_first: bool) -> None:
         """Requests came into these rows, nobody being there."""
@@ -96,15 +96,15 @@ class Sides:
 
         It can draft where it follows all rows; in the others it follows those that it can.
         """
-        if self._num_rest:
-            self._num_rest -= 1
+        if self._num_steps_left:
+            self._num_steps_left -= 1
             self._leads.clear()
             return [DraftSource.LOOKUP_ALONE]
         knows = self.has_read[row_R]
         if knows.all():
             if lead > -LEAVE_HEAD:
                 return [DraftSource.LOOKUP, *self.network_sources]
-            self._num_rest = REST
+            self._num_steps_left = STEPS_LEFT
         return [DraftSource.LOOKUP if knows.any() and not knows.all() else DraftSource.LOOKUP_ALONE]
 
     def _is_read_to(
