@@ -48,3 +48,13 @@ def _write(name: str, target: Path, path: Path) -> None:
         head_files.make_draft(target, path, noise=0.05)
     else:
         getattr(head_files, f"make_{name}")(_study(target), path)
+
+
+def untrained(method: str, study: head_files.Study, draft: Path, path: Path) -> str:
+    """The same with networks that have learned nothing, of any target's width."""
+    if method in ("draft", "text"):
+        return f"{method}:{draft}"
+    if method not in NETWORKS:
+        return ALWAYS.get(method, method)
+    getattr(head_files, f"make_{method}")(study, path / method, num_steps=0)
+    return f"{method}:{path / method}:adaptive=false"

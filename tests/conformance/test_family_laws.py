@@ -1,12 +1,16 @@
 """The law over families: text is decided by target and seed alone, on the kernels of its device."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import head_files
+from drafters import untrained
 from hunch import LLM, SamplingParams
+from hunch.registry import DRAFTERS, SYNTHETIC
 from tiny_families import FAMILIES, write_family
 
 IS_GPU = torch.cuda.is_available()
@@ -79,6 +83,24 @@ def test_text_depends_on_the_target_and_the_seed_alone(family: str, tmp_path: Pa
         with LLM(str(model), speculate=speculate, **options) as llm:
             assert texts(llm) == expected, method
             assert llm.stats()["drafted"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_drafter_leaves_the_text_as_it_is(family: str, tmp_path: Path) -> None:
+    """Each method of the registry, networks with small ones of the target's width."""
+    model = write_family(tmp_path / "target", family)
+    params = replace(PARAMS[1], prediction="the model of the guess in the model of the")
+    with LLM(str(model), speculate="off", max_num_seqs=1, **COMMON) as llm:
+        expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, params, use_tqdm=False)]
+    draft = head_files.make_draft(model, tmp_path / "draft", noise=0.05)
+    study = head_files.study(model, prompts=PROMPTS[:2])
+    for method in sorted(set(DRAFTERS) - {"off"} - SYNTHETIC):
+        speculate = untrained(method, study, draft, tmp_path)
+        with LLM(str(model), speculate=speculate, always_draft=True, **COMMON) as llm:
+            outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == expected, method
+            assert llm.stats()["drafted"] > 0, method
 
 
 def test_rows_hold_no_more_blocks_than_their_windows_reach(tmp_path: Path) -> None:

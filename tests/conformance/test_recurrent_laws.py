@@ -10,12 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import head_files
 from builders import tiny_config, tiny_weights
+from drafters import untrained
 from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
 from hunch.models.heads.mtp import load_mtp
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
+from hunch.registry import DRAFTERS, SYNTHETIC
 from tiny_families import write_family
 from tiny_models import write_tokenizer
 
@@ -85,6 +88,20 @@ def test_text_depends_on_the_target_and_the_seed_alone(
             assert stats["drafted"] > 0
             assert stats["num_preemptions"] > 0 or "num_blocks" not in arguments or IS_GPU
             assert stats["accepted"] > 0 or "shared" not in method
+
+
+@pytest.mark.slow
+def test_every_drafter_leaves_the_text_as_it_is(target: Path, tmp_path: Path) -> None:
+    params = replace(PARAMS[1], prediction="the model of the guess in the model of the")
+    with LLM(str(target), speculate="off", max_num_seqs=1, **SMALL) as llm:
+        expected = texts(llm, [params])
+    draft = write_family(tmp_path / "draft", "qwen3", seed=1)
+    study = head_files.study(target, prompts=PROMPTS[:2])
+    for method in sorted(set(DRAFTERS) - {"off"} - SYNTHETIC):
+        speculate = untrained(method, study, draft, tmp_path)
+        with LLM(str(target), speculate=speculate, always_draft=True, **SMALL) as llm:
+            assert texts(llm, [params]) == expected, method
+            assert llm.stats()["drafted"] > 0, method
 
 
 @pytest.mark.parametrize(
