@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import cache
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -157,7 +158,9 @@ def _engines(
     instead("hunch.bench.served.cost", [cost])
     instead("hunch.bench.verifiers.measure_way", (Agreement(), Agreement()))
     instead("hunch.bench.distribution.fit", Agreement(num_samples=1, degrees=1))
+    monkeypatch.setattr(Report, "__repr__", lambda report: report.kind)  # it is long
     instead("hunch.bench.html.as_html", "a page")
+    instead("hunch.bench.report.as_table", "a table")
     instead("hunch.bench.plots.charts", [])
     instead("hunch.bench.parts.main_of", lambda name: lambda words: seen.append(words))
     instead("hunch.bench.device.fidelity.measure", SimpleNamespace(kl=0.0, top1=1.0))
@@ -238,7 +241,7 @@ def call(
 BASE: dict[str, list[str]] = {  # what a command is always called with
     "generate": ["hi"], "bench compare": ["one.json", "two.json"], "bench show": ["one.json"],
     "bench soak": ["http://127.0.0.1:1"], "train": ["--out", "made"],
-    "bench part": ["quantised"], "verify": ["--limit", "2"],
+    "bench part": ["quantised"], "plan": ["--json"], "verify": ["--limit", "2"],
 }  # fmt: skip
 VALUES: dict[str, str] = {  # 9 where nothing else is said
     "device": "cpu", "verifier": "block", "speculate": "suffix", "prompts": "prompts.jsonl",
@@ -277,6 +280,8 @@ def words_of(name: str, param: Any) -> tuple[list[str], list[str]]:
     base = [*name.split(), *BASE.get(name, [])]
     if key in BESIDE:
         base = [*name.split(), *BESIDE[key], *BASE.get(name, [])]
+    if param.name == "as_json":
+        base = [word for word in base if word != "--json"]
     value = OWN.get(key, VALUES.get(param.name, "9"))
     if param.param_type_name == "argument":
         place = [one for one in COMMANDS[name].params if one.param_type_name == "argument"]
@@ -317,10 +322,16 @@ def test_every_option_has_an_effect_or_is_refused(
 )
 def test_what_the_stand_ins_were_given_is_read_by_those_they_stand_for(kind: Any) -> None:
     """Every field, as an attribute, somewhere in its package."""
-    package = Path(hunch.__file__).parent / kind.__module__.split(".")[1]
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in package.rglob("*.py")]
-    read = {
-        node.attr for tree in trees for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    }  # fmt: skip
+    read = attributes_read_in(kind.__module__.split(".")[1])
     assert {field.name for field in fields(kind)} <= read
+
+
+@cache
+def attributes_read_in(package: str) -> set[str]:
+    files = (Path(hunch.__file__).parent / package).rglob("*.py")
+    return {
+        node.attr
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
