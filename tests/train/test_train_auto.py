@@ -223,7 +223,7 @@ def test_the_faster_drafter_of_two_trials_goes_on(
     spec = find_files(SpecConfig.parse("auto"), resolve(str(target)), "cpu")
     assert (spec.method, spec.options["draft"]) == ("auto", str(out))
     with LLM(str(target), **ENGINE) as llm:
-        assert "draft" in llm.engine.capacity.methods
+        assert "dspark" in llm.engine.capacity.methods
 
 
 def test_phrases_are_counted_where_no_network_pays(
