@@ -122,7 +122,7 @@ def need_path(method: str, path: str | None) -> str:
         words += ", often the target's own directory"
     if method in RECIPES:
         words += (
-            f". To train them: hunch train {method} --target MODEL --prompts FILE --out DIR, then "
+            f". To train them: hunch train {method} --target MODEL --out DIR, then "
             f"give {method}:DIR"
         )
     raise ConfigError(words)
