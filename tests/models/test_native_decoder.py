@@ -157,6 +157,27 @@ def test_no_chunks_and_no_company_change_a_bit_of_any_family(family):
         assert model.logits(parts[-1]).equal(logits[-len(parts[-1]) :])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_is_the_same_bits_among_1_to_64(family, dtype):
+    model, _ = both(family, dtype, num_threads=2)
+    prompts = [words(9, seed) for seed in range(64)]
+
+    def steps(count):
+        """Logits of the rows' prompts and of a token after each."""
+        kv, found = empty_kv(model, count), []
+        for first, last in ((0, 8), (8, 9)):
+            seqs = [Seq(ids[first:last], start=first) for ids in prompts[:count]]
+            logits = model.logits(run(model, seqs, kv).last_TD)
+            found.append(logits.view(count, last - first, -1))
+        return torch.cat(found, dim=1)
+
+    whole = steps(64)
+    for count in (1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 33, 48):
+        assert steps(count).equal(whole[:count]), count
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [("int8", 0.05), ("int4", 0.5)])
 def test_quantised_weights_stay_near(dtype, limit):
     ours, theirs = both("llama", dtype)
