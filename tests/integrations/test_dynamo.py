@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -174,3 +175,37 @@ def test_dynamos_frontend_serves_it(model: Path, tmp_path: Path) -> None:
     assert answer["choices"][0]["text"] == expected.text
     assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
     assert "hunch:num_requests_waiting" in metrics
+
+
+def test_dynamos_router_knows_which_prefixes_are_cached(model: Path, tmp_path: Path) -> None:
+    """By the KV events that the engine sends: the second time, the prompt is known to be there."""
+    port, events = free_port(), f"tcp://*:{low_port()}"
+    url = f"http://127.0.0.1:{port}"
+    env = {
+        **os.environ,
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(tmp_path / "store"),
+        "DYN_EVENT_PLANE": "zmq",
+    }
+    frontend = ["-m", "dynamo.frontend", "--http-port", str(port), "--namespace", "tests"]
+    worker = ["-m", "hunch.integrations.dynamo", "--namespace", "tests", "--model", str(model)]
+    config = json.dumps({"enable_kv_cache_events": True, "endpoint": events})
+    with ExitStack() as stack:
+        kv = ["--router-mode", "kv"]
+        stack.enter_context(process([*frontend, *kv], env, tmp_path / "frontend"))
+        told = [*worker, *WORDS, "--kv-events-config", config]
+        started = stack.enter_context(process(told, env, tmp_path / "worker"))
+        wait_for(url, started, tmp_path / "worker")
+        body = {
+            "model": "target",
+            "prompt": "the model and the guess and the token and the draft " * 2,
+            "max_tokens": 4,
+            "nvext": {"extra_fields": ["timing"]},
+        }
+        rates, end = [], time.monotonic() + 30
+        while time.monotonic() < end and not (rates and rates[-1] > 0):
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+            rates.append(answer["nvext"]["timing"]["kv_hit_rate"])
+            time.sleep(0.3)
+    assert rates[0] == 0
+    assert rates[-1] > 0.5
