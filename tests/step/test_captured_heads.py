@@ -128,7 +128,7 @@ def test_steps_of_every_size_and_steps_without_drafts(
 
 
 @pytest.mark.parametrize("name", ONE_A_DAY)
-def test_rows_that_land_and_fly_again(
+def test_rows_that_leave_captured_steps_and_come_back(
     name: str,
     world: World,
     monkeypatch: pytest.MonkeyPatch,
@@ -147,7 +147,7 @@ def test_rows_that_land_and_fly_again(
         drafts.check(world.heads[name], world.study)
 
 
-def test_a_row_with_a_hole_stays_with_the_host_and_the_others_fly(
+def test_a_row_with_a_hole_stays_with_the_host_and_the_others_do_not(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_row_with_a_hole_stays_with_the_host_and_the_others_fly(
         assert got == tokens(llm, others, GREEDY)
 
 
-def test_a_row_that_goes_on_otherwise_after_a_shared_block_flies(
+def test_a_row_that_goes_on_otherwise_after_a_shared_block_is_captured(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_row_that_goes_on_otherwise_after_a_shared_block_flies(
         assert got == tokens(llm, [[*shared, 5, 6, 7]], GREEDY)
 
 
-def test_rows_that_want_no_drafts_fly_too(
+def test_rows_that_want_no_drafts_are_captured_too(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,7 +253,7 @@ def test_networks_that_need_the_host(
         assert llm.stats()["drafted"] > 0
 
 
-def test_a_short_row_flies_beside_one_past_the_window(
+def test_a_short_row_is_captured_beside_one_past_the_window(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -25,7 +25,8 @@ from hunch.drafting.costs import DraftSource, StepShape, StepShapes
 CHANGE, LEAVE, LEAD_RATE = 2.0, 0.01, 0.1
 LEAVE_HEAD = 0.04  # as LEAVE, of a head: rows that it left it does not come back to
 READS = 32  # tokens worth reading to a network for one that a row may still get
-STEPS_LEFT = 800  # steps for which a head is left that did not pay
+# Steps for which a head is left that did not pay: the first time, and at most, doubled each time.
+FIRST_LEFT, MOST_LEFT = 100, 1600
 
 
 class RowLengths(Protocol):
@@ -55,7 +56,7 @@ class Sides:
         # Log of what the network's side promises over what the other does, of late, by the rows
         # that steps have room for.
         self._leads: dict[int, float] = {}
-        self._num_steps_left = 0
+        self._num_steps_left, self._next_left = 0, FIRST_LEFT
 
     def start(self, ids: list[int], *, is_first: bool) -> None:
         """Requests came into these rows, nobody being there."""
@@ -104,7 +105,8 @@ class Sides:
         if knows.all():
             if lead > -LEAVE_HEAD:
                 return [DraftSource.LOOKUP, *self.network_sources]
-            self._num_steps_left = STEPS_LEFT
+            self._num_steps_left = self._next_left
+            self._next_left = min(2 * self._next_left, MOST_LEFT)
         return [DraftSource.LOOKUP if knows.any() and not knows.all() else DraftSource.LOOKUP_ALONE]
 
     def _is_read_to(
