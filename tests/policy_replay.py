@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hunch.drafting.costs import DraftSource, StepShape
 from hunch.drafting.step_policy import Policy
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
@@ -35,6 +36,30 @@ LARGE = {  # 7B-cost
     64: {64: 5.51, 128: 8.60, 256: 12.4, 512: 23.3},
     128: {128: 8.60, 256: 12.4, 512: 23.3, 1024: 46.0},
 }
+
+
+class Drafter:
+    """A device drafter of given shapes, as far as the policy asks it."""
+
+    name, is_guided, network = "auto", False, object()
+
+    def __init__(self, *shapes: StepShape, margin: float = 0.0, num_levels: int = 5) -> None:
+        self.shapes, self.margin, self.num_levels = shapes, margin, num_levels
+
+    def levels(self, source: int) -> int:
+        return 5 if source == DraftSource.TREE else self.num_levels
+
+    def depth(self, source: int) -> int:
+        return 15 if source == DraftSource.TREE else 0
+
+    def writes_kv(self, source: int) -> bool:
+        return source > 0
+
+    def can_follow(self, rows: Any) -> bool:
+        return True
+
+    def drafted_by(self, source: int, matched: int) -> str:
+        return "draft" if source > 0 else "suffix"
 
 
 @dataclass(slots=True)

@@ -21,6 +21,8 @@ from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden
 from hunch.sampling.logprobs import best_dense, logprobs_at
 from hunch.sampling.state import SamplingState
+from hunch.step.host_step import HostStep
+from hunch.types import StepPlan, StepResult
 
 
 class Chooser:
@@ -227,3 +229,16 @@ def process(
 def lead_by_host(runner: Any) -> None:
     """From here on, the host leads every step of this runner."""
     runner.captured = runner.host.elsewhere = None
+
+
+def lead_noted(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """Plans of which the host leads a part, from here on."""
+    by_host: list[StepPlan] = []
+    lead = HostStep.run
+
+    def note(host: HostStep, plan: StepPlan) -> StepResult:
+        by_host.append(plan)
+        return lead(host, plan)
+
+    monkeypatch.setattr(HostStep, "run", note)
+    return by_host

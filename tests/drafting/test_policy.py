@@ -23,7 +23,7 @@ from hunch.drafting.policy import (
 )
 from hunch.drafting.step_policy import PAUSE, TIRED, Policy
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
-from policy_replay import LARGE, SMALL, Fixed, Replay, Text, buffers, seconds_of, text
+from policy_replay import LARGE, SMALL, Drafter, Fixed, Replay, Text, buffers, seconds_of, text
 
 # --- the acceptance estimate ----------------------------------------------------------------------
 
@@ -242,30 +242,6 @@ SHAPES = tuple(map(StepShape, (0, 3, 7)))
 CHEAP = {StepShape(0): 1.0, StepShape(3): 1.06, StepShape(7): 1.14}
 FAIR = {StepShape(0): 1.0, StepShape(3): 1.3, StepShape(7): 1.7}
 DEAR = {StepShape(0): 1.0, StepShape(3): 2.0, StepShape(7): 4.0}
-
-
-class Drafter:
-    """A device drafter of given shapes, as far as the policy asks it."""
-
-    name, is_guided, network = "auto", False, object()
-
-    def __init__(self, *shapes: StepShape, margin: float = 0.0, num_levels: int = 5) -> None:
-        self.shapes, self.margin, self.num_levels = shapes, margin, num_levels
-
-    def levels(self, source: int) -> int:
-        return 5 if source == DraftSource.TREE else self.num_levels
-
-    def depth(self, source: int) -> int:
-        return 15 if source == DraftSource.TREE else 0
-
-    def writes_kv(self, source: int) -> bool:
-        return source > 0
-
-    def can_follow(self, rows: Any) -> bool:
-        return True
-
-    def drafted_by(self, source: int, matched: int) -> str:
-        return "draft" if source > 0 else "suffix"
 
 
 def new_policy(

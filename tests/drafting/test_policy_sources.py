@@ -17,7 +17,7 @@ import pytest
 from hunch.drafting.costs import DraftSource, StepShape, chains_of
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_policy import Policy
-from policy_replay import Fixed, Replay, Text, buffers, text
+from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
 
 # Milliseconds of a step by packed tokens, and of a network's level.
 TARGETS: dict[str, tuple[dict[int, float], float]] = {
@@ -41,31 +41,6 @@ PLAIN = StepShape(0, DraftSource.NOBODY)
 FOLLOWING = 0.08  # milliseconds that a head takes in every step that it follows
 
 
-class Drafter:
-    """A device drafter with a network, as far as the policy asks it."""
-
-    name, is_guided, margin, network = "auto", False, 0.01, object()
-    num_levels = 5
-
-    def __init__(self, *shapes: StepShape) -> None:
-        self.shapes = shapes
-
-    def levels(self, source: int) -> int:
-        return 5
-
-    def depth(self, source: int) -> int:
-        return 15 if source == DraftSource.TREE else 0
-
-    def writes_kv(self, source: int) -> bool:
-        return source > 0
-
-    def can_follow(self, rows: Any) -> bool:
-        return True
-
-    def drafted_by(self, source: int, matched: int) -> str:
-        return "draft" if source > 0 else "suffix"
-
-
 class Head(Drafter):
     """One that must follow every step, which costs time, or is left."""
 
@@ -76,12 +51,13 @@ class Head(Drafter):
 
 
 LOOKUPS = DeviceLookup(name="suffix", min_match=1, max_match=16, num_nodes=15, margin=0.01)
-NETWORK = Drafter(*chains_of(5, is_adaptive=True))
+NETWORK = Drafter(*chains_of(5, is_adaptive=True), margin=0.01)
 CHAINS = [StepShape(n, DraftSource.CHAIN) for n in (1, 3, 5)]
 TREE = StepShape(15, DraftSource.TREE)
-BOTH = Drafter(*LOOKUPS.shapes, *CHAINS, TREE)
-HEAD = Head(*NETWORK.shapes)
-WITH_HEAD = Head(*BOTH.shapes, *(StepShape(n, DraftSource.LOOKUP_ALONE) for n, _ in LOOKUPS.shapes))
+BOTH = Drafter(*LOOKUPS.shapes, *CHAINS, TREE, margin=0.01)
+HEAD = Head(*NETWORK.shapes, margin=0.01)
+ALONE = [StepShape(n, DraftSource.LOOKUP_ALONE) for n, _ in LOOKUPS.shapes]
+WITH_HEAD = Head(*BOTH.shapes, *ALONE, margin=0.01)
 
 
 def texts(kind: str, count: int, length: int) -> list[Text]:

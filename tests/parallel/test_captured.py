@@ -23,10 +23,8 @@ from hunch.errors import EngineError
 from hunch.parallel import executor
 from hunch.parallel.split_target import load_split
 from hunch.parallel.step_parts import LedPasses
-from hunch.step.host_step import HostStep
-from hunch.types import StepPlan, StepResult
 from parallel.captured_rank import split_stand_in
-from stand_in import lead_by_host, stand_in
+from stand_in import lead_by_host, lead_noted, stand_in
 from tiny_models import write_llama
 
 TESTS = Path(__file__).parents[1]
@@ -94,14 +92,7 @@ def texts(llm: LLM) -> list[list[int]]:
 def test_text_is_that_of_steps_led_by_the_host(
     method: str, model: str, llm: LLM, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_host: list[StepPlan] = []
-    lead = HostStep.run
-
-    def note(host: HostStep, plan: StepPlan) -> StepResult:
-        by_host.append(plan)
-        return lead(host, plan)
-
-    monkeypatch.setattr(HostStep, "run", note)
+    by_host = lead_noted(monkeypatch)
     other = llm if method == "off" else llm.sibling(method.format(model))
     assert isinstance(other.engine.runner.host.passes, LedPasses)  # type: ignore[attr-defined]
     assert texts(other) == plain

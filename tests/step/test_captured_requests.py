@@ -14,10 +14,8 @@ from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.grammar import masks
 from hunch.grammar.matcher import Grammar
 from hunch.step.captured_step import CapturedSteps, PendingStep
-from hunch.step.host_step import HostStep
 from hunch.text.tokenizer import load_tokenizer
-from hunch.types import StepPlan, StepResult
-from stand_in import lead_by_host, stand_in
+from stand_in import lead_by_host, lead_noted, stand_in
 from tiny_models import write_llama
 
 SMALL: dict[str, Any] = {"device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 160}
@@ -84,15 +82,8 @@ def test_as_by_the_host(method: str, model: Path, monkeypatch: pytest.MonkeyPatc
         plain = shown(run(llm, *PARAMS))
     if method == "draft:tree":
         method = f"draft:{model}:tree=dynamic:depth=2:num_nodes=4:adaptive=false"
-    by_host: list[StepPlan] = []
-    lead = HostStep.run
-
-    def note(host: HostStep, plan: StepPlan) -> StepResult:
-        by_host.append(plan)
-        return lead(host, plan)
-
     with LLM(str(model), speculate=method, **SMALL) as llm:
-        monkeypatch.setattr(HostStep, "run", note)
+        by_host = lead_noted(monkeypatch)
         outputs = run(llm, *PARAMS)
         assert shown(outputs) == plain
         assert llm.stats()["accepted"] > 0
@@ -107,19 +98,6 @@ def test_as_by_the_host(method: str, model: Path, monkeypatch: pytest.MonkeyPatc
         assert any(trace.tokens for trace in traces)
         for trace in traces:
             assert all(trace.parents[node] < node for node in trace.accepted)
-
-
-def lead_noted(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """Plans of which the host leads a part, from here on."""
-    by_host: list[StepPlan] = []
-    lead = HostStep.run
-
-    def note(host: HostStep, plan: StepPlan) -> StepResult:
-        by_host.append(plan)
-        return lead(host, plan)
-
-    monkeypatch.setattr(HostStep, "run", note)
-    return by_host
 
 
 def plain_of(model: Path, prompts: list[str], params: list[SamplingParams], **how: Any) -> Any:

@@ -136,7 +136,7 @@ def layers_text(layers: list[int]) -> str:
 
 
 def choose_layers(count: int, num_layers: int) -> list[int]:
-    """The first, then evenly from the second to the last: both ends do what no other layer does."""
+    """The first, then evenly from the second to the last; of two, the first two."""
     if count < 2:
         return [0]
     span = num_layers - 2
