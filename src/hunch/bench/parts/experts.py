@@ -110,7 +110,7 @@ def count_touched(model: CudaDecoder, ids: Tensor, attn: AttnInputs, kv: KVCache
 
 
 @torch.inference_mode()
-def time_steps(config: dict[str, Any], context: int) -> None:
+def time_steps(config: dict[str, Any], context: int, rows: Sequence[int]) -> None:
     model = build(config)
     spec, experts = model.spec, model.spec.experts
     assert experts is not None
@@ -124,8 +124,8 @@ def time_steps(config: dict[str, Any], context: int) -> None:
         f"{model.weight_bytes / 1e9:.1f} GB, {spec.num_layers} layers, {context} tokens before "
         f"each row; {torch.cuda.get_device_name()}"
     )
-    kv = model.new_kv(ROWS[-1] * (context + BLOCK))
-    for num_rows in ROWS:
+    kv = model.new_kv(max(rows) * (context + BLOCK))
+    for num_rows in rows:
         ids, attn = step(model, num_rows, context)
         touched = count_touched(model, ids, attn, kv)
 
@@ -141,12 +141,14 @@ def time_steps(config: dict[str, Any], context: int) -> None:
         )
 
 
-def compare(config: dict[str, Any], **options: Any) -> None:
+def compare(
+    config: dict[str, Any], rows: Sequence[int], temperatures: Sequence[float], **options: Any
+) -> None:
     """Greedy texts of random weights repeat, so that drafts hold; sampled ones do not."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     weights = RandomWeights(config, device)
     with LLM(weights=weights, speculate="off", **options) as plain, plain.sibling("auto") as auto:
-        for num_rows, temperature in product(PAIR_ROWS, (0.0, 1.0)):
+        for num_rows, temperature in product(rows, temperatures):
             params = SamplingParams(
                 temperature=temperature, seed=1, max_tokens=NUM_TOKENS, ignore_eos=True
             )
@@ -177,12 +179,18 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--layers", type=int, help="fewer than the geometry has")
     parser.add_argument("--context", type=int, default=512, help="tokens before each row")
     parser.add_argument("--auto", action="store_true", help="compare `auto` with plain decoding")
+    parser.add_argument("--rows", type=int, nargs="+", help="tokens of a step, or requests")
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of requests, with --auto"
+    )
     asked = parser.parse_args(words)
     config = dict(GEOMETRIES[asked.geometry])
     if asked.layers is not None:
         config["num_hidden_layers"] = asked.layers
     if asked.auto:
         config["vocab_size"] = 49152  # the default model's tokenizer says what tokens mean
-        compare(config, max_model_len=1024, max_num_seqs=PAIR_ROWS[-1], kv_bytes=8_000_000_000)
+        rows = asked.rows or PAIR_ROWS
+        sizes = {"max_model_len": 1024, "max_num_seqs": max(rows), "kv_bytes": 8_000_000_000}
+        compare(config, rows, asked.temperatures, **sizes)
     else:
-        time_steps(config, asked.context)
+        time_steps(config, asked.context, asked.rows or ROWS)
