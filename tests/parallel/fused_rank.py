@@ -1,4 +1,4 @@
-"""One rank of a model on the GPU's fused kernels: fused_rank.py RANK SIZE FOLDER.
+"""One rank of a model on the GPU's fused kernels: fused_rank.py RANK SIZE FOLDER NAME.
 
 On a CPU they run in Triton's interpreter, as the tests of kernels do.
 """
@@ -17,25 +17,25 @@ from hunch.registry import MODELS, resolve
 from parallel.test_fused import MODELS_OF_TESTS
 
 
-def main(rank: int, size: int, folder: Path) -> None:
+def main(rank: int, size: int, folder: Path, name: str) -> None:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     link = Link.in_folder(folder, rank, size, device)
-    for name, (spec, hold) in MODELS_OF_TESTS.items():
-        source = RandomSource(0, torch.float16)
-        source.group, source.hold, source.device = link.group(size), hold, device
-        decoder = CudaDecoder(resolve(MODELS, spec.architecture)(spec, source))
-        ids_T = torch.arange(3, 9, device=device)
-        results = []
-        for sizes in ((6,), (2, 1, 3)):  # the same tokens, in one pass and in three
-            kv, first, rows = decoder.new_kv(64), 0, []
-            for count in sizes:
-                last = first + count
-                hidden = decoder.forward(ids_T[first:last], step(first, last), kv)
-                rows.append(decoder.logits(hidden.last_TD))
-                first = last
-            results.append(torch.cat(rows))
-        torch.save([result.cpu() for result in results], folder / f"{name} {rank}.pt")
+    spec, hold = MODELS_OF_TESTS[name]
+    source = RandomSource(0, torch.float16)
+    source.group, source.hold, source.device = link.group(size), hold, device
+    decoder = CudaDecoder(resolve(MODELS, spec.architecture)(spec, source))
+    ids_T = torch.arange(3, 9, device=device)
+    results = []
+    for sizes in ((6,), (2, 1, 3)):  # the same tokens, in one pass and in three
+        kv, first, rows = decoder.new_kv(64), 0, []
+        for count in sizes:
+            last = first + count
+            hidden = decoder.forward(ids_T[first:last], step(first, last), kv)
+            rows.append(decoder.logits(hidden.last_TD))
+            first = last
+        results.append(torch.cat(rows))
+    torch.save([result.cpu() for result in results], folder / f"{rank}.pt")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

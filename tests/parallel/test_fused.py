@@ -52,30 +52,31 @@ MODELS_OF_TESTS = {  # name -> what it is, and how its matrices are held
 }
 
 
-def run(size: int, folder: Path) -> Path:
-    """Every model on so many ranks; rank 0 leaves the scores, of one pass and of three."""
+def start(size: int, folder: Path, name: str) -> list[subprocess.Popen[bytes]]:
+    """A model on so many ranks; rank 0 leaves the scores, of one pass and of three."""
     folder.mkdir()
     paths = os.pathsep.join(map(os.path.abspath, sys.path))
     env = {**os.environ, "PYTHONPATH": paths, "HUNCH_RANKS_SHARE_GPUS": "1"}
     command = [sys.executable, "-m", "parallel.fused_rank"]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(size), str(folder)], env=env, cwd=HERE.parent)
+    return [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(folder), name], env=env, cwd=HERE.parent
+        )
         for rank in range(size)
     ]
-    for process in ranks:
-        assert process.wait(300) == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    return {size: run(size, tmp_path_factory.mktemp("fused") / str(size)) for size in (1, 2)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS_OF_TESTS)
-def test_fused_kernels_split_over_two_ranks(name: str, found: dict[int, Path]) -> None:
-    (whole, _), (together, apart) = (torch.load(found[size] / f"{name} 0.pt") for size in (1, 2))
+def test_fused_kernels_split_over_two_ranks(name: str, tmp_path: Path) -> None:
+    processes = [one for size in (1, 2) for one in start(size, tmp_path / str(size), name)]
+    try:
+        assert [process.wait(300) for process in processes] == [0] * len(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    (whole, _), (together, apart) = (torch.load(tmp_path / str(size) / "0.pt") for size in (1, 2))
     assert together.equal(apart)
     # In few bits, another part of a sum has other scales of its own.
     assert (together - whole).norm() / whole.norm() < (0.02 if " bits" not in name else 0.2)
