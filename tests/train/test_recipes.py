@@ -7,21 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from train_setup import ENGINE
 
-from builders import tiny_model
+from builders import tiny_config, tiny_model, tiny_weights
 from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
-from hunch.registry import RECIPES
-from hunch.train.batches import batches
+from hunch.models.load import load_decoder
+from hunch.registry import RECIPES, resolve
+from hunch.train.batches import Batch, batches
+from hunch.train.cut import UNITS
 from hunch.train.job import Job, build_student, drafts_as, read_settings, run_job
 from hunch.train.loop import CANDIDATE, LAST, Loop
 from hunch.train.progress import Progress
 from hunch.train.recipes.draft import choose_layers, layers_text, read_layers
 from hunch.train.regenerate import read_answers
+from hunch.train.states import run_target
 from hunch.train.student import check_target
+from hunch.train.vocab import count_columns
 from tiny_families import write_family
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -109,6 +114,32 @@ def test_a_draft_of_a_target_with_learned_positions(tmp_path: Path) -> None:
             texts.append(llm.generate("the model and", params)[0].outputs[0].token_ids)
             assert (llm.stats()["drafted"] > 0) == (speculate != "off")
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("method", "options"), [("draft", {}), ("block", {"rank": "8"})])
+def test_units_that_add_nothing_are_left_out(method: str, options: dict[str, str]) -> None:
+    """Half of each layer's write nothing: without them a drafter says the same."""
+    config = tiny_config("LlamaForCausalLM", intermediate_size=512)
+    weights = tiny_weights(config)
+    generator = torch.Generator().manual_seed(3)
+    for name, tensor in weights.tensors.items():
+        if name.endswith("down_proj.weight"):
+            tensor[:, torch.randperm(512, generator=generator)[:256]] = 0.0
+    target = load_decoder(weights, dtype="float32", device="cpu")
+    columns = count_columns(np.ones(target.spec.vocab_size, dtype=np.int64), None)
+    ids_BL = torch.arange(48).view(2, 24) % target.spec.vocab_size
+    batch = Batch(ids_BL, torch.full((2,), 24), torch.full((2,), 4), np.arange(2))
+    losses = []
+    for units in ("1", "0.5"):
+        recipe = read_settings(method, {"layers": "1", "units": units, **options}).recipe
+        student = resolve(RECIPES, method).student(recipe, target, columns, weights)
+        outputs = run_target(target, batch, columns, student.feature_layers)
+        losses.append(float(student.loss_on(outputs).loss.detach()))
+        written, tensors = student.files()
+        assert written["intermediate_size"] == round(512 * float(units))
+        assert written.get(UNITS, 1.0) == float(units)
+        assert sum(256 in tensor.shape for tensor in tensors.values()) == 3 * (units == "0.5")
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_small_target_gives_half_of_its_layers() -> None:

@@ -29,7 +29,16 @@ from hunch.models.target import load_target
 from hunch.train.batches import Texts
 from hunch.train.costs import Costs, measure_costs
 from hunch.train.count import count_bytes
-from hunch.train.expect import Size, best_chain, chain_tokens, expect, rank, usual_coverage
+from hunch.train.expect import (
+    Size,
+    best_chain,
+    chain_tokens,
+    expect,
+    rank,
+    sizes_for,
+    tokens_seen,
+    usual_coverage,
+)
 from hunch.train.job import Job
 from hunch.train.loop import Curve
 from hunch.train.outcome import Outcome, outcome_of
@@ -72,10 +81,32 @@ def test_a_drafter_that_has_no_time_to_learn_is_expected_to_guess_badly() -> Non
     spec = wide_spec(*FAMILIES[0])
     size = Size(method="draft", layers=4, columns=8192)
     chances = [
-        expect(COSTS, spec, size, seconds=seconds, device="cuda").chance
+        expect(COSTS, spec, size, seconds=seconds, device="cuda", answered=1e12).chance
         for seconds in (1e-3, 1.0, LONG)
     ]
     assert chances[0] < 0.1 < chances[1] < chances[2] < 0.7
+
+
+def test_a_wide_target_gives_layers_with_fewer_units() -> None:
+    """Where units are most of what a layer costs, and only there."""
+    spec = ModelSpec.from_config(tiny_config(num_hidden_layers=24, intermediate_size=4096))
+    for per_units, is_fewer in ((0.0, False), (2.5e-4, True)):
+        costs = replace(COSTS, per_units=per_units)
+        sizes = sizes_for(spec, ["draft"], can_lose_units=True)
+        best = rank(costs, spec, seconds=LONG, device="cuda", sizes=sizes)[0]
+        assert (best.size.units < 1) == is_fewer
+        assert ("units" in best.size.text()) == is_fewer
+
+
+def test_few_answers_teach_less_however_long() -> None:
+    spec, size = wide_spec(*FAMILIES[0]), Size(method="draft", layers=4, columns=8192)
+    seen = [tokens_seen(COSTS, spec, size, n, LONG, "cuda") for n in (1e5, 1e6)]
+    assert 1e5 < seen[0] < 17e5
+    assert seen[1] == pytest.approx(10 * seen[0])
+    full = replace(COSTS, room=1e9)
+    block = replace(size, method="block")
+    kept, anew = (tokens_seen(c, spec, block, 1e7, 100.0, "cuda") for c in (COSTS, full))
+    assert anew < kept  # what has no room is computed at every visit
 
 
 def test_tokens_per_pass_are_those_that_were_measured() -> None:
@@ -185,7 +216,8 @@ def test_a_drafter_that_pays_is_found_by_auto(
     assert code == 0, text
     assert "the drafter 1.90x (1.75 tokens per pass)" in text
     assert "lookups alone 1.10x" in text
-    assert "of plain" in text.splitlines()[-2]  # what is expected, before it starts
+    assert text.splitlines()[-2].startswith("trains draft of 2 layers")  # before it starts
+    assert "of plain decoding expected" in text
     assert {one.path for one in trained_drafters()} == {str(out), str(out / "phrases")}
     files = resolve(str(target))
     spec = find_files(SpecConfig.parse("auto"), files, "cpu")

@@ -7,7 +7,7 @@ engine against plain decoding and against lookups alone, and `auto` takes it onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from hunch.train.expect import (
     METHODS,
     Expected,
     Size,
+    batch_for,
     best_chain,
     chain_tokens,
     node_seconds,
@@ -137,7 +138,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
 def _check(asked: Asked, work: Path) -> ModelSpec:
     """The target's shape; raises for what cannot work, before anything is made."""
     spec = ModelSpec.from_config(open_weights(find_files(asked.target)).config)
-    for key in ("layers", "draft_vocab", "minutes"):
+    for key in ("layers", "units", "draft_vocab", "minutes"):
         if key in asked.options:
             raise ConfigError(f"{key}= belongs to a method: hunch train draft {key}=...")
     recipe = resolve(RECIPES, "draft")
@@ -163,6 +164,8 @@ def _not_worth_it(asked: Asked, plan: Plan) -> str:
 
 def _job(asked: Asked, size: Size) -> Job:
     options = {"layers": str(size.layers), **asked.options}
+    if size.units < 1:
+        options["units"] = str(size.units)
     if size.method == "medusa":
         options.pop("layers")
     return Job(size.method, asked.target, asked.prompts, asked.out, options, asked.engine)
@@ -246,12 +249,21 @@ def _with_columns(
     share of all minutes, or as long as there is time."""
     asked, plan, spec, clock = run.asked, run.plan, run.spec, run.clock
     coverage = coverage_of(run.texts, spec.vocab_size)
-    same = {one.size for one in plan.expected if one.size.method == best.method}
-    sizes = [one for one in same if one.layers == best.layers]
+    sizes = {replace(best, columns=one.size.columns) for one in plan.expected}
     device, seconds = device_of(asked), max(clock.until(TRAINED), 1.0)
-    ranked = rank(plan.costs, spec, seconds=seconds, device=device, coverage=coverage, sizes=sizes)
+    ranked = rank(
+        plan.costs,
+        spec,
+        seconds=seconds,
+        device=device,
+        answered=float(len(run.texts.tokens)),
+        coverage=coverage,
+        sizes=sizes,
+    )
     job = _job(asked, best)
     job.options |= {"draft_vocab": str(ranked[0].size.columns)}
+    batch = batch_for(plan.costs, spec, ranked[0].size, device)
+    job.options |= {} if batch is None else {"batch": str(batch)}
     job.options |= {"stops_flat": "true", "precision": asked.options.get("precision", "float16")}
     seconds = TRAINED * clock.seconds - _before_training(clock)
     minutes = max(seconds, LEAST * clock.seconds) / 60
@@ -276,6 +288,7 @@ def _train(
         method=job.method,
         layers=int(job.options.get("layers", "1")),
         columns=len(student.columns),
+        units=float(job.options.get("units", "1")),
     )
     node, method = node_seconds(run.plan.costs, run.spec, size), METHODS[job.method]
 

@@ -1,34 +1,33 @@
 """What drafting costs beside a target on this device: a few products and passes, timed.
 
-A pass of the target is timed for several numbers of rows. A drafted node is timed for three cut
-drafts of one row, which gives what a layer costs, what a thousand columns cost, and what is left
-when both are gone. Where no draft can be cut from the target, a layer is taken to cost what the
-target's do. Nothing here knows a model by its name.
+A pass of the target is timed for several numbers of rows. A drafted node is timed for four cut
+drafts of one row, which gives what a layer costs, what of that its MLP's units cost, what a
+thousand columns cost, and what is left when all are gone. Where no draft can be cut from the
+target, a layer is taken to cost what the target's do. Nothing here knows a model by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.models.build import Names
-from hunch.models.heads.draft_model import CUT_FROM
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
-from hunch.models.weights import Packed, Weights
+from hunch.models.weights import Weights
 from hunch.registry import MODELS, resolve
+from hunch.train.cut import CutWeights, can_lose_units, with_units
+from hunch.train.kept import MEMORY_SHARE
 from hunch.train.student import unlike_llama
 
 ROWS = (1, 2, 3, 5, 8, 12)
 _FEW, _MANY = 4096, 32768  # columns of the timed drafts
+_FEW_UNITS = 0.25  # share of the units in that of them which has fewer
 _ROUNDS, _SECONDS = 20, 4.0  # of timings in turn, and what they may take together
 _PRODUCT_ROWS = {"cuda": 16384, "cpu": 256}  # of the product that tells how fast training computes
 
@@ -43,6 +42,8 @@ class Costs:
     per_column: float  # and each token it may guess
     products: float  # FLOP per second of training's products
     step: float = 0.0  # the engine's own, in every step
+    per_units: float = 0.0  # of a layer, what its MLP's units cost; 0: they cannot become fewer
+    room: float | None = None  # bytes in which what the target says can be kept; None: any
 
     def of_pass(self, num_rows: int) -> float:
         """A pass over so many rows, between the measured ones on a line."""
@@ -55,42 +56,13 @@ class Costs:
             return least
         return least + (most - least) * (num_rows - low) / (high - low)
 
-    def of_node(self, num_layers: float, num_columns: int) -> float:
+    def of_layer(self, units: float = 1.0) -> float:
+        """One of the target's layers with a share of its units."""
+        return self.per_layer - (1.0 - units) * self.per_units
+
+    def of_node(self, num_layers: float, num_columns: int, units: float = 1.0) -> float:
         """A drafted node of a network of so many of the target's layers."""
-        return self.node + num_layers * self.per_layer + num_columns * self.per_column
-
-
-class CutWeights:
-    """Some layers of a target's weights under the names of a smaller model; nothing is copied."""
-
-    def __init__(self, weights: Weights, layers: list[int], names: Names) -> None:
-        self.weights, self.path = weights, Path(weights.path)
-        self.metadata: Mapping[str, Any] = {}
-        self.config = {**weights.config, "num_hidden_layers": len(layers), CUT_FROM: ""}
-        self.config.pop("layer_types", None)
-        known = set(weights.names())
-        self.stored: dict[str, str] = {}
-        for name in known:
-            full = name if name.startswith("model.") else f"model.{name}"
-            for ours, theirs in enumerate(layers):
-                prefix = names.layer.format(theirs)
-                if full.startswith(prefix):
-                    self.stored[names.layer.format(ours) + full.removeprefix(prefix)] = name
-            if full.startswith(names.final_norm):
-                self.stored[full] = name
-        self.nbytes = 0
-
-    def names(self) -> list[str]:
-        return list(self.stored)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.weights.shape(self.stored[name])
-
-    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self.weights.tensor(self.stored[name], dtype)
-
-    def packed(self, name: str) -> Packed | None:
-        return None  # a trained draft is written in plain numbers
+        return self.node + num_layers * self.of_layer(units) + num_columns * self.per_column
 
 
 @torch.inference_mode()
@@ -99,12 +71,14 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
     spec, device = target.spec, target.device
     few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
     deep = min(3, max(spec.num_layers - 1, 1))
-    sizes = list(dict.fromkeys([(1, few), (deep, few), (1, many)]))
+    sizes = list(dict.fromkeys([(1, few, 1.0), (deep, few, 1.0), (1, many, 1.0)]))
+    if can_lose_units(spec, weights, resolve(MODELS, spec.architecture).names):
+        sizes.append((deep, few, _FEW_UNITS))
     if spec.rope is None or any(unlike_llama(spec).values()):
         sizes = []  # none can be cut from it
     bodies = [_pass_of(target, num_rows) for num_rows in ROWS]
-    for num_layers, num_columns in sizes:
-        draft = cut_draft(target, weights, list(range(num_layers)), num_columns)
+    for num_layers, num_columns, units in sizes:
+        draft = cut_draft(target, weights, list(range(num_layers)), num_columns, units)
         bodies.append(_pass_of(draft, 1))
     found = timed([captured(body, device) for body in bodies], seconds)
     passes = found[: len(ROWS)]
@@ -112,11 +86,12 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
         passes[at] = min(passes[at], passes[at + 1])
     node = dict(zip(sizes, found[len(ROWS) :], strict=True))
     each = passes[0] / spec.num_layers  # about what a pass has of a layer
-    base = node.get((1, few), 2 * each)
-    per_layer = max(node.get((deep, few), 0.0) - base, 0.0) / max(deep - 1, 1)
+    base, whole = node.get((1, few, 1.0), 2 * each), node.get((deep, few, 1.0), 0.0)
+    per_layer = max(whole - base, 0.0) / max(deep - 1, 1)
     if deep == 1 or not sizes:
         per_layer = min(base, each)
-    per_column = max(node.get((1, many), 0.0) - base, 0.0) / max(many - few, 1)
+    per_column = max(node.get((1, many, 1.0), 0.0) - base, 0.0) / max(many - few, 1)
+    per_units = max(whole - node.get((deep, few, _FEW_UNITS), whole), 0.0) / deep / (1 - _FEW_UNITS)
     # A product reads its weights, and not faster than three times as fast as the target's do.
     least = passes[0] / max(target.weight_bytes, 1) / 3
     least *= 1 if target.is_quantised else target.dtype.itemsize
@@ -128,21 +103,38 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
         per_layer=per_layer,
         per_column=per_column,
         products=_products(spec, device),
+        per_units=min(per_units, per_layer * unit_parameters(spec) / layer_parameters(spec)),
+        room=_room(target),
     )
 
 
 def layer_parameters(spec: ModelSpec) -> int:
     """Weights of one of the target's layers."""
     heads = spec.num_heads * spec.head_dim + spec.num_kv_heads * spec.head_dim
-    return 2 * spec.width * heads + (3 if spec.is_gated else 2) * spec.width * spec.ffn_width
+    return 2 * spec.width * heads + unit_parameters(spec)
 
 
-def cut_draft(target: Target, weights: Weights, layers: list[int], num_columns: int) -> Target:
+def unit_parameters(spec: ModelSpec) -> int:
+    """Those of its MLP."""
+    return (3 if spec.is_gated else 2) * spec.width * spec.ffn_width
+
+
+def _room(target: Target) -> float | None:
+    """Bytes that training will have for what the target says of the texts."""
+    if target.device.type != "cuda":
+        return None
+    memory = torch.cuda.get_device_properties(target.device).total_memory
+    return MEMORY_SHARE * max(memory - target.weight_bytes, 0)
+
+
+def cut_draft(
+    target: Target, weights: Weights, layers: list[int], num_columns: int, units: float = 1.0
+) -> Target:
     """A draft of these layers beside the target, as the engine would hold it."""
     spec = target.spec
     windows = tuple(spec.windows[layer] for layer in layers)
-    cut = replace(spec, num_layers=len(layers), windows=windows)
-    stored = CutWeights(weights, layers, resolve(MODELS, spec.architecture).names)
+    cut = replace(with_units(spec, units), num_layers=len(layers), windows=windows)
+    stored = CutWeights(weights, layers, resolve(MODELS, spec.architecture).names, cut)
     ids_C = torch.arange(num_columns) if num_columns < spec.vocab_size else None
     return target.backend.load_cut(stored, cut, target, "auto", ids_C)
 

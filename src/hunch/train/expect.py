@@ -7,19 +7,24 @@ first guess is right 68% of the time has 2.81 tokens per pass with a chain of 5,
     a = best(method, layers) * coverage * seen / (seen + FAMILIARITY)
 
 `best` is what the recipe comes to with its layers, `coverage` the share of the answers' tokens that
-the draft vocabulary has, `seen` the tokens it learns from, epochs counted. All constants come from
-the recipes' own runs in docs/training.md. Training replaces the estimate by what it measures.
+the draft vocabulary has, `seen` the tokens it learns from: those of the answers, and of each time
+that it goes over them again a little less than of the time before (arXiv 2305.16264). Constants
+come from the recipes' own runs in docs/training.md; only what fewer units lose is assumed. Training
+replaces the estimate by what it measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import exp, inf, log2
+from typing import Any
 
 from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.models.spec import ModelSpec
 from hunch.registry import RECIPES, resolve
-from hunch.train.costs import Costs, layer_parameters
+from hunch.train.costs import Costs, layer_parameters, unit_parameters
+from hunch.train.states import TOP
 
 FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it gets
 MAX_NODES = 8  # of the chains that are weighed
@@ -27,10 +32,17 @@ MAX_SHARE = 0.5  # of a target's layers that a drafter may have
 BLOCK = 7  # tokens that a block drafter guesses by one pass
 COLUMNS = (2048, 4096, 8192, 16384, 32768, 65536)
 LAYERS = (1, 2, 3, 4, 6, 8, 10, 12)
+UNITS = (1.0, 0.5, 0.25, 0.125)  # shares of a layer's units that are weighed,
+LOST = 0.04  # and what of its chance a guess loses with half of them
+AGAIN = 15.0  # times over the same answers after which more teach nothing
+FASTEST = 120_000  # answers' tokens per second that the engine's host keeps up with
 # Of the answers' tokens, what the most frequent ones of a vocabulary of 49,152 cover.
 _COVERAGE = ((2048, 0.82), (4096, 0.88), (8192, 0.931), (16384, 0.966), (32768, 0.993))
 # Training reaches this share of what its largest product reaches alone.
 _COMPUTES = {"cuda": 0.35, "cpu": 0.6}
+_STEP, _BATCHES = 0.06, (8192, 32768)  # seconds of a step on a GPU, and least and most tokens
+_KEPT = 3 * TOP  # numbers of 2 bytes that are kept of a token beside states
+_READS = 0.5  # and the target's pass over many texts at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +54,7 @@ class Method:
     is_sequential: bool = True  # a pass per node; else one for all
     depth: int = MAX_NODES  # of its drafts
     passes: int = 1  # of the network over a text in training
+    features: int = 0  # states of the target that it asks for
     layers: tuple[int, ...] = LAYERS
 
 
@@ -53,12 +66,25 @@ METHODS = {
         is_sequential=False,
         depth=BLOCK,
         passes=2,
+        features=5,
         layers=(2, 3, 4),
     ),
     "eagle3": Method(
-        best=lambda layers: 0.6 * (1 - 0.2 / layers), extra=0.5, depth=5, passes=5, layers=(1, 2, 3)
+        best=lambda layers: 0.6 * (1 - 0.2 / layers),
+        extra=0.5,
+        depth=5,
+        passes=5,
+        features=3,
+        layers=(1, 2, 3),
     ),
-    "medusa": Method(best=lambda layers: 0.31, is_sequential=False, depth=4, passes=4, layers=(1,)),
+    "medusa": Method(
+        best=lambda layers: 0.31,
+        is_sequential=False,
+        depth=4,
+        passes=4,
+        features=1,
+        layers=(1,),
+    ),
 }
 
 
@@ -69,9 +95,12 @@ class Size:
     method: str
     layers: int
     columns: int
+    units: float = 1.0  # share of the units that a layer keeps
 
     def text(self) -> str:
         layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
+        if self.units < 1:
+            layers += f" with {self.units:.1%} of the target's units"
         return f"{self.method} of {layers}, {self.columns:,} tokens to guess"
 
 
@@ -136,11 +165,51 @@ def usual_coverage(columns: int, vocab_size: int) -> float:
     return 1.0
 
 
-def tokens_seen(costs: Costs, spec: ModelSpec, size: Size, seconds: float, device: str) -> float:
-    """Tokens that training goes over in its time, each forward and backward."""
-    weights = size.layers * layer_parameters(spec) + size.columns * spec.width
-    rate = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"])
-    return seconds * rate / (6.0 * weights * METHODS[size.method].passes)
+def tokens_answered(costs: Costs, spec: ModelSpec, seconds: float, device: str) -> float:
+    """Tokens that the target writes in so long, before any was written."""
+    rate = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"]) / (2.0 * _parameters(spec))
+    return seconds * min(rate, FASTEST)
+
+
+def _parameters(spec: ModelSpec) -> int:
+    return spec.num_layers * layer_parameters(spec) + spec.vocab_size * spec.width
+
+
+def learning_seconds(costs: Costs, spec: ModelSpec, size: Size, device: str) -> float:
+    """What training takes for a token, forward and backward."""
+    layer = layer_parameters(spec) - (1 - size.units) * unit_parameters(spec)
+    weights = size.layers * layer + size.columns * spec.width
+    speed = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"])
+    return 6.0 * weights * METHODS[size.method].passes / speed
+
+
+def batch_for(costs: Costs, spec: ModelSpec, size: Size, device: str) -> int | None:
+    """Tokens of a step, so that a minute has a thousand steps where the device can do that; None:
+    as many as the device usually takes."""
+    if device != "cuda":
+        return None
+    tokens = _STEP / learning_seconds(costs, spec, size, device)
+    return int(min(max(2 ** round(log2(max(tokens, 1.0))), _BATCHES[0]), _BATCHES[1]))
+
+
+def tokens_seen(
+    costs: Costs, spec: ModelSpec, size: Size, answered: float, seconds: float, device: str
+) -> float:
+    """Tokens that training learns from in its time, each forward and backward.
+
+    The target reads each of the answers before: once where what it says can be kept.
+    """
+    method, learning = METHODS[size.method], learning_seconds(costs, spec, size, device)
+    reading = 2.0 * _parameters(spec) / (costs.products * _READS)
+    kept = answered * 2 * (method.features * spec.width + _KEPT)
+    if costs.room is not None and kept > costs.room:
+        seen = seconds / (learning + reading)
+    else:
+        seen = max((seconds - answered * reading) / learning, seconds / (learning + reading))
+    times = seen / max(answered, 1.0)
+    if times <= 1:
+        return seen
+    return answered * (1 + AGAIN * (1 - exp((1 - times) / AGAIN)))
 
 
 def expect(
@@ -150,15 +219,17 @@ def expect(
     *,
     seconds: float,
     device: str,
+    answered: float,
     coverage: Callable[[int], float] | None = None,
 ) -> Expected:
-    """What a drafter of this size does after so many seconds of training."""
+    """What a drafter of this size does after so many seconds of training on so many tokens."""
     method = METHODS[size.method]
-    seen = tokens_seen(costs, spec, size, seconds, device)
+    seen = tokens_seen(costs, spec, size, answered, seconds, device)
     share = usual_coverage(size.columns, spec.vocab_size)
     if coverage is not None:
         share = coverage(size.columns)
-    chance = method.best(size.layers) * share * seen / (seen + FAMILIARITY)
+    best = method.best(size.layers) * (1 + LOST * log2(size.units))
+    chance = best * share * seen / (seen + FAMILIARITY)
     node = node_seconds(costs, spec, size)
     num_nodes, speedup = best_chain(
         costs, chance, node, depth=method.depth, sequential=method.is_sequential
@@ -177,27 +248,30 @@ def node_seconds(costs: Costs, spec: ModelSpec, size: Size) -> float:
     """A drafted node of this drafter; all of its nodes, where one pass makes them."""
     method = METHODS[size.method]
     if method.is_sequential:
-        return costs.of_node(size.layers + method.extra, size.columns)
+        return costs.of_node(size.layers + method.extra, size.columns, size.units)
     if size.method != "block":
         return costs.node + method.depth * (size.columns + spec.width) * costs.per_column
     # As many rows as the block has places, then a small product and a choice for each of them. Half
     # of a node for each of these was too little: 0.18 ms expected, 0.28 measured on an H200.
     rows = costs.of_pass(method.depth) / max(costs.of_pass(1), 1e-12)
-    layers = (size.layers + method.extra) * costs.per_layer
+    layers = (size.layers + method.extra) * costs.of_layer(size.units)
     columns = size.columns * costs.per_column
     return costs.node + rows * (layers + columns) + method.depth * (costs.node + columns / 4)
 
 
-def sizes_for(spec: ModelSpec, methods: Iterable[str] = METHODS) -> list[Size]:
+def sizes_for(
+    spec: ModelSpec, methods: Iterable[str] = METHODS, *, can_lose_units: bool = False
+) -> list[Size]:
     """Every drafter that is weighed for a target."""
     columns = [*(c for c in COLUMNS if c < spec.vocab_size), spec.vocab_size]
     most = max(int(spec.num_layers * MAX_SHARE), 1)
     return [
-        Size(method=method, layers=layers, columns=count)
+        Size(method=method, layers=layers, columns=count, units=units)
         for method in methods
         for layers in METHODS[method].layers
         if layers <= most
         for count in columns
+        for units in (UNITS if can_lose_units and method in ("draft", "block") else (1.0,))
     ]
 
 
@@ -220,12 +294,14 @@ def rank(
     *,
     seconds: float,
     device: str,
+    answered: float = inf,
     coverage: Callable[[int], float] | None = None,
     sizes: Iterable[Size] | None = None,
 ) -> list[Expected]:
     """All sizes, the fastest first; of equally fast ones that whose single guess is worth most."""
+    words: dict[str, Any] = {"seconds": seconds, "device": device, "answered": answered}
     found = [
-        expect(costs, spec, size, seconds=seconds, device=device, coverage=coverage)
+        expect(costs, spec, size, coverage=coverage, **words)
         for size in (sizes_for(spec) if sizes is None else sizes)
     ]
     plain = costs.of_pass(1)

@@ -23,6 +23,7 @@ from hunch.errors import ConfigError
 from hunch.models.heads.draft_model import CUT_FROM
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
+from hunch.train.cut import UNITS
 from hunch.train.files import read_json
 from hunch.train.job import Job, build_student, read_settings, start_from, write_student
 from hunch.train.loop import Loop
@@ -62,8 +63,9 @@ def job_for(asked: GoOn) -> Job:
     """The job that would have made the drafter, as its files tell."""
     config = read_json(Path(asked.drafter) / "config.json") or {}
     engine = {"device": "cpu"} if asked.device == "cpu" else {}
+    units = {"units": str(config.get(UNITS, 1.0))}
     if CUT_FROM in config:
-        options = {"layers": layers_text(config["cut_layers"])}
+        options = {"layers": layers_text(config["cut_layers"]), **units}
         return Job("draft", asked.target, "", Path(asked.out), options, engine)
     if config.get("architectures") == ["Qwen3DSparkModel"]:
         options = {
@@ -71,6 +73,7 @@ def job_for(asked: GoOn) -> Job:
             "block": str(config["block_size"]),
             "features": ",".join(str(layer + 1) for layer in config["target_layer_ids"]),
             "rank": str(config["markov_rank"]),
+            **units,
         }
         return Job("block", asked.target, "", Path(asked.out), options, engine)
     raise ConfigError(

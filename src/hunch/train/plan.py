@@ -7,7 +7,7 @@ The choice follows expected speed: tokens per pass by the model of `expect`, ove
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,14 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.clock import Clock
 from hunch.train.costs import Costs, measure_costs
-from hunch.train.expect import Expected, beside_lookups, possible, rank, sizes_for
+from hunch.train.expect import (
+    Expected,
+    beside_lookups,
+    possible,
+    rank,
+    sizes_for,
+    tokens_answered,
+)
 from hunch.train.files import read_json, write_json
 from hunch.train.job import drafts_as
 from hunch.train.prompts import read_prompts
@@ -89,20 +96,28 @@ def device_of(asked: Asked) -> str:
 
 def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say) -> Plan:
     stored = read_json(work / PLAN)
-    if stored is None:
+    if stored is None or not _is_whole(stored):
         stored = _measure(asked, clock)
         stored["gone"] = clock.gone  # a job that goes on later expects what it did at first
         give_back()
         write_json(work / PLAN, stored)
     found = Costs(**{**stored["costs"], "passes": tuple(map(tuple, stored["costs"]["passes"]))})
     device = stored["device"]
-    seconds = max((1 - ANSWERING) * (TRAINED * clock.seconds - stored["gone"]), 1.0)
-    sizes = sizes_for(spec, possible(spec))
-    expected = rank(found, spec, seconds=seconds, device=device, sizes=sizes)
+    left = max(TRAINED * clock.seconds - stored["gone"], 2.0)
+    answered = tokens_answered(found, spec, ANSWERING * left, device)
+    sizes = sizes_for(spec, possible(spec), can_lose_units=found.per_units > 0)
+    seconds = (1 - ANSWERING) * left
+    expected = rank(found, spec, seconds=seconds, device=device, answered=answered, sizes=sizes)
     plan = Plan(found, stored["lookups"], expected)
     for line in _plan_lines(asked, plan, device, stored["num_prompts"]):
         say(line)
     return plan
+
+
+def _is_whole(stored: dict[str, Any]) -> bool:
+    """Whether another version of hunch measured the same things; else they are measured anew."""
+    names = {"costs", "lookups", "num_prompts", "device", "gone"}
+    return names <= stored.keys() and stored["costs"].keys() == {f.name for f in fields(Costs)}
 
 
 def _measure(asked: Asked, clock: Clock) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hunch.models.heads.draft_model import cut_decoder
 from hunch.models.load import load_decoder
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
-from hunch.train.costs import CutWeights
+from hunch.train.cut import CutWeights
 from tiny_models import write_llama
 
 

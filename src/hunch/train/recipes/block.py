@@ -30,6 +30,7 @@ from hunch.models.source import ShapeSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.batches import put
+from hunch.train.cut import UNITS, check_units, fitted, read, strongest_units, with_units
 from hunch.train.loss import teach
 from hunch.train.masters import Masters
 from hunch.train.recipes.eagle3 import read_features
@@ -55,6 +56,7 @@ class BlockOptions:
     """train block KEY=VALUE..."""
 
     layers: int = 4
+    units: float = 1.0  # share of the units that each layer's MLP keeps
     block: int = 7  # tokens guessed by one pass
     features: str = ""  # "2,10,18,26,34": after how many target layers; empty: five, evenly
     anchors: int = 48  # blocks that each text teaches per step
@@ -66,6 +68,7 @@ class BlockOptions:
         for name in ("layers", "anchors", "decay"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
+        check_units(self.units)
         if not 2 <= self.block <= 32:
             raise ConfigError(f"block={self.block} must be from 2 to 32")
 
@@ -139,6 +142,7 @@ class BlockStudent(Student):
             own = replace(
                 spec, num_layers=layers, windows=(None,) * layers, has_mlp_bias=False, rope_of=()
             )
+        own = with_units(own, options.units) if options.units < 1 else own
         assert own.rope is not None
         self.rope = Rope(own.rope, own.head_dim, spec.max_len + options.block, target.device)
         self.shape = BlockShape(
@@ -165,20 +169,21 @@ class BlockStudent(Student):
     def _begin(self, weights: Weights) -> dict[str, Tensor]:
         """Layers start as the target's last ones, the rest as what changes nothing."""
         spec, target, generator = self.shape.spec, self.target, torch.Generator().manual_seed(2)
-        known, width = set(weights.names()), spec.width
+        names, width = target.names, spec.width
         first = target.spec.num_layers - spec.num_layers
-
-        def taken(name: str) -> Tensor:
-            stored = name if name in known else name.removeprefix("model.")
-            return weights.tensor(stored, torch.float32)
-
-        shapes = ShapeSource()
+        shapes, units = ShapeSource(), dict[int, Tensor]()
         build_body(self.shape, shapes)
+        if self.is_alike and spec.ffn_width != target.spec.ffn_width:
+            for layer in range(first, target.spec.num_layers):
+                prefix = names.layer.format(layer)
+                units[layer] = strongest_units(weights, prefix, names, spec.ffn_width)
         found: dict[str, Tensor] = {}
         for name, shape in shapes.shapes.items():
             if name.startswith("layers.") and self.is_alike:
-                layer, part = name.removeprefix("layers.").split(".", 1)
-                found[name] = taken(target.names.layer.format(first + int(layer)) + part)
+                number, part = name.removeprefix("layers.").split(".", 1)
+                layer = first + int(number)
+                stored = read(weights, names.layer.format(layer) + part)
+                found[name] = fitted(stored, shape, units.get(layer))
             elif name.startswith("layers."):
                 found[name] = _new_tensor(name, shape, generator)
             else:
@@ -190,8 +195,8 @@ class BlockStudent(Student):
         if isinstance(target.final_norm, RMSNorm):
             found["norm.weight"] = target.final_norm.weight_D.float().cpu()
         if self.is_alike:
-            name = target.names.layer.format(first) + "input_layernorm.weight"
-            found["hidden_norm.weight"] = taken(name)
+            name = names.layer.format(first) + "input_layernorm.weight"
+            found["hidden_norm.weight"] = read(weights, name)
         embedding_VD = target.embedding_VD.float().cpu()
         found[MASK] = embedding_VD.mean(0)
         turn_DK = torch.randn(width, self.shape.markov_rank, generator=generator) * width**-0.5
@@ -309,6 +314,7 @@ class BlockStudent(Student):
             "markov_head_type": "vanilla",
             "enable_confidence_head": True,
             "confidence_head_with_markov": True,
+            UNITS: self.options.units,
         }
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         if self.shape.num_columns:

@@ -20,6 +20,7 @@ from hunch.models.load import tensor_shapes
 from hunch.models.native import ID_MAP
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
+from hunch.train.cut import INNER, UNITS, check_units, fitted, read, strongest_units, with_units
 from hunch.train.states import Dense, TargetOutputs
 from hunch.train.student import BatchLoss, Recipe, Student, Walk, check_target
 from hunch.train.vocab import Columns
@@ -30,6 +31,7 @@ class DraftOptions:
     """train draft KEY=VALUE..."""
 
     layers: str = ""  # how many of the target's, or which: "0,1,15,29"; empty: 4, at most half
+    units: float = 1.0  # share of the units that each layer's MLP keeps
     loss: str = "ce"
     from_scratch: bool = False  # random layers instead of the target's; reads text=FILE first
     share_tables: bool = True  # layers alone, the tables are the target's; false: a whole model
@@ -42,10 +44,11 @@ class DraftStudent(Student):
         self, options: DraftOptions, target: Decoder, columns: Columns, weights: Weights
     ) -> None:
         super().__init__(target, columns)
-        self.kind, self.share_tables = options.loss, options.share_tables
+        self.kind, self.share_tables, self.units = options.loss, options.share_tables, options.units
         self.layers = read_layers(options.layers, target.spec.num_layers)
         windows = tuple(target.spec.windows[layer] for layer in self.layers)
-        self.spec = replace(target.spec, num_layers=len(self.layers), windows=windows)
+        spec = with_units(target.spec, options.units) if options.units < 1 else target.spec
+        self.spec = replace(spec, num_layers=len(self.layers), windows=windows)
         self.head_CD = target.head.weight_NK[columns.ids_C] * target.spec.logits_scale
         self.config = dict(weights.config)
         self.layer_names = [target.names.layer.format(layer) for layer in range(len(self.layers))]
@@ -54,16 +57,21 @@ class DraftStudent(Student):
     def _cut(self, weights: Weights, from_scratch: bool) -> dict[str, Tensor]:
         names, found = self.target.names, {}
         weights = Arranged(weights, self.target.spec, names)  # takes fused tensors apart
-        generator = torch.Generator().manual_seed(0)
+        generator, units = torch.Generator().manual_seed(0), dict[int, Tensor]()
+        if self.spec.ffn_width != self.target.spec.ffn_width:
+            for layer in self.layers:
+                prefix = names.layer.format(layer)
+                units[layer] = strongest_units(weights, prefix, names, self.spec.ffn_width)
         for name, shape in tensor_shapes(self.spec).items():
             if name in (names.embed, names.head):
                 continue  # shared with the target, never trained
-            stored = name
+            stored, kept = name, None
             for ours, theirs in enumerate(self.layers):
                 prefix = names.layer.format(ours)
                 if name.startswith(prefix):
                     stored = names.layer.format(theirs) + name.removeprefix(prefix)
-            found[name] = _read(weights, stored)
+                    kept = units.get(theirs)
+            found[name] = fitted(read(weights, stored), shape, kept)
             if from_scratch and len(shape) == 2:
                 found[name] = torch.randn(shape, generator=generator) * shape[1] ** -0.5
         return found
@@ -93,6 +101,8 @@ class DraftStudent(Student):
         spec, names, target = self.spec, self.target.names, self.target
         config: dict[str, Any] = {**self.config, "num_hidden_layers": spec.num_layers}
         config.pop("layer_types", None)
+        if spec.ffn_width != target.spec.ffn_width:
+            config |= {INNER: spec.ffn_width, UNITS: self.units}
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         if self.share_tables or len(self.columns) < spec.vocab_size:
             config |= {CUT_FROM: "", "cut_layers": self.layers}
@@ -105,11 +115,6 @@ class DraftStudent(Student):
         if not spec.is_tied:
             tensors[names.head] = target.head.weight_NK
         return config, tensors
-
-
-def _read(weights: Weights, name: str) -> Tensor:
-    known = set(weights.names())
-    return weights.tensor(name if name in known else name.removeprefix("model."), torch.float32)
 
 
 def read_layers(text: str, num_layers: int) -> list[int]:
@@ -145,6 +150,7 @@ def choose_layers(count: int, num_layers: int) -> list[int]:
 
 def _check(options: DraftOptions, spec: ModelSpec) -> None:
     check_target(spec, "draft")
+    check_units(options.units, spec)
     read_layers(options.layers, spec.num_layers)
 
 

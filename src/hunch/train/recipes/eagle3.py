@@ -20,6 +20,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
+from hunch.train.cut import read
 from hunch.train.states import Dense, Split, TargetOutputs
 from hunch.train.student import (
     BatchLoss,
@@ -116,16 +117,13 @@ class Eagle3Student(Student):
         width, last = spec.width, self.target.spec.num_layers - 1
 
         def taken(name: str, layer: int) -> Tensor:
-            stored = names.layer.format(layer) + name
-            known = set(weights.names())
-            stored = stored if stored in known else stored.removeprefix("model.")
-            return weights.tensor(stored, torch.float32)
+            return read(weights, names.layer.format(layer) + name)
 
         fc = torch.randn(width, len(self.feature_layers) * width, generator=generator) * 0.02
         fc[:, -width:] += torch.eye(width)
         found = {
             "fc.weight": fc,
-            "norm.weight": taken_final(weights, names.final_norm),
+            "norm.weight": read(weights, f"{names.final_norm}.weight"),
             f"{FIRST}hidden_norm.weight": taken("input_layernorm.weight", last),
             f"{FIRST}input_layernorm.weight": taken("input_layernorm.weight", 0),
         }
@@ -193,13 +191,6 @@ class Eagle3Student(Student):
         tensors["t2d"] = torch.zeros(spec.vocab_size, dtype=torch.bool).index_fill(0, ids_C, True)
         tensors["lm_head.weight"] = self.target.head.weight_NK[ids_C.to(self.target.device)]
         return config, tensors
-
-
-def taken_final(weights: Weights, name: str) -> Tensor:
-    known = set(weights.names())
-    stored = f"{name}.weight"
-    stored = stored if stored in known else stored.removeprefix("model.")
-    return weights.tensor(stored, torch.float32)
 
 
 def _fuse(source: Source, features: tuple[Tensor, ...], width: int) -> Tensor:
