@@ -30,10 +30,12 @@ from hunch.kernels.gpu_codes import (
 from hunch.kernels.gpu_endings import Tile
 from hunch.kernels.gpu_launch import cdiv, options
 from hunch.kernels.quant import UNIT_GROUP, Quantised
+from hunch.kernels.slices import NUM_SMS
 from hunch.kernels.words import num_parts
 
-MAX_ROWS = 8
+MAX_ROWS = 16
 MAX_INPUT_BYTES = 128 * 1024  # of shared memory
+ALONE_BYTES = 96 * 1024  # above, a multiprocessor has one program at a time
 MANY_OUTPUTS = 24576  # of all slices: the chip is full
 SHORT = 8  # spans that are read at once
 _EARLY = gl.constexpr(gpu_launch.HAS_EARLY_START)
@@ -253,7 +255,7 @@ def _direct_kernel(
         x_ptr.dtype.element_ty, [(NUM_SPANS + TOGETHER - 1) // TOGETHER, TOGETHER * ROWS, SPAN],
         gl.SwizzledSharedLayout(8, 1, PHASES, [1, 0]))  # fmt: skip
     _copy_inputs(ring_x, x_ptr, first, M, x_stride, NUM_SPANS, ROWS, SPAN, TOGETHER)
-    sum = gl.zeros([BLOCK_N, 8], gl.float32, layout=MMA)
+    sum = gl.zeros([BLOCK_N, 8 if ROWS == 1 else ROWS], gl.float32, layout=MMA)
     for turn in range(ROUNDS):
         read = ()
         for at in gl.static_range(DEPTH):
@@ -297,7 +299,7 @@ def can_multiply(x_MK: Tensor, w: Quantised, y: Tensor, ending: str, split: int)
 
 def _height(num_rows: int) -> int:
     """Rows of a tile."""
-    return 1 if num_rows == 1 else MAX_ROWS
+    return 1 if num_rows == 1 else 8 if num_rows <= 8 else MAX_ROWS
 
 
 def tile_of(w: Quantised, num_rows: int, split: int) -> Tile:
@@ -315,7 +317,11 @@ def tile_of(w: Quantised, num_rows: int, split: int) -> Tile:
         num_warps, depth = 8, 8 if is_short else 7
     else:
         num_warps, depth = (8, 4) if is_short else (2, 4)
-    return Tile(_height(num_rows), 16 * num_warps, 0, num_warps, depth)
+    height = _height(num_rows)
+    if 2 * height * num_spans * w.span > ALONE_BYTES:
+        depth = min(depth, 4)
+        num_warps = 8 if w.shape[0] * split <= 128 * NUM_SMS else 16
+    return Tile(height, 16 * num_warps, 0, num_warps, depth)
 
 
 def launch(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hunch.kernels.attention import codes_ref
 from hunch.kernels.gpu_gemm import rope_ref
-from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +116,14 @@ def _add_norm_kernel(
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_CENTRED: tl.constexpr,
     HAS_BRANCH: tl.constexpr, HAS_BRANCH_BIAS: tl.constexpr, HAS_PART_SCALE: tl.constexpr,
     HAS_ROW_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr, HAS_PLACES: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr, IS_EAGER: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_D)
     is_in = offs < D
     if HAS_NORM:
         weight = tl.load(weight_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
-    wait_for_inputs()
-    let_next_start()
+    take_turns(IS_EAGER)
     source = tl.load(index_ptr + row).to(tl.int64) if IS_INDEXED else row
     x = tl.load(x_ptr + source * D + offs, mask=is_in, other=0.0)
     dtype = x.dtype
@@ -191,15 +190,14 @@ def _rope_kv_kernel(
     q_norm_ptr, k_norm_ptr, eps, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     NUM_ALL: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, IS_V_NORMED: tl.constexpr,
+    HAS_SCALES: tl.constexpr, IS_V_NORMED: tl.constexpr, IS_EAGER: tl.constexpr,
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD // 2
     offs = tl.arange(0, HALF_PAD)
     is_in = offs < HALF
-    wait_for_inputs()
-    let_next_start()
+    take_turns(IS_EAGER)
     row_ptr = qkv_ptr + (token * NUM_ALL + head) * HEAD
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     lo = _summed(row_ptr + offs, is_in, part_stride, NUM_PARTS, dtype)
@@ -237,7 +235,7 @@ def _rope_rows_kernel(
     num_tokens, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     BLOCK_T: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    HAS_SCALES: tl.constexpr, IS_EAGER: tl.constexpr,
 ):  # fmt: skip
     """The same without norms, one head of many tokens: nothing is summed, so any tile will do."""
     head = tl.program_id(1)
@@ -246,8 +244,7 @@ def _rope_rows_kernel(
     offs = tl.arange(0, HALF_PAD)[None, :]
     is_token = token < num_tokens
     is_in = is_token[:, None] & (offs < HALF)
-    wait_for_inputs()
-    let_next_start()
+    take_turns(IS_EAGER)
     row_ptrs = qkv_ptr + (token[:, None] * (NUM_HEADS + 2 * NUM_KV) + head) * HEAD + offs
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     lo = _summed(row_ptrs, is_in, part_stride, NUM_PARTS, dtype)
@@ -276,7 +273,7 @@ def add_norm(
     x_VD: Tensor, norm: RowNorm | Tensor | None, eps: float, y_TD: Tensor | None,
     sum_TD: Tensor | None = None, parts_SVD: Tensor | None = None, index_T: Tensor | None = None,
     *, branch: RowNorm | None = None, part_scale: float = 1.0, row_scale: float = 1.0,
-    places: Places | None = None, sum_scale: float = 1.0,
+    places: Places | None = None, sum_scale: float = 1.0, is_eager: bool = False,
 ) -> None:  # fmt: skip
     """x + parts (slices in order) to sum_TD, its norm to y_TD; rows by index_T where given.
 
@@ -284,7 +281,7 @@ def add_norm(
     only the sum is stored. sum_TD, and y_TD without it, may be x itself where no index is given.
     The parts' sum is normed by `branch` and scaled before it is added; rows of x are scaled and
     have learned positions added. What x and parts add up to is scaled by `sum_scale`. A norm's
-    weight may stand for the norm.
+    weight may stand for the norm. `is_eager`: the next kernel may start at once.
     """
     out = y_TD if sum_TD is None else sum_TD
     assert out is not None
@@ -310,6 +307,7 @@ def add_norm(
         HAS_BRANCH=branch is not None, HAS_BRANCH_BIAS=branch_bias_D is not None,
         HAS_PART_SCALE=part_scale != 1.0, HAS_ROW_SCALE=row_scale != 1.0,
         HAS_SUM_SCALE=sum_scale != 1.0, HAS_PLACES=places is not None, BLOCK_D=block,
+        IS_EAGER=is_eager,
         **options(max(1, min(8, block // 512))),
     )  # fmt: skip
 
@@ -323,6 +321,7 @@ def rope_kv(
     qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
     scales: tuple[Tensor, Tensor] | None = None, is_v_normed: bool = False, is_reader: bool = False,
+    *, is_eager: bool = False,
 ) -> None:  # fmt: skip
     """Head norms and rotation (where given), KV write, for products that did not do it.
 
@@ -343,7 +342,7 @@ def rope_kv(
         _rope_rows_kernel[(cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
             qkv_TK, *where, num_tokens, stride, HEAD=head, HALF_PAD=next_power_of_2(head // 2),
             NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16, HAS_ROPE=has_rope, NUM_PARTS=num_parts,
-            HAS_SCALES=scales is not None, **options(4),
+            HAS_SCALES=scales is not None, IS_EAGER=is_eager, **options(4),
         )  # fmt: skip
         return
     q_norm, k_norm = norms
@@ -351,5 +350,5 @@ def rope_kv(
         qkv_TK, *where, q_norm, k_norm, eps, stride, HEAD=head,
         HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, NUM_ALL=num_all,
         HAS_ROPE=has_rope, NUM_PARTS=num_parts, HAS_SCALES=scales is not None,
-        IS_V_NORMED=is_v_normed, **options(1),
+        IS_V_NORMED=is_v_normed, IS_EAGER=is_eager, **options(1),
     )  # fmt: skip

@@ -53,6 +53,16 @@ def let_next_start():
 
 
 @triton.jit
+def take_turns(IS_EAGER: tl.constexpr):
+    """Wait for the inputs; the next kernel may start before that (IS_EAGER), or after it."""
+    if IS_EAGER:
+        let_next_start()
+    wait_for_inputs()
+    if not IS_EAGER:
+        let_next_start()
+
+
+@triton.jit
 def prefetch_l2(ptrs):
     """Ask for the lines behind `ptrs` without waiting for them."""
     if EARLY:

@@ -36,6 +36,7 @@ from hunch.parallel.group import SINGLE, Group
 MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
 MIN_QUANTISED_ROWS = 769  # below, expanding weights for the library takes longer than it saves
 READS = "reads"  # in a step's memo: what its tokens read, where that is not up to themselves
+EAGER_ROWS = range(2, 9)  # with small weights the next kernel should be there at once
 MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
 
 
@@ -59,6 +60,7 @@ class FusedLayers:
         self.eps, self.is_wide = eps, is_wide
         is_small = any(isinstance(layer.out.weight, Quantised) for layer in self.layers)
         self.min_rows = MIN_QUANTISED_ROWS if is_small else MIN_ROWS
+        self.eager_rows = EAGER_ROWS if is_small else ()
 
     def num_rows(self, num_tokens: int) -> int:
         """Rows that inputs of `run` should have; those past the tokens are never read."""
@@ -86,6 +88,7 @@ class FusedLayers:
         if self.layers[0].is_post_norm:
             return self._run_post(input_PE, attn, kv, tiling, kept)
         eps, (num_tokens, width) = self.eps, x_TD.shape
+        is_eager = num_tokens in self.eager_rows
         h_PD = x_TD.new_empty(len(input_PE), width)
         h_TD, streams = h_PD[:num_tokens], [x_TD]
         norms = [layer.attn_norm for layer in self.layers[1:]] + [norm]
@@ -97,6 +100,7 @@ class FusedLayers:
             add_norm(
                 x_TD, layer.mlp_norm, eps, None if layer.mlp_norm is None else h_TD, sum_TD=y_TD,
                 parts_SVD=parts_SPD, branch=layer.attn_out_norm, part_scale=layer.residual_scale,
+                is_eager=is_eager,
             )  # fmt: skip
             x_TD = y_TD
             parts_SPD = self._answer(x_TD, mlp_PD, layer, attn)
@@ -109,7 +113,7 @@ class FusedLayers:
             add_norm(
                 from_TD, next_norm, eps, None if next_norm is None else h_TD, sum_TD=x_TD,
                 parts_SVD=parts_SPD, branch=branch, part_scale=layer.residual_scale,
-                sum_scale=layer.stream_scale,
+                sum_scale=layer.stream_scale, is_eager=is_eager,
             )  # fmt: skip
             streams.append(x_TD)
         return streams, None if norm is None else h_TD
@@ -156,16 +160,17 @@ class FusedLayers:
         turn = (table_LH, layer.head_norms, self.eps)
         scales = kv.scales_of(layer.number)
         which = (scales, layer.is_v_normed, heads.is_reader)
+        is_eager = num_tokens in self.eager_rows
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
         is_small = is_small and scales is None  # a scale is of a whole head
         if isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
             parts_SPK = self._parts(h_PE, qkv, num_tokens, is_split=False)
-            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, *which)
+            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, *which, is_eager=is_eager)
         elif table_LH is not None and layer.head_norms is None and is_small:
             gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
         else:
             qkv_PK = self.product(h_PE, qkv, num_tokens)
-            rope_kv(qkv_PK[:num_tokens], *where, *turn, *which)
+            rope_kv(qkv_PK[:num_tokens], *where, *turn, *which, is_eager=is_eager)
         out_PN = h_PE.new_empty(len(h_PE), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
         out_TNH = out_PN[:num_tokens].view_as(q_TNH)

@@ -184,8 +184,9 @@ void Input::put(int row, int first, int last, const float* x) const {
         scales[RT + r] = d * (float)sum;
         if (KEEPS_SUMS) {
             int first = sum16(q) * (is_fine ? 64 : 1) + (is_fine ? sum16(q + RT * GROUP) : 0);
-            ((int32_t*)scales)[2 * RT + r] = first;
-            ((int32_t*)scales)[3 * RT + r] = sum - first;
+            const int times = is_fine ? -2 : -128;
+            ((int32_t*)scales)[2 * RT + r] = times * first;
+            ((int32_t*)scales)[3 * RT + r] = times * (sum - first);
         }
     }
 }

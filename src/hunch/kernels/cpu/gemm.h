@@ -10,8 +10,8 @@ namespace hunch {
 constexpr int COARSE_TOP = 127, FINE_TOP = 8127;
 
 // Bytes of a group of a tile: int8 [RT][32] (fine: the high parts, then the low ones), then the
-// scales d[RT], then d * (sum of the group) [RT], then, where KEEPS_SUMS, the sums of the first
-// and of the second halves as int32 [2][RT].
+// scales d[RT], then d * (sum of the group) [RT], then, where KEEPS_SUMS, -128 times (fine: -2
+// times) the sums of the first and of the second halves as int32 [2][RT]: see add_group.
 constexpr size_t tile_group_bytes(bool is_fine) {
     return (is_fine ? 2 : 1) * RT * GROUP + (KEEPS_SUMS ? 4 : 2) * RT * sizeof(float);
 }

@@ -190,8 +190,7 @@ inline __m256i dot_group(const Weights& w, const int8_t* a, const float* d_a) {
     // 128 times the sum of the activations is taken away first; the shift below makes 2 of it 128.
     if (KEEPS_SUMS && !IS_4BIT) {
         const int32_t* sums = (const int32_t*)d_a + 2 * RT;  // of the first halves, then the second
-        int sum = (SPAN != Span::SECOND ? sums[0] : 0) + (SPAN != Span::FIRST ? sums[RT] : 0);
-        s = _mm256_set1_epi32((FINE ? -2 : -128) * sum);
+        s = _mm256_set1_epi32((SPAN != Span::SECOND ? sums[0] : 0) + (SPAN != Span::FIRST ? sums[RT] : 0));
     }
     constexpr int QUADS = num_quads(SPAN);
     s = add_dots<IS_4BIT, QUADS>(s, w, a);

@@ -136,15 +136,19 @@ inline void store8(int8_t* p, const Weights& w) {
     HUNCH_UNROLL for (int i = 0; i < 8; i++) _mm512_storeu_si512(p + 64 * i, w.quad[i]);
 }
 
+// An integer sum counted up from the bits of 1.5 * 2^23 reads as the float 1.5 * 2^23 + sum, and
+// fma(offset, that, d) is sum * d rounded once, as tile_neon.h has it.
+constexpr int32_t MAGIC_BITS = 0x4B400000;
+
 struct Scale {
-    vf d;
-    explicit Scale(vf factor) : d(factor) {}
+    vf d, offset;
+    explicit Scale(vf factor) : d(factor), offset(mul(factor, set1(-12582912.0f))) {}
 };
 
-inline __m512i four_inputs(const int8_t* a) {
-    int32_t word;
-    std::memcpy(&word, a, 4);
-    return _mm512_set1_epi32(word);
+// s + w * a, four inputs of each channel. By hand, as compilers load and spread `a` apart.
+inline __m512i dot(__m512i s, __m512i w, const int8_t* a) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(s) : "v"(w), "m"(*(const int32_t*)a));
+    return s;
 }
 
 // For each of R rows, acc += (sum of w * a over the group) * scale * d_a: two roundings, the same
@@ -156,6 +160,8 @@ inline void add_group(vf* acc, const Weights& weights, const Scale& scale, const
                       const float* d_a) {
     const int32_t *first = (const int32_t*)(d_a + 2 * RT), *second = first + RT;
     constexpr int QUADS = num_quads(SPAN);
+    constexpr bool COUNTS = !FINE || IS_4BIT;  // the others outgrow 2^22
+    constexpr int32_t START = !COUNTS ? 0 : FINE ? MAGIC_BITS >> 6 : MAGIC_BITS;
     Weights w = weights;
     if (SPAN == Span::SECOND) a += 16;
     if (!IS_4BIT)
@@ -163,32 +169,36 @@ inline void add_group(vf* acc, const Weights& weights, const Scale& scale, const
             w.quad[i] = _mm512_xor_si512(w.quad[i], _mm512_set1_epi8((char)0x80));
     __m512i s[R];
     HUNCH_UNROLL for (int r = 0; r < R; r++) {
-        int sum = IS_4BIT ? 0 : (SPAN != Span::SECOND ? first[r] : 0) + (SPAN != Span::FIRST ? second[r] : 0);
-        s[r] = _mm512_set1_epi32((FINE ? -2 : -128) * sum);
+        s[r] = _mm512_set1_epi32(START);
+        if (!IS_4BIT && SPAN != Span::SECOND) s[r] = _mm512_add_epi32(s[r], _mm512_set1_epi32(first[r]));
+        if (!IS_4BIT && SPAN != Span::FIRST) s[r] = _mm512_add_epi32(s[r], _mm512_set1_epi32(second[r]));
     }
     if (FINE && R <= 5) {  // high and low parts side by side, while there are registers: shorter chains
         __m512i low[R];
         HUNCH_UNROLL for (int r = 0; r < R; r++) low[r] = _mm512_setzero_si512();
         HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
             HUNCH_UNROLL for (int r = 0; r < R; r++) {
-                s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * r + 4 * i));
-                low[r] = _mm512_dpbusd_epi32(low[r], w.quad[i], four_inputs(a + 32 * (RT + r) + 4 * i));
+                s[r] = dot(s[r], w.quad[i], a + 32 * r + 4 * i);
+                low[r] = dot(low[r], w.quad[i], a + 32 * (RT + r) + 4 * i);
             }
         HUNCH_UNROLL for (int r = 0; r < R; r++)
             s[r] = _mm512_add_epi32(_mm512_slli_epi32(s[r], 6), low[r]);
     } else {
         HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
             HUNCH_UNROLL for (int r = 0; r < R; r++)
-                s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * r + 4 * i));
+                s[r] = dot(s[r], w.quad[i], a + 32 * r + 4 * i);
         if (FINE) {
             HUNCH_UNROLL for (int r = 0; r < R; r++) s[r] = _mm512_slli_epi32(s[r], 6);
             HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
                 HUNCH_UNROLL for (int r = 0; r < R; r++)
-                    s[r] = _mm512_dpbusd_epi32(s[r], w.quad[i], four_inputs(a + 32 * (RT + r) + 4 * i));
+                    s[r] = dot(s[r], w.quad[i], a + 32 * (RT + r) + 4 * i);
         }
     }
-    HUNCH_UNROLL for (int r = 0; r < R; r++)
-        acc[r] = fma(acc[r], mul(_mm512_cvtepi32_ps(s[r]), scale.d), d_a[r]);
+    HUNCH_UNROLL for (int r = 0; r < R; r++) {
+        vf p = COUNTS ? fma(scale.offset, _mm512_castsi512_ps(s[r]), scale.d)
+                      : mul(_mm512_cvtepi32_ps(s[r]), scale.d);
+        acc[r] = fma(acc[r], p, d_a[r]);
+    }
 }
 
 // acc[r] += m * sums[r]
