@@ -3,6 +3,7 @@
 import pytest
 
 from hunch.compat import config_from_sglang, config_from_vllm, sampling_from_sglang
+from hunch.config import say_once
 from hunch.errors import ConfigError, RequestError
 
 
@@ -76,6 +77,44 @@ def test_a_path_with_a_colon_survives() -> None:
 def test_mistakes_are_named(arguments: dict, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         config_from_vllm(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "spec"),
+    [  # the examples of vLLM's pages about speculative decoding
+        ({"method": "suffix", "num_speculative_tokens": 32}, "suffix:num_nodes=32"),
+        ({"method": "ngram_gpu", "prompt_lookup_max": 5}, "ngram:max_match=5:min_match=1"),
+        ({"method": "mtp", "num_speculative_tokens": 1}, "mtp:num_nodes=1"),
+        ({"method": "glm4_moe_mtp", "num_speculative_tokens": 1}, "mtp:num_nodes=1"),
+        ({"method": "mlp_speculator", "model": "a/b"}, "mlp:a/b"),
+        ({"model": "a/b", "max_model_len": 99, "revision": "main"}, "auto:a/b:window=99"),
+        (
+            {"method": "draft_model", "model": "a/b", "use_heterogeneous_vocab": True},
+            "draft:a/b:cross_vocab=true",
+        ),
+        (
+            {"method": "eagle", "model": "a/b", "draft_tensor_parallel_size": 1,
+             "num_speculative_tokens": 2, "rejection_sample_method": "standard"},
+            "eagle:a/b:num_nodes=2",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_examples_of_speculative_config(given: dict, spec: str) -> None:
+    made = config_from_vllm(speculative_config=given).spec
+    assert (str(made), made.verifier) == (spec, "exact")
+    assert made.revision == given.get("revision")
+
+
+def test_a_key_of_speculative_config_without_effect_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    say_once.cache_clear()
+    given = {"method": "suffix", "suffix_decoding_min_token_prob": 0.1, "quantization": None}
+    assert config_from_vllm(speculative_config=given).spec.method == "suffix"
+    assert "suffix_decoding_min_token_prob=0.1 has no effect" in caplog.text
+    with pytest.raises(ConfigError, match="synthetic:tokens_per_pass"):
+        config_from_vllm(speculative_config={"rejection_sample_method": "synthetic"})
 
 
 def test_sglang_arguments() -> None:

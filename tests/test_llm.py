@@ -3,9 +3,13 @@
 import gc
 import json
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
+import torch
 
 import hunch.sglang as sgl
 from hunch import LLM, HunchError, SamplingParams
@@ -20,6 +24,7 @@ from hunch.errors import (
 )
 from tiny_models import write_llama
 
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
 SMALL = {"max_num_seqs": 4, "kv_bytes": 4_000_000, "threads": 1}
 
 
@@ -80,6 +85,28 @@ def test_token_ids_and_prompt_dicts(llm: LLM) -> None:
     assert llm.generate(ids, greedy)[0].outputs[0].text in texts
 
 
+def test_arrays_and_other_iterables_are_prompts_too(llm: LLM) -> None:
+    def ask(prompts: Any) -> list[list[int]]:
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+
+    plain = ask([[5, 6, 7]])
+    assert ask(torch.tensor([5, 6, 7])) == ask([numpy.array([5, 6, 7])]) == plain
+    assert ask(torch.tensor([[5, 6, 7], [5, 6, 7]])) == plain * 2
+    assert ask(prompt for prompt in ["the", "model"]) == ask(["the", "model"])
+
+
+def test_streams_side_by_side(llm: LLM) -> None:
+    """Each step is made for one of them and brings both on."""
+    prompts = ["the model", "of a token"]
+    plain = [output.outputs[0].text for output in llm.generate(prompts, GREEDY)]
+    streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
+    texts = ["", ""]
+    for outputs in zip_longest(*streams):
+        for at, output in enumerate(outputs):
+            texts[at] = output.outputs[0].text if output else texts[at]
+    assert texts == plain
+
+
 def test_chat_uses_the_template(llm: LLM) -> None:
     message = [{"role": "user", "content": "hi"}]
     (output,) = llm.chat(message, SamplingParams(temperature=0, max_tokens=4))
@@ -126,6 +153,9 @@ def test_stream_grows_and_leaving_it_aborts(llm: LLM) -> None:
     [
         ("", {}, "empty"),
         ([], {}, "empty"),
+        (b"bytes", {}, "bytes b'bytes' given"),
+        (["a", "b"], {}, "whole numbers; 'a' is among them"),
+        ("half \ud800", {}, "at character 5 is half of a character"),
         ("the " * 600, {}, r"context|longer"),
         ([10_000_000], {}, "10000000"),
         ([-1], {}, "-1"),

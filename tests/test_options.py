@@ -1,5 +1,6 @@
 """Every argument of LLM and of hunch.sglang.Engine has its effect, is refused, or is named once."""
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -147,6 +148,11 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
         lambda c: c.spec.max_batch,
         7,
     ),
+    "speculative_max_model_len": (
+        {"speculative_model": "p", "speculative_max_model_len": 99},
+        lambda c: c.spec.options.get("window"),
+        "99",
+    ),
     "spec_decoding_acceptance_method": (
         {"spec_decoding_acceptance_method": "typical_acceptance_sampler"},
         lambda c: c.spec.verifier,
@@ -173,6 +179,11 @@ NAMED: dict[str, Any] = {  # argument -> a value that gets a word in the log
     "disable_custom_all_reduce": True,
     "distributed_executor_backend": "ray",
     "worker_use_ray": True,
+    "generation_config": "a/file",
+    "limit_mm_per_prompt": {"image": 5},
+    "disable_chunked_mm_input": True,
+    "async_scheduling": True,
+    "speculative_model_quantization": "awq",
     "swap_space": 4,
     "cpu_offload_gb": 10,
     "tokenizer_mode": "slow",
@@ -186,6 +197,8 @@ REFUSED: dict[str, Any] = {  # argument -> a value that is an error
     "tokenizer_mode": "mistral",
     "load_format": "dummy",
     "dp_size": 2,
+    "task": "embed",
+    "runner": "pooling",
 }
 
 
@@ -236,9 +249,9 @@ def test_every_field_of_the_config_is_read_by_something() -> None:
     text = "".join(
         path.read_text()
         for path in SOURCE.rglob("*.py")
-        if path.name not in ("config.py", "compat.py")
+        if path.name != "config.py" and path.parent.name != "compat"
     )
-    text += (SOURCE / "compat.py").read_text().partition("def unused_arguments")[2]
+    text += (SOURCE / "compat" / "vllm.py").read_text().partition("def unused_arguments")[2]
     sections = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig, SpecConfig)
     resolved = {"max_num_seqs": "num_rows", "max_num_batched_tokens": "num_tokens"}
     for section in sections:
@@ -503,9 +516,30 @@ def test_sglang_generates_every_sample_and_refuses_what_it_does_not_know(llm: LL
             lambda: engine.generate(),
             lambda: engine.generate("x", "hot"),
             lambda: engine.generate("x", {"json_schema": "{}", "regex": "a"}),
+            lambda: engine.generate(["x", "y"], stream=True),
         ):
             with pytest.raises(RequestError):
                 wrong()
+        _check_streams_and_asyncio(engine)
+
+
+def _check_streams_and_asyncio(engine: sgl.Engine) -> None:
+    """SGLang's four ways to generate say the same."""
+    how = {"temperature": 0, "max_new_tokens": 4}
+    plain = engine.generate(["the model", "a"], how)
+    streamed = list(engine.generate("the model", how, stream=True))
+    assert streamed[-1]["text"] == plain[0]["text"]
+    assert streamed[0]["meta_info"]["finish_reason"] is None
+
+    async def ask() -> tuple[Any, Any]:
+        both = await engine.async_generate(["the model", "a"], how)
+        stream = await engine.async_generate("the model", how, stream=True)
+        return both, [part async for part in stream]
+
+    both, parts = asyncio.run(ask())
+    assert [answer["text"] for answer in both] == [answer["text"] for answer in plain]
+    assert parts[-1]["text"] == plain[0]["text"]
+    assert engine.generate("a", how)["text"] == plain[1]["text"]  # beside its own thread
 
 
 # --- on an engine -------------------------------------------------------------------------------

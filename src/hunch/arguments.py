@@ -23,6 +23,7 @@ class Arguments(TypedDict, total=False):
     speculative_draft_tensor_parallel_size: int | None
     speculative_device: str | None
     speculative_disable_by_batch_size: int | None
+    speculative_max_model_len: int | None
     spec_decoding_acceptance_method: str | None
     # the target
     tokenizer: str | PathLike[str] | None
@@ -65,6 +66,13 @@ class Arguments(TypedDict, total=False):
     trust_remote_code: bool | None
     tokenizer_mode: str | None
     load_format: str | None
+    task: str | None
+    runner: str | None
+    generation_config: str | None
+    limit_mm_per_prompt: Any
+    disable_chunked_mm_input: bool | None
+    async_scheduling: bool | None
+    speculative_model_quantization: str | None
     use_v2_block_manager: bool | None
     enforce_eager: bool | None
     max_seq_len_to_capture: int | None

@@ -10,6 +10,14 @@ from typing import Any
 from hunch.errors import RequestError
 
 MAX_SEED = 2**63 - 1
+_ELSEWHERE = {  # names that transformers and others have for it
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "do_sample": "temperature",
+    "num_return_sequences": "n",
+    "best_of": "n",
+    "stop_strings": "stop",
+}
 POOLINGS = ("last", "mean")  # of a prompt's states: the last token's, or the mean of all
 
 
@@ -18,10 +26,37 @@ def known_names(what: str, kind: Any, given: Mapping[str, Any]) -> Mapping[str, 
     known = kind.__dataclass_fields__
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
+            near = difflib.get_close_matches(_ELSEWHERE.get(str(name), str(name)), known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise RequestError(f"{what}: {name!r} is none of {', '.join(known)}{hint}")
     return given
+
+
+USUAL_SAMPLING: Mapping[str, Any] = {  # where neither a request nor its model says otherwise
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+}  # fmt: skip
+_RANGES: dict[str, Callable[[Any], bool]] = {
+    "temperature": lambda v: 0 <= v <= 100,
+    "top_p": lambda v: 0 < v <= 1,
+    "top_k": lambda v: isinstance(v, int) and v >= 0,
+    "min_p": lambda v: 0 <= v <= 1,
+    "repetition_penalty": lambda v: 0.01 <= v <= 100,
+}
+
+
+def recommended(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling fields of a generation_config.json, under our names; what is odd is left out."""
+    found = dict(USUAL_SAMPLING)
+    for name, allowed in _RANGES.items():
+        value = generation_config.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and allowed(value):
+            found[name] = value
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    if isinstance(most := generation_config.get("max_new_tokens"), int) and most > 0:
+        found["max_tokens"] = most
+    return found
 
 
 def as_row(value: Any) -> Any:

@@ -121,11 +121,9 @@ class KVEvents:
         made = KVEvents(**{key: value for key, value in given.items() if value is not None})
         if not made.enable_kv_cache_events or made.publisher == "null":
             return None
-        endpoint, replay = made.endpoint, made.replay_endpoint
-        if replay is not None:
-            replay = _counted_on(replay, made.data_parallel_rank)
-        endpoint = _counted_on(endpoint, made.data_parallel_rank)
-        return replace(made, endpoint=endpoint, replay_endpoint=replay)
+        rank, replay = made.data_parallel_rank, made.replay_endpoint
+        replay = None if replay is None else _counted_on(replay, rank)
+        return replace(made, endpoint=_counted_on(made.endpoint, rank), replay_endpoint=replay)
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -228,6 +226,7 @@ class SpecConfig:
     always: bool = False  # draft as if extra rows cost nothing: for checks
     draft_tensor_parallel_size: int | None = None
     device: str | None = None  # of draft models; None: the target's
+    revision: str | None = None  # of the drafter's files on the hub
 
     def __post_init__(self) -> None:
         _check_types(self)

@@ -31,9 +31,12 @@ def find_files(
         if spec.method == "auto":
             return _with_draft(spec, target, device, download_dir)
         path = shipped(spec.method, target.name, target.path)
+        if path is None and spec.method == "mtp" and Path(target.path).is_dir():
+            path = Path(target.path)  # its own layers
         return spec if path is None else replace(spec, path=str(path))
     if not Path(spec.path).exists():
-        spec = replace(spec, path=str(resolve(spec.path, directory=download_dir).path))
+        files = resolve(spec.path, revision=spec.revision, directory=download_dir)
+        spec = replace(spec, path=str(files.path))
     if spec.method != "auto":
         return spec
     from hunch.models.heads.files import detect

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,14 +18,18 @@ from hunch.compat import config_from_vllm, spec_from_vllm, unused_arguments
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig, load_drafter, say_once
 from hunch.drafter_files import find_files
 from hunch.engine.engine import Engine
-from hunch.errors import (
-    CapacityError,
-    ConfigError,
-    HunchError,
-)
+from hunch.errors import CapacityError, ConfigError, HunchError
 from hunch.hub import ModelFiles, resolve
 from hunch.pooling import EmbeddingOutput, EmbeddingRequestOutput, pooling_params, unit
-from hunch.prompts import Params, Prompt, list_prompts, params_for, progress, read_prompt
+from hunch.prompts import (
+    Params,
+    Prompt,
+    list_chats,
+    list_prompts,
+    params_for,
+    progress,
+    read_prompt,
+)
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import (
@@ -33,6 +37,7 @@ from hunch.types import (
     RequestOutput,
     SamplingParams,
     StructuredOutput,
+    recommended,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +82,7 @@ class LLM:
         self.tokenizer = tokenizer or load_text(config)
         self.engine = build_engine(config, self.tokenizer, load_target)
         self._ids = count()
+        self._kept: dict[str, RequestOutput] = {}  # newest outputs of streams that wait
 
     def sibling(self, speculate: str, **arguments: Any) -> Self:
         """Another engine over the same copy of the weights that drafts in another way.
@@ -93,7 +99,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         params: Params = None,
         *,
         sampling_params: Params = None,
@@ -128,7 +134,7 @@ class LLM:
 
         `tools` are OpenAI's, `wishes` fields of hunch.chat.turn.Wish; answers have a `message`.
         """
-        batch: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        batch = list_chats(messages)
         each = params_for(len(batch), params, sampling_params)
         wish = Wish(tools=tools or (), template_values=chat_template_kwargs or {}, **wishes)
         template = chat_template or self.config.model.chat_template
@@ -205,6 +211,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How the model's makers would sample: its generation_config.json."""
+        return SamplingParams(**recommended(self.tokenizer.generation_config))
+
     def close(self) -> None:
         self.engine.close()
 
@@ -238,14 +248,19 @@ class LLM:
         open_ids = set(ids)
         try:
             while open_ids:
-                for output in self.engine.step():
-                    if output.request_id in open_ids:
-                        if output.finished:
-                            open_ids.discard(output.request_id)
-                        yield output
+                # A step made for another stream brought these.
+                kept = [self._kept.pop(one) for one in ids if one in self._kept]
+                for output in kept or self.engine.step():
+                    if output.request_id not in open_ids:
+                        self._kept[output.request_id] = output
+                        continue
+                    if output.finished:
+                        open_ids.discard(output.request_id)
+                    yield output
         finally:
             for request_id in open_ids:
                 self.engine.abort(request_id)
+                self._kept.pop(request_id, None)
 
 
 @contextmanager

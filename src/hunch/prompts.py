@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,15 +16,32 @@ Params = OneParams | Sequence[OneParams] | None  # the same for all prompts, or 
 _DICT = {"prompt", "prompt_token_ids"}  # what vLLM's prompt dicts hold
 
 
-def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list."""
+def list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list; arrays and tensors of token ids count as lists."""
+    prompts = _plain(prompts)
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(f"prompts: a {type(prompts).__name__} given, not texts or token ids")
-    if len(prompts) > 0 and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts: {_kind(prompts)} given, not texts or token ids")
+    each: list[Any] = list(prompts)
+    return [each] if each and isinstance(each[0], int) else each
+
+
+def list_chats(messages: Any) -> list[Any]:
+    """One conversation or several, as a list of them."""
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, (str, bytes))
+    chats = (
+        [messages] if not is_list or not messages or isinstance(messages[0], Mapping) else messages
+    )
+    for chat in chats:
+        is_chat = isinstance(chat, Sequence) and not isinstance(chat, (str, bytes))
+        for message in chat if is_chat else [chat]:
+            if not is_chat or not isinstance(message, Mapping) or "role" not in message:
+                raise RequestError(
+                    f"messages: {_kind(message)} given; a conversation is a list of "
+                    "{'role': 'user', 'content': 'TEXT'}"
+                )
+    return list(chats)
 
 
 def read_prompt(prompt: Prompt, codec: TextCodec) -> tuple[str | None, list[int]]:
@@ -40,11 +57,23 @@ def read_prompt(prompt: Prompt, codec: TextCodec) -> tuple[str | None, list[int]
         prompt = prompt.get("prompt_token_ids", text)
     if isinstance(prompt, str):
         return prompt, codec.encode(prompt)
-    if not isinstance(prompt, Sequence):
+    ids = _plain(prompt)
+    if isinstance(ids, bytes) or not isinstance(ids, Sequence):
         raise RequestError(
-            f"a prompt is a text, a list of token ids or a dict; a {type(prompt).__name__} given"
+            f"a prompt is a text, a list of token ids or a dict; {_kind(prompt)} given"
         )
-    return text, list(prompt)  # type: ignore[arg-type]
+    if wrong := [one for one in ids if not isinstance(one, int)]:
+        raise RequestError(f"a prompt's token ids are whole numbers; {wrong[0]!r} is among them")
+    return text, list(ids)
+
+
+def _plain(given: Any) -> Any:
+    """Lists in place of numpy's arrays and torch's tensors."""
+    return given.tolist() if hasattr(given, "tolist") else given
+
+
+def _kind(given: Any) -> str:
+    return f"{type(given).__name__} {given!r}"[:60]
 
 
 def params_for(
@@ -69,8 +98,9 @@ def _read_params(params: OneParams) -> SamplingParams:
     if isinstance(params, Mapping):
         return SamplingParams(**params)
     if not isinstance(params, SamplingParams):
-        kind = type(params).__name__
-        raise RequestError(f"params: a {kind} given, not SamplingParams or a dict of its fields")
+        raise RequestError(
+            f"params: {_kind(params)} given, not SamplingParams or a dict of its fields"
+        )
     return params
 
 

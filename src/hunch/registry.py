@@ -30,6 +30,7 @@ DRAFTERS = {
     "merge": "hunch.drafting.merge:MergeDrafter",
     "synthetic": "hunch.drafting.synthetic:SyntheticDrafter",
 }
+MOST_NAMED = 40  # names a sentence lists; more nobody reads
 SYNTHETIC = frozenset({"synthetic"})  # for benchmarks of the engine: their guesses are made up
 
 VERIFIERS = {
@@ -114,6 +115,8 @@ def _offered() -> dict[str, str]:
 
 def unknown(name: str, known: Any) -> str:
     """One sentence for a name nobody knows: what is known, and what was probably meant."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    if len(known) > MOST_NAMED:
+        return f"{name!r} is not known{hint}"
     return f"{name!r} is not one of {', '.join(sorted(known))}{hint}"

@@ -2,63 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
+from hunch.async_llm import AsyncLLM
 from hunch.compat import config_from_sglang, sampling_from_sglang
 from hunch.errors import RequestError
 from hunch.llm import LLM
+from hunch.prompts import Prompt, list_prompts, params_for
 from hunch.types import RequestOutput, SamplingParams
 
 __all__ = ["Engine"]
+
+Sampling = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+Answer = dict[str, Any]
 
 
 class Engine(LLM):
     """Takes SGLang's arguments and answers with its dicts."""
 
     def __init__(self, **arguments: Any) -> None:
+        self._async: AsyncLLM | None = None
         self._open(config_from_sglang(**arguments))
 
     def generate(  # type: ignore[override]
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        sampling_params: Sampling = None,
         *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        stream: bool = False,
         **others: Any,
-    ) -> dict[str, Any] | list[dict[str, Any]]:
-        """One dict for one prompt, else a list; of n samples each has its own dict."""
-        if asked := [name for name, value in others.items() if value not in (None, False)]:
-            raise RequestError(f"{', '.join(asked)}: not known here; LLM.stream gives a stream")
-        if (prompt is None) == (input_ids is None):
-            raise RequestError("give either prompt or input_ids")
-        prompts: Any = prompt if prompt is not None else input_ids
-        params: SamplingParams | list[SamplingParams]
-        if sampling_params is None or isinstance(sampling_params, Mapping):
-            params = sampling_from_sglang(sampling_params)
+    ) -> Answer | list[Answer] | Iterator[Answer]:
+        """One dict for one prompt, else a list; of n samples each has its own dict.
+
+        With `stream` the answer to one prompt as it grows, all of it so far each time.
+        """
+        prompts, params = _read(prompt, input_ids, sampling_params, others)
+        if self._async is not None:
+            if stream:
+                raise RequestError("stream=True after async_generate: go on with async_generate")
+            return asyncio.run(self._gather(prompts, params, _is_one(prompt, input_ids)))
+        if stream:
+            return (_answer(output, 0) for output in self.stream(_only(prompts), params[0]))
+        return _answers(super().generate(prompts, params), _is_one(prompt, input_ids))
+
+    async def async_generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: Sampling = None,
+        *,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        stream: bool = False,
+        **others: Any,
+    ) -> Answer | list[Answer] | AsyncIterator[Answer]:
+        """`generate` for asyncio: calls of one moment share steps. With `stream` an async iterator
+        of the answer as it grows."""
+        prompts, params = _read(prompt, input_ids, sampling_params, others)
+        if stream:
+            outputs = self._asynchronous().generate(_only(prompts), params[0])
+            return (_answer(output, 0) async for output in outputs)
+        return await self._gather(prompts, params, _is_one(prompt, input_ids))
+
+    async def _gather(
+        self, prompts: list[Prompt], params: list[SamplingParams], is_one: bool
+    ) -> Answer | list[Answer]:
+        engine = self._asynchronous()
+
+        async def last(prompt: Prompt, params: SamplingParams) -> RequestOutput:
+            async for output in engine.generate(prompt, params):
+                newest = output
+            return newest
+
+        pairs = zip(prompts, params, strict=True)
+        return _answers(await asyncio.gather(*(last(*pair) for pair in pairs)), is_one)
+
+    def _asynchronous(self) -> AsyncLLM:
+        """The same engine in a thread of its own; from the first call on it stays there."""
+        if self._async is None:
+            inner = LLM.__new__(LLM)
+            inner.__dict__.update(self.__dict__)
+            self._async = AsyncLLM.from_llm(inner)
+        return self._async
+
+    def close(self) -> None:
+        if self._async is None:
+            super().close()
         else:
-            params = [sampling_from_sglang(each) for each in sampling_params]
-        outputs = super().generate(prompts, params)
-        answers = [_answer(output, index) for output in outputs for index in _samples(output)]
-        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        return answers[0] if is_one and len(answers) == 1 else answers
+            self._async.shutdown()
 
     def shutdown(self) -> None:
         self.close()
 
 
-def _samples(output: RequestOutput) -> range:
-    return range(len(output.outputs))
+def _read(
+    prompt: Any, input_ids: Any, sampling: Sampling, others: Mapping[str, Any]
+) -> tuple[list[Prompt], list[SamplingParams]]:
+    if asked := [name for name, value in others.items() if value not in (None, False)]:
+        raise RequestError(f"{', '.join(asked)}: not known here")
+    if (prompt is None) == (input_ids is None):
+        raise RequestError("give either prompt or input_ids")
+    prompts = list_prompts(input_ids if prompt is None else prompt)
+    if sampling is None or isinstance(sampling, Mapping):
+        return prompts, params_for(len(prompts), sampling_from_sglang(sampling))
+    return prompts, params_for(len(prompts), [sampling_from_sglang(each) for each in sampling])
 
 
-def _answer(output: RequestOutput, index: int) -> dict[str, Any]:
+def _is_one(prompt: Any, input_ids: Any) -> bool:
+    if prompt is not None:
+        return isinstance(prompt, str)
+    return len(input_ids) > 0 and isinstance(input_ids[0], int)
+
+
+def _only(prompts: list[Prompt]) -> Prompt:
+    if len(prompts) != 1:
+        raise RequestError(f"stream=True takes one prompt; {len(prompts)} given")
+    return prompts[0]
+
+
+def _answers(outputs: Sequence[RequestOutput], is_one: bool) -> Answer | list[Answer]:
+    answers = [_answer(output, at) for output in outputs for at in range(len(output.outputs))]
+    return answers[0] if is_one and len(answers) == 1 else answers
+
+
+def _answer(output: RequestOutput, index: int) -> Answer:
     answer = output.outputs[index]
     return {
         "text": answer.text,
         "output_ids": answer.token_ids,
         "meta_info": {
             "id": output.request_id,
-            "finish_reason": {"type": answer.finish_reason},
+            "finish_reason": {"type": answer.finish_reason} if answer.finish_reason else None,
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": len(answer.token_ids),
             "hunch": answer.stats,

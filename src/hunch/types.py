@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol, Self
 
-from hunch.checks import (
-    MAX_SEED as MAX_SEED,
-)
+from hunch.checks import MAX_SEED as MAX_SEED
 from hunch.checks import (
     SAMPLING_RULES,
     as_row,
@@ -16,6 +14,8 @@ from hunch.checks import (
     is_whole,
     known_names,
 )
+from hunch.checks import USUAL_SAMPLING as USUAL_SAMPLING
+from hunch.checks import recommended as recommended
 from hunch.errors import RequestError
 
 

@@ -78,7 +78,7 @@ TABLE: dict[str, set[str]] = {
         "kernels", "cli", "bench.device",
     },
     "integrations": {"compat", "config", "errors", "hub", "llm", "server", "types"},
-    "sglang": {"compat", "errors", "llm", "types"},
+    "sglang": {"async_llm", "compat", "errors", "llm", "prompts", "types"},
     "async_llm": {"arguments", "config", "errors", "llm", "prompts", "text", "types"},
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},
 }  # fmt: skip

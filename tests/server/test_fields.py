@@ -12,9 +12,10 @@ import openai
 import pytest
 
 from hunch.config import Config, SpecConfig
-from hunch.server.params import recommended, sampling_defaults
+from hunch.server.params import sampling_defaults
 from hunch.server.run import hiding
 from hunch.server.settings import ServeConfig
+from hunch.types import recommended
 from server.fake_engine import expected_text, expected_tokens
 from server.live_server import LiveServer
 
@@ -209,7 +210,7 @@ def test_usage_in_every_chunk(server: LiveServer) -> None:
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[-1] == 9
-    assert len(set(counts)) > 2
+    assert len(set(counts)) > 1
 
 
 def test_how_drafting_went_under_vllms_names(server: LiveServer) -> None:

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from hunch.compat import config_from_vllm, known_arguments
+from hunch.compat import config_from_vllm, known_arguments, without_effect
 from hunch.config import (
     DEFAULT_MODEL,
     CacheConfig,
@@ -32,31 +32,87 @@ _HELP = {
     "host": "Address to listen on; 0.0.0.0 is every one the machine has.",
     "port": "Port to listen on; 0 takes a free one.",
     "cors_origins": "A web origin that may call the API; may be repeated.",
-    "max_queue": "Sequences that may wait; more get 429.",
+    "allowed_hosts": "A name clients may call this machine by; may be repeated.",
+    "max_connections": "Connections open at once, of each HTTP process.",
+    "workers": "HTTP processes over the one engine.",
     "replicas": "Engines, each with a copy of the model; requests that begin alike share one.",
+    "idle_unload": "Seconds without a request that unload a model; 0: never.",
+    "max_loaded_models": "Models loaded at once; 0: all that are asked for.",
+    "max_model_bytes": "Memory of all models' processes together; 0: no limit.",
+    "max_queue": "Sequences that may wait; more get 429.",
     "request_timeout": "Seconds from a request's arrival to its last byte.",
     "drain_timeout": "Seconds that running requests get after SIGTERM.",
     "stats_interval": "Seconds between two status lines; 0: none.",
+    "engine_timeout": "Seconds without a sign of life that end a hung engine.",
+    "engine_restarts": "Times a dead or hung engine is started again.",
     "log_format": "text or json.",
     "log_level": "debug, info, warning or error.",
+    "generation_config": "Sampling defaults: auto is the model's, off none, or a file.",
     "disable_log_requests": "Log no line for each request; failures are logged all the same.",
-    "download_dir": "Where models are fetched to; default: the user's caches.",
     "prompt_log": "A file to add every prompt to, for hunch train --resume; default: none.",
     "allow_request_chat_template": "Let requests bring their own (sandboxed) chat template.",
     "allow_synthetic": "Serve with --speculate synthetic, whose drafts are made up: benchmarks.",
-    "speculate": "What drafts: NAME[:PATH][:KEY=VALUE]...",
-    "verifier": "Who judges drafts: exact, rejection, block (lossless) or typical (LOSSY).",
-    "speculative_model": "vLLM's name for a drafter's path, or [ngram].",
-    "num_speculative_tokens": "vLLM's name for the length of a draft.",
-    "always_draft": "Draft whether it pays or not: the same guesses in every run.",
-    "lora": "A LoRA adapter (PEFT's directory) to merge into the model.",
-    "kv_events_config": "Tell routers by ZeroMQ which prefixes are cached: vLLM's JSON object.",
-    "engines_per_device": "Engines that share a GPU's memory, this one among them.",
-    "seed": "Seeds requests that bring none.",
+    "max_body_bytes": "Bytes of a body.",
+    "max_prompts": "Prompts of one /v1/completions body.",
+    "max_messages": "Messages of a conversation.",
+    "max_inputs": "Texts of one /v1/embeddings body.",
+    "max_n": "Answers per prompt.",
+    "max_sequences": "Prompts times answers.",
+    "max_tokens": "Tokens of an answer; default: the model's context.",
+    "max_stop": "Stop strings, and stop token ids.",
+    "max_stop_chars": "Characters of one stop string.",
+    "max_bad_words": "Bad words.",
+    "max_logit_bias": "Tokens with a bias.",
+    "max_logprobs": "Log-probabilities per token.",
+    "max_grammar_bytes": "Bytes of a schema, regex or grammar, or of all choices together.",
+    "max_tools": "Tools.",
+    "max_tools_bytes": "Bytes of the schemas of all tools together.",
+    "tokenizer": "Where the tokenizer is, if not beside the weights.",
+    "revision": "Branch, tag or commit of the model on the hub.",
+    "download_dir": "Where models are fetched to; default: the user's caches.",
+    "dtype": "auto (as the files have it), float32, bfloat16, float16, fp8, int8 or int4.",
+    "kv_cache_dtype": "Of keys and values: auto, or on a GPU fp8 or int8 for half the memory.",
+    "quantization": "Form of the weights; default: as the files have it.",
+    "device": "auto, cpu or cuda.",
     "max_model_len": "Longest prompt and answer together; default: the model's own.",
+    "seed": "Seeds requests that bring none.",
+    "threads": "CPU threads; default: the machine's cores.",
+    "kernels": "auto, or torch: torch's own products alone.",
+    "activation_bits": "8 or 14, on a CPU before quantised weights; 14 is nearer to float32.",
+    "lora": "A LoRA adapter (PEFT's directory) to merge into the model.",
     "chat_template": "A template, or a file that holds one.",
     "tool_call_parser": "How tool calls are written (vLLM's names); auto: by the chat template.",
     "reasoning_parser": "How reasoning is marked (vLLM's names); auto: by the chat template.",
+    "logprobs_mode": "raw_logprobs, or processed_logprobs: after penalties, filters and grammar.",
+    "block_size": "Tokens of a block of the KV cache.",
+    "kv_bytes": "Memory for KV; default: a share of what the device has free.",
+    "num_blocks": "Blocks of the KV cache, in place of --kv-bytes.",
+    "gpu_memory_utilization": "Share of a GPU's memory for weights and KV.",
+    "engines_per_device": "Engines that share a GPU's memory, this one among them.",
+    "enable_prefix_caching": "Keep what prompts begin with for later requests (on by default).",
+    "kv_events_config": "Tell routers by ZeroMQ which prefixes are cached: vLLM's JSON object.",
+    "max_num_seqs": "Requests that run at once; default: 64, on a GPU 256.",
+    "max_num_batched_tokens": "Tokens of one step; default: 512, on a GPU 8192.",
+    "depth": "Steps launched ahead of their results: 0 or 1; default: 1 on a GPU.",
+    "tensor_parallel_size": "Devices over which every layer is split.",
+    "pipeline_parallel_size": "Stages of layers, each on devices of its own.",
+    "speculate": "What drafts: NAME[:PATH][:KEY=VALUE]...; default: auto.",
+    "verifier": "Who judges drafts: exact, rejection, block (lossless) or typical (LOSSY).",
+    "always_draft": "Draft whether it pays or not: the same guesses in every run.",
+    "speculative_config": "vLLM's JSON object that says how to draft.",
+    "speculative_model": "vLLM's name for a drafter's path, or [ngram].",
+    "num_speculative_tokens": "vLLM's name for the length of a draft.",
+    "ngram_prompt_lookup_max": "Longest match that ngram looks up [4].",
+    "ngram_prompt_lookup_min": "Shortest match that ngram looks up [1].",
+    "speculative_max_model_len": "Positions a drafter looks back.",
+    "speculative_device": "Device of a draft model; default: the target's.",
+    "speculative_draft_tensor_parallel_size": "Devices of a draft model.",
+    "speculative_disable_by_batch_size": "Draft nothing from so many running requests on.",
+    "spec_decoding_acceptance_method": "vLLM's name for the verifier.",
+    "data_parallel_size": "1 alone; --replicas starts several engines.",
+    "dp_size": "1 alone; --replicas starts several engines.",
+    "task": "generate alone; /v1/embeddings is served beside it.",
+    "runner": "generate alone; /v1/embeddings is served beside it.",
 }
 ADAPTING = {"auto", "suffix", "draft", "dspark"}  # methods that learn from what is served
 _SWITCHES = (  # flags that take no value, most of them vLLM's
@@ -71,6 +127,8 @@ _SWITCHES = (  # flags that take no value, most of them vLLM's
     "worker_use_ray",
     "enable_auto_tool_choice",
     "enable_lora",
+    "disable_chunked_mm_input",
+    "async_scheduling",
 )
 _ALIASES = {
     "tensor_parallel_size": ("-tp",),
@@ -254,11 +312,10 @@ def _parser() -> argparse.ArgumentParser:
     for section in (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig):
         _add_fields(engine, section, skip=("model", "max_queue"))
     taken = {action.dest for action in parser._actions}
-    for name in sorted(known_arguments() - taken):
-        if name in _SWITCHES:
-            _add(engine, name, bool)
-        elif name not in ("model", "log_level"):
-            _add(engine, name, _value)
+    unused = parser.add_argument_group("taken for vLLM's sake, without effect here")
+    for name in sorted(known_arguments() - taken - {"model", "log_level"}):
+        group = unused if name in without_effect() else engine
+        _add(group, name, bool if name in _SWITCHES else _value)
     return parser
 
 
@@ -276,7 +333,7 @@ def _add_fields(group: Any, section: type, skip: Sequence[str] = ()) -> None:
 
 def _add(group: Any, name: str, kind: Any, default: Any = None) -> None:
     flags = [f"--{name.replace('_', '-')}", *_ALIASES.get(name, ())]
-    text = _HELP.get(name, "")
+    text = _HELP.get(name) or without_effect()[name]
     if default not in (None, (), "") and kind is not bool:
         text = f"{text} [{default}]".strip()
     if kind is bool:

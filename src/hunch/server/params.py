@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,19 @@ from hunch.server.problems import ProblemError, at_most
 from hunch.server.schemas import ChatBody, CompletionBody, SamplingBody, SpeculationBody
 from hunch.server.settings import Limits
 from hunch.server.structured import structured_output
-from hunch.types import MAX_SEED, SamplingParams, Speculation
+from hunch.types import (
+    MAX_SEED,
+    USUAL_SAMPLING,
+    SamplingParams,
+    Speculation,
+    recommended,
+)
 
 Defaults = Mapping[str, Any]  # what a model recommends, by our names
-_USUAL: Defaults = {
-    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
-}  # fmt: skip
 
 
 def completion_params(
-    body: CompletionBody, limits: Limits, max_len: int, defaults: Defaults = _USUAL
+    body: CompletionBody, limits: Limits, max_len: int, defaults: Defaults = USUAL_SAMPLING
 ) -> SamplingParams:
     """What /v1/completions asks for. With best_of, n is the number of answers to choose from."""
     num_answers = body.best_of or body.n
@@ -45,7 +48,7 @@ def completion_params(
 
 
 def chat_params(
-    body: ChatBody, limits: Limits, max_len: int, defaults: Defaults = _USUAL
+    body: ChatBody, limits: Limits, max_len: int, defaults: Defaults = USUAL_SAMPLING
 ) -> SamplingParams:
     """What /v1/chat/completions asks for; without max_tokens, up to the model's context."""
     if body.top_logprobs and not body.logprobs:
@@ -72,7 +75,7 @@ def is_scoring(body: SamplingBody) -> bool:
 def sampling_defaults(where: str, own: Mapping[str, Any]) -> Defaults:
     """What a request gets that does not say: by the model's `own` advice, a file's, or none."""
     if where in ("vllm", "off"):
-        return _USUAL
+        return USUAL_SAMPLING
     if where == "auto":
         return recommended(own)
     path = Path(where)
@@ -83,30 +86,6 @@ def sampling_defaults(where: str, own: Mapping[str, Any]) -> Defaults:
     if not isinstance(found, dict):
         raise ConfigError(f"generation_config={where!r} is not a JSON object")
     return recommended(found)
-
-
-def recommended(generation_config: Mapping[str, Any]) -> Defaults:
-    """Sampling fields of a generation_config.json, under our names; what is odd is left out."""
-    found = dict(_USUAL)
-    for name, allowed in _RANGES.items():
-        value = generation_config.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and allowed(value):
-            found[name] = value
-    if generation_config.get("do_sample") is False:
-        found["temperature"] = 0.0
-    if isinstance(most := generation_config.get("max_new_tokens"), int) and most > 0:
-        found["max_tokens"] = most
-    return found
-
-
-_RANGES: dict[str, Callable[[Any], bool]] = {
-    "temperature": lambda v: 0 <= v <= 100,
-    "top_p": lambda v: 0 < v <= 1,
-    "top_k": lambda v: isinstance(v, int) and v >= 0,
-    "min_p": lambda v: 0 <= v <= 1,
-    "repetition_penalty": lambda v: 0.01 <= v <= 100,
-}
 
 
 def _params(
@@ -136,7 +115,7 @@ def _params(
     chosen = {
         name: usual if (value := getattr(body, name)) is None else value
         for name, usual in defaults.items()
-        if name in _USUAL
+        if name in USUAL_SAMPLING
     }
     return SamplingParams(
         **chosen,

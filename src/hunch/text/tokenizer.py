@@ -61,6 +61,15 @@ class Tokenizer:
         return self.backend.id_to_token(self.eos_ids[0]) if self.eos_ids else None
 
     @property
+    def bos_token_id(self) -> int | None:
+        """By transformers' name, as `eos_token_id`."""
+        return self.bos_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.eos_ids[0] if self.eos_ids else None
+
+    @property
     def special_tokens(self) -> dict[str, int]:
         """Tokens that are marks and not text, by name."""
         added = self.backend.get_added_tokens_decoder()
@@ -85,7 +94,7 @@ class Tokenizer:
                 self._check_length(text, max_tokens)
             return self._encode(text, add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(f"the text cannot be encoded: {error}") from None
+            raise RequestError(_why_not_text(text) or f"cannot be encoded: {error}") from None
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int]
@@ -270,6 +279,16 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         named = [t for t in named if t.get("name") == "default"] or named
         template = named[0].get("template") if named else None
     return template if isinstance(template, str) else None
+
+
+def _why_not_text(text: Any) -> str | None:
+    """What keeps a text from being one: half of a character, as in names of files on disk."""
+    if not isinstance(text, str):
+        return f"a text is needed; {type(text).__name__} {text!r:.60} given"
+    at = next((at for at, one in enumerate(text) if "\ud800" <= one <= "\udfff"), None)
+    if at is None:
+        return None
+    return f"the text is no Unicode: {text[at]!r} at character {at} is half of a character"
 
 
 def _content(token: Any) -> str | None:

@@ -1,9 +1,8 @@
-"""vLLM's and SGLang's argument names, translated to our config. All knowledge of them is here."""
+"""vLLM's argument names, translated to our config."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +15,8 @@ from hunch.config import (
     SpecConfig,
     say_once,
 )
-from hunch.errors import ConfigError, RequestError
+from hunch.errors import ConfigError
 from hunch.registry import DRAFTERS, unknown
-from hunch.types import SamplingParams
 
 _SECTIONS = {
     "model": ModelConfig,
@@ -43,18 +41,22 @@ _SPEC = {
     "speculative_device",
     "speculative_draft_tensor_parallel_size",
     "speculative_disable_by_batch_size",
+    "speculative_max_model_len",
     "spec_decoding_acceptance_method",
     "speculative_config",
 }
-_GRAPHS = "hunch captures a GPU's steps by itself, and a CPU has none to capture"
+GRAPHS = "hunch captures a GPU's steps by itself, and a CPU has none to capture"
 _ADAPTERS = "an adapter is merged into weights of its own: lora=PATH, or --lora-modules"
 _RANKS = "ranks are processes of this machine, or those that torchrun started"
+_TEXT = "hunch reads text alone"
+_FILES = "the files say themselves what they are"
+_PAYS = "how much is drafted and checked follows what is accepted and what passes cost"
 _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     # argument -> values that ask for what hunch does anyway, and why others change nothing
     "use_v2_block_manager": ((True,), "there is one block manager, and it can do what v2 can"),
-    "enforce_eager": ((False,), _GRAPHS),
-    "max_seq_len_to_capture": ((), _GRAPHS),
-    "compilation_config": ((), _GRAPHS),
+    "enforce_eager": ((False,), GRAPHS),
+    "max_seq_len_to_capture": ((), GRAPHS),
+    "compilation_config": ((), GRAPHS),
     "enable_chunked_prefill": (
         (True,),
         "prompts above max_num_batched_tokens always go in chunks, which changes no text; give a "
@@ -68,7 +70,12 @@ _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "swap_space": ((0,), "what is preempted is computed again, not swapped"),
     "cpu_offload_gb": ((0,), "weights stay on the device that computes with them"),
     "tokenizer_mode": (("auto",), "the same tokenizer is read in every mode"),
-    "load_format": (("auto",), "the files say themselves what they are"),
+    "load_format": (("auto",), _FILES),
+    "limit_mm_per_prompt": ((), _TEXT),
+    "disable_chunked_mm_input": ((), _TEXT),
+    "async_scheduling": ((), "depth says how many steps are launched ahead; it changes no text"),
+    "generation_config": (("auto", "vllm"), "llm.get_default_sampling_params() gives the model's"),
+    "speculative_model_quantization": ((), _FILES),
     "speculative_disable_mqa_scorer": ((False,), "drafts are always checked in one pass"),
     "disable_logprobs_during_spec_decoding": ((False,), "logprobs are given to who asks for them"),
     "trust_remote_code": ((False,), "hunch never runs a model's own code"),
@@ -77,20 +84,14 @@ _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "max_lora_rank": ((), _ADAPTERS),
     "enable_auto_tool_choice": ((False,), "a model may call tools wherever a request brings some"),
 }
-_SGLANG_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "cuda_graph_max_bs": ((), _GRAPHS),
-    "disable_cuda_graph": ((False,), _GRAPHS),
-    "enable_torch_compile": ((False,), "hunch's kernels are compiled already"),
-    "attention_backend": ((), "hunch has one attention per device"),
-    "sampling_backend": ((), "hunch has one way to sample"),
-    "skip_server_warmup": ((True,), "there is no warm-up to skip"),
-}
 _ONLY = {  # taken with these values alone
     "data_parallel_size": (1,),
     "trust_remote_code": (False, True),
     "tokenizer_mode": ("auto", "slow"),
     "load_format": ("auto", "safetensors", "pt", "gguf"),
     "dp_size": (1,),
+    "task": ("generate", "auto"),
+    "runner": ("generate", "auto"),
 }
 _SPECULATIVE_CONFIG = {  # key of vLLM's speculative_config -> the flat argument it replaced
     "model": "speculative_model",
@@ -102,49 +103,43 @@ _SPECULATIVE_CONFIG = {  # key of vLLM's speculative_config -> the flat argument
     "disable_by_batch_size": "speculative_disable_by_batch_size",
     "acceptance_method": "spec_decoding_acceptance_method",
     "rejection_sample_method": "spec_decoding_acceptance_method",
+    "max_model_len": "speculative_max_model_len",
+    "revision": "revision",
+    "use_heterogeneous_vocab": "cross_vocab",
+}
+_SPECULATIVE_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {  # its keys that change nothing
+    "quantization": ((), _FILES),
+    "parallel_drafting": ((False,), _FILES),
+    "enforce_eager": ((False,), GRAPHS),
+    "disable_padded_drafter_batch": ((), "rows of different lengths share a step as they are"),
+    "draft_sample_method": ((), "drafters guess with the target's own noise"),
+    "enable_adaptive_verification": ((True,), _PAYS),
+    "num_speculative_tokens_per_batch_size": ((), _PAYS),
+    "suffix_decoding_max_tree_depth": ((), _PAYS),
+    "suffix_decoding_max_spec_factor": ((), _PAYS),
+    "suffix_decoding_min_token_prob": ((), _PAYS),
+    "suffix_decoding_max_cached_requests": (
+        (0,),
+        "speculate='suffix:shared=true' looks into answers of other requests",
+    ),
+    "speculative_token_tree": ((), "speculate='NAME:PATH:tree=dynamic' drafts trees"),
 }
 _METHODS = {  # vLLM's and SGLang's names of methods -> ours
     "draft_model": "draft",
     "mlp_speculator": "mlp",
     "[ngram]": "ngram",
-    "deepseek_mtp": "mtp",
-    "mimo_mtp": "mtp",
-    "qwen3_next_mtp": "mtp",
+    "ngram_gpu": "ngram",
     "nextn": "mtp",
     "standalone": "draft",
 }
 _VERIFIERS = {
     "rejection_sampler": "exact",
+    "standard": "exact",
     "strict": "exact",
+    "probabilistic": "exact",
     "typical_acceptance_sampler": "typical",
 }
-_SGLANG = {  # SGLang's engine arguments -> ours
-    "model_path": "model",
-    "tokenizer_path": "tokenizer",
-    "context_length": "max_model_len",
-    "mem_fraction_static": "gpu_memory_utilization",
-    "tp_size": "tensor_parallel_size",
-    "pp_size": "pipeline_parallel_size",
-    "random_seed": "seed",
-    "max_running_requests": "max_num_seqs",
-    "chunked_prefill_size": "max_num_batched_tokens",
-    "page_size": "block_size",
-}
-_SGLANG_SPEC = (  # what of SGLang's says how to draft
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-)
-_WEIGHTLESS = ("off", "ngram", "suffix", "prediction", "recycling")  # methods without a model
-_SGLANG_SAMPLING = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    "no_stop_trim": "include_stop_str_in_output",
-}
-_SGLANG_GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+WEIGHTLESS = ("off", "ngram", "suffix", "prediction", "recycling")  # methods without a model
 
 
 def config_from_vllm(**given: Any) -> Config:
@@ -162,7 +157,7 @@ def config_from_vllm(**given: Any) -> Config:
         elif name in _SPEC:
             spec[name] = value
         elif name in _NO_EFFECT:
-            _tell_no_effect(name, value, *_NO_EFFECT[name])
+            tell_no_effect(name, value, *_NO_EFFECT[name])
         elif name not in _ONLY:
             raise ConfigError(f"argument {unknown(name, known_arguments())}")
     parts: dict[str, Any] = {name: make(**sections[name]) for name, make in _SECTIONS.items()}
@@ -173,12 +168,12 @@ def known_arguments() -> set[str]:
     return set(_PLAIN) | _SPEC | set(_NO_EFFECT) | set(_ONLY)
 
 
-def known_to_sglang() -> set[str]:
-    own = {*_SGLANG_SPEC, *_SGLANG_NO_EFFECT, "disable_radix_cache", "log_level"}
-    return {*known_arguments(), *_SGLANG, *own}
+def without_effect() -> dict[str, str]:
+    """vLLM's arguments that change nothing here, with the reason."""
+    return {name: why for name, (_, why) in _NO_EFFECT.items()}
 
 
-def _tell_no_effect(name: str, value: Any, quiet: tuple[Any, ...], why: str) -> None:
+def tell_no_effect(name: str, value: Any, quiet: tuple[Any, ...], why: str) -> None:
     if value not in quiet:
         say_once(f"{name}={value!r} has no effect: {why}")
 
@@ -194,9 +189,9 @@ def unused_arguments(config: Config, device: str) -> list[str]:
         words.append("activation_bits has no effect: only a CPU's own kernels round activations")
     if {"kv_bytes", "num_blocks"} <= given:
         words.append("kv_bytes has no effect beside num_blocks")
-    if config.spec.draft_tensor_parallel_size and config.spec.method in _WEIGHTLESS:
+    if config.spec.draft_tensor_parallel_size and config.spec.method in WEIGHTLESS:
         words.append(f"draft_tensor_parallel_size has no effect: {config.spec.method} has no model")
-    if config.spec.device and config.spec.method in _WEIGHTLESS:
+    if config.spec.device and config.spec.method in WEIGHTLESS:
         words.append(f"speculative_device has no effect: {config.spec.method} has no model")
     return words
 
@@ -218,14 +213,15 @@ def spec_from_vllm(**given: Any) -> SpecConfig:
     theirs = None if method is None else _VERIFIERS.get(method, method)
     rest: dict[str, Any] = {"verifier": verifier or theirs or "exact"}
     if "speculative_disable_by_batch_size" in given:  # vLLM: off from that many requests on
-        rest["max_batch"] = _whole(given, "speculative_disable_by_batch_size", 2) - 1
+        rest["max_batch"] = whole(given, "speculative_disable_by_batch_size", 2) - 1
         del given["speculative_disable_by_batch_size"]
     rest["always"] = given.pop("always_draft", False)
     if "speculative_draft_tensor_parallel_size" in given:
-        size = _whole(given, "speculative_draft_tensor_parallel_size", 1)
+        size = whole(given, "speculative_draft_tensor_parallel_size", 1)
         rest["draft_tensor_parallel_size"] = size
         del given["speculative_draft_tensor_parallel_size"]
     rest["device"] = given.pop("speculative_device", None)
+    rest["revision"] = given.pop("revision", None)
     own = given.pop("speculate", None)
     if own is not None:
         if given:
@@ -234,7 +230,7 @@ def spec_from_vllm(**given: Any) -> SpecConfig:
     return _spec_from_flat(given, rest)
 
 
-def _whole(given: Mapping[str, Any], name: str, least: int) -> int:
+def whole(given: Mapping[str, Any], name: str, least: int) -> int:
     value = given[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name}={value!r} must be a whole number, {least} or more")
@@ -249,27 +245,40 @@ def _spec_from_flat(given: dict[str, Any], rest: dict[str, Any]) -> SpecConfig:
         return SpecConfig(**rest)
     if method is None:
         method = "ngram" if model == "[ngram]" else "auto"  # auto with a path: its config says
-    method = _METHODS.get(str(method).lower(), str(method).lower())
-    if method not in DRAFTERS:
-        raise ConfigError(f"speculative method {unknown(method, {*DRAFTERS, *_METHODS})}")
-    if method in _WEIGHTLESS and model not in (None, f"[{method}]", method):
+    method = method_of(str(method), "speculative method")
+    if method in WEIGHTLESS and model not in (None, f"[{method}]", method):
         raise ConfigError(f"speculative_model={model!r}: the method {method} reads no model")
     options: dict[str, str] = {}
     if "num_speculative_tokens" in given:
-        options["num_nodes"] = str(_whole(given, "num_speculative_tokens", 1))
+        options["num_nodes"] = str(whole(given, "num_speculative_tokens", 1))
     if method == "ngram":
         options |= _lookup_lengths(given)
+    if "speculative_max_model_len" in given and method in WEIGHTLESS:
+        say_once(f"speculative_max_model_len has no effect: {method} has no model")
+    elif "speculative_max_model_len" in given:
+        options["window"] = str(whole(given, "speculative_max_model_len", 1))
+    if given.get("cross_vocab"):
+        options["cross_vocab"] = "true"
     for name in ("ngram_prompt_lookup_max", "ngram_prompt_lookup_min"):
         if name in given and method != "ngram":
             say_once(f"{name} has no effect: what drafts is {method}, not ngram")
-    path = None if method in _WEIGHTLESS else model
+    path = None if method in WEIGHTLESS else model
     return SpecConfig(method=method, path=path, options=options, **rest)
 
 
+def method_of(theirs: str, what: str) -> str:
+    """Our name of a method; vLLM has one of its own for every family's MTP layers."""
+    name = theirs.lower()
+    name = "mtp" if name.endswith("_mtp") else _METHODS.get(name, name)
+    if name not in DRAFTERS:
+        raise ConfigError(f"{what}: {unknown(name, {*DRAFTERS, *_METHODS})}")
+    return name
+
+
 def _lookup_lengths(given: Mapping[str, Any]) -> dict[str, str]:
-    """vLLM: what is not said of the longest and shortest match is as the other."""
+    """The longest and the shortest match: 4 and 1, unless given."""
     lengths = {
-        name: _whole(given, f"ngram_prompt_lookup_{name}", 1)
+        name: whole(given, f"ngram_prompt_lookup_{name}", 1)
         for name in ("max", "min")
         if f"ngram_prompt_lookup_{name}" in given
     }
@@ -290,102 +299,19 @@ def _unbundle(bundle: Mapping[str, Any] | str) -> dict[str, Any]:
             raise ConfigError(f"speculative_config is not JSON: {error}") from None
     if not isinstance(bundle, Mapping):
         raise ConfigError("speculative_config must be a dict or a JSON object")
-    for key in bundle:
-        if key not in _SPECULATIVE_CONFIG:
-            raise ConfigError(f"speculative_config: key {unknown(key, _SPECULATIVE_CONFIG)}")
-    return {_SPECULATIVE_CONFIG[k]: value for k, value in bundle.items() if value is not None}
-
-
-def config_from_sglang(**given: Any) -> Config:
-    """Our config from SGLang's engine arguments; vLLM's and our own names are taken too."""
-    given = {name: value for name, value in given.items() if value is not None}
-    if "model_path" not in given and "model" not in given:
-        raise ConfigError("model_path is missing")
-    for name in given:
-        if name not in known_to_sglang():
-            raise ConfigError(f"argument {unknown(name, known_to_sglang())}")
-        if name in _SGLANG and _SGLANG[name] in given:
-            raise ConfigError(f"give either {name} or {_SGLANG[name]}, not both")
-    for name in [name for name in given if name in _SGLANG_NO_EFFECT]:
-        _tell_no_effect(name, given.pop(name), *_SGLANG_NO_EFFECT[name])
-    if "log_level" in given:
-        _set_log_level(given.pop("log_level"))
-    if given.pop("disable_radix_cache", False):
-        given["enable_prefix_caching"] = False
-    asked = {name: given.pop(name) for name in _SGLANG_SPEC if name in given}
-    if asked:
-        if "speculate" in given:
-            raise ConfigError(f"give either speculate or {', '.join(sorted(asked))}, not both")
-        given["speculate"] = _speculate_by_sglang(asked, given.pop("speculative_model", None))
-    return config_from_vllm(**{_SGLANG.get(name, name): value for name, value in given.items()})
-
-
-def _speculate_by_sglang(asked: dict[str, Any], path: str | None) -> str:
-    """SGLang's speculative arguments as NAME[:PATH][:KEY=VALUE]...
-
-    There, num_draft_tokens counts the token the target itself says: a chain of num_steps guesses
-    has num_steps + 1. A tree keeps eagle_topk nodes of each level and looks at as many children.
-    """
-    path = asked.get("speculative_draft_model_path", path)
-    algorithm = asked.get("speculative_algorithm")
-    if algorithm is None and path is None:
-        raise ConfigError(f"{', '.join(sorted(asked))}: also give speculative_algorithm")
-    name = "auto" if algorithm is None else str(algorithm).lower()
-    name = _METHODS.get(name, name)
-    if name not in DRAFTERS:
-        raise ConfigError(f"speculative_algorithm: {unknown(name, {*DRAFTERS, *_METHODS})}")
-    if path is not None and name in _WEIGHTLESS:
-        raise ConfigError(f"speculative_draft_model_path={path!r}: {name} reads no model")
-    steps, width, size = (
-        _whole(asked, key, least) if key in asked else None
-        for key, least in (
-            ("speculative_num_steps", 1),
-            ("speculative_eagle_topk", 1),
-            ("speculative_num_draft_tokens", 2),
-        )
-    )
-    parts = [name] + ([str(path)] if path else [])
-    if width is not None and width > 1 and name not in _WEIGHTLESS:
-        parts += ["tree=dynamic", f"branch={width}", f"width={width}"]
-        parts += [f"depth={steps}"] if steps is not None else []
-    else:
-        if width is not None and width > 1:
-            say_once(f"speculative_eagle_topk={width} has no effect: {name} drafts a chain")
-        if steps is not None and size is not None and size != steps + 1:
-            say_once(
-                f"speculative_num_draft_tokens={size} has no effect: a chain of "
-                f"speculative_num_steps={steps} guesses is checked with {steps + 1} tokens"
+    taken: dict[str, Any] = {}
+    for key, value in bundle.items():
+        if str(key).startswith("synthetic_") or value == "synthetic":
+            raise ConfigError(
+                f"speculative_config: {key}: give speculate='synthetic:tokens_per_pass=N' instead"
             )
-        size = size if steps is None else steps + 1
-    return ":".join(parts + ([f"num_nodes={size - 1}"] if size is not None else []))
-
-
-def _set_log_level(level: Any) -> None:
-    levels = ("debug", "info", "warning", "error", "critical")
-    if not isinstance(level, str) or level.lower() not in levels:
-        raise ConfigError(f"log_level={level!r} must be one of {', '.join(levels)}")
-    logging.getLogger("hunch").setLevel(level.upper())
-
-
-def sampling_from_sglang(given: Mapping[str, Any] | None) -> SamplingParams:
-    """SGLang's sampling dict; its defaults (temperature 1, 128 new tokens)."""
-    values: dict[str, Any] = {"max_tokens": 128}
-    if given is not None and not isinstance(given, Mapping):
-        raise RequestError(f"sampling_params: a {type(given).__name__} given, not a dict")
-    for name, value in (given or {}).items():
+        if key not in _SPECULATIVE_CONFIG and key not in _SPECULATIVE_NO_EFFECT:
+            known = {*_SPECULATIVE_CONFIG, *_SPECULATIVE_NO_EFFECT}
+            raise ConfigError(f"speculative_config: key {unknown(str(key), known)}")
         if value is None:
             continue
-        if name in _SGLANG_GRAMMARS:
-            if "structured_outputs" in values:
-                raise RequestError(f"{name}: only one of {', '.join(_SGLANG_GRAMMARS)}")
-            values["structured_outputs"] = {_SGLANG_GRAMMARS[name]: value}
-            continue
-        if name == "spaces_between_special_tokens":
-            _tell_no_effect(name, value, (True,), "text is what the tokenizer makes of the tokens")
-            continue
-        ours = _SGLANG_SAMPLING.get(name, name)
-        if ours not in SamplingParams.__dataclass_fields__:
-            known = {*SamplingParams.__dataclass_fields__, *_SGLANG_SAMPLING, *_SGLANG_GRAMMARS}
-            raise RequestError(f"sampling parameter {unknown(name, known)}")
-        values[ours] = value
-    return SamplingParams(**values)
+        if key in _SPECULATIVE_CONFIG:
+            taken[_SPECULATIVE_CONFIG[key]] = value
+        else:
+            tell_no_effect(f"speculative_config: {key}", value, *_SPECULATIVE_NO_EFFECT[key])
+    return taken

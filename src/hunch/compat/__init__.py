@@ -1,0 +1,21 @@
+"""vLLM's and SGLang's argument names, translated to our config. All knowledge of them is here."""
+
+from hunch.compat.sglang import config_from_sglang, known_to_sglang, sampling_from_sglang
+from hunch.compat.vllm import (
+    config_from_vllm,
+    known_arguments,
+    spec_from_vllm,
+    unused_arguments,
+    without_effect,
+)
+
+__all__ = [
+    "config_from_sglang",
+    "config_from_vllm",
+    "known_arguments",
+    "known_to_sglang",
+    "sampling_from_sglang",
+    "spec_from_vllm",
+    "unused_arguments",
+    "without_effect",
+]

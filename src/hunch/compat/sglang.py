@@ -1,0 +1,155 @@
+"""SGLang's argument names, translated to our config."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from hunch.compat.vllm import (
+    GRAPHS,
+    WEIGHTLESS,
+    config_from_vllm,
+    known_arguments,
+    method_of,
+    tell_no_effect,
+    whole,
+)
+from hunch.config import Config, say_once
+from hunch.errors import ConfigError, RequestError
+from hunch.registry import unknown
+from hunch.types import SamplingParams
+
+_SGLANG_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "cuda_graph_max_bs": ((), GRAPHS),
+    "disable_cuda_graph": ((False,), GRAPHS),
+    "enable_torch_compile": ((False,), "hunch's kernels are compiled already"),
+    "attention_backend": ((), "hunch has one attention per device"),
+    "sampling_backend": ((), "hunch has one way to sample"),
+    "skip_server_warmup": ((True,), "there is no warm-up to skip"),
+}
+_SGLANG = {  # SGLang's engine arguments -> ours
+    "model_path": "model",
+    "tokenizer_path": "tokenizer",
+    "context_length": "max_model_len",
+    "mem_fraction_static": "gpu_memory_utilization",
+    "tp_size": "tensor_parallel_size",
+    "pp_size": "pipeline_parallel_size",
+    "random_seed": "seed",
+    "max_running_requests": "max_num_seqs",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "page_size": "block_size",
+}
+_SGLANG_SPEC = (  # what of SGLang's says how to draft
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+)
+_SGLANG_SAMPLING = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+_SGLANG_GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+
+
+def known_to_sglang() -> set[str]:
+    own = {*_SGLANG_SPEC, *_SGLANG_NO_EFFECT, "disable_radix_cache", "log_level"}
+    return {*known_arguments(), *_SGLANG, *own}
+
+
+def config_from_sglang(**given: Any) -> Config:
+    """Our config from SGLang's engine arguments; vLLM's and our own names are taken too."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if "model_path" not in given and "model" not in given:
+        raise ConfigError("model_path is missing")
+    for name in given:
+        if name not in known_to_sglang():
+            raise ConfigError(f"argument {unknown(name, known_to_sglang())}")
+        if name in _SGLANG and _SGLANG[name] in given:
+            raise ConfigError(f"give either {name} or {_SGLANG[name]}, not both")
+    for name in [name for name in given if name in _SGLANG_NO_EFFECT]:
+        tell_no_effect(name, given.pop(name), *_SGLANG_NO_EFFECT[name])
+    if "log_level" in given:
+        _set_log_level(given.pop("log_level"))
+    if given.pop("disable_radix_cache", False):
+        given["enable_prefix_caching"] = False
+    asked = {name: given.pop(name) for name in _SGLANG_SPEC if name in given}
+    if asked:
+        if "speculate" in given:
+            raise ConfigError(f"give either speculate or {', '.join(sorted(asked))}, not both")
+        given["speculate"] = _speculate_by_sglang(asked, given.pop("speculative_model", None))
+    return config_from_vllm(**{_SGLANG.get(name, name): value for name, value in given.items()})
+
+
+def _speculate_by_sglang(asked: dict[str, Any], path: str | None) -> str:
+    """SGLang's speculative arguments as NAME[:PATH][:KEY=VALUE]...
+
+    There, num_draft_tokens counts the token the target itself says: a chain of num_steps guesses
+    has num_steps + 1. A tree keeps eagle_topk nodes of each level and looks at as many children.
+    """
+    path = asked.get("speculative_draft_model_path", path)
+    algorithm = asked.get("speculative_algorithm")
+    if algorithm is None and path is None:
+        raise ConfigError(f"{', '.join(sorted(asked))}: also give speculative_algorithm")
+    name = "auto" if algorithm is None else method_of(str(algorithm), "speculative_algorithm")
+    if name == "eagle" and path is None:
+        name = "mtp"  # the target's own layers
+    if path is not None and name in WEIGHTLESS:
+        raise ConfigError(f"speculative_draft_model_path={path!r}: {name} reads no model")
+    steps, width, size = (
+        whole(asked, key, least) if key in asked else None
+        for key, least in (
+            ("speculative_num_steps", 1),
+            ("speculative_eagle_topk", 1),
+            ("speculative_num_draft_tokens", 2),
+        )
+    )
+    parts = [name] + ([str(path)] if path else [])
+    if width is not None and width > 1 and name not in WEIGHTLESS:
+        parts += ["tree=dynamic", f"branch={width}", f"width={width}"]
+        parts += [f"depth={steps}"] if steps is not None else []
+    else:
+        if width is not None and width > 1:
+            say_once(f"speculative_eagle_topk={width} has no effect: {name} drafts a chain")
+        if steps is not None and size is not None and size != steps + 1:
+            say_once(
+                f"speculative_num_draft_tokens={size} has no effect: a chain of "
+                f"speculative_num_steps={steps} guesses is checked with {steps + 1} tokens"
+            )
+        size = size if steps is None else steps + 1
+    return ":".join(parts + ([f"num_nodes={size - 1}"] if size is not None else []))
+
+
+def _set_log_level(level: Any) -> None:
+    levels = ("debug", "info", "warning", "error", "critical")
+    if not isinstance(level, str) or level.lower() not in levels:
+        raise ConfigError(f"log_level={level!r} must be one of {', '.join(levels)}")
+    logging.getLogger("hunch").setLevel(level.upper())
+
+
+def sampling_from_sglang(given: Mapping[str, Any] | None) -> SamplingParams:
+    """SGLang's sampling dict; its defaults (temperature 1, 128 new tokens)."""
+    values: dict[str, Any] = {"max_tokens": 128}
+    if given is not None and not isinstance(given, Mapping):
+        raise RequestError(f"sampling_params: a {type(given).__name__} given, not a dict")
+    for name, value in (given or {}).items():
+        if value is None:
+            continue
+        if name in _SGLANG_GRAMMARS:
+            if "structured_outputs" in values:
+                raise RequestError(f"{name}: only one of {', '.join(_SGLANG_GRAMMARS)}")
+            values["structured_outputs"] = {_SGLANG_GRAMMARS[name]: value}
+            continue
+        if name == "spaces_between_special_tokens":
+            tell_no_effect(name, value, (True,), "text is what the tokenizer makes of the tokens")
+            continue
+        ours = _SGLANG_SAMPLING.get(name, name)
+        if ours not in SamplingParams.__dataclass_fields__:
+            known = {*SamplingParams.__dataclass_fields__, *_SGLANG_SAMPLING, *_SGLANG_GRAMMARS}
+            raise RequestError(f"sampling parameter {unknown(name, known)}")
+        values[ours] = value
+    return SamplingParams(**values)
