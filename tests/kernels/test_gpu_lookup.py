@@ -68,6 +68,31 @@ def test_a_short_match_leaves_the_draft_that_is_there() -> None:
     assert not is_kept.all()
 
 
+@pytest.mark.parametrize("num_drafted", [1, 3, 5])
+def test_the_table_goes_on_after_a_chain(num_drafted: int) -> None:
+    """Of contexts that stand in the chain alone, or begin in the text."""
+    gen = torch.Generator().manual_seed(7)
+    texts = [torch.randint(0, 6, (n,), generator=gen).tolist() for n in (1, 4, 9, 30, 60, 72)]
+    entries = {(a, b): ((3 * a + b) % 6, 9) for a in range(6) for b in range(4)}
+    phrases = DevicePhrases.of(table_of({**entries, (2,): (5, 9), (1, 2, 3): (0, 9)}), DEVICE)
+    made = []
+    for kernel in (gpu_lookup.lookup, draft.lookup_ref):
+        state, step = cells_of(texts), step_of(list(range(6)), 0, room=[8, 8, 8, 8, 6, 8])
+        state.draft_XG.copy_(torch.arange(state.draft_XG.numel()).view_as(state.draft_XG) % 6)
+        state.parents_XG.copy_(torch.arange(state.draft_XG.shape[1]) - 1)
+        state.count_X.fill_(num_drafted)
+        state.count_X[1] = num_drafted - 1  # its chain ended before
+        kernel(state, step, 8, 1, 16, NEVER, phrases=phrases, drafted=(num_drafted, 7))
+        count_X = state.count_X.tolist()
+        drafts = [state.draft_XG[row, :count].tolist() for row, count in enumerate(count_X)]
+        made.append((drafts, step.result_RC[:, columns.DRAFTED].tolist()))
+        assert torch.equal(state.parents_XG[3], torch.arange(state.draft_XG.shape[1]) - 1)
+    assert made[0] == made[1]
+    lengths = [len(chain) for chain in made[0][0]]
+    assert lengths[1] == num_drafted - 1
+    assert max(lengths) > num_drafted
+
+
 def guesses_of(text: list[int], entries: dict, num_nodes: int = 8) -> tuple[list[int], int]:
     """What one row drafts, and what its match is called."""
     state, step = cells_of([text]), step_of([0], 0)

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 pytest.importorskip("triton")
 
@@ -23,6 +25,7 @@ from hunch.step.capture import Graph
 from hunch.step.captured_step import Group
 from hunch.step.runner import Runner
 from hunch.step.step_graphs import StepGraph, StepKind
+from phrase_tables import table_of
 from stand_in import lead_by_host, stand_in
 
 PROMPTS = [[5, 6, 7, 8] * 4, [9, 4], list(range(10, 31)), [7, 7, 7, 7, 7]]
@@ -187,6 +190,35 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
     assert {line[TOKENS] - 1 for line in trees} <= {5}
     assert len(chains) > 3
     assert trees or walk == "a long hole"
+
+
+def test_a_phrase_table_goes_on_where_the_chain_ends(
+    model: Path, exact: Path, plain: dict[str, list[list[int]]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A chain of 7 has 4 levels of the model; the table knows the greedy texts by heart."""
+    entries, vocab_size = {}, json.loads((model / "config.json").read_text())["vocab_size"]
+    for prompt, answer in zip(PROMPTS, plain["greedy"], strict=True):
+        text = [*prompt, *answer]
+        entries |= {tuple(text[i - 3 : i]): (text[i], 15) for i in range(3, len(text))}
+    trust = dict.fromkeys(("guess_trust_V", "last_trust_V"), np.zeros(vocab_size))
+    save_file(table_of(entries, **trust).files(), tmp_path / "model.safetensors")
+    monkeypatch.setattr(hunch.drafting.auto_device, "SURE", 99)
+    speculate = f"auto:draft={exact}:phrases={tmp_path}"
+    with LLM(str(model), speculate=speculate, **SMALL) as llm:
+        policy = graph_runner(llm).captured.policy
+        monkeypatch.setattr(policy, "choose", lambda *_, **__: StepShape(7, 1))
+        learn, steps = policy.learn, []
+
+        def note(row_R: Any, result_RC: Any, graph: Any) -> list[str] | None:
+            steps.extend(result_RC[:, TOKENS].tolist())
+            return learn(row_R, result_RC, graph)
+
+        monkeypatch.setattr(policy, "learn", note)
+        assert tokens(llm, PARAMS["filters"]) == plain["filters"]
+        assert 5 <= max(steps) < 8  # 4 of the model's, and what the target says
+        assert tokens(llm, PARAMS["greedy"]) == plain["greedy"]
+        assert max(steps) == 8
 
 
 def test_load_takes_the_draft_model_out_and_lets_it_in_again(

@@ -49,6 +49,7 @@ def lookup_ref(
     max_match: int,
     sure: int = 0,
     phrases: DevicePhrases | None = None,
+    drafted: tuple[int, int] = (0, 0),
 ) -> None:
     """What followed the end of a row's text where it last stood before; or what the table says."""
     for r, row in enumerate(step.ids_R.tolist()):
@@ -72,6 +73,11 @@ def lookup_ref(
         _write_guesses(step, r, guesses, num_nodes)
         if matched >= needed:
             _write_chain(state, step, r, guesses)
+        elif table is not None and drafted[0] and int(state.count_X[row]) == drafted[0]:
+            chain: list[int] = state.draft_XG[row, : drafted[0]].tolist()
+            while len(chain) < drafted[1] and (entry := table.table.find([*text, *chain])):
+                chain.append(entry[0])
+            _write_chain(state, step, r, chain)
 
 
 def _write_guesses(step: StepRows, r: int, guesses: list[int], num_nodes: int) -> None:

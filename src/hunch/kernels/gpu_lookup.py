@@ -201,13 +201,53 @@ def _told(
 
 
 @triton.jit
+def _go_on(
+    row, known, most, is_asking, history_ptr, draft_ptr, parents_ptr, entries_ptr, bits,
+    NUM_DRAFTED: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr,
+    MAX_ORDER: tl.constexpr, NUM_WAYS: tl.constexpr,
+):  # fmt: skip
+    """What the table says after a chain of NUM_DRAFTED nodes; the nodes there are then."""
+    last1 = tl.load(draft_ptr + NUM_DRAFTED - 1)
+    last2 = _before(history_ptr, draft_ptr, known, 2, NUM_DRAFTED)
+    last3 = _before(history_ptr, draft_ptr, known, 3, NUM_DRAFTED)
+    last4 = _before(history_ptr, draft_ptr, known, 4, NUM_DRAFTED)
+    last5 = _before(history_ptr, draft_ptr, known, 5, NUM_DRAFTED)
+    i = tl.full((), NUM_DRAFTED, tl.int32)
+    is_asking = is_asking & (i < most)
+    while is_asking:
+        told = _follower(
+            entries_ptr, bits, known + i, last1, last2, last3, last4, last5,
+            MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
+        )  # fmt: skip
+        is_told = told >= 0
+        guess = told & 0xFFFFFF
+        tl.store(draft_ptr + i, guess, mask=is_told)
+        tl.store(parents_ptr + i, (i - 1).to(tl.int64), mask=is_told)
+        last5, last4, last3, last2, last1 = last4, last3, last2, last1, guess
+        i += is_told.to(tl.int32)
+        is_asking = is_told & (i < most)
+    return i
+
+
+@triton.jit
+def _before(history_ptr, draft_ptr, known, BACK: tl.constexpr, NUM_DRAFTED: tl.constexpr):
+    """The token so many back from the end of a chain that stands after a text."""
+    if BACK <= NUM_DRAFTED:
+        token = tl.load(draft_ptr + NUM_DRAFTED - BACK)
+    else:
+        token = tl.load(history_ptr + tl.maximum(known - (BACK - NUM_DRAFTED), 0))
+    return token
+
+
+@triton.jit
 def _lookup_kernel(
     ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
     draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, rules_ptr, history_stride,
-    draft_stride, result_stride, rules_stride, num_nodes, guesses_at, bits, num_asked,
+    draft_stride, result_stride, rules_stride, num_nodes, guesses_at, bits, num_asked, most_nodes,
     MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr, NUM_LEVELS: tl.constexpr,
     BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr,
-    NUM_WAYS: tl.constexpr, HAS_SOURCES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_WAYS: tl.constexpr, HAS_SOURCES: tl.constexpr, NUM_DRAFTED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what followed the longest match of its end, and what the table says (MAX_ORDER)."""
     r = tl.program_id(0).to(tl.int64)
@@ -252,6 +292,17 @@ def _lookup_kernel(
         tl.store(result_ptr + C_DRAFTED, count)
         if is_row:
             tl.store(count_ptr + row, count)
+    if NUM_DRAFTED:
+        is_open = is_row & may_ask & (matched < sure)
+        if is_open & (tl.load(count_ptr + row) == NUM_DRAFTED):
+            most = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), most_nodes).to(tl.int32)
+            count = _go_on(
+                row, known, most, is_row, history_ptr, draft_ptr + row * draft_stride,
+                parents_ptr + row * draft_stride, entries_ptr, bits,
+                NUM_DRAFTED, MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
+            ).to(tl.int64)  # fmt: skip
+            tl.store(result_ptr + C_DRAFTED, count)
+            tl.store(count_ptr + row, count)
 
 
 def lookup(
@@ -262,11 +313,13 @@ def lookup(
     max_match: int,
     sure: int = 0,
     phrases: DevicePhrases | None = None,
+    drafted: tuple[int, int] = (0, 0),
 ) -> None:
     """A chain per row, as `drafting.ngram` draws it or with a table; all guesses into the result.
 
-    Rows whose match is shorter than `sure` keep the draft they have. A row whose request names a
-    lookup, or a network alone, has rules of its own.
+    Rows whose match is shorter than `sure` keep the draft they have: where `drafted` says that it
+    is a chain of so many nodes and may have so many, the table goes on after it. A row whose
+    request names a lookup, or a network alone, has rules of its own.
     """
     rules = step.ids_R if step.sources is None else step.sources.rules_XW
     entries, needed, bits, max_order = step.ids_R, step.ids_R, 0, 0
@@ -278,9 +331,10 @@ def lookup(
         state.is_done_X, state.count_X, state.draft_XG, state.parents_XG, step.result_RC,
         entries, needed, rules, state.tokens_XL.stride(0), state.draft_XG.stride(0),
         step.result_RC.stride(0), rules.stride(0), num_nodes, step.guesses_at(num_nodes), bits,
-        min(num_nodes, NUM_ASKED), MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
+        min(num_nodes, NUM_ASKED), drafted[1], MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
-        MAX_ORDER=max_order, NUM_WAYS=NUM_WAYS, HAS_SOURCES=step.sources is not None, BLOCK=2048,
+        MAX_ORDER=max_order, NUM_WAYS=NUM_WAYS, HAS_SOURCES=step.sources is not None,
+        NUM_DRAFTED=drafted[0] if phrases is not None else 0, BLOCK=2048,
         BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip
 
