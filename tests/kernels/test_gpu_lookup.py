@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from hunch.drafting.ngram import NgramText
-from hunch.kernels import draft, gpu_lookup
+from hunch.kernels import draft, gpu_expect, gpu_lookup
 from hunch.kernels import step as columns
 from hunch.kernels.gpu_lookup import NUM_WAYS, DevicePhrases
 from hunch.kernels.lookup import BY_TABLE, NUM_ASKED
@@ -258,7 +258,7 @@ def test_a_prediction_is_followed_as_plain_python_says(seed: int) -> None:
         expected.append(text if rng.random() < 0.9 else [])
         rules.append([AS_OTHERS, 0, 0, 0, 0, rng.random() < 0.3, 5, rng.randrange(-1, 3) + begin])
     made = []
-    for kernel in (gpu_lookup.expect, draft.expect_ref):
+    for kernel in (gpu_expect.expect, draft.expect_ref):
         state, step = cells_of(texts), step_of(list(range(num_rows)), 0, room=[8] * 8 + [2] * 2)
         state.is_done_X[3] = 1
         state.count_X.copy_(torch.tensor([2, 0] * 5))
@@ -285,5 +285,5 @@ def test_a_changed_token_does_not_lose_the_prediction() -> None:
     ):
         state, step = cells_of([[1, 2, *answer]]), step_of([0], 0)
         step.sources = sources_of([[AS_OTHERS, 0, 0, 0, 0, 0, 2, 0]], [expected])
-        gpu_lookup.expect(state, step, 2)
+        gpu_expect.expect(state, step, 2)
         assert state.draft_XG[0, :2].tolist() == following

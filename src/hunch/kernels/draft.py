@@ -1,7 +1,7 @@
 """How drafts are made on a device, in plain Python: the specification of its kernels.
 
-`gpu_lookup` guesses from the row's own text and a phrase table; `gpu_draft` and `gpu_grow` prepare
-a network's passes and make a level of nodes from its scores.
+`gpu_lookup` guesses from the row's own text and a phrase table, `gpu_expect` from its prediction;
+`gpu_draft` and `gpu_grow` prepare a network's passes and make a level of nodes from its scores.
 
 Shape letters: as in `step`; W nodes of a level, T packed nodes, C columns of a network's logits.
 """

@@ -21,7 +21,7 @@ from torch import Tensor
 from hunch.kernels import step as at
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
-from hunch.kernels.lookup import BY_TABLE, LENGTHS, MAX_MATCH, NEAR, NUM_ASKED
+from hunch.kernels.lookup import BY_TABLE, LENGTHS, NUM_ASKED
 from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, PhraseTable
 from hunch.kernels.step import RowState, StepRows
 
@@ -33,9 +33,7 @@ ROOM_BITS = 16  # of a hash, where a table may grow while it is in use: half a m
 
 R_SURE, R_MIN_MATCH = tl.constexpr(at.SURE), tl.constexpr(at.MIN_MATCH)
 R_MAX_MATCH, R_HAS_TABLE = tl.constexpr(at.MAX_MATCH), tl.constexpr(at.HAS_TABLE)
-R_EXPECTED, R_IS_ALONE = tl.constexpr(at.EXPECTED), tl.constexpr(at.IS_ALONE)
-R_PROMPT, R_SHIFT = tl.constexpr(at.PROMPT), tl.constexpr(at.SHIFT)
-AS_OTHERS, BY_PREDICTION = tl.constexpr(at.AS_OTHERS), tl.constexpr(at.BY_PREDICTION)
+AS_OTHERS = tl.constexpr(at.AS_OTHERS)
 
 
 @dataclass(slots=True)
@@ -335,101 +333,5 @@ def lookup(
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
         MAX_ORDER=max_order, NUM_WAYS=NUM_WAYS, HAS_SOURCES=step.sources is not None,
         NUM_DRAFTED=drafted[0] if phrases is not None else 0, BLOCK=2048,
-        BLOCK_N=next_power_of_2(num_nodes), **options(8),
-    )  # fmt: skip
-
-
-# --- predictions ----------------------------------------------------------------------------------
-
-
-@triton.jit
-def _longest_expected(
-    answer_ptr, num_answer, expected_ptr, num_expected, ahead,
-    MAX_MATCH: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The longest match of an answer's end in its prediction: its length, the place after it."""
-    offs = tl.arange(0, BLOCK)
-    best = tl.zeros((BLOCK,), tl.int64)
-    for start in range(1, num_expected + 1, BLOCK):
-        place = start + offs
-        matched = tl.zeros((BLOCK,), tl.int32)
-        is_place = place <= num_expected
-        is_equal = is_place
-        for i in tl.static_range(MAX_MATCH):
-            at = place - 1 - i
-            token = tl.load(expected_ptr + at, mask=is_place & (at >= 0), other=-1)
-            own = tl.load(answer_ptr + num_answer - 1 - i, mask=num_answer > i, other=-2)
-            is_equal &= token == own
-            matched += is_equal.to(tl.int32)
-        away = tl.abs(place - ahead)
-        is_believed = (matched > 1) | ((matched == 1) & (away < NEAR))
-        # Of equals the nearest, and one further on before one passed.
-        order = 2 * away + (place < ahead).to(tl.int32)
-        score = (matched.to(tl.int64) << 32) + (0x7FFFFFFF - order)
-        best = tl.maximum(best, tl.where(is_believed, score, 0))
-    found = tl.max(best, axis=0)
-    order = (0x7FFFFFFF - (found & 0xFFFFFFFF)).to(tl.int32)
-    away = order // 2
-    place = tl.where(order % 2 == 1, ahead - away, ahead + away)
-    matched = (found >> 32).to(tl.int32)
-    return matched, tl.where(matched > 0, place, ahead)
-
-
-@triton.jit
-def _expect_kernel(
-    ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
-    draft_ptr, parents_ptr, result_ptr, rules_ptr, expected_ptr, history_stride, draft_stride,
-    result_stride, rules_stride, expected_stride, num_nodes, guesses_at,
-    MAX_MATCH: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """One row: what its prediction says next, in place of the draft it has."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    rules_ptr += row * rules_stride
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
-    num_expected = tl.where(is_row, tl.load(rules_ptr + R_EXPECTED), 0).to(tl.int32)
-    is_alone = is_row & (tl.load(rules_ptr + R_IS_ALONE) > 0)
-    if (num_expected > 0) | is_alone:
-        known = tl.load(known_ptr + row).to(tl.int32)
-        prompt = tl.load(rules_ptr + R_PROMPT).to(tl.int32)
-        num_answer = known - prompt
-        expected_ptr += row * expected_stride
-        ahead = num_answer + tl.load(rules_ptr + R_SHIFT).to(tl.int32)
-        matched, place = _longest_expected(
-            history_ptr + row * history_stride + prompt, num_answer, expected_ptr, num_expected,
-            ahead, MAX_MATCH, NEAR, BLOCK,
-        )  # fmt: skip
-        tl.store(rules_ptr + R_SHIFT, (place - num_answer).to(tl.int64))
-        num_guesses = tl.minimum(tl.maximum(num_expected - place, 0), num_nodes)
-        is_kept = (num_guesses > 0) & ((matched > 1) | ((matched == 1) & (place == ahead)))
-        if is_kept | is_alone | (tl.load(count_ptr + row) == 0):
-            node = tl.arange(0, BLOCK_N)
-            is_node = node < num_guesses
-            tokens = tl.load(expected_ptr + place + node, mask=is_node, other=-1).to(tl.int64)
-            tl.store(draft_ptr + row * draft_stride + node, tokens, mask=is_node)
-            tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_node)
-            left = tl.maximum(tl.load(end_ptr + row).to(tl.int32) - known - 1, 0)
-            room = tl.load(room_ptr + r).to(tl.int32)
-            count = tl.minimum(tl.minimum(room, left), num_guesses).to(tl.int64)
-            heard = tl.where(is_kept, tl.minimum(4 + 4 * matched, MAX_MATCH), 0)
-            result_ptr += r * result_stride
-            tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
-            tl.store(result_ptr + C_MATCHED, heard.to(tl.int64) + BY_PREDICTION)
-            tl.store(result_ptr + C_DRAFTED, count)
-            tl.store(count_ptr + row, count)
-
-
-def expect(state: RowState, step: StepRows, num_nodes: int) -> None:
-    """What follows in rows' predictions, where they have one and the answer keeps to it."""
-    sources = step.sources
-    assert sources is not None
-    _expect_kernel[(len(step.ids_R),)](
-        step.ids_R, step.room_R, step.count_R, state.tokens_XL, state.known_X, state.end_X,
-        state.is_done_X, state.count_X, state.draft_XG, state.parents_XG, step.result_RC,
-        sources.rules_XW, sources.expected_XE, state.tokens_XL.stride(0), state.draft_XG.stride(0),
-        step.result_RC.stride(0), sources.rules_XW.stride(0), sources.expected_XE.stride(0),
-        num_nodes, step.guesses_at(num_nodes), MAX_MATCH=MAX_MATCH, NEAR=NEAR, BLOCK=1024,
         BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip

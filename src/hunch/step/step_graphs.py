@@ -19,7 +19,7 @@ from torch import Tensor
 from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_delta import SEQUENCES, step_sequences
-from hunch.kernels.gpu_lookup import expect
+from hunch.kernels.gpu_expect import expect
 from hunch.kernels.gpu_process import count_committed, process
 from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_scores import filtered
