@@ -169,7 +169,7 @@ def test_a_mask_that_cannot_be_told_fails_closed_and_harms_no_other_branch(gramm
     matcher.consume(text)
     fill(matcher, tokens, parents, sound)
     broken = np.zeros_like(sound)
-    matcher._at = Failing(matcher._at, depth=2)  # fails after "ab"
+    matcher.place = Failing(matcher.place, depth=2)  # fails after "ab"
     fill(matcher, tokens, parents, broken)
     assert (broken[[0, 1, 3]] == sound[[0, 1, 3]]).all()
     assert not broken[2].any()

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.grammar import masks
 from hunch.grammar.matcher import Grammar
+from hunch.step import grammars
 from hunch.step.captured_step import CapturedSteps, PendingStep
 from hunch.text.tokenizer import load_tokenizer
 from stand_in import lead_by_host, lead_noted, stand_in
@@ -180,10 +181,13 @@ def test_a_row_is_drafted_for_by_the_method_it_names(
             assert {t.method for t in found.outputs[0].trace or []} - {""} == {name}
 
 
+@pytest.mark.parametrize("method", ["off", "suffix:adaptive=false:num_nodes=3", "draft:tree"])
 def test_tokens_that_a_grammar_does_not_take_are_taken_back(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows without a mask choose what they like, and go on from before it where it is refused."""
+    if method == "draft:tree":
+        method = f"draft:{model}:tree=dynamic:depth=2:num_nodes=4:adaptive=false"
     asked: dict[str, Any] = {"max_tokens": 24, "structured_outputs": {"json": SCHEMA}}
     text = {"max_tokens": 24, "structured_outputs": {"regex": "[a-f0-9 ]{6,16}[xyz]"}}
     params = [
@@ -197,6 +201,7 @@ def test_tokens_that_a_grammar_does_not_take_are_taken_back(
     prompts = [PROMPTS[number % 3] for number in range(len(params))]
     plain = plain_of(model, prompts, params)
     monkeypatch.setattr(masks, "WIDE", -1.0)  # after every mask a choice without one
+    monkeypatch.setattr(grammars, "PAUSE", 0)  # after every refused one further nodes
     taken_back: list[set[int]] = []
     receive = CapturedSteps.receive
 
@@ -208,9 +213,10 @@ def test_tokens_that_a_grammar_does_not_take_are_taken_back(
     monkeypatch.setattr(Grammar, "probes", property(lambda _: [], lambda *_: None), raising=False)
     few = {"kv_bytes": None, "block_size": 4, "num_blocks": 18, "max_model_len": 60}
     for how in ({}, few):
-        with LLM(str(model), speculate="off", **SMALL | how) as llm:
+        with LLM(str(model), speculate=method, **SMALL | how) as llm:
             assert shown(llm.generate(prompts, params)) == plain
             assert (llm.stats()["num_preemptions"] > 0) == bool(how)
+            assert (llm.stats()["accepted"] > 0) == (method != "off")
     rows = [len(some) for some in taken_back]
     assert sum(rows) > 20
     assert max(rows) > 1

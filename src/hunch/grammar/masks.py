@@ -5,7 +5,7 @@ may follow, as inside strings of a bounded length, they can take a hundred times
 caller makes the short ones itself, and other threads meanwhile make the rest, unless these have
 no core to run on: what all of it takes in either way is measured as it goes on.
 
-Shape letters: M the roots and nodes of a step's sequences, W words of a mask.
+Shape letters: M the roots and nodes of a step's sequences, W words of a mask, J jobs.
 """
 
 from __future__ import annotations
@@ -53,21 +53,23 @@ def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
     roots: list[Job] = []
     drafts: list[Job] = []
     for job in jobs:
-        matcher, tokens, _, first = job
-        if not matcher.is_free:
-            mask_MW[first] = 0
-            matcher.fill(tokens, job.parents, mask_MW[first : first + 1 + len(tokens)])
-        else:
+        matcher, tokens, parents, first = job
+        if matcher.is_free:
             (drafts if tokens else roots).append(job)
+        else:
+            mask_MW[first] = 0
+            matcher.fill(tokens, parents, mask_MW[first : first + 1 + len(tokens)])
     if roots:
         _fill_roots(roots, mask_MW)
     if drafts:
         _fill_drafts(drafts, mask_MW)
-    size = mask_MW.shape[1]
-    is_wide_M = np.count_nonzero(mask_MW[:, ::EVERY], axis=1) > WIDE * -(-size // EVERY)
-    for job, is_wide in zip(jobs, is_wide_M[[job.first for job in jobs]].tolist(), strict=True):
-        job.matcher.is_wide = is_wide
-        job.matcher.recover()
+    seen_JW = mask_MW[[job.first for job in jobs], ::EVERY]
+    is_wide_J = np.count_nonzero(seen_JW, axis=1) > WIDE * seen_JW.shape[1]
+    for job, is_wide in zip(jobs, is_wide_J.tolist(), strict=True):
+        matcher, tokens, _, first = job
+        matcher.found(is_wide=is_wide)
+        if matcher.recover():
+            mask_MW[first : first + 1 + len(tokens)] = 0  # one that cannot be told allows nothing
 
 
 def _fill_roots(jobs: list[Job], mask_MW: Words) -> None:
@@ -75,8 +77,10 @@ def _fill_roots(jobs: list[Job], mask_MW: Words) -> None:
     found_MW, size = mask_MW, jobs[0].matcher.grammar.num_words
     if size != mask_MW.shape[1]:  # the engine's masks are not as long as ours
         found_MW = np.zeros((len(mask_MW), size), dtype=np.int32)
-    short = [(job.matcher.place, job.first) for job in jobs if not job.matcher.is_wide]
-    long = [(job.matcher.place, job.first) for job in jobs if job.matcher.is_wide]
+    short: list[Root] = []
+    long: list[Root] = []
+    for matcher, _, _, first in jobs:
+        (long if matcher.is_wide else short).append((matcher.place, first))
     work, began = _COSTS.short * len(short) + _COSTS.long * len(long), perf_counter()
     if _COSTS.shares(work):
         num_kept = min(len(short), int(work / 2 / _COSTS.short))
@@ -88,10 +92,8 @@ def _fill_roots(jobs: list[Job], mask_MW: Words) -> None:
     else:
         _COSTS.short = _moved(_COSTS.short, _fill_here(short, found_MW), len(short))
         _COSTS.long = _moved(_COSTS.long, _fill_here(long, found_MW), len(long))
-    for job in jobs:
-        if job.matcher.place.is_error():
-            found_MW[job.first] = 0  # a mask that cannot be told allows nothing
-        if found_MW is not mask_MW:
+    if found_MW is not mask_MW:
+        for job in jobs:
             _put(found_MW[job.first], mask_MW[job.first])
 
 

@@ -60,6 +60,9 @@ class Grammar:
         self.num_words = -(-tokenizer.vocab_size // 32)  # of the grammar engine's masks
         # Tokens of a letter, a digit and a space: where all may follow, most tokens may.
         self.probes = [tokenizer.tokenize_str(text) for text in ("e", "7", " ")]
+        self.before_wide: set[int] = set()  # tokens after which a mask allowed most tokens
+        self.scratch_W: Words = np.zeros(self.num_words, dtype=np.int32)
+        self.scratch_at = self.scratch_W.ctypes.data, self.scratch_W.nbytes
         self._start = start
 
     def matcher(self) -> Matcher:
@@ -104,18 +107,19 @@ class Matcher:
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
-        self._at = grammar.fresh()
+        self.place = grammar.fresh()  # the grammar engine's own state, after the committed tokens
         self._tokens: list[int] = []  # consumed for good
         self._is_over = False  # end-of-text was consumed
         self._error = ""  # the last limit it met
-        self.is_wide = False  # much of the vocabulary could follow when it was last asked
+        self.is_wide = False  # most of the vocabulary may follow, by the last mask
+        self._needs_mask = False
         self._reasoning = [grammar.start_reasoning()]  # after the tokens, then after each branch
 
     def consume(self, tokens: Sequence[int]) -> int:
         """Go on by the tokens for good; how many the grammar takes."""
         is_simple = self._reasoning[0] is None and not self._is_over
         if is_simple and self.grammar.eos_ids.isdisjoint(tokens):  # the grammar alone decides
-            taken: int = self._at.try_consume_tokens(tokens)
+            taken: int = self.place.try_consume_tokens(tokens)
             self._tokens += tokens if taken == len(tokens) else tokens[:taken]
             return taken
         for count, token in enumerate(tokens):
@@ -126,12 +130,32 @@ class Matcher:
             self._reasoning[0] = self.grammar.reason(self._reasoning[0], token)
         return len(tokens)
 
+    def consume_unmasked(self, tokens: Sequence[int]) -> int:
+        """The same of tokens that were chosen without a mask: how many a mask would have allowed.
+
+        Where the grammar forces a text, a mask allows its usual spelling alone.
+        """
+        for count, token in enumerate(tokens):
+            if self.place.compute_ff_bytes() and not self._is_in_mask(token):
+                return count
+            if not self.consume([token]):
+                return count
+        return len(tokens)
+
+    def _is_in_mask(self, token: int) -> bool:
+        self.place.unsafe_compute_mask_ptr(*self.grammar.scratch_at)
+        return not self.recover() and _is_allowed(self.grammar.scratch_W, token)
+
+    @property
+    def _last(self) -> int:
+        return self._tokens[-1] if self._tokens else -1
+
     def _step(self, token: int) -> bool:
         if self.grammar.due(self._reasoning[-1]) not in (None, token):
             return False
         if token in self.grammar.eos_ids:
-            return bool(self._at.is_accepting())
-        return bool(self._at.try_consume_tokens([token]) == 1)
+            return bool(self.place.is_accepting())
+        return bool(self.place.try_consume_tokens([token]) == 1)
 
     def fill(self, tokens: Sequence[int], parents: Sequence[int], mask_MW: Words) -> None:
         """What may follow the committed tokens (row 0) and each node (the rows after it).
@@ -144,7 +168,7 @@ class Matcher:
             children[parent + 1].append(node)
         if not self._is_over:
             self._fill(0, tokens, children, mask_MW, self._reasoning[-1])
-        if self._at.is_error():
+        if self.place.is_error():
             self._restore()
 
     def _fill(
@@ -160,11 +184,11 @@ class Matcher:
             token = tokens[node]
             if token in self.grammar.eos_ids or not _is_allowed(mask_MW[place], token):
                 continue  # nothing follows an end, or what may not stand
-            if self._at.try_consume_tokens([token]) == 1:
+            if self.place.try_consume_tokens([token]) == 1:
                 after = self.grammar.reason(reasoning, token)
                 self._fill(node + 1, tokens, children, mask_MW, after)
-                self._at.rollback(1)
-            if self._at.is_error():
+                self.place.rollback(1)
+            if self.place.is_error():
                 self._restore(self._path_to(place, children, tokens))
 
     def _path_to(self, place: int, children: list[list[int]], tokens: Sequence[int]) -> list[int]:
@@ -180,8 +204,8 @@ class Matcher:
         if due is not None:
             mask_W[due >> 5] = np.uint32(1 << (due & 31)).astype(np.int32)
             return
-        bits = self._at.compute_bitmask()
-        if self._at.is_error():
+        bits = self.place.compute_bitmask()
+        if self.place.is_error():
             return
         words = np.frombuffer(bits, np.int32)[: len(mask_W)]
         mask_W[: len(words)] = words
@@ -192,37 +216,46 @@ class Matcher:
 
     def _restore(self, path: Sequence[int] = ()) -> None:
         """The same place again, without the error."""
-        self._error = self._at.get_error()
-        self._at = self.grammar.fresh()
+        self._error = self.place.get_error()
+        self.place = self.grammar.fresh()
         ends = self.grammar.eos_ids
-        self._at.consume_tokens([t for t in (*self._tokens, *path) if t not in ends])
-
-    @property
-    def place(self) -> LLMatcher:
-        """The grammar engine's own state, after the committed tokens."""
-        return self._at
+        self.place.consume_tokens([t for t in (*self._tokens, *path) if t not in ends])
 
     @property
     def is_free(self) -> bool:
         """Nothing but the grammar decides what follows: it is not over and has no budget."""
-        return not self._is_over and self.grammar.budget is None and not self._at.is_error()
+        return not self._is_over and self.grammar.budget is None
 
     @property
-    def can_be_asked_later(self) -> bool:
-        """Whether a token may be chosen without a mask, and `consume` asked about it afterwards.
+    def allows_most(self) -> bool:
+        """Whether most tokens may follow: then a mask takes long, and forbids little.
 
-        It should be likely to be allowed, and `consume` must take what a mask allows and nothing
-        else. Where the grammar forces a text, masks allow its usual spelling alone.
+        It is asked only where the last mask, or one after the same token, was such.
         """
-        if not self.is_wide or not self.is_free or self._at.compute_ff_bytes():
+        if not self.is_wide and self._last not in self.grammar.before_wide:
+            return False
+        if self._needs_mask or self._is_over or self.place.compute_ff_bytes():
             return False
         probes = self.grammar.probes
-        return all(self._at.validate_tokens(probe) == len(probe) for probe in probes)
+        return all(self.place.validate_tokens(probe) == len(probe) for probe in probes)
 
-    def recover(self) -> None:
+    def found(self, *, is_wide: bool) -> None:
+        """A mask was made, which allows most tokens or not."""
+        if is_wide and not self.is_wide:
+            self.grammar.before_wide.add(self._last)
+        self.is_wide, self._needs_mask = is_wide, False
+
+    def refused(self) -> None:
+        """A choice without a mask was taken back: the next one has a mask."""
+        self._needs_mask = True
+        self.recover()
+
+    def recover(self) -> bool:
         """After others used `place`: make it anew where it met a limit."""
-        if self._at.is_error():
-            self._restore()
+        if not self.place.is_error():
+            return False
+        self._restore()
+        return True
 
     # --- looking ahead, for drafts --------------------------------------------------------------
 
@@ -236,35 +269,35 @@ class Matcher:
     def back(self, count: int) -> None:
         """Take back so many branch steps."""
         if count:
-            self._at.rollback(count)
+            self.place.rollback(count)
             del self._reasoning[-count:]
-        if self._at.is_error():
+        if self.place.is_error():
             self._restore()
 
     def may_end(self) -> bool:
         is_due = self.grammar.due(self._reasoning[-1]) is not None
-        return not (self._is_over or is_due) and bool(self._at.is_accepting())
+        return not (self._is_over or is_due) and bool(self.place.is_accepting())
 
     def forced(self, max_tokens: int) -> list[int]:
         """A likely spelling of what the grammar leaves no choice about."""
-        if self._is_over or max_tokens <= 0 or self._at.is_error():
+        if self._is_over or max_tokens <= 0 or self.place.is_error():
             return []
         at = self._reasoning[-1]
         if self.grammar.due(at) is not None:
             assert self.grammar.budget is not None
             assert at is not None
             return list(self.grammar.budget.end_ids[at.num_due :][:max_tokens])
-        text = self._at.compute_ff_bytes()
+        text = self.place.compute_ff_bytes()
         # A token has a byte at least, so this many bytes are enough.
         tokens = self.grammar.tokenizer.tokenize_bytes(text[: 16 * max_tokens]) if text else []
         tokens = tokens[:max_tokens]
-        taken = self._at.try_consume_tokens(tokens) if tokens else 0
+        taken = self.place.try_consume_tokens(tokens) if tokens else 0
         tokens = tokens[:taken]
-        if len(tokens) < max_tokens and self._at.is_stopped() and not self._at.is_error():
+        if len(tokens) < max_tokens and self.place.is_stopped() and not self.place.is_error():
             tokens.append(self.grammar.end)
         if taken:
-            self._at.rollback(taken)
-        if self._at.is_error():
+            self.place.rollback(taken)
+        if self.place.is_error():
             self._restore()
         return tokens
 

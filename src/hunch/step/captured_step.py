@@ -65,7 +65,9 @@ class PendingStep:
     requests: list[Request | None]
     graph: StepGraph
     slot: int  # where its result will be
-    unmasked: set[int]  # rows with a grammar that is asked about their tokens afterwards
+    unmasked: dict[
+        int, int
+    ]  # rows whose grammars are asked afterwards, and how many masks they had
     void: set[int]  # rows that began it after a token that was taken back
     plan_id: int = 0
     received: Received | None = None  # its result is there, and grammars went on by it
@@ -110,7 +112,7 @@ class CapturedSteps:
             self.device_rows.touch,
             None if found is None else found.sources,
             self.steps.row_sources,
-            can_wait=found is None and not parts.scores_processed and not capacity.has_states,
+            can_take_back=not parts.scores_processed and not capacity.has_states,
         )
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and who of it took part
         # When the last result was read, if a further step was under way then.
@@ -249,7 +251,7 @@ class CapturedSteps:
             self._read_at, self._led = None, 0.0
         self._num_pending += 1
         graph.forward.replay()
-        unmasked: set[int] = set()
+        unmasked: dict[int, int] = {}
         void: set[int] = set()
         if kind.extras & MASKS:
             void = receive()
@@ -290,7 +292,8 @@ class CapturedSteps:
         return shape if self.policy.is_ready(shape, group.row_R) else None
 
     def _upload(self, group: Group, graph: StepGraph) -> None:
-        renewed = self.device_rows.update(group.ids, group.allowed, group.room, graph.num_rows)
+        allowed = self.extras.num_checked(group)
+        renewed = self.device_rows.update(group.ids, allowed, group.room, graph.num_rows)
         if renewed:  # from here on the device drafts; what the host held is out of date
             self.host_drafter.forget(renewed)
             for row in renewed:
@@ -303,6 +306,8 @@ class CapturedSteps:
 
         Returns the rows that had no mask and chose a token that their grammar does not take.
         """
+        if pending.received is not None:
+            return pending.received.followed.taken_back
         group, columns = pending.group, self.steps.columns(pending.graph.kind)
         result_RC, seconds = self.steps.download.receive(pending.slot, len(group.ids), columns.end)
         if self.steps.lead is not None:
@@ -324,8 +329,7 @@ class CapturedSteps:
 
     def read(self, pending: PendingStep) -> StepResult:
         """Wait for a step and tell the host's rows what it did."""
-        if pending.received is None:
-            self.receive(pending)
+        self.receive(pending)
         assert pending.received is not None
         result_RC, seconds, since, led, here, followed = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter

@@ -21,15 +21,47 @@ if TYPE_CHECKING:  # the grammar engine is an extra; a matcher comes with its re
     from hunch.grammar.matcher import Matcher
 
 
+# Tokens for which a row's drafted nodes are not checked after a refused choice: at first, at most.
+PAUSE, MAX_PAUSE = 8, 128
+
+
+class _Pause:
+    """While it lasts, a row that chooses before its grammar is asked checks no drafted nodes.
+
+    Nodes have no masks there. A model that does not know yet what the grammar wants chooses what it
+    refuses, and each refusal costs two passes; later hardly ever.
+    """
+
+    def __init__(self) -> None:
+        self.num_left = self._next = PAUSE
+
+    def pass_by(self, num_tokens: int) -> None:
+        """Tokens were committed, none refused."""
+        if self.num_left:
+            self.num_left = max(self.num_left - num_tokens, 0)
+        else:
+            self._next = max(self._next - num_tokens, PAUSE)
+
+    def begin(self) -> None:
+        """A choice was refused."""
+        self.num_left, self._next = self._next, min(2 * self._next, MAX_PAUSE)
+
+
 class RowGrammars:
-    """The matchers of the rows; each stands after its row's committed tokens."""
+    """The matchers of the rows; each stands after its row's committed tokens.
+
+    In captured steps, some rows choose first: their grammars are asked about the tokens when the
+    host has received them, and what they refuse is taken back. Such a row has a mask for the first
+    choice of a step at most, none for those after drafted nodes.
+    """
 
     def __init__(self) -> None:
         self.matchers: dict[int, Matcher] = {}
+        self._asked_later: dict[int, _Pause] = {}  # of rows that choose first
 
     def start(self, start: RowStart) -> None:
         request = start.request
-        self.matchers.pop(start.row, None)
+        self.leave(start.row)
         if request.grammar is not None:
             matcher = self.matchers[start.row] = request.grammar.matcher()
             output = start.tokens[len(request.prompt_ids) :]
@@ -38,6 +70,19 @@ class RowGrammars:
 
     def leave(self, row: int) -> None:
         self.matchers.pop(row, None)
+        self._asked_later.pop(row, None)
+
+    def ask_later(self, row: int) -> bool:
+        """Let the row choose first; False: its grammar must be asked before a choice."""
+        if self.matchers[row].grammar.budget is not None:
+            return False
+        self._asked_later[row] = _Pause()
+        return True
+
+    def num_checked(self, row: int, num_nodes: int) -> int:
+        """How many of the row's drafted nodes are worth checking in the next step."""
+        pause = self._asked_later.get(row)
+        return num_nodes if pause is None or not pause.num_left else 0
 
     def masks(self, parts: list[Part], vocab_size: int) -> Tensor | None:
         """What may follow every root and node; None where no row follows a grammar."""
@@ -66,34 +111,32 @@ class RowGrammars:
         drafts: Mapping[int, tuple[list[int], list[int]]],  # tokens and parents, by row
         counts: Sequence[int],
         num_k: int,
-        can_wait: Collection[int],
         void: Collection[int],  # rows whose choice will not count
         mask_MW: np.ndarray,
         is_masked_M: np.ndarray,
-    ) -> set[int]:
+    ) -> dict[int, int]:
         """The same as words of bits, for a captured step of rows with `num_k` masks each.
 
         Of each row's draft so many nodes are checked. A mask that nobody fills in allows nothing.
-        Returns rows without a mask: of those that can wait, where it would take long and most
-        tokens may follow. Their choices have to be asked about afterwards.
+        Returns rows that choose first, with how many masks they have: none where it would take long
+        and most tokens may follow, else one.
         """
         from hunch.grammar.masks import Job, fill_all
 
-        jobs, matchers, unmasked = [], self.matchers, set[int]()
+        jobs, unmasked = list[Job](), dict[int, int]()
         for place, row in enumerate(rows):
-            matcher, first = matchers.get(row), place * num_k
+            matcher, first = self.matchers.get(row), place * num_k
             if matcher is None or row in void:
                 continue
-            if row in can_wait and matcher.can_be_asked_later:
-                unmasked.add(row)
+            if row in self._asked_later:
+                unmasked[row] = num_masked = int(not matcher.allows_most)
+                if num_masked:
+                    jobs.append(Job(matcher, [], [], first))
+                    is_masked_M[first] = True
                 continue
-            tokens: list[int] = []
-            parents: list[int] = []
-            if num_k > 1:
-                mask_MW[first + 1 : first + num_k] = 0
-                count = min(counts[place], num_k - 1)
-                if count and row in drafts:
-                    tokens, parents = (some[:count] for some in drafts[row])
+            mask_MW[first + 1 : first + num_k] = 0
+            count = min(counts[place], num_k - 1)
+            tokens, parents = (some[:count] for some in drafts.get(row, ([], [])))
             jobs.append(Job(matcher, tokens, parents, first))
             is_masked_M[first : first + num_k] = True
         fill_all(jobs, mask_MW)
@@ -106,6 +149,25 @@ class RowGrammars:
             return len(tokens), None
         taken = matcher.consume(tokens)
         return taken, None if taken == len(tokens) else matcher.problem()
+
+    def commit_unmasked(
+        self, row: int, tokens: list[int], num_masked: int
+    ) -> tuple[int, str | None]:
+        """How many tokens of a row that chose first masks would have allowed.
+
+        `num_masked` of them had one; if such a token is refused, why the row cannot go on.
+        """
+        matcher, pause = self.matchers[row], self._asked_later[row]
+        taken = matcher.consume(tokens[:num_masked])
+        if taken < min(num_masked, len(tokens)):
+            return taken, matcher.problem()
+        taken += matcher.consume_unmasked(tokens[taken:])
+        if taken == len(tokens):
+            pause.pass_by(taken)
+        else:
+            pause.begin()
+            matcher.refused()
+        return taken, None
 
     def fit(self, row: int, nodes: Nodes | None, max_nodes: int) -> Nodes | None:
         """The row's draft without what the grammar forbids, with what it forces at its ends.

@@ -172,10 +172,12 @@ def apply_rows(
 
 
 def take_back(line_C: np.ndarray, num_kept: int) -> None:
-    """Leave so many of a row's tokens in its result; the row goes on after them."""
+    """Leave so many of a row's tokens in its result; the row goes on after them, undrafted."""
     line_C[KNOWN] -= line_C[TOKENS] - num_kept
     line_C[TOKENS] = num_kept
-    line_C[[REASON, CHECKED, DRAFTED]] = 0
+    line_C[[REASON, DRAFTED]] = 0
+    if not num_kept:
+        line_C[CHECKED] = 0
 
 
 def _complete(

@@ -65,15 +65,14 @@ class RowExtras:
         sources: Mapping[str, RowSource] | None,  # methods a request may name; None: nobody drafts
         row_sources: Callable[[], StepSources],
         *,
-        can_wait: bool,  # a token may be taken back: nothing but tokens would have to be
+        can_take_back: bool,  # nothing but tokens would have to be taken back
     ) -> None:
         num_rows = len(rows.known)
         self.rows, self.grammars, self.sampling, self.touch = rows, grammars, sampling, touch
         self.sources, self._row_sources = sources, row_sources
         self.asks_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS, DRAFTS, SOURCES
         self.num_best_X = np.full(num_rows, NO_SCORES)
-        self._can_wait = can_wait
-        self.waiting_rows: set[int] = set()  # their grammars may be asked after a choice
+        self._can_take_back = can_take_back
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
         # Tokens and parents of the drafts that wait, of rows with a grammar or a trace.
         self._drafts: dict[int, WaitingDraft] = {}
@@ -88,14 +87,11 @@ class RowExtras:
         if self.sampling.asks_X[row] & HISTORY:
             asks |= RULES
         if request.grammar is not None:
-            asks |= MASKS | DRAFTS
-        # Without a mask the best score wins among more tokens: if it is allowed, it wins among
-        # those as well. Filters would keep others of the allowed tokens; rules count tokens.
-        has_others = asks & RULES or self.sampling.asks_X[row] & FILTERED
-        if self._can_wait and request.grammar is not None and not has_others:
-            self.waiting_rows.add(row)
-        else:
-            self.waiting_rows.discard(row)
+            # Without a mask the best score wins among more tokens: if it is allowed, it wins among
+            # those as well. Filters would keep others of the allowed tokens; rules count tokens.
+            has_others = asks & RULES or self.sampling.asks_X[row] & FILTERED
+            can_wait = self._can_take_back and not has_others and self.grammars.ask_later(row)
+            asks |= MASKS if can_wait else MASKS | DRAFTS
         self.is_traced_X[row] = params.speculation.trace
         self.asks_X[row] = asks | DRAFTS * params.speculation.trace
         self.num_best_X[row] = NO_SCORES if params.logprobs is None else params.logprobs
@@ -143,12 +139,19 @@ class RowExtras:
         matched_R &= BY_PREDICTION - 1
         return names
 
+    def num_checked(self, group: Group) -> list[int]:
+        """How many nodes of each row's draft the next step checks at most."""
+        if not group.extras & MASKS:
+            return group.allowed
+        pairs = zip(group.ids, group.allowed, strict=True)
+        return [self.grammars.num_checked(row, count) for row, count in pairs]
+
     def fill_masks(
         self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks, void: set[int]
-    ) -> set[int]:
-        """What grammars allow after each root and node that a step checks; rows without a mask."""
+    ) -> dict[int, int]:
+        """What grammars allow after roots and nodes that a step checks; see `RowGrammars.fill`."""
         num_k, drafts = num_nodes + 1, (self._drafts, group.allowed)
-        write = partial(self.grammars.fill, group.ids, *drafts, num_k, self.waiting_rows, void)
+        write = partial(self.grammars.fill, group.ids, *drafts, num_k, void)
         return masks.fill(num_rows * num_k, write)
 
     def follow(
@@ -157,11 +160,11 @@ class RowExtras:
         requests: list[Request | None],  # those that are still in their rows
         result_RC: np.ndarray,
         columns: Columns,
-        unmasked: set[int],
+        unmasked: dict[int, int],
     ) -> Followed:
         """Keep the drafts that now wait, and let grammars go on by what was committed.
 
-        What they do not take of a row without a mask is taken out of the result.
+        What they do not take of choices without a mask is taken out of the result.
         """
         checked: dict[int, WaitingDraft] = {}
         if group.extras & DRAFTS and columns.num_guesses:
@@ -169,24 +172,35 @@ class RowExtras:
                 if request is not None and self.asks_X[row] & DRAFTS:
                     checked[row] = self._drafts.get(row, ([], []))
                     self._drafts[row] = columns.draft_of(line_C)
-        refused: dict[int, tuple[list[int], str]] = {}
-        taken_back: set[int] = set()
+        followed = Followed(checked, set(), {})
         if group.extras & MASKS:
-            matchers, commit = self.grammars.matchers, self.grammars.commit
             counts = result_RC[:, TOKENS].tolist()
             lines = result_RC[:, FIRST : FIRST + max(counts)].tolist()
             for place, row in enumerate(group.ids):
-                if row not in matchers or requests[place] is None:
-                    continue
-                committed = lines[place][: counts[place]]
-                num_kept, problem = commit(row, committed)
-                if problem is not None and row in unmasked:
-                    taken_back.add(row)
-                    take_back(result_RC[place], num_kept)
-                    matchers[row].is_wide = False  # its next choice has a mask
-                elif problem is not None:
-                    refused[place] = committed[:num_kept], problem
-        return Followed(checked, taken_back, refused)
+                if row in self.grammars.matchers and requests[place] is not None:
+                    tokens = lines[place][: counts[place]]
+                    self._follow(place, row, tokens, unmasked.get(row), result_RC[place], followed)
+        return followed
+
+    def _follow(
+        self,
+        place: int,
+        row: int,
+        tokens: list[int],
+        num_masked: int | None,  # of the tokens; None: all of them
+        line_C: np.ndarray,
+        followed: Followed,
+    ) -> None:
+        """Let a row's grammar go on by the tokens of a step."""
+        if num_masked is None:
+            num_kept, problem = self.grammars.commit(row, tokens)
+        else:
+            num_kept, problem = self.grammars.commit_unmasked(row, tokens, num_masked)
+            if problem is None and num_kept < len(tokens):
+                followed.taken_back.add(row)
+                take_back(line_C, num_kept)
+        if problem is not None:
+            followed.refused[place] = tokens[:num_kept], problem
 
     def show(
         self,

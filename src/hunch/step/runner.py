@@ -147,6 +147,8 @@ class Runner:
 
     def _enter(self, plan: StepPlan) -> None:
         """Who leaves and who comes, and what rows get, before the step."""
+        if any(row in self.grammars.matchers and self.rows.requests[row] for row in plan.leaves):
+            self._receive_pending()  # before a grammar goes whose row comes back later
         for row in plan.leaves:
             self.rows.leave(row)
             self.sampling.leave(row)
@@ -227,10 +229,9 @@ class Runner:
 
         Returns the rows that took tokens back.
         """
-        assert self.captured is not None
         rows: set[int] = set()
         for item in self._queue:
-            if not isinstance(item, StepResult | BegunStep):
+            if self.captured is not None and not isinstance(item, StepResult | BegunStep):
                 rows |= self.captured.receive(item)
         return rows
 

@@ -32,22 +32,24 @@ class StepMasks:
         self._mask_MW = torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda)
         self._is_masked_M = torch.zeros(num_logits, dtype=torch.bool, pin_memory=is_cuda)
         self._words, self._flags = self._mask_MW.numpy(), self._is_masked_M.numpy()
-        self._sent = np.zeros(0, dtype=np.bool_)  # the flags that the device holds
+        self._sent = b""  # the flags that the device holds
 
     def of(self, num_logits: int) -> tuple[Tensor, Tensor]:
         """The masks of so many rows of logits, and which of them have one."""
         return self.mask_MW[:num_logits], self.is_masked_M[:num_logits]
 
     def fill(
-        self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], set[int]]
-    ) -> set[int]:
+        self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], dict[int, int]]
+    ) -> dict[int, int]:
         """Let `write` fill in words and which rows of logits they hold for; send them."""
         words_MW, flags_M = self._words[:num_logits], self._flags[:num_logits]
         flags_M[...] = False
         unmasked = write(words_MW, flags_M)
-        self.mask_MW[:num_logits].copy_(self._mask_MW[:num_logits], non_blocking=True)
-        if not np.array_equal(flags_M, self._sent):
-            self._sent = flags_M.copy()
+        flags = flags_M.tobytes()
+        if any(flags):
+            self.mask_MW[:num_logits].copy_(self._mask_MW[:num_logits], non_blocking=True)
+        if flags != self._sent:
+            self._sent = flags
             self.is_masked_M[:num_logits].copy_(self._is_masked_M[:num_logits], non_blocking=True)
         return unmasked
 
