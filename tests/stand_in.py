@@ -87,6 +87,7 @@ class PlainTarget:
         self.states_of = decoder.states_of
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
+        self.embedding_VD = decoder.embedding_VD
         nothing = torch.empty(0)
         spec = decoder.spec
         self.workspace = Workspace(nothing, nothing, nothing, 64, 1)

@@ -2,7 +2,16 @@
 
 import pytest
 
-from hunch.bench.collectives import LINKS, NETWORKS, Link, Network, Pipeline, fit, rows_of
+from hunch.bench.collectives import (
+    LINKS,
+    NETWORKS,
+    Link,
+    Network,
+    Pipeline,
+    fit,
+    in_step,
+    rows_of,
+)
 from hunch.errors import ConfigError
 
 
@@ -67,3 +76,11 @@ def test_one_row_gains_nothing_from_stages() -> None:
     for whole, staged in zip(one, two, strict=True):
         assert staged["pass_ms"] == pytest.approx(whole["pass_ms"] + staged["hop_ms"])
         assert staged["period_ms"] == staged["pass_ms"]
+
+
+def test_ranks_in_step_wait_for_the_slowest_at_each_exchange() -> None:
+    even = [[1.0, 2.0, 3.0]] * 2
+    assert in_step([even, even]) == 6.0
+    assert in_step([even, [[2.0, 1.0, 3.0]] * 2]) == 7.0
+    # A delay of one pass in two meets the other rank's undelayed passes half of the time.
+    assert in_step([[[1.0], [5.0]], [[1.0], [5.0]]]) == 4.0

@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from drafters import NETWORKS, TEXTS, speculate_for
 from hunch import LLM, SamplingParams
 from hunch.compat import config_from_vllm
 from hunch.errors import EngineError
@@ -28,7 +29,7 @@ from stand_in import lead_by_host, lead_noted, stand_in
 from tiny_models import write_llama
 
 TESTS = Path(__file__).parents[1]
-PROMPTS = [[5, 6, 7, 8] * 4, [9, 4]]
+PROMPTS = list(TEXTS[:2])
 PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=10, ignore_eos=True),
     "seeded": SamplingParams(temperature=0.9, top_p=0.9, max_tokens=8, seed=5),
@@ -75,7 +76,7 @@ def plain(llm: LLM) -> list[list[int]]:
 
 def texts(llm: LLM) -> list[list[int]]:
     llm.reset_cache()
-    params = [params for params in PARAMS.values() for _ in PROMPTS]
+    params = [given for given in PARAMS.values() for _ in PROMPTS]
     outputs = llm.generate(PROMPTS * len(PARAMS), params)
     return [output.outputs[0].token_ids for output in outputs]
 
@@ -87,11 +88,22 @@ def texts(llm: LLM) -> list[list[int]]:
         TREE,
         pytest.param("suffix:adaptive=false", marks=pytest.mark.slow),
         pytest.param("draft:{}:num_nodes=3:adaptive=false", marks=pytest.mark.slow),
+        # Heads that score by the target's output matrix, parts of which other ranks hold.
+        pytest.param("eagle", marks=pytest.mark.slow),
+        pytest.param("medusa", marks=pytest.mark.slow),
+        pytest.param("dspark", marks=pytest.mark.slow),
     ],
 )
 def test_text_is_that_of_steps_led_by_the_host(
-    method: str, model: str, llm: LLM, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    method: str,
+    model: str,
+    llm: LLM,
+    plain: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    if method in NETWORKS:
+        method = speculate_for(method, Path(model), tmp_path)
     by_host = lead_noted(monkeypatch)
     other = llm if method == "off" else llm.sibling(method.format(model))
     assert isinstance(other.engine.runner.host.passes, LedPasses)  # type: ignore[attr-defined]

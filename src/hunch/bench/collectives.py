@@ -159,14 +159,37 @@ def rows_of(
     return found
 
 
+def in_step(ranks: Sequence[Sequence[Sequence[float]]]) -> float:
+    """Seconds that ranks compute in a pass when each exchange waits for the slowest.
+
+    Of each rank: of several passes: the seconds that it computes before each exchange and after the
+    last. Delays of two ranks have nothing to do with each other, so every pass of one is set beside
+    each of the others'.
+    """
+    count = min(map(len, ranks))
+    total = 0.0
+    for shift in range(count):
+        for turn in range(count):
+            passes = [one[(turn + rank * shift) % count] for rank, one in enumerate(ranks)]
+            total += sum(map(max, zip(*passes, strict=True)))
+    return total / count**2
+
+
 def fit(parts: Sequence[tuple[float, float]], num_ranks: int, name: str = "measured") -> Link:
-    """The link that explains measured gathers: (bytes of a part, seconds), by least squares."""
+    """The link that explains measured gathers: (bytes of a part, seconds).
+
+    By least squares of the errors' shares, so that small gathers count as much as large ones.
+    """
     if len({size for size, _ in parts}) < 2:
         raise ConfigError("two sizes at least are needed to tell latency from bandwidth")
     xs = [(num_ranks - 1) * size for size, _ in parts]
     ys = [seconds for _, seconds in parts]
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - mean_x) ** 2 for x in xs)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+    weights = [1 / seconds**2 for seconds in ys]
+    whole = sum(weights)
+    mean_x = sum(w * x for w, x in zip(weights, xs, strict=True)) / whole
+    mean_y = sum(w * y for w, y in zip(weights, ys, strict=True)) / whole
+    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, xs, strict=True))
+    rise = zip(weights, xs, ys, strict=True)
+    slope = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in rise) / spread
     slope = max(slope, 1e-13)
     return Link(name, 1 / slope, max(mean_y - slope * mean_x, 0.0))

@@ -227,11 +227,6 @@ class DrafterContext:
         return self.target.backend.captures_steps
 
     @property
-    def is_split(self) -> bool:
-        """Whether other ranks must take part where a drafter asks the target for its logits."""
-        return self.target.backend.is_split
-
-    @property
     def only_chains(self) -> bool:
         """Whether the target checks no tree: its rows have recurrent states."""
         return self.target.spec.delta is not None

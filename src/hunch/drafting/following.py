@@ -55,8 +55,6 @@ class StateFollower:
         )
         if context.kv is None or not net.is_capturable or not can_be_held:
             return None
-        if context.is_split and net.fused is None:  # it asks the target for logits
-            return None
         self.is_on_device = True
         return self.device_form(
             name=self.name,

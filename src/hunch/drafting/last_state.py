@@ -68,7 +68,7 @@ class LastStateDrafter:
     def on_device(self) -> DeviceDrafter | None:
         """Chains; trees are grown by the host."""
         context = self.context
-        if context.is_split or not can_capture(context, self.shape, self.options.draft_temperature):
+        if not can_capture(context, self.shape, self.options.draft_temperature):
             return None
         return DeviceLastState(
             name=self.name,

@@ -15,6 +15,8 @@ from hunch.errors import UnsupportedModelError
 from hunch.layers.linear import Linear
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from hunch.models.decoder import Decoder
@@ -32,12 +34,16 @@ class Backend:
     name = "torch"  # for reports
     about = "torch, with products and attention of fixed order: exact and slower"
     captures_steps = False  # passes ask nothing of the host, so that a whole step can be captured
-    is_split = False  # other ranks hold a part of the output matrix
     has_host_kernels = False  # lookups, and chains of a single row, are one call of C++ each
 
     def hold(self, layer: Linear, target: Target) -> tuple[Linear, int]:
         """A drafter's layer as it is kept beside this target, and its bytes outside of tensors."""
         return layer, 0
+
+    def output(self, target: Any, *own: Linear | None) -> Callable[[Tensor], Tensor]:
+        """The target's scores of a drafter's states, for those of its heads without an `own`."""
+        logits: Callable[[Tensor], Tensor] = target.logits
+        return logits
 
     def accelerate(self, net: StepNet, target: Any, blocks: list[Any], **parts: Any) -> None:
         """Let this backend's kernels compute what `net` describes, where they can.

@@ -43,6 +43,7 @@ class CudaDecoder:
         self.states_of = decoder.states_of
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
+        self.embedding_VD = decoder.embedding_VD
         tables = [rope.table_LH for rope in decoder.ropes]
         self.fused = FusedLayers(decoder.layers, tables, decoder.spec.norm_eps, group=decoder.group)
         self.layers = self.fused.layers

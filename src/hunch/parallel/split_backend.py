@@ -6,6 +6,7 @@ Shape letters: T packed tokens, C tokens.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,7 +17,9 @@ from torch import Tensor
 from hunch.config import ModelConfig
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, Span
+from hunch.layers.linear import Linear
 from hunch.models.backends import Backend
+from hunch.models.decoder import finish_logits
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import Weights
@@ -34,9 +37,16 @@ class SplitBackend(Backend):
         self.inner, self.layout, self.draft_ranks = inner, layout, draft_ranks
         stages = f" in {layout.num_stages} stages" if layout.num_stages > 1 else ""
         self.name = f"{inner.name} on {layout.size} ranks{stages}"
-        self.has_host_kernels, self.is_split = inner.has_host_kernels, layout.num_ranks > 1
+        self.has_host_kernels = inner.has_host_kernels
         self.hold, self.accelerate = inner.hold, inner.accelerate  # type: ignore[method-assign]
         self.like_target = inner.like_target  # type: ignore[method-assign]
+
+    def output(self, target: Any, *own: Linear | None) -> Callable[[Tensor], Tensor]:
+        """By rank 0 alone inside captured steps, where it cannot order the others."""
+        if not self.captures_steps or (own and None not in own):
+            return super().output(target)
+        weight_VD, spec = target.tables[1], target.spec
+        return lambda state_MD: finish_logits(Linear(weight_VD)(state_MD).float(), spec)
 
     def load_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
         if self.draft_ranks is None:

@@ -36,6 +36,7 @@ from hunch.parallel.split_backend import SplitBackend
 if TYPE_CHECKING:
     from hunch.parallel.step_parts import LedPasses, StepLead, StepSize
 
+OUTPUT_ROWS = 8192  # of the output matrix that travel at once
 PROBES = 5  # sums over ranks behind a measured time
 
 
@@ -78,6 +79,7 @@ class SplitTarget:
         ranks.link.is_ahead |= self.backend.captures_steps
         self._caches: dict[int, _Cache] = {}  # by the id of the keys' tensor
         self._freed: list[int] = []
+        self._output_VD: Tensor | None = None  # of all ranks, once a drafter asked for it
 
     def _can_capture(self) -> bool:
         """Whether passes ask nothing of the host: then captured steps can hold them."""
@@ -132,10 +134,26 @@ class SplitTarget:
 
     @property
     def tables(self) -> tuple[Tensor, Weight] | None:
+        """Both whole: drafters on rank 0 share them."""
         own = self._part.model.tables
-        if self.layout.num_ranks == 1:
+        if self.layout.num_ranks == 1 or own is None:
             return own
-        return None if own is None or not self.spec.is_tied else (own[0], own[0])
+        if self._output_VD is None:
+            self._output_VD = own[0] if self.spec.is_tied else self._joined_output()
+        return own[0], self._output_VD
+
+    @property
+    def embedding_VD(self) -> Tensor:
+        return self._part.model.embedding_VD  # type: ignore[attr-defined, no-any-return]
+
+    def _joined_output(self) -> Tensor:
+        """The output matrix with the parts of all ranks, in the precision of states."""
+        size = self.spec.vocab_size
+        ids = [
+            torch.arange(first, min(first + OUTPUT_ROWS, size))
+            for first in range(0, size, OUTPUT_ROWS)
+        ]
+        return torch.cat([self.output_rows(ids_C).to(self.dtype) for ids_C in ids])
 
     def forward(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()

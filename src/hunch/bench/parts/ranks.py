@@ -1,55 +1,88 @@
 """What CPU ranks spend on each other, measured, beside what the simulator says of the same link.
 
-First gathers of several sizes give the link; then passes of the model are timed, with the time its
-gathers took on rank 0, and compared with the prediction for as many rows. With --stages, the layers
-are in stages: the time of each gives a prediction for several steps under way, and these are timed.
+Ranks compute passes side by side without exchanging anything, which gives the seconds of each
+between two exchanges; gathers alone give the link. From these the simulator says what a pass takes,
+and passes are timed. With --stages, the layers are in stages: the time of each gives a prediction
+for several steps under way, and these are timed. Every rank needs a core that nobody else uses.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from hunch.bench.collectives import Network, Pipeline, fit
+from hunch.bench.collectives import Network, Pipeline, fit, in_step
 from hunch.config import ModelConfig
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs, Span
+from hunch.models.spec import ModelSpec
+from hunch.models.weights import open_weights
 from hunch.parallel.executor import Ranks, start_ranks
 from hunch.parallel.group import DistGroup
 from hunch.parallel.link import Link
 from hunch.parallel.orders import Op, order
+from hunch.parallel.part import Layout, Part
 from hunch.parallel.split_target import SplitTarget
 
 ROWS = (1, 8, 64)
 REPEATS = 15
+GATHERS = 10  # of sums, timed after each pass
+
+Exchange = Callable[[Tensor], Tensor]
 
 
-class Clock:
-    """Adds up what a group's gathers take."""
+class Recorder:
+    """Notes when a rank computes and when it exchanges; it can also let it compute alone."""
 
-    def __init__(self, group: Any) -> None:
-        self.seconds = 0.0
-        self._gather = group._all
-        group._all = self
+    def __init__(self, group: DistGroup) -> None:
+        self.is_alone = False  # exchanges give back a rank's own part at once
+        self.computed: list[float] = []  # seconds before each exchange, and after the last
+        self.exchanged = 0.0
+        self._size, self._gather, self._broadcast = group.size, group._all, group.broadcast
+        self._since = 0.0
+        group._all = self.gather  # type: ignore[method-assign]
+        group.broadcast = self.broadcast  # type: ignore[method-assign]
 
-    def __call__(self, part: torch.Tensor) -> torch.Tensor:
+    def time(self, run: Callable[[], object], *, is_alone: bool) -> float:
+        """Seconds of `run`, which all ranks begin together."""
+        self._gather(torch.zeros(1))
+        self.is_alone, self.computed, self.exchanged = is_alone, [], 0.0
+        began = self._since = time.perf_counter()
+        run()
+        ended = time.perf_counter()
+        self.computed.append(ended - self._since)
+        return ended - began
+
+    def gather(self, part: Tensor) -> Tensor:
+        return self._exchange(self._gather, lambda own: torch.stack([own] * self._size), part)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        return self._exchange(self._broadcast, lambda own: own, tensor)
+
+    def _exchange(self, real: Exchange, alone: Exchange, part: Tensor) -> Tensor:
         began = time.perf_counter()
-        parts: torch.Tensor = self._gather(part)
-        self.seconds += time.perf_counter() - began
-        return parts
+        self.computed.append(began - self._since)
+        found = (alone if self.is_alone else real)(part)
+        self._since = time.perf_counter()
+        self.exchanged += self._since - began
+        return found
 
 
-def inputs(num_rows: int) -> tuple[torch.Tensor, AttnInputs]:
+def inputs(num_rows: int) -> tuple[Tensor, AttnInputs]:
     pos_T = torch.arange(num_rows)
     attn = AttnInputs(
         pos_T=pos_T,
@@ -64,62 +97,84 @@ def inputs(num_rows: int) -> tuple[torch.Tensor, AttnInputs]:
     return torch.full((num_rows,), 5), attn
 
 
-def one_pass(target: SplitTarget, kv: Any, num_rows: int) -> None:
-    target.logits(target.forward(*inputs(num_rows), kv).last_TD)
+@dataclass(slots=True)
+class Times:
+    """What one rank measured at some number of rows."""
+
+    passes: list[float] = field(default_factory=list)
+    exchanged: list[float] = field(default_factory=list)
+    computed: list[list[float]] = field(default_factory=list)  # with ranks that do not exchange
+    gathers: list[tuple[float, float]] = field(default_factory=list)  # bytes of a part, seconds
 
 
-def gather_times(num_ranks: int, width: int) -> list[tuple[float, float]]:
-    """Gathers of a pass's sizes with nothing between them, by processes of their own."""
+def run_rank(rank: int, num_ranks: int, path: Path, folder: Path) -> list[Times]:
+    """One rank's passes and gathers, in turn; all ranks do the same."""
+    torch.set_num_threads(1)
+    link = Link.in_folder(folder, rank, num_ranks, torch.device("cpu"))
+    part = Part.load(link, path, ModelConfig(model=str(path), threads=1), Layout(num_ranks))
+    assert isinstance(part.group, DistGroup)
+    recorder = Recorder(part.group)
+    return [_time_rows(part, recorder, num_rows) for num_rows in ROWS]
+
+
+def _time_rows(part: Part, recorder: Recorder, num_rows: int) -> Times:
+    (ids_T, attn), kv = inputs(num_rows), part.new_kv(128, part.model.device)
+    spec, times = part.spec, Times()
+    sent = [torch.zeros(num_rows, spec.width)] * GATHERS
+    sent += [torch.zeros(num_rows, -(-spec.vocab_size // part.group.size))]
+
+    def one_pass() -> None:
+        part.logits(part.forward(ids_T, attn, kv).last_TD)
+
+    for repeat in range(1 + REPEATS):
+        recorder.time(one_pass, is_alone=True)
+        computed = recorder.computed
+        seconds = recorder.time(one_pass, is_alone=False)
+        exchanged = recorder.exchanged
+        gathers = [
+            (4.0 * one.numel(), recorder.time(partial(recorder.gather, one), is_alone=False))
+            for one in sent
+        ]
+        if repeat:  # the first warmed up
+            times.computed.append(computed)
+            times.passes.append(seconds)
+            times.exchanged.append(exchanged)
+            times.gathers += gathers
+    return times
+
+
+def measure(path: Path, num_ranks: int) -> None:
+    """Passes of a model over processes of their own, beside what the simulator says of them."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [str(num_ranks), str(width), folder]
+        words = [str(num_ranks), str(path), folder]
         others = [
             subprocess.Popen([sys.executable, "-m", __name__, str(rank), *words])
             for rank in range(1, num_ranks)
         ]
-        times = _gather(0, num_ranks, width, Path(folder))
+        own = run_rank(0, num_ranks, path, Path(folder))
         for process in others:
             process.wait()
-    return times
-
-
-def _gather(rank: int, num_ranks: int, width: int, folder: Path) -> list[tuple[float, float]]:
-    torch.set_num_threads(1)
-    group = Link.in_folder(folder, rank, num_ranks, torch.device("cpu")).group(num_ranks)
-    found = []
-    for num_rows in ROWS:
-        part, times = torch.zeros(num_rows, width), []
-        for _ in range(20 * REPEATS):
-            began = time.perf_counter()
-            group.all_reduce(part)
-            times.append(time.perf_counter() - began)
-        found.append((part.numel() * 4.0, statistics.median(times)))
-    return found
-
-
-def measure(ranks: Ranks, path: Path, num_ranks: int) -> None:
-    target = SplitTarget(ranks, path, ModelConfig(model=str(path)), num_ranks)
-    group = target._part.group
-    assert isinstance(group, DistGroup)
-    clock, kv, spec = Clock(group), target.new_kv(128), target.spec
+        ranks = [own, *(_read(Path(folder), rank) for rank in range(1, num_ranks))]
+    spec = ModelSpec.from_config(open_weights(path).config)
     network = Network(path.name, spec.width, spec.num_layers, spec.vocab_size, 0.0)
-    found: dict[int, tuple[float, float]] = {}
-    for num_rows in ROWS:
-        passes, waits = [], []
-        for _ in range(REPEATS):
-            clock.seconds = 0.0
-            began = time.perf_counter()
-            one_pass(target, kv, num_rows)
-            passes.append(time.perf_counter() - began)
-            waits.append(clock.seconds)
-        found[num_rows] = statistics.median(passes), statistics.median(waits)
-    link = fit(gather_times(num_ranks, spec.width), num_ranks)
+    link = fit([pair for times in own for pair in times.gathers], num_ranks)
     print(f"{num_ranks} ranks: {link.seconds * 1e6:.0f} us, {link.bytes_per_second / 1e9:.2f} GB/s")
-    for num_rows, (whole, waited) in found.items():
-        said = network.exchange(num_rows, num_ranks, link).seconds
+    for num_rows, *every in zip(ROWS, *ranks, strict=True):
+        took, waited = (statistics.mean(getattr(every[0], n)) for n in ("passes", "exchanged"))
+        together = in_step([times.computed for times in every])
+        alone = statistics.mean(map(sum, every[0].computed))
+        exchange = network.exchange(num_rows, num_ranks, link).seconds
+        said, said_wait = together + exchange, together - alone + exchange
         print(
-            f"{num_rows:3} rows: pass {whole * 1e3:7.1f} ms, gathers {waited * 1e3:7.1f} ms, "
-            f"simulator {said * 1e3:7.1f} ms ({said / waited:.2f} of measured)"
+            f"{num_rows:3} rows: pass {took * 1e3:7.1f} ms, simulator {said * 1e3:7.1f} "
+            f"({said / took:.2f}); in exchanges {waited * 1e3:7.1f} ms, simulator "
+            f"{said_wait * 1e3:7.1f} ({said_wait / waited:.2f}), of which messages "
+            f"{exchange * 1e3:.1f}"
         )
+
+
+def _read(folder: Path, rank: int) -> list[Times]:
+    return [Times(**times) for times in json.loads((folder / f"{rank}.json").read_text())]
 
 
 class Waits:
@@ -130,9 +185,9 @@ class Waits:
         self._receive = line.receive
         line.receive = self
 
-    def __call__(self, *arguments: Any) -> torch.Tensor:
+    def __call__(self, *arguments: Any) -> Tensor:
         began = time.perf_counter()
-        found: torch.Tensor = self._receive(*arguments)
+        found: Tensor = self._receive(*arguments)
         self.seconds += time.perf_counter() - began
         return found
 
@@ -187,18 +242,23 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--stages", type=int, default=1)
     given = parser.parse_args(words)
+    path = resolve(given.model).path
+    if given.stages == 1:
+        with torch.inference_mode():
+            measure(path, given.ranks)
     ranks = start_ranks(given.stages if given.stages > 1 else given.ranks, "cpu")
     try:
         with torch.inference_mode():
-            path = resolve(given.model).path
             if given.stages > 1:
                 measure_stages(ranks, path, given.stages)
             else:
                 measure_orders(ranks)
-                measure(ranks, path, given.ranks)
     finally:
         ranks.close()
 
 
-if __name__ == "__main__":  # a further rank of `gather_times`
-    _gather(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+if __name__ == "__main__":  # a further rank of `measure`
+    rank, num_ranks, path, folder = sys.argv[1:]
+    with torch.inference_mode():
+        measured = run_rank(int(rank), int(num_ranks), Path(path), Path(folder))
+    (Path(folder) / f"{rank}.json").write_text(json.dumps([asdict(times) for times in measured]))

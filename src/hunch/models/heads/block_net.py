@@ -183,7 +183,8 @@ class BlockNet(TiledNet):
         assert shape.spec.rope is not None
         self.body, self.shape, self.spec = body, shape, shape.spec
         self.embed = embed or target.embed
-        self.lm_head, self.target_logits, self.ids_C = lm_head, target.logits, ids_C
+        self.lm_head, self.ids_C = lm_head, ids_C
+        self.output = target.backend.output(target, lm_head)
         self.feature_layers, self.num_kv_layers = shape.feature_layers, shape.spec.num_layers
         self.kv_dtype: torch.dtype = target.dtype
         spec = shape.spec
@@ -240,7 +241,7 @@ class BlockNet(TiledNet):
         body = self.body
         x_TD = body.inputs(self.embed(token_R), self.mask_D)
         state_RSD = body.telling(body.states(x_TD, attend))
-        logits_MC = (self.lm_head or self.target_logits)(state_RSD.flatten(0, 1))
+        logits_MC = (self.lm_head or self.output)(state_RSD.flatten(0, 1))
         return BlockGuess(self, state_RSD, body.scaled(logits_MC).view(*state_RSD.shape[:2], -1))
 
 

@@ -53,6 +53,7 @@ class EagleNet(StepNet):
     ) -> None:
         super().__init__(spec, target, embed, num_kv_layers=1)
         self.fc, self.block = fc, block
+        self.output = target.backend.output(target)
 
     def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
         assert hidden_TD is not None
@@ -63,8 +64,7 @@ class EagleNet(StepNet):
         return self.block(x_TD, self.attend(attn, kv))
 
     def logits_ref(self, hidden_TD: Tensor) -> Tensor:
-        logits_TV: Tensor = self.target_logits(hidden_TD)
-        return logits_TV
+        return self.output(hidden_TD)
 
 
 def load_eagle(path: str | Path, target: Target) -> EagleNet:
@@ -117,6 +117,7 @@ class Eagle3Net(StepNet):
         self.embed_norm, self.hidden_norm = embed_norm, hidden_norm
         self.blocks, self.norm = blocks, norm
         self.lm_head = lm_head
+        self.output = target.backend.output(target, lm_head)
         self.is_residual_normed, self.is_output_normed = is_residual_normed, is_output_normed
 
     def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
@@ -137,8 +138,7 @@ class Eagle3Net(StepNet):
 
     def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         x_TD = hidden_TD if self.is_output_normed else self.norm(hidden_TD)
-        logits_TC: Tensor = (self.lm_head or self.target_logits)(x_TD)
-        return logits_TC.float()
+        return (self.lm_head or self.output)(x_TD).float()
 
 
 def load_eagle3(path: str | Path, target: Target) -> Eagle3Net:

@@ -113,9 +113,7 @@ def build_fused(
     if found:
         log.warning("the head drafts by torch: fused kernels do not know %s", ", ".join(found))
         return None
-    if target.tables is None and not (isinstance(net.embed, Table) and lm_head is not None):
-        return None  # other ranks hold parts of what it would share with the target
-    table_VD = net.embed.weight_VD if isinstance(net.embed, Table) else target.tables[0]
+    table_VD = net.embed.weight_VD if isinstance(net.embed, Table) else target.embedding_VD
     norms = None
     if token_norm is not None and state_norm is not None:
         norms = token_norm.weight_D, state_norm.weight_D

@@ -9,7 +9,7 @@ block, M packed nodes, D width, K keys and values of a layer side by side, C col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ Heads = tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]  # weight, bi
 class FusedBlocks:
     """`BlockNet.cover_tiled` and `told` by fused kernels."""
 
-    def __init__(self, net: BlockNet, layers: FusedLayers, target: Any) -> None:
+    def __init__(self, net: BlockNet, layers: FusedLayers) -> None:
         body = net.body
         self.net, self.layers, self.eps = net, layers, layers.eps
         self.context_norm_D, self.norm_D = body.hidden_norm.weight_D, body.norm.weight_D
@@ -41,7 +41,6 @@ class FusedBlocks:
         self.table_LH = net.rope.table_LH
         self.heads = [_context_heads(block) for block in body.blocks if isinstance(block, Block)]
         self.output_CD: Tensor | None = None if net.lm_head is None else net.lm_head.weight_NK
-        self.target_logits: Callable[[Tensor], Tensor] = target.logits
 
     def cover(self, features: Sequence[Tensor], attn: AttnInputs, kv: KVCache) -> None:
         """Keep keys and values of known positions; padding is told by its slot."""
@@ -73,7 +72,7 @@ class FusedBlocks:
         state_SRD = last_TD.view(num_rows, size, width).transpose(0, 1).contiguous()
         state_TD = state_SRD.flatten(0, 1)
         if self.output_CD is None:
-            logits_TC = self.target_logits(state_TD)
+            logits_TC = net.output(state_TD)
         else:
             shape = len(state_TD), len(self.output_CD)
             logits_TC = torch.empty(shape, dtype=torch.float32, device=state_TD.device)
@@ -130,10 +129,8 @@ def build_fused_blocks(net: BlockNet, target: Any) -> FusedBlocks | None:
     matrices += [] if net.lm_head is None else [net.lm_head]
     if not is_plain or not all(isinstance(one.weight, Tensor) for one in matrices):
         return None
-    if target.backend.is_split and net.lm_head is None:
-        return None  # other ranks hold parts of the output matrix
     layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
     # In whichever order a library adds: what is drafted is checked.
     layers.is_wide = target.device.type == "cuda" and spec.width >= MIN_WIDTH
     layers.is_wide = layers.is_wide and not has_bias(layers.layers)
-    return FusedBlocks(net, layers, target)
+    return FusedBlocks(net, layers)

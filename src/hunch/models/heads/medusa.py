@@ -49,13 +49,12 @@ class MedusaNet(Part):
 
     def __init__(self, heads: list[MedusaHead], target: Target, scale: float = 1.0) -> None:
         self.heads, self.scale = heads, scale
-        self._target_logits = target.logits
+        self.output = target.backend.output(target, *(head.lm_head for head in heads))
 
     def logits(self, head: int, state_MD: Tensor) -> Tensor:
         """Scores of one head's token, a row per state."""
         part = self.heads[head]
-        output = self._target_logits if part.lm_head is None else part.lm_head
-        logits_MC: Tensor = output(part.hidden(state_MD))
+        logits_MC = (part.lm_head or self.output)(part.hidden(state_MD))
         return logits_MC if self.scale == 1.0 else logits_MC * self.scale
 
 

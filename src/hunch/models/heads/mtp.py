@@ -118,6 +118,7 @@ class MtpNet(StepNet):
     ) -> None:
         super().__init__(spec, target, embed, num_kv_layers=len(stages), rope_dim=rope_dim)
         self.stages = stages
+        self.output = target.backend.output(target, *(stage.lm_head for stage in stages))
         self.is_staged = len(stages) > 1
         self.is_capturable = False  # until load_mtp finds kernels for it
         self.state_width = spec.width * len(stages)
@@ -178,8 +179,7 @@ class MtpNet(StepNet):
     def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         parts = self._parts(hidden_TD)
         stage = self.stages[-len(parts)]
-        logits_TC: Tensor = (stage.lm_head or self.target_logits)(parts[0])
-        return logits_TC.float()
+        return (stage.lm_head or self.output)(parts[0]).float()
 
 
 def load_mtp(path: str | Path, target: Target) -> MtpNet:

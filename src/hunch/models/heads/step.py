@@ -77,7 +77,6 @@ class StepNet(TiledNet):
         assert spec.rope is not None
         self.spec = spec
         self.embed = embed or target.embed
-        self.target_logits = target.logits
         rope_dim = rope_dim or spec.head_dim
         self.rope = Rope(spec.rope, rope_dim, spec.max_len + MARGIN, target.device)
         self.num_kv_layers = num_kv_layers
