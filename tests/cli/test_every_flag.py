@@ -36,6 +36,7 @@ QUIET_FLAGS = {
     "--use-v2-block-manager",
     "--enable-chunked-prefill",
     "--enable-lora",
+    "--skip-server-warmup",
     "--spec-decoding-acceptance-method",
 }
 

@@ -55,6 +55,80 @@ def test_vllms_documented_command_line_is_taken(
     assert settings.served_model_names == ("NAME",)
 
 
+VLLM = """NAME --allowed-origins ["https://a.example","https://b.example"] --api-server-count 2
+  --uvicorn-log-level warning --max-model-len 25.6k --kv-cache-memory-bytes 1000000
+  --speculative-config.method ngram --speculative-config.num_speculative_tokens=3
+  --async-scheduling --task generate --no-enable-log-requests --enable-prompt-tokens-details
+  --guided-decoding-backend xgrammar --max-num-seqs 8 --response-role=assistant -O3"""
+SGLANG = """--model-path NAME --speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD
+  --speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16
+  --mem-fraction-static 0.7 --context-length 4K --max-running-requests 6 --dp-size 2 --tp 1
+  --disable-radix-cache --cuda-graph-max-bs 2 --random-seed 9"""
+
+
+def test_flags_pasted_from_vllms_docs(started: list[tuple[Config, ServeConfig]]) -> None:
+    run(VLLM.split())
+    ((config, settings),) = started
+    assert settings.cors_origins == ("https://a.example", "https://b.example")
+    assert (settings.workers, settings.log_level, settings.disable_log_requests) == (
+        2, "warning", True,
+    )  # fmt: skip
+    assert (config.model.model, config.model.max_model_len) == ("NAME", 25_600)
+    assert (config.cache.kv_bytes, config.schedule.max_num_seqs) == (1_000_000, 8)
+    assert (config.spec.method, config.spec.options["num_nodes"]) == ("ngram", "3")
+    run(["NAME", "--data-parallel-size", "3", "--max-model-len", "auto"])
+    config, settings = started[1]
+    assert (settings.replicas, config.model.max_model_len) == (3, None)
+
+
+def test_flags_pasted_from_sglangs_docs(started: list[tuple[Config, ServeConfig]]) -> None:
+    run(SGLANG.split())
+    ((config, settings),) = started
+    assert (config.model.model, config.model.seed, config.model.max_model_len) == ("NAME", 9, 4096)
+    assert (config.spec.method, config.spec.path) == ("eagle3", "HEAD")
+    assert config.spec.options["depth"] == "3"
+    assert config.spec.options["num_nodes"] == "15"
+    assert config.cache.gpu_memory_utilization == 0.7
+    assert config.cache.enable_prefix_caching is False
+    assert (config.schedule.max_num_seqs, settings.replicas) == (6, 2)
+
+
+def test_flags_from_a_file(started: list[tuple[Config, ServeConfig]], tmp_path: Path) -> None:
+    """vLLM's --config."""
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: NAME\nport: 9000\nenable_prefix_caching: false\nallowed-origins: [https://a]\n"
+        "speculative-config: {method: ngram, num_speculative_tokens: 2}\n"
+        "served_model_name: [a, b]\n"
+    )
+    run(["--config", str(file), "--max-num-seqs", "4"])
+    ((config, settings),) = started
+    assert (config.model.model, settings.port, config.schedule.max_num_seqs) == ("NAME", 9000, 4)
+    assert (settings.cors_origins, settings.served_model_names) == (("https://a",), ("a", "b"))
+    assert config.spec.options["num_nodes"] == "2"
+    assert not config.cache.enable_prefix_caching
+    file.write_text("- a list")
+    with pytest.raises(ConfigError, match="a mapping of flags"):
+        run(["--config", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--task embed", "task='embed' is not supported; only 'generate' or 'auto'"),
+        ("--ssl-keyfile x", "go together"),
+        ("--ssl-keyfile x --ssl-certfile y", "ssl_keyfile='x' is not a file"),
+        ("--config nowhere.yaml", "No such file"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    started: list[tuple[Config, ServeConfig]], words: str, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        run(words.split())
+    assert not started
+
+
 def test_our_own_flags(started: list[tuple[Config, ServeConfig]], tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages }}")

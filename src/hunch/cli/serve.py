@@ -1,4 +1,4 @@
-"""hunch serve: an OpenAI-compatible server. Flags are the fields of its settings, and vLLM's."""
+"""hunch serve: an OpenAI-compatible server. Flags are its settings', vLLM's and SGLang's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from typing import Any, get_type_hints
 
 import typer
 
-from hunch.compat import config_from_vllm, known_arguments, without_effect
+from hunch.compat import (
+    config_from_sglang,
+    known_arguments,
+    translate_flags,
+    without_effect,
+    words_of_sglang,
+)
 from hunch.config import (
     DEFAULT_MODEL,
     CacheConfig,
@@ -33,6 +39,9 @@ _HELP = {
     "port": "Port to listen on; 0 takes a free one.",
     "cors_origins": "A web origin that may call the API; may be repeated.",
     "allowed_hosts": "A name clients may call this machine by; may be repeated.",
+    "ssl_keyfile": "The key of a TLS certificate: https is served.",
+    "ssl_certfile": "The TLS certificate.",
+    "root_path": "Where a proxy mounts the server.",
     "max_connections": "Connections open at once, of each HTTP process.",
     "workers": "HTTP processes over the one engine.",
     "replicas": "Engines, each with a copy of the model; requests that begin alike share one.",
@@ -109,8 +118,8 @@ _HELP = {
     "speculative_draft_tensor_parallel_size": "Devices of a draft model.",
     "speculative_disable_by_batch_size": "Draft nothing from so many running requests on.",
     "spec_decoding_acceptance_method": "vLLM's name for the verifier.",
-    "data_parallel_size": "1 alone; --replicas starts several engines.",
-    "dp_size": "1 alone; --replicas starts several engines.",
+    "data_parallel_size": "vLLM's name for --replicas.",
+    "dp_size": "SGLang's name for --replicas.",
     "task": "generate alone; /v1/embeddings is served beside it.",
     "runner": "generate alone; /v1/embeddings is served beside it.",
 }
@@ -127,6 +136,10 @@ _SWITCHES = (  # flags that take no value, most of them vLLM's
     "worker_use_ray",
     "enable_auto_tool_choice",
     "enable_lora",
+    "disable_radix_cache",
+    "disable_cuda_graph",
+    "enable_torch_compile",
+    "skip_server_warmup",
     "disable_chunked_mm_input",
     "async_scheduling",
 )
@@ -158,7 +171,7 @@ def run(words: Sequence[str]) -> int:
     from hunch import __version__
     from hunch.server.settings import Limits, ServeConfig
 
-    given = _parse([_dashed(word) for word in words])
+    given = _parse(translate_flags([_dashed(word) for word in words]))
     limits = Limits(**_take(given, Limits))
     settings = _take(given, ServeConfig)
     if given.pop("disable_log_stats", False):
@@ -246,7 +259,7 @@ def _engine_config(model: str, given: dict[str, Any]) -> Config:
         if not path.is_file():
             raise ConfigError(f"chat_template: {template!r} is neither a template nor a file")
         given["chat_template"] = path.read_text(encoding="utf-8")
-    return config_from_vllm(model=model, **given)
+    return config_from_sglang(model=model, **given)
 
 
 def _adapting(config: Config) -> Config:
@@ -316,6 +329,9 @@ def _parser() -> argparse.ArgumentParser:
     for name in sorted(known_arguments() - taken - {"model", "log_level"}):
         group = unused if name in without_effect() else engine
         _add(group, name, bool if name in _SWITCHES else _value)
+    other = parser.add_argument_group("SGLang's names")
+    for name in sorted(words_of_sglang()):
+        _add(other, name, bool if name in _SWITCHES else _value)
     return parser
 
 
@@ -333,7 +349,7 @@ def _add_fields(group: Any, section: type, skip: Sequence[str] = ()) -> None:
 
 def _add(group: Any, name: str, kind: Any, default: Any = None) -> None:
     flags = [f"--{name.replace('_', '-')}", *_ALIASES.get(name, ())]
-    text = _HELP.get(name) or without_effect()[name]
+    text = _HELP.get(name) or without_effect().get(name) or words_of_sglang()[name]
     if default not in (None, (), "") and kind is not bool:
         text = f"{text} [{default}]".strip()
     if kind is bool:

@@ -1,6 +1,12 @@
 """vLLM's and SGLang's argument names, translated to our config. All knowledge of them is here."""
 
-from hunch.compat.sglang import config_from_sglang, known_to_sglang, sampling_from_sglang
+from hunch.compat.server_flags import translate_flags
+from hunch.compat.sglang import (
+    config_from_sglang,
+    known_to_sglang,
+    sampling_from_sglang,
+    words_of_sglang,
+)
 from hunch.compat.vllm import (
     config_from_vllm,
     known_arguments,
@@ -16,6 +22,8 @@ __all__ = [
     "known_to_sglang",
     "sampling_from_sglang",
     "spec_from_vllm",
+    "translate_flags",
     "unused_arguments",
     "without_effect",
+    "words_of_sglang",
 ]

@@ -61,6 +61,15 @@ def known_to_sglang() -> set[str]:
     return {*known_arguments(), *_SGLANG, *own}
 
 
+def words_of_sglang() -> dict[str, str]:
+    """What only SGLang has: name, and what it means here."""
+    found = {name: f"SGLang's name for --{ours}." for name, ours in _SGLANG.items()}
+    found |= dict.fromkeys(_SGLANG_SPEC, "SGLang's way to say how to draft.")
+    found |= {name: f"No effect: {why}." for name, (_, why) in _SGLANG_NO_EFFECT.items()}
+    found |= {"disable_radix_cache": "SGLang's name for --no-enable-prefix-caching."}
+    return {name: text.replace("_", "-") for name, text in found.items() if name != "model_path"}
+
+
 def config_from_sglang(**given: Any) -> Config:
     """Our config from SGLang's engine arguments; vLLM's and our own names are taken too."""
     given = {name: value for name, value in given.items() if value is not None}

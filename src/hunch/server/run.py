@@ -116,7 +116,8 @@ async def _serve(
     keeper = Keeper(service, _server(service, switch if others else None), workers, switch)
     host, port = sock.getsockname()[:2]
     names = ", ".join(settings.served_model_names)
-    logs.event(logging.INFO, f"serving {names} on http://{host}:{port}", engine_pid=engine.pid)
+    address = f"{'https' if settings.ssl_keyfile else 'http'}://{host}:{port}"
+    logs.event(logging.INFO, f"serving {names} on {address}", engine_pid=engine.pid)
     beside = [keeper.watch(), keeper.watch_workers(), StatusLines(service).run(), switch.watch()]
     await _run(keeper, sock, *beside)
     await workers.close()
@@ -249,6 +250,9 @@ def _server(service: Service, switch: Switch | None = None) -> uvicorn.Server:
             proxy_headers=False,  # nothing here depends on a client's address
             http=protocol(service.settings.max_connections),
             ws="none",
+            ssl_keyfile=service.settings.ssl_keyfile or None,
+            ssl_certfile=service.settings.ssl_certfile or None,
+            root_path=service.settings.root_path,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=2,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from pathlib import Path
 
 from hunch.errors import ConfigError
 
@@ -47,6 +48,9 @@ class ServeConfig:
     served_model_names: tuple[str, ...] = ("hunch",)  # the first is the one answers carry
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # names clients may call it by, where that is checked
+    ssl_keyfile: str = ""  # with ssl_certfile: https
+    ssl_certfile: str = ""
+    root_path: str = ""  # where a proxy mounts it
     max_connections: int = 4096  # of each HTTP process
     workers: int = 1  # HTTP processes over the one engine
     replicas: int = 1  # engines, each with a copy of the model, that share the requests
@@ -103,6 +107,11 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} must be from 0 to 65535")
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("ssl_keyfile and ssl_certfile go together")
+        for name in ("ssl_keyfile", "ssl_certfile"):
+            if getattr(self, name) and not Path(getattr(self, name)).is_file():
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not a file")
         if not self.served_model_names:
             raise ConfigError("served_model_name: at least one name is needed")
         if any(not key for key in self.api_keys):
