@@ -216,13 +216,7 @@ def _lazy(
     settings = replace(settings, served_model_names=(name,), models=(), adapters=())
 
     async def open_model() -> tuple[Service, App]:
-        engine = RemoteEngine(
-            config,
-            factories[0],
-            max_queue=settings.max_queue,
-            log_format=settings.log_format,
-            log_level=settings.log_level,
-        )
+        engine = new_engine(config, settings, factories[0])
         text = await load(config, engine, factories[1])
         service = new_service(config, settings, engine, text)
         return service, build_routes(service)
