@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from hunch.kernels.quant import Weight
     from hunch.models.decoder import Decoder
     from hunch.models.heads.step import StepNet
     from hunch.models.spec import ModelSpec
@@ -68,6 +69,14 @@ class Backend:
     def like_target(self, model: Decoder) -> Target:
         """A draft model on the target's kernels, where they know it too."""
         return model
+
+
+def output_of(weight_VD: Weight, spec: ModelSpec) -> Callable[[Tensor], Tensor]:
+    """Scores by this output matrix, of a target like `spec`."""
+    from hunch.models.decoder import finish_logits
+
+    output = Linear(weight_VD)
+    return lambda state_MD: finish_logits(output(state_MD).float(), spec)
 
 
 class NativeBackend(Backend):

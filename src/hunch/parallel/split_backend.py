@@ -17,9 +17,7 @@ from torch import Tensor
 from hunch.config import ModelConfig
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.layers.linear import Linear
-from hunch.models.backends import Backend
-from hunch.models.decoder import finish_logits
+from hunch.models.backends import Backend, output_of
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import Weights
@@ -41,12 +39,11 @@ class SplitBackend(Backend):
         self.hold, self.accelerate = inner.hold, inner.accelerate  # type: ignore[method-assign]
         self.like_target = inner.like_target  # type: ignore[method-assign]
 
-    def output(self, target: Any, *own: Linear | None) -> Callable[[Tensor], Tensor]:
+    def output(self, target: Any, *own: Any) -> Callable[[Tensor], Tensor]:
         """By rank 0 alone inside captured steps, where it cannot order the others."""
         if not self.captures_steps or (own and None not in own):
             return super().output(target)
-        weight_VD, spec = target.tables[1], target.spec
-        return lambda state_MD: finish_logits(Linear(weight_VD)(state_MD).float(), spec)
+        return output_of(target.tables[1], target.spec)
 
     def load_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
         if self.draft_ranks is None:
