@@ -33,6 +33,7 @@ QUANTIZATIONS = {  # vLLM's names -> what a checkpoint calls it, or the dtype we
     "compressed-tensors": "compressed-tensors",
     "fbgemm_fp8": "fbgemm_fp8",
     "fp8": "fp8",
+    "modelopt": "fp8",
     "mxfp4": "mxfp4",
     "gguf": "gguf",
     "int8": "int8",

@@ -82,7 +82,8 @@ def test_blocks_of_a_gguf_file(kind: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "word"),
     [
-        ({"quant_method": "bitsandbytes"}, UnsupportedModelError, "gptq"),
+        ({"quant_method": "bitsandbytes"}, UnsupportedModelError, "gptq.* --dtype int4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, UnsupportedModelError, "nvfp4"),
         ({"quant_method": "awq", "bits": 3}, UnsupportedModelError, "3 bits"),
         ({"quant_method": "awq", "version": "gemv"}, UnsupportedModelError, "gemv"),
         ("awq", ModelFormatError, "object"),
@@ -110,3 +111,34 @@ def test_a_model_keeps_what_its_file_holds(form: str, tmp_path: Path) -> None:
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     assert torch.equal(attn.qkv(x), expanded.layers[0].attn.qkv(x))
     assert kept.weight_bytes < expanded.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "form"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}, "gptq"),
+        ({"quant_method": "intel/auto-round", "packing_format": "auto_round:auto_awq"}, "awq"),
+    ],
+)
+def test_other_tools_write_the_same_files(settings, form, tmp_path) -> None:
+    tensors, want = FORMATS[form][1](16, 64)
+    stored = {f"a.{name}": tensor for name, tensor in tensors.items()}
+    given = {**FORMATS[form][0], **settings}
+    folder = write(tmp_path, {**CONFIG, "quantization_config": given}, stored)
+    assert torch.equal(open_weights(folder).tensor("a.weight"), want)
+
+
+def test_zero_points_in_the_middle_are_left_out(tmp_path) -> None:
+    tensors, _ = FORMATS["gptq"][1](16, 64)
+    tensors["qzeros"] = torch.full_like(tensors["qzeros"], 0x77777777)
+    stored = {f"a.{name}": tensor for name, tensor in tensors.items()}
+    weights = open_weights(
+        write(tmp_path, {**CONFIG, "quantization_config": FORMATS["gptq"][0]}, stored)
+    )
+    packed = weights.packed("a.weight")
+    assert packed is not None
+    codes = packed.codes()
+    assert codes is not None
+    assert codes.zero_NG is None
+    assert codes.offset == 8

@@ -18,18 +18,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.errors import ModelFormatError
 from hunch.kernels.quant import Codes
 from hunch.models.weights.base import Packed, Rows, Weights
+from hunch.models.weights.methods import READERS, fp4, method_of
 
-METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq", "mxfp4")
 _BESIDE = (  # tensors that belong to a matrix, after its module's name
     "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape", "weight_zero_point",
     "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
     "input_scale", "input_scale_ub", "input_zero_point", "output_scale", "activation_scale",
 )  # fmt: skip
 _UNUSED = ("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")  # of a KV cache's precision
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble that output j of eight has
 
 
 class RawWeights(Weights, Protocol):
@@ -83,7 +82,7 @@ class PublishedWeights:
         self.metadata: Mapping[str, Any] = stored.metadata
         self.nbytes = stored.nbytes
         self._raw = set(stored.raw_names())
-        self._read = _READERS[self.method]
+        self._read = READERS[self.method]
         self._shapes = self._find()
 
     def _find(self) -> dict[str, tuple[int, ...]]:
@@ -160,7 +159,7 @@ class PublishedWeights:
             blocks, scales = (
                 self._stored.raw(f"{stem}_{part}").to(device) for part in ("blocks", "scales")
             )
-            return _fp4(blocks.flatten(0, 1).flatten(1), scales.flatten(0, 1))
+            return fp4(blocks.flatten(0, 1).flatten(1), scales.flatten(0, 1))
 
         num_experts, num_out, num_in = shape
         size = (num_experts * num_out, num_in)
@@ -173,214 +172,9 @@ class PublishedWeights:
     def _experts(self, stem: str, dtype: torch.dtype) -> Tensor:
         """All experts' matrices, [E, N, K], one expert at a time."""
         blocks, scales = (self._stored.raw(f"{stem}_{part}") for part in ("blocks", "scales"))
-        codes = (_fp4(b.flatten(1), s) for b, s in zip(blocks, scales, strict=True))
+        codes = (fp4(b.flatten(1), s) for b, s in zip(blocks, scales, strict=True))
         return torch.stack([one.numbers(dtype) for one in codes])
 
 
 def _nothing() -> None:
     """There is no copy in memory to let go of."""
-
-
-def method_of(config: Mapping[str, Any]) -> str:
-    """The method a checkpoint's config names; raises for one that is not read."""
-    given = dict(config["quantization_config"])
-    method = str(given.get("quant_method", "unknown")).lower()
-    if method not in METHODS:
-        raise UnsupportedModelError(
-            f"quantization_config: quant_method={method!r} is not read; known are "
-            f"{', '.join(METHODS)}, and GGUF files"
-        )
-    return method
-
-
-def _ungrouped(scale: Tensor, shape: tuple[int, int], block: tuple[int, int] | None) -> Tensor:
-    """A scale for each output and group of inputs, from one for all, one per output or blocks."""
-    if scale.numel() == 1:
-        return scale.reshape(1, 1).expand(shape[0], 1)
-    if scale.dim() == 1:
-        return scale[:, None]
-    if block is not None:
-        scale = scale.repeat_interleave(block[0], dim=0)[: shape[0]]
-    return scale
-
-
-def _group_of(scale_NG: Tensor, num_in: int, block: tuple[int, int] | None, where: str) -> int:
-    count = scale_NG.shape[1]
-    if block is not None and count > 1:
-        return block[1]
-    if num_in % count:
-        raise ModelFormatError(f"{where}: {count} groups of scales for {num_in} inputs")
-    return num_in // count
-
-
-def _fp8(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str) -> Codes:
-    """`weight` in e4m3 with `weight_scale_inv` of blocks or `weight_scale` of rows or of all."""
-    weight = tensors["weight"]
-    if weight.dtype != torch.float8_e4m3fn:
-        raise UnsupportedModelError(f"{where}: weights in {weight.dtype}, only float8_e4m3fn")
-    given = settings.get("weight_block_size")
-    block = (int(given[0]), int(given[1])) if given else None
-    scale = tensors["weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"]
-    shape = (weight.shape[0], weight.shape[1])
-    scale_NG = _ungrouped(scale, shape, block)
-    return Codes(
-        kind="fp8",
-        code_NK=weight.view(torch.uint8),
-        group=_group_of(scale_NG, shape[1], block, where),
-        scale_NG=scale_NG,
-    )
-
-
-def _compressed(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str) -> Codes:
-    if "weight_packed" in tensors:
-        if tensors["weight_packed"].dtype == torch.uint8:
-            scales = tensors["weight_scale"]
-            if scales.dtype != torch.uint8:
-                raise UnsupportedModelError(f"{where}: nvfp4 weights are not read")
-            return _fp4(tensors["weight_packed"], scales)
-        return _pack_quantised(tensors, where)
-    weight = tensors["weight"]
-    if weight.dtype == torch.float8_e4m3fn:
-        return _fp8(tensors, {"weight_block_size": _block_of(settings)}, where)
-    if weight.dtype != torch.int8:
-        raise UnsupportedModelError(f"{where}: weights in {weight.dtype}, only int8 and fp8")
-    scale_NG = _ungrouped(tensors["weight_scale"], (weight.shape[0], weight.shape[1]), None)
-    zero_NG = tensors.get("weight_zero_point")
-    return Codes(
-        kind="int8",
-        code_NK=weight.view(torch.uint8),
-        group=_group_of(scale_NG, weight.shape[1], None, where),
-        scale_NG=scale_NG,
-        zero_NG=None if zero_NG is None else zero_NG.to(torch.int8).expand_as(scale_NG),
-    )
-
-
-def _block_of(settings: Mapping[str, Any]) -> list[int] | None:
-    """`block_structure` of a checkpoint whose scales belong to blocks."""
-    for group in dict(settings.get("config_groups") or {}).values():
-        given = dict(dict(group).get("weights") or {}).get("block_structure")
-        if given:
-            return [int(size) for size in given]
-    return None
-
-
-def _pack_quantised(tensors: Mapping[str, Tensor], where: str) -> Codes:
-    """Codes and zero points in int32, lowest bits first; both are stored as unsigned."""
-    num_out, num_in = (int(size) for size in tensors["weight_shape"].tolist())
-    packed, scale_NG = tensors["weight_packed"], tensors["weight_scale"]
-    bits = 32 * packed.shape[1] // num_in if num_in % 8 == 0 else 4
-    if bits not in (4, 8):
-        raise UnsupportedModelError(f"{where}: weights of {bits} bits, only 4 and 8")
-    code = _fields(packed, bits)[:, :num_in]
-    zero_NG = tensors.get("weight_zero_point")
-    if zero_NG is not None:
-        zero_NG = _fields(zero_NG.T.contiguous(), bits)[:, :num_out].T
-    group = _group_of(scale_NG, num_in, None, where)
-    if bits == 8:  # to the signed codes of the 8-bit kind
-        code = code ^ 128
-        zero_NG = None if zero_NG is None else (zero_NG ^ 128).view(torch.int8)
-    codes = Codes(
-        kind="int4" if bits == 4 else "int8",
-        code_NK=code,
-        group=group,
-        scale_NG=scale_NG,
-        offset=8 if bits == 4 and zero_NG is None else 0,
-        zero_NG=zero_NG,
-    )
-    return _ordered(codes, tensors.get("weight_g_idx"), where)
-
-
-def _fields(words: Tensor, bits: int) -> Tensor:
-    """Unsigned numbers of an int32 tensor along its last axis, lowest bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
-    fields = (words[..., None] >> shifts) & ((1 << bits) - 1)
-    return fields.flatten(-2).to(torch.uint8)
-
-
-def _ordered(codes: Codes, group_K: Tensor | None, where: str) -> Codes:
-    """Columns sorted by their group, where it is not simply the next one."""
-    if group_K is None or bool((group_K < 0).any()):
-        return codes
-    num_in, size = codes.shape[1], codes.group
-    plain_K = torch.arange(num_in, device=group_K.device) // size
-    if torch.equal(group_K.to(plain_K.dtype), plain_K):
-        return codes
-    order_K = torch.argsort(group_K, stable=True)
-    if not torch.equal(group_K[order_K].to(plain_K.dtype), plain_K):
-        raise UnsupportedModelError(f"{where}: groups of inputs differ in size")
-    return replace(codes, code_NK=codes.code_NK.index_select(1, order_K), order_K=order_K)
-
-
-def _awq(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str) -> Codes:
-    """qweight [K, N / 8], qzeros [G, N / 8], scales [G, N]; eight outputs of a word interleaved."""
-    _check_bits(settings, where, (4,))
-    kind = str(settings.get("version", "gemm")).lower()
-    if kind != "gemm":
-        raise UnsupportedModelError(f"{where}: AWQ of version {kind!r}, only 'gemm'")
-
-    def outputs(words: Tensor) -> Tensor:
-        fields = _fields(words, 4).view(len(words), -1, 8)
-        return fields[:, :, list(_AWQ_ORDER)].flatten(1).T.contiguous()
-
-    scale_NG = tensors["scales"].T
-    num_in = tensors["qweight"].shape[0]
-    return Codes(
-        kind="int4",
-        code_NK=outputs(tensors["qweight"]),
-        group=_group_of(scale_NG, num_in, None, where),
-        scale_NG=scale_NG,
-        zero_NG=outputs(tensors["qzeros"]),
-    )
-
-
-def _gptq(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str) -> Codes:
-    """qweight [K / 8, N], qzeros [G, N / 8], scales [G, N]. Zeros are stored less one, but in the
-    format's second version."""
-    bits = _check_bits(settings, where, (4, 8))
-    code_NK = _fields(tensors["qweight"].T.contiguous(), bits)
-    zero_NG = _fields(tensors["qzeros"], bits).T
-    if str(settings.get("checkpoint_format", "gptq")) != "gptq_v2":
-        zero_NG = (zero_NG + 1) & ((1 << bits) - 1 if bits == 8 else 31)
-    scale_NG = tensors["scales"].T
-    if bits == 8:
-        code_NK, zero_NG = code_NK ^ 128, (zero_NG ^ 128).view(torch.int8)
-    codes = Codes(
-        kind="int4" if bits == 4 else "int8",
-        code_NK=code_NK,
-        group=_group_of(scale_NG, code_NK.shape[1], None, where),
-        scale_NG=scale_NG,
-        zero_NG=zero_NG,
-    )
-    return _ordered(codes, tensors.get("g_idx"), where)
-
-
-def _check_bits(settings: Mapping[str, Any], where: str, allowed: tuple[int, ...]) -> int:
-    bits = settings.get("bits", settings.get("w_bit", 4))
-    if bits not in allowed:
-        raise UnsupportedModelError(
-            f"{where}: weights of {bits} bits, only {' and '.join(map(str, allowed))}"
-        )
-    return int(bits)
-
-
-def _fp4(words: Tensor, scale_NG: Tensor) -> Codes:
-    """Bytes of two codes, the low one first; scales say powers of two, and 127 more."""
-    code = torch.stack([words & 15, words >> 4], dim=-1).flatten(-2)
-    power_NG = torch.exp2(scale_NG.double() - 127).to(torch.bfloat16)
-    return Codes(
-        kind="fp4", code_NK=code, group=code.shape[1] // scale_NG.shape[1], scale_NG=power_NG
-    )
-
-
-def _mxfp4(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str) -> Codes:
-    raise ModelFormatError(f"{where}: mxfp4 holds experts alone")
-
-
-_READERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any], str], Codes]] = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fp8,
-    "compressed-tensors": _compressed,
-    "awq": _awq,
-    "gptq": _gptq,
-    "mxfp4": _mxfp4,
-}
