@@ -202,6 +202,27 @@ def test_directories(tmp_path: Path) -> None:
     assert (files.path, files.kind) == (tmp_path, "dir")
 
 
+def test_files_that_stand_for_others(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    weights.write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
+    with pytest.raises(ModelFormatError, match="git lfs pull"):
+        hub.resolve(str(tmp_path))
+    weights.unlink()
+    weights.symlink_to(tmp_path / "gone")
+    with pytest.raises(ModelFormatError, match=r"link to .*gone, which does not exist"):
+        hub.resolve(str(tmp_path))
+
+
+def test_a_folder_of_hugging_faces_cache(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / "snapshots" / name).mkdir(parents=True)
+        (tmp_path / "snapshots" / name / "config.json").write_text("{}")
+    (tmp_path / "refs").mkdir()
+    (tmp_path / "refs" / "main").write_text("new")
+    assert hub.resolve(str(tmp_path)).path == tmp_path / "snapshots" / "new"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -345,6 +366,11 @@ def test_a_gguf_file_of_the_hub_by_its_quantisation(
 def test_a_quantisation_that_is_not_there(gguf_repository: list[str]) -> None:
     with pytest.raises(ModelNotFoundError, match="no file of quantisation 'Q2_K'; it has Q4_K_M"):
         hub.resolve("org/name:Q2_K", progress=False)
+
+
+def test_the_address_of_a_page_is_a_hub_id(fake: FakeHub) -> None:
+    files = hub.resolve("https://huggingface.co/org/model/tree/main", progress=False)
+    assert (files.name, files.path) == ("org/model", fake.folder)
 
 
 def test_a_short_name_is_a_hub_id(fake: FakeHub) -> None:

@@ -263,7 +263,7 @@ def test_older_directories_go_through_transformers(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelFormatError, match=r"no tokenizer\.json"):
+    with pytest.raises(ModelFormatError, match=r"no tokenizer .*tokenizer\.json"):
         load_tokenizer(tmp_path)
 
 

@@ -19,6 +19,18 @@ import hunch
 BUSY = 0.10  # share of the CPUs in other hands that is worth a word
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 
+_ARM_PARTS = {  # of ARM's own cores
+    "0xd08": "Cortex-A72",
+    "0xd0b": "Cortex-A76",
+    "0xd0c": "Neoverse N1",
+    "0xd40": "Neoverse V1",
+    "0xd49": "Neoverse N2",
+    "0xd4f": "Neoverse V2",
+    "0xd83": "Neoverse V3AE",
+    "0xd84": "Neoverse V3",
+    "0xd8e": "Neoverse N3",
+}
+
 
 def describe(**more: Any) -> dict[str, Any]:
     """Machine, versions, commit, command and time; `more` is added as it is."""
@@ -29,7 +41,7 @@ def describe(**more: Any) -> dict[str, Any]:
         "commit": _commit(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "memory_bytes": _memory(),
         "gpu": _gpu(),
@@ -66,7 +78,8 @@ def _commit() -> str | None:
     return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The CPU as its maker calls it."""
     parts: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -77,7 +90,9 @@ def _cpu_name() -> str:
     if "model name" in parts:
         return parts["model name"]
     if "CPU part" in parts:  # ARM tells numbers only
-        return f"ARM implementer {parts.get('CPU implementer')}, part {parts['CPU part']}"
+        maker, part = parts.get("CPU implementer"), parts["CPU part"]
+        known = _ARM_PARTS.get(part) if maker == "0x41" else None
+        return known or f"ARM implementer {maker}, part {part}"
     return platform.processor() or platform.machine()
 
 

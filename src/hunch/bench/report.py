@@ -214,7 +214,7 @@ def _saved(report: Report) -> list[str]:
     """Time saved by the clock, beside what the engine itself counts for its metrics."""
     said = []
     for run in report.runs:
-        found = analysis.time_saved(report, run)
+        found = analysis.time_saved(report, run) if len(run.rounds) > 1 else None
         if found is not None and found["by_engine"] and found["by_clock"] is not None:
             whole = sum(one.seconds for one in run.rounds) + found["by_clock"]
             said.append(
@@ -237,6 +237,8 @@ def _auto(report: Report) -> list[str]:
         f"{num_below}, too noisy to tell at {len(found) - num_on - num_below}; at worst "
         f"{worst.ratio} of {analysis.label(worst.best)} ({where})"
     ]
+    if len(found) == 1:
+        said = [f"auto: {worst.ratio} of the speed of {analysis.label(worst.best)}"]
     below = [one for one in found if not one.is_above_plain]
     if below:
         points = "; ".join(analysis.describe_point(one.point, axes) for one in below)

@@ -116,8 +116,9 @@ def _machine() -> dict[str, Any]:
     import torch
 
     import hunch
+    from hunch.bench.environment import cpu_name
     from hunch.hub import cache_directory
-    from hunch.kernels.build import cpu_name, find_compiler, num_cores, vector_unit
+    from hunch.kernels.build import find_compiler, num_cores, vector_unit
 
     machine: dict[str, Any] = {
         "hunch": hunch.__version__,
@@ -142,18 +143,20 @@ def _model(
     params = o.sampling(max_tokens=48, temperature=0)
     found: dict[str, Any] = {"model": model, "speculate": speculate}
     texts = []
-    for name in ("off", speculate):
-        with o.open_llm(model, name, max_num_seqs=4, **engine) as llm:
-            room = llm.engine.capacity.max_len - 48
-            prompts = [o.prompt_ids(llm, record)[-room:] for record in records]
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            texts.append([output.outputs[0].token_ids for output in outputs])
-            found["kernels"] = llm.engine.capacity.kernels
-            found["exact"] = llm.engine.capacity.exact
-            stats = llm.stats()
-            page = _page(llm)
-            found[f"tok/s {name}"] = round(stats["tokens_per_second"], 1)
-    found["identical"] = texts[0] == texts[1]
+    is_always = engine.pop("always_draft")
+    with o.open_llm(model, "off", max_num_seqs=4, **engine) as plain:
+        found["kernels"] = plain.engine.capacity.kernels
+        found["exact"] = plain.engine.capacity.exact
+        room = plain.engine.capacity.max_len - 48
+        prompts = [o.prompt_ids(plain, record)[-room:] for record in records]
+        page = _page(plain)
+        with plain.sibling(speculate, always_draft=is_always) as drafting:
+            for name, llm in {"off": plain, speculate: drafting}.items():
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+                texts.append([output.outputs[0].token_ids for output in outputs])
+                stats = llm.stats()
+                found[f"tok/s {name}"] = round(stats["tokens_per_second"], 1)
+    found["identical"] = texts[0] == texts[-1]
     keys = (
         "tokens_per_pass", "max_tokens_per_pass", "level_acceptance", "acceptance_rate", "drafted",
         "accepted", "memory_bound_speedup", "memory_bound_speedup_by_size", "drafter_bytes",

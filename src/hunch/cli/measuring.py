@@ -282,7 +282,7 @@ def _show(console: Any, title: str, answers: dict[str, RequestOutput]) -> None:
     for name in (plain, best):
         answer = answers[name].outputs[0]
         passes = f"{name}: {len(answer.token_ids)} tokens in {answer.stats['steps']} passes"
-        panels.append(Panel(Text(answer.text.strip()), title=f"{title}, {passes}"))
+        panels.append(Panel(Text(answer.text.strip()), title=passes))
         grid.add_column(ratio=1)
     grid.add_row(*panels)
-    console.print(grid)
+    console.print(title, grid)

@@ -15,6 +15,8 @@ from hunch.hub.wheel import KNOWN, fetch_model
 
 log = logging.getLogger("hunch")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_PAGE = re.compile(rf"https://huggingface\.co/({_HUB_ID.pattern})")
+_POINTER = b"version https://git-lfs"  # how a file begins that stands for one not fetched
 _QUANT = re.compile(rf"({_HUB_ID.pattern}):([A-Za-z0-9_]+)")  # one file of a GGUF repository
 
 
@@ -43,6 +45,8 @@ def resolve(
     """
     if not name.strip():
         raise ModelNotFoundError("the model's name is empty; give a name, a path or a hub id")
+    if page := _HUB_PAGE.match(name):
+        name = page[1]
     path = Path(name).expanduser()
     if revision is not None and (name.lower() in KNOWN or path.exists()):
         log.warning("revision %s has no effect: %s is no Hugging Face id", revision, name)
@@ -65,6 +69,7 @@ def resolve(
 
 
 def _local_file(name: str, path: Path) -> ModelFiles:
+    _check_fetched(path)
     with path.open("rb") as file:
         is_gguf = file.read(4) == b"GGUF"
     if not is_gguf and path.suffix != ".gguf":
@@ -76,7 +81,10 @@ def _local_file(name: str, path: Path) -> ModelFiles:
 
 
 def _local_directory(name: str, path: Path) -> ModelFiles:
+    path = _snapshot(path)
     if (path / "config.json").is_file():
+        for file in (*path.glob("*.safetensors"), path / "tokenizer.json"):
+            _check_fetched(file)
         return ModelFiles(name=name, path=path, kind="dir")
     found = sorted(path.glob("*.gguf"))
     if len(found) == 1:
@@ -85,6 +93,25 @@ def _local_directory(name: str, path: Path) -> ModelFiles:
         names = ", ".join(file.name for file in found[:8])
         raise ModelNotFoundError(f"{path} holds several GGUF files; name one of them: {names}")
     raise ModelNotFoundError(f"{path} holds no model: neither config.json nor a .gguf file")
+
+
+def _snapshot(path: Path) -> Path:
+    """Where the files are in a folder of Hugging Face's cache (models--org--name)."""
+    found = [one for one in (path / "snapshots").glob("*") if one.is_dir()]
+    newest = path / "refs" / "main"
+    named = newest.read_text().strip() if newest.is_file() else ""
+    chosen = [one for one in found if one.name == named] or (found if len(found) == 1 else [])
+    return chosen[0] if chosen else path
+
+
+def _check_fetched(file: Path) -> None:
+    """Raise where a file stands for another: a link to nothing, or a pointer of Git LFS."""
+    if file.is_symlink() and not file.exists():
+        raise ModelFormatError(f"{file} is a link to {file.readlink()}, which does not exist")
+    if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(_POINTER):
+        raise ModelFormatError(
+            f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` in its folder"
+        )
 
 
 def _not_found(name: str) -> str:

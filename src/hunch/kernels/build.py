@@ -164,16 +164,6 @@ def _cpu() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
 
 
-def cpu_name() -> str:
-    """The CPU as its maker calls it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else platform.processor() or platform.machine()
-
-
 def vector_unit() -> str:
     """What the built kernels compute with; 'none' where they could not be built."""
     library = load_library()

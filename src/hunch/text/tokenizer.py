@@ -20,6 +20,9 @@ from hunch.text.stop import StopMatcher
 MOST_CHARS = 4  # per token: a longer text is looked at in pieces before it is encoded
 PIECE_CHARS = 8192
 
+# What a tokenizer.json can be made from: a SentencePiece model, or a vocabulary and its merges.
+_OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
+
 _NOTHING: frozenset[int] = frozenset()
 
 
@@ -253,8 +256,12 @@ def _backend(folder: Path) -> Backend:
             return Backend.from_file(str(file))
         except Exception as error:  # tokenizers raises nothing narrower
             raise ModelFormatError(f"{file} is damaged ({error}); download it again") from None
-    # Only vocab.json and merges.txt, or a SentencePiece model: transformers knows how to convert
-    # them. Its import takes seconds, so nobody else pays for it.
+    if not any((folder / name).is_file() for name in _OLDER):
+        raise ModelFormatError(
+            f"{folder} has no tokenizer ({file.name}, {', '.join(_OLDER)}): copy it from the "
+            "model's repository, or say where it is (tokenizer=PATH)"
+        )
+    # transformers knows how to convert them. Its import takes seconds, so nobody else pays for it.
     from transformers import AutoTokenizer
 
     try:
