@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hunch.adapt
 from hunch import LLM, SamplingParams
 from hunch.adapt import PhraseAdapter
 from hunch.cli.serve import _adapting, run
@@ -53,6 +54,27 @@ def test_answers_make_later_guesses_better_and_change_no_text(target: Path) -> N
         assert adapter.num_taken == 1
     assert first == second == plain
     assert after > before + 0.1
+
+
+def test_work_that_is_cut_short_by_closing_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(hunch.adapt, "_COUNTER", "sleeper")
+    adapter = PhraseAdapter(lambda table: None, 50, first=1, pause=0.0)
+    adapter.add([1, 2], [3, 4])
+    ends = time.monotonic() + 30
+    while adapter._process is None and time.monotonic() < ends:
+        time.sleep(0.01)
+    adapter.close()
+    assert adapter._process is not None
+    assert adapter._process.returncode != 0
+    assert not caplog.records
+    adapter.apply()
+    adapter.add([1, 2], [3, 4])  # nothing begins after it
+    adapter.wait(5.0)
+    assert adapter._process.poll() is not None
 
 
 def texts_of(count: int, vocab_size: int = 50) -> bytes:

@@ -59,6 +59,7 @@ class Adapter:
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: Thread | None = None
         self._found: Any = None
+        self._is_closed = False
         self.num_taken = 0
 
     def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
@@ -94,6 +95,7 @@ class Adapter:
             self._thread.join(timeout)
 
     def close(self) -> None:
+        self._is_closed = True
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
         self.wait(5.0)
@@ -107,6 +109,8 @@ class Adapter:
 
     def _ask(self, module: str, data: bytes) -> bytes | None:
         """What another process makes of it; None, and a word in the log, where it fails."""
+        if self._is_closed:
+            return None
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module],
@@ -122,6 +126,8 @@ class Adapter:
             return None
         except OSError as error:
             log.warning("%s: %s", self.what, error)
+            return None
+        if self._is_closed:
             return None
         if self._process.returncode:
             lines = words.decode(errors="replace").strip().splitlines()
@@ -280,7 +286,7 @@ class NetworkAdapter(Adapter):
         return monotonic() - self._seen > IDLE
 
     def _await_idle(self) -> None:
-        while not self._is_idle:
+        while not (self._is_idle or self._is_closed):
             sleep(_LOOK)
 
     def _take(self, found: tuple[Any, str, str]) -> None:

@@ -267,9 +267,13 @@ def test_phrases_are_counted_where_no_network_pays(
     monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
     monkeypatch.setattr(hunch.train.auto, "compare_speeds", speeds_of(1.1, 0.0, 1.3))
     out = tmp_path / "out"
-    code, text, _ = run(
-        capsys, "train", "--target", target, "--prompts", prompts, "--out", out, *SMALL
-    )
+    given = ["train", "--target", target, "--prompts", prompts, "--out", out, *SMALL]
+    with monkeypatch.context() as slow_machine:
+        slow_machine.setattr(hunch.train.auto, "MIN_ANSWERS", 10**6)
+        code, text, _ = run(capsys, *given)
+    assert code == 3  # nothing pays, which is no error
+    assert "too few to learn from; give more --minutes" in text
+    code, text, _ = run(capsys, *given)
     assert code == 0, text
     assert "counts phrases alone" in text
     assert "a phrase table of its answers 1.30x" in text

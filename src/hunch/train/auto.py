@@ -94,7 +94,12 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     keep_job(work, job)
     with clock.stage("regenerate"):
         seconds = _answering(clock) if is_training else clock.until(COUNTED)
-        num_prompts, test_ids, texts = _answers(job, settings, work, show, clock, seconds)
+        try:
+            num_prompts, test_ids, texts = _answers(job, settings, work, show, clock, seconds)
+        except TrainingError as error:
+            if is_training:
+                raise
+            return Outcome(pays=False, plan=plan, text=f"{_not_worth_it(asked, plan)} ({error})")
     count = None
     if not has_table:
         seconds = clock.until(TRAINED if is_training else COUNTS_UNTIL)

@@ -119,6 +119,11 @@ def unit_parameters(spec: ModelSpec) -> int:
     return (3 if spec.is_gated else 2) * spec.width * spec.ffn_width
 
 
+def num_parameters(spec: ModelSpec) -> int:
+    """Weights that a pass of the target reads."""
+    return spec.num_layers * layer_parameters(spec) + spec.vocab_size * spec.width
+
+
 def _room(target: Target) -> float | None:
     """Bytes that training will have for what the target says of the texts."""
     if target.device.type != "cuda":

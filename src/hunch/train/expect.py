@@ -23,7 +23,7 @@ from typing import Any
 from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.models.spec import ModelSpec
 from hunch.registry import RECIPES, resolve
-from hunch.train.costs import Costs, layer_parameters, unit_parameters
+from hunch.train.costs import Costs, layer_parameters, num_parameters, unit_parameters
 from hunch.train.states import TOP
 
 FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it gets
@@ -167,12 +167,8 @@ def usual_coverage(columns: int, vocab_size: int) -> float:
 
 def tokens_answered(costs: Costs, spec: ModelSpec, seconds: float, device: str) -> float:
     """Tokens that the target writes in so long, before any was written."""
-    rate = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"]) / (2.0 * _parameters(spec))
+    rate = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"]) / (2.0 * num_parameters(spec))
     return seconds * min(rate, FASTEST)
-
-
-def _parameters(spec: ModelSpec) -> int:
-    return spec.num_layers * layer_parameters(spec) + spec.vocab_size * spec.width
 
 
 def learning_seconds(costs: Costs, spec: ModelSpec, size: Size, device: str) -> float:
@@ -200,7 +196,7 @@ def tokens_seen(
     The target reads each of the answers before: once where what it says can be kept.
     """
     method, learning = METHODS[size.method], learning_seconds(costs, spec, size, device)
-    reading = 2.0 * _parameters(spec) / (costs.products * _READS)
+    reading = 2.0 * num_parameters(spec) / (costs.products * _READS)
     kept = answered * 2 * (method.features * spec.width + _KEPT)
     if costs.room is not None and kept > costs.room:
         seen = seconds / (learning + reading)

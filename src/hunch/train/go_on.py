@@ -20,9 +20,13 @@ import numpy as np
 import torch
 
 from hunch.errors import ConfigError
+from hunch.hub import resolve as find_files
 from hunch.models.heads.draft_model import CUT_FROM
+from hunch.models.spec import ModelSpec
+from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
+from hunch.train.costs import num_parameters
 from hunch.train.cut import UNITS
 from hunch.train.files import read_json
 from hunch.train.job import Job, build_student, read_settings, start_from, write_student
@@ -33,8 +37,12 @@ from hunch.train.recipes.draft import layers_text
 HELD_OUT = 0.2  # share of the answers to judge by
 RATE = 0.3  # of the recipe's: what was learned before shall stay
 EPOCHS = 3
-STEPS = (20, 400)  # at least, and at most
-BATCH = {"cuda": 4096, "cpu": 1024}  # tokens of a step: short, as it may have to be waited for
+STEPS = (20, 1200)  # at least, and at most
+BATCH = {"cuda": 4096, "cpu": 1024}  # tokens of a step, at most
+LEAST_BATCH = 256
+# A process that is stopped leaves its GPU with the step it was given, and a request waits for that:
+# about 4 ms, if a step has so many floating-point operations of the target's.
+STEP_FLOPS = 1.2e12
 MIN_GAIN = 1.01  # tokens per pass over those of before, for a new drafter to be worth taking
 
 
@@ -85,7 +93,7 @@ def job_for(asked: GoOn) -> Job:
 def go_on(asked: GoOn, texts: Texts) -> WentOn:
     """Learn from most of the texts, judge by the others, write what is better."""
     job = job_for(asked)
-    batch = BATCH[asked.device]
+    batch = _batch(asked)
     num_steps = int(asked.epochs * len(texts.tokens) / batch)
     job.options |= {"batch": str(batch), "steps": str(min(max(num_steps, STEPS[0]), STEPS[1]))}
     settings = read_settings(job.method, job.options)
@@ -96,7 +104,7 @@ def go_on(asked: GoOn, texts: Texts) -> WentOn:
     with tempfile.TemporaryDirectory() as folder:
         rate = RATE * resolve(RECIPES, job.method).lr
         loop = Loop(student, target, Path(folder), settings.loop, rate)
-        loop.marks = ()
+        loop.marks, loop.waits = (), True
         old = loop.test(held).tokens_per_pass
         loop.run(learn, held, Progress(is_quiet=True))
         new = loop.test(held).tokens_per_pass
@@ -104,6 +112,15 @@ def go_on(asked: GoOn, texts: Texts) -> WentOn:
     if is_better:
         write_student(job, settings, student, job.out)
     return WentOn(before=old, after=new, steps=loop.place.step, is_better=is_better)
+
+
+def _batch(asked: GoOn) -> int:
+    """Tokens of a step, short enough to be waited for."""
+    if asked.device != "cuda":
+        return BATCH[asked.device]
+    spec = ModelSpec.from_config(open_weights(find_files(asked.target)).config)
+    size = int(STEP_FLOPS / (2 * num_parameters(spec)))
+    return min(max(size, LEAST_BATCH), BATCH["cuda"])
 
 
 def unpack(data: bytes) -> tuple[GoOn, Texts]:

@@ -120,6 +120,7 @@ class Loop:
     """Keeps the student, its optimiser and the place in step with the checkpoint."""
 
     marks: tuple[float, ...] = _MARKS
+    waits = False  # after each step, for the device: nothing is under way when it is stopped
 
     def __init__(
         self,
@@ -182,6 +183,8 @@ class Loop:
         with show.stage("train", 1.0) as bar:
             for batch in self._batches(texts):
                 loss = self._learn(batch)
+                if self.waits and self.target.device.type == "cuda":
+                    torch.cuda.synchronize(self.target.device)
                 now = perf_counter()
                 self.place.seconds += now - before
                 before = now

@@ -97,6 +97,7 @@ def device_of(asked: Asked) -> str:
 def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say) -> Plan:
     stored = read_json(work / PLAN)
     if stored is None or not _is_whole(stored):
+        say(f"{asked.target}: measures passes, guesses and lookups, then says what it expects")
         stored = _measure(asked, clock)
         stored["gone"] = clock.gone  # a job that goes on later expects what it did at first
         give_back()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SHARD = "shard-{:05d}.npz"
 NUM_ROWS = 1024  # answers written at once on a GPU
 ROUND = 2**32  # numbers of answers at one temperature; prompts may become more
+_FEW_ROWS = 4  # answers written at once on a CPU, until the first of them came early
 _MIN_ANSWER = 8  # tokens of an answer that ran out of time, to be worth learning from
 
 
@@ -104,12 +105,13 @@ def _answer(
 
     engine, open_ids = llm.engine, set[str]()
     began, last = perf_counter(), inf if seconds is None else seconds
-    most = engine.config.schedule.num_rows
-    few = most * 7 // 8
+    room = most = engine.config.schedule.num_rows
+    if seconds is not None and not torch.cuda.is_available():
+        most = min(_FEW_ROWS, room)  # a slow machine would read prompts for all of the time
     try:
         while True:
             # Rows that end wait for others, so that most steps decode and read no prompt beside it.
-            num_free = most - len(open_ids) if len(open_ids) <= few else 0
+            num_free = most - len(open_ids) if len(open_ids) <= most * 7 // 8 else 0
             gone = perf_counter() - began
             if gone > last:
                 num_free = 0
@@ -132,6 +134,7 @@ def _answer(
             for output in engine.step():
                 if output.finished:
                     open_ids.discard(output.request_id)
+                    most = min(2 * most, room) if gone < last / 4 else most
                     yield int(output.request_id), list(output.outputs[0].token_ids)
     finally:
         for name in open_ids:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hunch import LLM
 
 PLAIN = "plain"
+_LEAST = 12  # tokens of an answer that tell how fast it came
 _GPU_KV = 2**31  # bytes of KV that each of the engines gets on a GPU
 
 
@@ -70,13 +71,17 @@ def compare_speeds(
 ) -> Speeds:
     """`llm` decodes plainly; each way is a `speculate=` beside it, over the same weights.
 
-    Goes on until the prompts or the seconds are used up, with two prompts at least.
+    Goes on until the prompts or the seconds are used up, with two prompts at least: where these
+    would take longer, by answers of fewer tokens.
     """
     engines = {PLAIN: llm} | {name: llm.sibling(text) for name, text in ways.items()}
     found = {name: Speed() for name in engines}
     try:
-        for engine in engines.values():  # kernels compile, policies see a first text
-            _answer(engine, prompts[0], 16, Speed())
+        first = Speed()
+        for name, engine in engines.items():  # kernels compile, policies see a first text
+            _answer(engine, prompts[0], 16, first if name == PLAIN else Speed())
+        most = int(seconds * first.per_second / (2 * len(engines)))
+        max_tokens = min(max(most, _LEAST), max_tokens)
         ends, num_done = perf_counter() + seconds, 0
         for prompt in prompts:
             if num_done >= 2 and perf_counter() > ends:
