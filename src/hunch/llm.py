@@ -43,13 +43,14 @@ from hunch.types import (
 if TYPE_CHECKING:
     import torch
 
+    from hunch.models.target import Target
     from hunch.models.weights import Weights
     from hunch.step.runner import Runner
 
 log = logging.getLogger("hunch")
 
 Message = Mapping[str, Any]
-LoadTarget = Callable[[Config, ModelFiles, "torch.device"], Any]
+LoadTarget = Callable[[Config, ModelFiles, "torch.device"], "Target"]
 
 
 class LLM:
@@ -340,13 +341,14 @@ def _build_runner(
 ) -> Runner:
     import torch
 
+    from hunch.models.target import OverProcesses
     from hunch.step.assemble import assemble
 
     device = torch.device(device_name)
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
     target = load_target(config, files, device)
-    if config.parallel.num_ranks > 1:
+    if isinstance(target, OverProcesses):
         target = target.with_draft_size(config.spec.draft_tensor_parallel_size)
     load_drafter(config.spec.method)
     spec = find_files(config.spec, files, device.type, config.model.download_dir)
@@ -354,8 +356,8 @@ def _build_runner(
         replace(config, spec=spec), target, device, tokenizer.vocab(), tokenizer, load_tokenizer
     )
     runner.capacity = _with_sizes(runner, device)
-    if load_target is _load_target:
-        runner.on_close = getattr(target, "close", None)
+    if load_target is _load_target and isinstance(target, OverProcesses):
+        runner.on_close = target.close
     todo = runner.preparations()
     with progress(len(todo), None, "capturing graphs") as advance:
         for prepare in todo:
@@ -374,7 +376,7 @@ def _with_sizes(runner: Runner, device: torch.device) -> Capacity:
 
 def _load_target(
     config: Config, files: ModelFiles, device: torch.device, weights: Weights | None = None
-) -> Any:
+) -> Target:
     from hunch.models.target import load_target
     from hunch.models.weights import open_weights
 

@@ -83,3 +83,8 @@ def cdiv(a: int, b: int) -> int:
 
 def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
+
+
+def warp_block(n: int) -> int:
+    """A block for so many places, a warp's at least: steps of few nodes share one kernel."""
+    return max(next_power_of_2(n), 32)

@@ -11,7 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels import process as plain
-from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import (
+    cdiv,
+    let_next_start,
+    next_power_of_2,
+    options,
+    wait_for_inputs,
+    warp_block,
+)
 from hunch.kernels.process import ProcessTables
 
 CHUNK = 4096
@@ -102,7 +109,7 @@ def _remove_word_ends(
             tl.store(out_ptr + last, float("-inf"), mask=is_match)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_path"])
 def _process_kernel(
     logits_ptr, row_ptr, pos_ptr, path_ptr, mask_ptr, is_masked_ptr, rules_ptr, min_pos_ptr,
     penalties_ptr, counts_ptr, bias_ptr, flags_ptr, words_ptr, ids_ptr, out_ptr, num_columns,
@@ -169,7 +176,7 @@ def process(
         mask_MB.stride(0) if has_mask else 0, HAS_MASK=has_mask, HAS_IDS=ids_C is not None,
         IN_PLACE=out_MV.data_ptr() == logits_MV.data_ptr(), NUM_WORDS=tables.num_words,
         NUM_PREFIX=tables.num_prefix, BLOCK_W=next_power_of_2(tables.num_words),
-        BLOCK_P=next_power_of_2(max(path_MP.shape[1], 1)), CHUNK=CHUNK, **options(8),
+        BLOCK_P=warp_block(path_MP.shape[1]), CHUNK=CHUNK, **options(8),
     )  # fmt: skip
     return out_MV
 
@@ -177,10 +184,10 @@ def process(
 # --- paths of drafted nodes -----------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["first_node"])
+@triton.jit(do_not_specialize=["first_node", "max_path", "width"])
 def _paths_kernel(
-    rows_ptr, count_ptr, draft_ptr, parents_ptr, path_ptr, first_node, max_path, draft_stride,
-    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
+    rows_ptr, count_ptr, draft_ptr, parents_ptr, path_ptr, first_node, max_path, width,
+    draft_stride, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """One row: from every node up to the root, twice: to find its depth, then its tokens."""
     r = tl.program_id(0).to(tl.int64)
@@ -190,7 +197,7 @@ def _paths_kernel(
     draft_ptr += row * draft_stride
     parents_ptr += row * draft_stride
     place = tl.arange(0, BLOCK_W)
-    is_place = place < WIDTH
+    is_place = place < width
     last = (first_node + place).to(tl.int64)
     last = tl.where(is_place & (row >= 0) & (last < count), last, -1)
     depth = tl.zeros((BLOCK_W,), tl.int32)
@@ -198,7 +205,7 @@ def _paths_kernel(
     for _ in range(max_path):
         depth += (node >= 0).to(tl.int32)
         node = tl.load(parents_ptr + node, mask=node >= 0, other=-1)
-    path_ptr += (r * WIDTH + place) * max_path
+    path_ptr += (r * width + place) * max_path
     step = tl.arange(0, BLOCK_P)
     is_after = is_place[:, None] & (step[None, :] >= depth[:, None]) & (step[None, :] < max_path)
     nothing = tl.full((BLOCK_W, BLOCK_P), -1, tl.int64)
@@ -221,9 +228,9 @@ def draft_paths(
     assert draft_XG.stride() == parents_XG.stride()
     if max_path:
         _paths_kernel[(num_rows,)](
-            ids_R, count_R, draft_XG, parents_XG, path_MP, first_node, max_path,
-            draft_XG.stride(0), WIDTH=width, BLOCK_W=next_power_of_2(width),
-            BLOCK_P=next_power_of_2(max_path), **options(1),
+            ids_R, count_R, draft_XG, parents_XG, path_MP, first_node, max_path, width,
+            draft_XG.stride(0), BLOCK_W=warp_block(width), BLOCK_P=warp_block(max_path),
+            **options(1),
         )  # fmt: skip
 
 
@@ -248,7 +255,7 @@ def process_level(
 # --- what was committed ---------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _count_kernel(
     row_ptr, tokens_ptr, num_ptr, rules_ptr, counts_ptr, words_ptr, num_columns, num_tokens,
     tokens_stride, num_stride, words_stride, NUM_PREFIX: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -291,6 +298,6 @@ def count_committed(
         row_R, tokens_RK, num_tokens_R, tables.rules_X, tables.counts_XV, tables.words_XN,
         tables.counts_XV.shape[1], num_tokens, tokens_RK.stride(0), num_tokens_R.stride(0),
         tables.words_XN.stride(0), NUM_PREFIX=tables.num_prefix,
-        BLOCK_K=next_power_of_2(num_tokens), BLOCK_H=next_power_of_2(tables.num_prefix),
+        BLOCK_K=warp_block(num_tokens), BLOCK_H=next_power_of_2(tables.num_prefix),
         **options(1),
     )  # fmt: skip

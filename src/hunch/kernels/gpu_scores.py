@@ -17,7 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_filters import CHUNK, ID_BITS, MASS, edges, rank_of, scaled
-from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import (
+    cdiv,
+    let_next_start,
+    next_power_of_2,
+    options,
+    wait_for_inputs,
+    warp_block,
+)
 from hunch.kernels.step import FIRST, TOKENS, StepRows
 
 ROUND = 20  # best tokens that one round finds at most
@@ -110,7 +117,10 @@ def _own_of(logits_ptr, before_ptr, s, at, token, norm, offs, is_chunk, num_colu
     return _difference(own, norm), tl.sum(before, axis=0).to(tl.int64) + 1
 
 
-@triton.jit(do_not_specialize=["num_best", "num_written", "first"])
+@triton.jit(
+    do_not_specialize=["num_best", "num_written", "first", "num_k", "row_stride", "k_stride"],
+    do_not_specialize_on_alignment=["out_ptr"],
+)
 def _merge_kernel(
     logits_ptr, at_ptr, token_ptr, rank_ptr, before_ptr, top_ptr, mass_ptr, edge_ptr, out_ptr,
     num_columns, num_chunks, num_best, num_written, first, num_k, row_stride, k_stride,
@@ -207,7 +217,7 @@ def read_scores(line_SE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # --- what a step asks for -------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_k"])
 def _committed_kernel(
     count_ptr, path_ptr, result_ptr, at_ptr, token_ptr, result_stride, num_k, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -231,7 +241,7 @@ def committed(step: StepRows, at_S: Tensor, token_S: Tensor) -> None:
     num_rows, num_k = step.path_RK.shape
     _committed_kernel[(num_rows,)](
         step.count_R, step.path_RK, step.result_RC, at_S, token_S, step.result_RC.stride(0), num_k,
-        BLOCK=next_power_of_2(num_k), **options(1),
+        BLOCK=warp_block(num_k), **options(1),
     )  # fmt: skip
 
 

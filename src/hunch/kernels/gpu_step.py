@@ -21,6 +21,7 @@ from hunch.kernels.gpu_launch import (
     next_power_of_2,
     options,
     wait_for_inputs,
+    warp_block,
 )
 from hunch.kernels.step import (
     CHECKED,
@@ -60,7 +61,7 @@ def slots_of(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
     return tl.where(is_live, block * BLOCK_SIZE + where % BLOCK_SIZE, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_nodes", "max_depth"])
 def _pack_kernel(
     ids_ptr, allowed_ptr, count_out_ptr, history_ptr, known_ptr, done_ptr, count_ptr, table_ptr,
     draft_ptr, parents_ptr, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, clock_ptr,
@@ -128,14 +129,14 @@ def pack(state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: A
         attn.slot_T, attn.seq_T, attn.base_T, ids_T if tree_TP is None else tree_TP, state.clock_2,
         num_nodes, 0 if tree_TP is None else tree_TP.shape[1], state.tokens_XL.stride(0),
         state.table_XB.stride(0), state.draft_XG.stride(0), BLOCK_SIZE=attn.block_size,
-        IS_TREE=tree_TP is not None, BLOCK_N=next_power_of_2(num_nodes + 1), **options(1),
+        IS_TREE=tree_TP is not None, BLOCK_N=warp_block(num_nodes + 1), **options(1),
     )  # fmt: skip
 
 
 # --- commit ---------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_nodes"])
 def _commit_kernel(
     ids_ptr, choice_ptr, count_in_ptr, draft_ptr, parents_ptr, history_ptr, known_ptr, end_ptr,
     done_ptr, count_ptr, stop_ptr, path_ptr, result_ptr,
@@ -196,12 +197,12 @@ def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) ->
         state.known_X, state.end_X, state.is_done_X, state.count_X, state.stop_XS, step.path_RK,
         step.result_RC, num_nodes, state.draft_XG.stride(0), state.tokens_XL.stride(0),
         step.result_RC.stride(0), num_stops,
-        BLOCK_N=next_power_of_2(max(num_nodes, 1)), BLOCK_S=next_power_of_2(num_stops),
+        BLOCK_N=warp_block(num_nodes), BLOCK_S=next_power_of_2(num_stops),
         **options(1),
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_nodes"])
 def _compact_kernel(
     k_ptr, v_ptr, path_ptr, result_ptr, slot_ptr, layer_stride, num_nodes, result_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,

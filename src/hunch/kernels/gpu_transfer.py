@@ -45,7 +45,7 @@ def update(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes: in
 # --- to the host ----------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _deliver_kernel(
     ids_ptr, clock_ptr, result_ptr, slots_ptr, size, num_slots, slot_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip

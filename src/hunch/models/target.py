@@ -6,14 +6,16 @@ Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocab
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from hunch.config import KV_DTYPES, ModelConfig
 from hunch.errors import ConfigError, UnsupportedModelError
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.delta import StatesShape
 from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
@@ -25,6 +27,9 @@ from hunch.models.stage import WHOLE, Stage
 from hunch.models.weights import Weights
 from hunch.models.weights.adapter import AdaptedWeights
 from hunch.parallel.group import SINGLE, Group
+
+if TYPE_CHECKING:  # needs Triton
+    from hunch.kernels.gpu_tiling import Tiler, Tiling
 
 log = logging.getLogger("hunch")
 
@@ -87,6 +92,80 @@ class Target(Protocol):
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
         """An empty cache of so many slots, with states of so many rows."""
+
+
+@runtime_checkable
+class FusedTarget(Protocol):
+    """What captured passes and steps ask of a target: its kernels take buffers that stay."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def tiler(self) -> Tiler:
+        """Shares out attention over the tokens of a pass."""
+
+    def tiling(self, spans: tuple[Span, ...], num_tokens: int) -> Tiling:
+        """How a pass over these spans shares it out."""
+
+    @property
+    def timing(self) -> AbstractContextManager[object]:
+        """Around runs that are timed with nobody in them."""
+
+    def forward(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> Hidden: ...
+
+    def logits(self, hidden_MD: Tensor) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class BegunPass:
+    """A pass that other processes are at, or have done."""
+
+    ids_T: Tensor
+    attn: AttnInputs
+    kv: KVCache
+    feature_layers: tuple[int, ...]
+
+
+@runtime_checkable
+class OverProcesses(Protocol):
+    """What a target whose parts are in several processes offers beside."""
+
+    @property
+    def num_ahead(self) -> int:
+        """Passes that may be under way at once; they must be of different rows."""
+
+    @property
+    def most_kv_layers(self) -> int:
+        """Of the process that keeps the KV of the most layers."""
+
+    def begin(
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
+    ) -> BegunPass:
+        """Let the other processes begin with a pass; `finish` takes passes up in the same order."""
+
+    def finish(self, begun: BegunPass) -> Hidden:
+        """The states after a pass."""
+
+    def with_draft_size(self, size: int | None) -> Target:
+        """The same target, beside which draft models are split over so many ranks.
+
+        None: over as many as take the least time.
+        """
+
+    def check_alive(self) -> None:
+        """Raise where a process is gone: results must not be used then."""
+
+    def close(self) -> None:
+        """End the other processes."""
 
 
 def exactness(target: Target) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from hunch.models.backends import Backend
 from hunch.models.decoder import Hidden
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import stage_spec
+from hunch.models.target import BegunPass
 from hunch.parallel.executor import Ranks, follow_torchrun, model_of_rank, start_ranks
 from hunch.parallel.orders import Op, Pass, order
 from hunch.parallel.part import Layout
@@ -38,16 +38,6 @@ if TYPE_CHECKING:
 
 OUTPUT_ROWS = 8192  # of the output matrix that travel at once
 PROBES = 5  # sums over ranks behind a measured time
-
-
-@dataclass(slots=True)
-class BegunPass:
-    """A pass that the first stages are at, or have done."""
-
-    ids_T: Tensor
-    attn: AttnInputs
-    kv: KVCache
-    feature_layers: tuple[int, ...]
 
 
 class SplitTarget:

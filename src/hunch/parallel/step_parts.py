@@ -22,12 +22,13 @@ from hunch.kernels.attention import AttnInputs, KVCache, Span
 from hunch.kernels.gpu_step import compact
 from hunch.kernels.step import TOKENS, StepRows
 from hunch.models.decoder import Hidden
+from hunch.models.target import FusedTarget
 from hunch.parallel.group import Group
 from hunch.parallel.part import Part
 from hunch.step.batch import Batch
 from hunch.step.capture import Graph, new_pool
+from hunch.step.parts import Piece
 from hunch.step.passes import PassGraphs
-from hunch.step.step_graphs import Piece
 
 if TYPE_CHECKING:
     from hunch.parallel.split_target import SplitTarget
@@ -53,9 +54,10 @@ class StepLead:
 
     def __init__(self, target: SplitTarget, part: Part, kv: KVCache) -> None:
         self._target, self._part, self._kv = target, part, kv
-        model: Any = part.model
+        assert isinstance(part.model, FusedTarget)
         self.spec, self.device, self.dtype = target.spec, target.device, target.dtype
-        self.tiling, self.timing = model.tiling, model.timing
+        self.tiler, self.tiling = part.model.tiler, part.model.tiling
+        self.timing = part.model.timing
 
     def before(
         self, piece: Piece, size: tuple[int, int, int], table_XB: Tensor, block_size: int
@@ -156,6 +158,7 @@ def passes_of(
 ) -> PassGraphs:
     """Captured passes of a part."""
     model = part.model
+    assert isinstance(model, FusedTarget)
     pool = new_pool(model.device) if pool is None else pool
     return PassGraphs(model, kv, layers, (num_rows, num_blocks), block_size, pool)
 
@@ -217,7 +220,8 @@ class StepParts:
     def _buffers_of(self, asked: StepSize) -> tuple[Tensor, AttnInputs]:
         if asked in self._buffers:
             return self._buffers[asked]
-        model: Any = self._part.model
+        model = self._part.model
+        assert isinstance(model, FusedTarget)
         num_k = asked.num_nodes + 1
         num_tokens = asked.num_rows * num_k
         packed_5T = torch.zeros(5, num_tokens, dtype=torch.int64, device=model.device)

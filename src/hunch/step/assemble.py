@@ -15,7 +15,7 @@ from hunch.drafting.costs import CostCurve, FixedCurve
 from hunch.errors import ConfigError
 from hunch.kernels.attention import KVCache
 from hunch.kernels.delta import RowStates
-from hunch.models.target import Target, exactness
+from hunch.models.target import OverProcesses, Target, exactness
 from hunch.registry import VERIFIERS, resolve
 from hunch.sampling.state import SamplingState
 from hunch.step.calibrate import calibrate
@@ -23,6 +23,7 @@ from hunch.step.kv_cache import allocate, allocate_states, bytes_per_slot, count
 from hunch.step.profile import working_bytes
 from hunch.step.runner import Runner
 from hunch.types import Capacity, GroupInfo, TextCodec
+from hunch.verify.base import Verifier
 
 LEAST_SNAPSHOTS = 4
 
@@ -41,33 +42,20 @@ def assemble(
     sampling = SamplingState(
         schedule.num_rows, target.spec.vocab_size, device, dense=captures or None
     )
-    verify = resolve(VERIFIERS, spec.verifier)
+    found = resolve(VERIFIERS, spec.verifier)
+    verify = found if isinstance(found, Verifier) else Verifier(found)
     context = _context(config, target, sampling, vocab, codec, load_codec)
-    context.wants_q = getattr(verify, "wants_q", False)
+    context.wants_q = verify.wants_q
     context.draft_device = _draft_device(spec.device, target)
     drafter = load_drafter(spec, context)
     shapes, groups = _groups(target, drafter.needs, spec.method)
-    max_nodes = drafter.needs.max_nodes
     num_snapshots = _num_snapshots(config)
-    states = _states(target, schedule.num_rows, num_snapshots, max_nodes)
-    here = shapes if context.draft_device in (None, device) else shapes[:1]
-    num_blocks = _count_blocks(config, target, here, context.max_len, max_nodes)
-    capacity = Capacity(
-        num_blocks=num_blocks,
-        block_size=config.cache.block_size,
-        max_rows=schedule.num_rows,
-        max_len=context.max_len,
-        max_nodes=max_nodes,
+    states = _states(target, schedule.num_rows, num_snapshots, drafter.needs.max_nodes)
+    capacity = replace(
+        _capacity(config, context, drafter.needs, shapes),
         groups=tuple(groups),
-        window=target.spec.widest_window if drafter.needs.kv is None else None,
-        kernels=target.backend.name,
-        exact=exactness(target),
-        methods=drafter.needs.methods or {spec.method: max_nodes},
-        drafter_bytes=drafter.needs.weight_bytes
-        + bytes_per_slot(shapes[1:]) * num_blocks * config.cache.block_size,
         has_states=states is not None,
         num_snapshots=num_snapshots if states is not None else 0,
-        num_ahead=getattr(target, "num_ahead", 1),
     )
     kv = _allocate_all(capacity, shapes, [device, context.draft_device or device])
     kv[0].states = states
@@ -90,6 +78,29 @@ def assemble(
     if runner.is_host_drafting:
         calibrate(runner)
     return runner
+
+
+def _capacity(
+    config: Config, context: DrafterContext, needs: Needs, shapes: list[KVShape]
+) -> Capacity:
+    """What fits, and what a request may ask for."""
+    target, block_size, is_beside = context.target, config.cache.block_size, needs.kv is not None
+    here = shapes if context.draft_device in (None, target.device) else shapes[:1]
+    num_blocks = _count_blocks(config, target, here, context.max_len, needs.max_nodes)
+    slot_bytes = bytes_per_slot(shapes[1:])
+    return Capacity(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_rows=config.schedule.num_rows,
+        max_len=context.max_len,
+        max_nodes=needs.max_nodes,
+        window=None if is_beside else target.spec.widest_window,
+        kernels=target.backend.name,
+        exact=exactness(target),
+        methods=needs.methods or {config.spec.method: needs.max_nodes},
+        drafter_bytes=needs.weight_bytes + slot_bytes * num_blocks * block_size,
+        num_ahead=target.num_ahead if isinstance(target, OverProcesses) else 1,
+    )
 
 
 def _allocate_all(
@@ -161,8 +172,8 @@ def _count_blocks(
     if config.cache.kv_bytes is None and config.cache.num_blocks is None:
         working = working_bytes(target, schedule.num_tokens, schedule.num_rows)
     sharing = config.parallel.num_ranks if device.type == "cpu" else 1
-    most = getattr(target, "most_kv_layers", shapes[0].num_layers)
-    shapes = [replace(shapes[0], num_layers=most), *shapes[1:]]
+    if isinstance(target, OverProcesses):
+        shapes = [replace(shapes[0], num_layers=target.most_kv_layers), *shapes[1:]]
     return count_blocks(config, shapes, max_len, max_nodes, device, working, sharing)
 
 

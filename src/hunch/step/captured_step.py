@@ -24,6 +24,7 @@ from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.costs import StepShape
 from hunch.drafting.step_policy import Policy
 from hunch.kernels.step import MAX_STOPS
+from hunch.models.target import FusedTarget
 from hunch.step.parts import Parts
 from hunch.step.passes import Reader
 from hunch.step.results import NO_SCORES, apply_rows, take_back, together
@@ -102,6 +103,7 @@ class CapturedSteps:
         )
         self.reader: Reader | None = None
         if found is not None and found.network is not None:
+            assert isinstance(found.network.model, FusedTarget)
             self.reader = Reader(found.network.model, found.network.kv, self.rows, pool)
         self._is_taken = np.zeros(capacity.max_rows, dtype=np.bool_)  # once it is caught up
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once

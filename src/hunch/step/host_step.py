@@ -6,10 +6,8 @@ Shape letters: T packed tokens, M rows of logits, R rows of the step, D model wi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from itertools import islice
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +15,14 @@ from torch import Tensor
 
 from hunch.draft import TargetStep
 from hunch.drafting.costs import CostCurve
+from hunch.models.decoder import Hidden
+from hunch.models.target import BegunPass, OverProcesses
 from hunch.pooling import POOL_SCALE
 from hunch.sampling.logprobs import logprobs_at, logprobs_of
 from hunch.sampling.stop import finish
 from hunch.step.batch import Batch, Part, gather
 from hunch.step.kv_cache import compact
-from hunch.step.parts import BegunStep, Elsewhere, Outcome, Parts
+from hunch.step.parts import BegunStep, Elsewhere, Outcome, Parts, Passes
 from hunch.step.step_logits import StepLogits
 from hunch.types import DraftTrace, Logprob, RowResult, StepPlan, StepResult
 
@@ -45,12 +45,10 @@ class HostStep:
         self.is_ahead = parts.capacity.num_ahead > 1  # passes begin before others are finished
         self._prepares = None if self.is_ahead else parts.prepares
         self._last_end = 0.0  # when the last step's tokens were committed
-        self.passes: Any = None  # captured passes, on a GPU
-        self._check_alive = getattr(parts.target, "check_alive", lambda: None)
+        self.passes: Passes | None = None  # captured passes, on a GPU
+        self._others = parts.target if isinstance(parts.target, OverProcesses) else None
         self.elsewhere: Elsewhere | None = None  # captured steps, on a GPU
-        self._walk_row: Callable[..., tuple[list[int], list[int]]] | None = (
-            None if self.sampling.is_dense else getattr(self.verify, "walk_row", None)
-        )
+        self._walk_row = None if self.sampling.is_dense else self.verify.walk_row
 
     def run(self, plan: StepPlan) -> StepResult:
         """All of a plan's work, in one pass over its rows' tokens."""
@@ -66,14 +64,13 @@ class HostStep:
         for work in plan.work:
             self.rows.max_draft[work.row] = work.max_draft
         batch = gather(self.rows, plan.work)
-        if not self.is_ahead or not batch.parts:
+        if not self.is_ahead or not batch.parts or self._others is None:
             return BegunStep(plan, batch, started)
         batch = batch.copy()
         for part in batch.parts:
             self.rows.computed[0, part.row] = part.start + part.num_known
         moved, layers = batch.to(self.device), self.drafter.needs.feature_layers
-        target: Any = self.target
-        under_way = target.begin(moved.ids_T, moved.attn, self.kv[0], layers)
+        under_way = self._others.begin(moved.ids_T, moved.attn, self.kv[0], layers)
         return BegunStep(plan, batch, started, under_way)
 
     @torch.inference_mode()
@@ -82,24 +79,21 @@ class HostStep:
         plan, batch = begun.plan, begun.batch
         started = max(begun.started, self._last_end)
         outcomes = [Outcome(part, RowResult(row=part.row)) for part in batch.parts]
-        hidden: Any = None
+        hidden: Hidden | None = None
         if batch.parts:
-            target: Any = self.target
-            is_begun = begun.under_way is not None
             self._prepare(batch.parts)
-            hidden = target.finish(begun.under_way) if is_begun else self.forward(batch)
+            hidden = self._forward(batch, begun.under_way)
             self._prompt_logprobs(hidden.last_TD, outcomes)
             self._pool(hidden.last_TD, outcomes)
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
-        logits_MV = self._decide(batch, hidden, checked) if checked else None
-        self._check_alive()  # results after a rank died must not be used
+        logits_MV = self._decide(batch, hidden, checked) if hidden and checked else None
+        if self._others is not None:
+            self._others.check_alive()  # results after a rank died must not be used
         if self._prepares is not None:
             self._prepares.settle()
         self._commit(outcomes)
         committed = perf_counter()
-        drafting = 0.0
-        if hidden is not None:
-            drafting = self._draft(batch, hidden, outcomes, logits_MV)
+        drafting = 0.0 if hidden is None else self._draft(batch, hidden, outcomes, logits_MV)
         self._last_end = perf_counter()
         return self._result(plan, batch, outcomes, committed - started, drafting)
 
@@ -111,7 +105,7 @@ class HostStep:
             self._prepares.prepare(rows, [part.num_nodes for part in deciding])
 
     def _draft(
-        self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None
+        self, batch: Batch, hidden: Hidden, outcomes: list[Outcome], logits_MV: Tensor | None
     ) -> float:
         """Let the drafter see what was committed, and guess on; without memory, go on without.
 
@@ -131,7 +125,13 @@ class HostStep:
             self.drafter.forget(rows)
             return perf_counter() - began
 
-    def forward(self, batch: Batch) -> Any:
+    def _forward(self, batch: Batch, under_way: BegunPass | None) -> Hidden:
+        """The target's pass, which may have begun."""
+        if under_way is not None and self._others is not None:
+            return self._others.finish(under_way)
+        return self.forward(batch)
+
+    def forward(self, batch: Batch) -> Hidden:
         """The target's pass over a packed batch."""
         if self.passes is not None:
             return self.passes.forward(batch)
@@ -140,7 +140,7 @@ class HostStep:
         layers = self.drafter.needs.feature_layers
         return self.target.forward(batch.ids_T, batch.attn, self.kv[0], layers)
 
-    def _decide(self, batch: Batch, hidden: Any, checked: list[Outcome]) -> Tensor:
+    def _decide(self, batch: Batch, hidden: Hidden, checked: list[Outcome]) -> Tensor:
         """Logits at every root and node, and the verifier's word on them."""
         parts = [outcome.part for outcome in checked]
         num_checked = sum(1 + part.num_nodes for part in parts)
@@ -304,7 +304,7 @@ class HostStep:
                 outcome.result.pooled = state_TD[-1].tolist()
 
     def _target_step(
-        self, batch: Batch, hidden: Any, outcomes: list[Outcome], logits_MV: Tensor | None
+        self, batch: Batch, hidden: Hidden, outcomes: list[Outcome], logits_MV: Tensor | None
     ) -> TargetStep:
         needs, rows = self.drafter.needs, self.rows.view([o.part.row for o in outcomes])
         if needs.hidden or needs.feature_layers:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
-from hunch.draft import Verdict
 from hunch.drafting.base import Drafter, Prepares
 from hunch.drafting.costs import CostCurve
 from hunch.kernels.attention import KVCache
-from hunch.models.target import Target
+from hunch.models.decoder import Hidden
+from hunch.models.target import BegunPass, FusedTarget, Target
 from hunch.sampling.state import SamplingState
 from hunch.step.batch import Batch, Part
 from hunch.step.grammars import RowGrammars
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity, RowResult, StepPlan
+from hunch.verify.base import Verifier
+
+if TYPE_CHECKING:
+    from hunch.kernels.step import StepRows
 
 
 @dataclass(slots=True)
@@ -37,7 +43,7 @@ class BegunStep:
     plan: StepPlan
     batch: Batch
     started: float
-    under_way: Any = None  # the target's pass
+    under_way: BegunPass | None = None
 
     @property
     def rows(self) -> set[int]:
@@ -52,13 +58,63 @@ class Parts:
     target: Target
     kv: Sequence[KVCache]
     drafter: Drafter
-    verify: Callable[..., Verdict]
+    verify: Verifier
     sampling: SamplingState
     cost: CostCurve
     prepares: Prepares | None  # who drafts while the target is busy
     scores_processed: bool
     rows: RowBuffers
     grammars: RowGrammars
+
+
+class Passes(Protocol):
+    """Captured passes over what the host packs."""
+
+    def forward(self, batch: Batch) -> Hidden:
+        """The target's states of the batch's tokens; what stands after them is padding."""
+
+    def prepare(self, size: int, depth: int = 0) -> None:
+        """Capture a pass of so many tokens, unless it is there."""
+
+
+class Piece(IntEnum):
+    """The two graphs of a step."""
+
+    FORWARD = 0
+    FINISH = 1
+
+
+class Lead(FusedTarget, Protocol):
+    """The target of steps that several ranks take together: rank 0's side."""
+
+    def before(
+        self, piece: Piece, size: tuple[int, int, int], table_XB: Tensor, block_size: int
+    ) -> Callable[[], None]:
+        """What must be called each time before a graph of this size runs here."""
+
+    def share_path(self, rows: StepRows) -> None:
+        """The others need the accepted nodes, as their KV moves too."""
+
+    def check_alive(self) -> None:
+        """Raise if a rank has died: the step's results must not be used."""
+
+
+@runtime_checkable
+class LeadsSteps(Protocol):
+    """A target over ranks: all of them must be told of captured passes and steps."""
+
+    def step_lead(self, kv: KVCache) -> Lead:
+        """What captured steps take for their target."""
+
+    def new_passes(
+        self,
+        kv: KVCache,
+        layers: tuple[int, ...],
+        size_XB: tuple[int, int],
+        block_size: int,
+        pool: Any,
+    ) -> Passes | None:
+        """Captured passes of all ranks; None: ranks would choose different paddings."""
 
 
 class Elsewhere(Protocol):

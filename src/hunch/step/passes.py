@@ -16,6 +16,8 @@ from torch import Tensor
 from hunch.kernels.attention import AttnInputs, KVCache
 from hunch.kernels.gpu_delta import SEQUENCES, sequences
 from hunch.kernels.gpu_tiling import tiles_of
+from hunch.models.decoder import Hidden
+from hunch.models.target import FusedTarget
 from hunch.step.batch import Batch, pack_known
 from hunch.step.capture import Graph
 from hunch.step.rows import RowBuffers
@@ -31,7 +33,7 @@ class PassGraphs:
 
     def __init__(
         self,
-        target: Any,
+        target: FusedTarget,
         kv: KVCache,
         layers: tuple[int, ...],
         size_XB: tuple[int, int],
@@ -40,11 +42,11 @@ class PassGraphs:
     ) -> None:
         self.target, self.kv, self.layers, self.pool = target, kv, layers, pool
         self.block_size = block_size
-        self.device: torch.device = target.device
+        self.device = target.device
         self.table_XB = torch.zeros(size_XB, dtype=torch.int64, device=self.device)
         self._passes: dict[tuple[int, int], tuple[Graph, Tensor, AttnInputs]] = {}
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch) -> Hidden:
         """Hidden states of the batch's tokens; what stands after them is padding."""
         num_tokens, attn = len(batch.ids_T), batch.attn
         size = max(16, 1 << (num_tokens - 1).bit_length())
@@ -75,7 +77,8 @@ class PassGraphs:
             seqs_S4, held_S4 = sequences(attn), held.memo[SEQUENCES]
             held_S4[: len(seqs_S4)].copy_(seqs_S4)
             held_S4[len(seqs_S4) :].zero_()
-        return graph.replay()
+        hidden: Hidden = graph.replay()
+        return hidden
 
     def prepare(self, size: int, depth: int = 0) -> None:
         """Capture a pass of this size, unless it is there."""
@@ -83,7 +86,7 @@ class PassGraphs:
             self._passes[size, depth] = self._capture(size, depth)
 
     def _max_tiles(self, size: int) -> int:
-        block: int = self.target.tiler.block(size)
+        block = self.target.tiler.block(size)
         return min(size, -(-size // block) + max(SPARE_TILES, size // 16))
 
     def _capture(self, size: int, depth: int) -> tuple[Graph, Tensor, AttnInputs]:
@@ -104,7 +107,7 @@ class PassGraphs:
         if self.kv.states is not None:
             attn.memo[SEQUENCES] = packed_5T.new_zeros(min(size, len(self.table_XB)), 4)
 
-        def body() -> Any:
+        def body() -> Hidden:
             return target.forward(packed_5T[0], attn, self.kv, self.layers)
 
         return Graph(body, self.device, self.pool), packed_5T, attn
@@ -113,7 +116,7 @@ class PassGraphs:
 class Reader:
     """The network's KV catches up with what is known; the drafter's is the last KV group."""
 
-    def __init__(self, model: Any, kv: KVCache, rows: RowBuffers, pool: Any) -> None:
+    def __init__(self, model: FusedTarget, kv: KVCache, rows: RowBuffers, pool: Any) -> None:
         self.rows = rows
         self.passes = PassGraphs(model, kv, (), rows.table.shape, rows.block_size, pool)
 

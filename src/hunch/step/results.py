@@ -20,7 +20,7 @@ from hunch.step.rows import RowBuffers
 from hunch.types import Logprob, Request, RowResult, RowWork, StepResult
 
 SLOTS = 4  # more than the steps under way at a time: two, the one launched and the one waited for
-ALIGNED = 16  # numbers: slots that start so are written in wide pieces
+ALIGNED = 16  # numbers: slots and lines that start so are written in wide pieces
 NO_SCORES = -1
 
 
@@ -40,7 +40,12 @@ class Columns:
         draft = FIRST + num_tokens + num_guesses
         scores = draft + 2 * num_guesses * has_draft
         end = scores if num_best == NO_SCORES else scores + num_tokens * _entry(num_best)
+        end = -(-end // ALIGNED) * ALIGNED  # kernels are compiled once for all lines
         return Columns(num_tokens, num_guesses, num_best, draft, scores, end)
+
+    @property
+    def scores_end(self) -> int:
+        return self.scores_at + self.num_tokens * _entry(self.num_best)
 
     def draft_of(self, line_C: np.ndarray) -> tuple[list[int], list[int]]:
         """Tokens and parents of the draft that now waits."""
@@ -51,7 +56,8 @@ class Columns:
     def scores(self, result_RC: np.ndarray) -> Scores:
         """Those of all rows' committed tokens: of each its rank, then ids and logprobs."""
         num_R, size = result_RC[:, TOKENS], _entry(self.num_best)
-        scored = result_RC[:, self.scores_at : self.end].reshape(-1, self.num_tokens, size)
+        scored = result_RC[:, self.scores_at : self.scores_end]
+        scored = scored.reshape(-1, self.num_tokens, size)
         line_SE = scored[np.arange(self.num_tokens) < num_R[:, None]]
         value = line_SE[:, 2::2].astype(np.int32).view(np.float32)
         begins = (np.cumsum(num_R) - num_R).tolist()

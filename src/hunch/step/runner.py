@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hunch.draft import Verdict
 from hunch.drafting.base import Clears, Drafter, Prepares
 from hunch.drafting.costs import CostCurve
 from hunch.kernels.attention import KVCache
-from hunch.models.target import Target
+from hunch.models.target import FusedTarget, OverProcesses, Target
 from hunch.sampling.state import SamplingState
 from hunch.step.grammars import RowGrammars
 from hunch.step.host_step import HostStep
-from hunch.step.parts import BegunStep, Parts
+from hunch.step.parts import BegunStep, LeadsSteps, Parts
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity, RowResult, RowWork, StepPlan, StepResult
+from hunch.verify.base import Verifier
 from hunch.verify.exact import exact
 
 if TYPE_CHECKING:  # needs Triton
@@ -51,7 +51,7 @@ class Runner:
         target: Target,
         kv: Sequence[KVCache],
         drafter: Drafter,
-        verify: Callable[..., Verdict],
+        verify: Verifier,
         sampling: SamplingState,
         cost: CostCurve,
         prepares: Prepares | None = None,
@@ -89,15 +89,13 @@ class Runner:
         from hunch.step.passes import PassGraphs
 
         pool = new_pool(self.host.device)
-        # A target over ranks has passes of its own, of which all ranks are told.
-        make = getattr(self.target, "new_passes", partial(PassGraphs, self.target))
-        self.host.passes = make(
-            parts.kv[0],
-            self.drafter.needs.feature_layers,
-            self.rows.table.shape,
-            self.capacity.block_size,
-            pool,
-        )
+        target, layers = self.target, self.drafter.needs.feature_layers
+        sizes = layers, self.rows.table.shape, self.capacity.block_size
+        if isinstance(target, LeadsSteps):
+            self.host.passes = target.new_passes(parts.kv[0], *sizes, pool)
+        else:
+            assert isinstance(target, FusedTarget)
+            self.host.passes = PassGraphs(target, parts.kv[0], *sizes, pool)
         if is_exact:
             self.captured = self.host.elsewhere = CapturedSteps(parts, pool)
             self.capacity = self.captured.capacity
@@ -247,9 +245,8 @@ class Runner:
 
     def check_alive(self) -> None:
         """Raise where a process that the target needs is gone."""
-        check = getattr(self.target, "check_alive", None)
-        if check is not None:
-            check()
+        if isinstance(self.target, OverProcesses):
+            self.target.check_alive()
 
     def close(self) -> None:
         self._queue.clear()

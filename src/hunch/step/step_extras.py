@@ -104,5 +104,5 @@ def write_scores(logits_MV: Tensor, rows: StepRows, num_best: int, columns: Colu
     num_rows, num_k = rows.path_RK.shape
     at_S, token_S = (rows.ids_R.new_empty(num_rows * num_k) for _ in range(2))
     committed(rows, at_S, token_S)
-    line_RE = rows.result_RC[:, columns.scores_at : columns.end]
+    line_RE = rows.result_RC[:, columns.scores_at : columns.scores_end]
     scores(logits_MV, at_S, token_S, num_best, line_RE.view(num_rows, num_k, -1))

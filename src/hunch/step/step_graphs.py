@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,9 +26,11 @@ from hunch.kernels.gpu_step import commit, compact, pack
 from hunch.kernels.gpu_transfer import deliver
 from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
 from hunch.models.decoder import Hidden
+from hunch.models.target import FusedTarget, Target
 from hunch.sampling.dense import DeviceProcessors
 from hunch.sampling.state import SamplingState
 from hunch.step.capture import Graph, seconds_of
+from hunch.step.parts import LeadsSteps, Piece
 from hunch.step.results import NO_SCORES, Columns, Download
 from hunch.step.step_extras import (
     StepMasks,
@@ -59,28 +60,6 @@ class StepKind(NamedTuple):
     sampling: int  # 0: all rows are greedy, 1: some are sampled, 2: some with filters
     extras: int = 0  # of RULES, MASKS, DRAFTS, SOURCES
     num_best: int = NO_SCORES  # tokens scored beside each committed one
-
-
-class Piece(IntEnum):
-    """The two graphs of a step."""
-
-    FORWARD = 0
-    FINISH = 1
-
-
-class Lead(Protocol):
-    """The target of steps that several ranks take together: rank 0's side."""
-
-    def before(
-        self, piece: Piece, size: tuple[int, int, int], table_XB: Tensor, block_size: int
-    ) -> Callable[[], None]:
-        """What must be called each time before a graph of this size runs here."""
-
-    def share_path(self, rows: StepRows) -> None:
-        """The others need the accepted nodes, as their KV moves too."""
-
-    def check_alive(self) -> None:
-        """Raise if a rank has died: the step's results must not be used."""
 
 
 @dataclass(slots=True)
@@ -124,7 +103,7 @@ class StepGraphs:
 
     def __init__(
         self,
-        target: Any,
+        target: Target,
         kv: KVCache,
         sampling: SamplingState,
         drafter: DeviceDrafter | None,
@@ -137,15 +116,16 @@ class StepGraphs:
         scores_processed: bool = False,  # log-probabilities are of what tokens are drawn from
     ) -> None:
         # Of a target over ranks: who shares the step with the others.
-        self.lead: Lead | None = target.step_lead(kv) if hasattr(target, "step_lead") else None
-        self.target: Any = self.lead or target
+        self.lead = target.step_lead(kv) if isinstance(target, LeadsSteps) else None
+        assert isinstance(target, FusedTarget)
+        self.target = self.lead or target
         self.kv, self.sampling, self.drafter = kv, sampling, drafter
         assert isinstance(sampling.processors, DeviceProcessors)
         self.rules = sampling.processors
         self.drafts_at, self.scores_processed = drafts_at, scores_processed
         self.state, self.inputs_3R = state, inputs_3R
         self.block_size, self.pool = block_size, pool
-        self.device: torch.device = target.device
+        self.device = target.device
         self.num_guesses = 0 if drafter is None else drafter.num_nodes
         self.layers = () if drafter is None else drafter.feature_layers
         # What the host reads after a step: those of all kinds share the room.
@@ -157,6 +137,7 @@ class StepGraphs:
         self.sources: StepSources | None = None  # made with the first row that has one of its own
         self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
         self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
+        self._drafting: dict[StepKind, float] = {}  # seconds
         self._steps: dict[tuple[StepKind, int], StepGraph] = {}
 
     def step(self, kind: StepKind) -> StepGraph:
@@ -238,9 +219,18 @@ class StepGraphs:
         graph = Graph(finish, self.device, self.pool, self._before(Piece.FINISH, size))
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
         if drafter is not None:
-            alone = Graph(partial(draft, self._states(len(buffers.ids_T))), self.device, self.pool)
-            draft_seconds = seconds_of(alone, self.device)
+            draft_seconds = self._seconds_of_drafting(kind, draft, len(buffers.ids_T))
         return StepGraph(kind, forward, graph, seconds, draft_seconds)
+
+    def _seconds_of_drafting(
+        self, kind: StepKind, draft: Callable[[Hidden], None], num_tokens: int
+    ) -> float:
+        """Timed alone, once for all kinds of steps that draft alike."""
+        kind = kind._replace(extras=kind.extras & (RULES | SOURCES), num_best=NO_SCORES)
+        if kind not in self._drafting:
+            alone = Graph(partial(draft, self._states(num_tokens)), self.device, self.pool)
+            self._drafting[kind] = seconds_of(alone, self.device)
+        return self._drafting[kind]
 
     def _before(self, piece: Piece, size: tuple[int, int, int]) -> Callable[[], None] | None:
         """What other ranks are told before a graph runs; None: there are none."""
@@ -255,8 +245,7 @@ class StepGraphs:
 
             def forward() -> Hidden:
                 pack(self.state, rows, size[1], ids_T, attn)
-                hidden: Hidden = self.target.forward(ids_T, attn, self.kv, self.layers)
-                return hidden
+                return self.target.forward(ids_T, attn, self.kv, self.layers)
 
             before = self._before(Piece.FORWARD, size)
             graph = Graph(forward, self.device, self.pool, before)

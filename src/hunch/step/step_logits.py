@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.kernels.native import NativeNetwork
+from hunch.models.native import NativeDecoder
 from hunch.models.target import Target
 
 MAX_KEPT = 16  # rows of logits up to which they are written over by the next step's
@@ -20,8 +20,7 @@ class StepLogits:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        network = getattr(target, "network", None)
-        self._network = network if isinstance(network, NativeNetwork) else None
+        self._network = target.network if isinstance(target, NativeDecoder) else None
         self._kept: dict[int, tuple[Tensor, np.ndarray]] = {}  # by number of rows
         if self._network is not None:
             kept_MV = torch.empty(MAX_KEPT, self._network.num_out)

@@ -11,9 +11,9 @@ path, K tokens one step can commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,9 @@ from hunch.kernels.noise import COIN, LOW, RESIDUAL, gumbel_row, philox_ref, str
 from hunch.sampling.state import SamplingState
 
 Chances = npt.NDArray[np.float64]  # over the vocabulary, summing to 1
-F = TypeVar("F")
 
 
-class Verifier(Protocol):
+class Verify(Protocol):
     """A pure function: the draft, the target's logits, the rows' history -> what to commit."""
 
     def __call__(
@@ -39,6 +38,35 @@ class Verifier(Protocol):
         sampling: SamplingState,
         mask_MV: Tensor | None = None,  # False where a grammar forbids a token
     ) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """A function that verifies, and what a runner should know of it.
+
+    wants_q: it weighs what nodes were drawn from. Drafters then draw with noise of their own, not
+    with the target's, and say what they drew from.
+    """
+
+    verify: Verify
+    wants_q: bool = False
+    # Tokens and nodes of one row, where everything is on the host: no tensors in between.
+    walk_row: Callable[..., tuple[list[int], list[int]]] | None = None
+
+    def __call__(
+        self,
+        draft: Draft,
+        logits_MV: Tensor,
+        rows: Rows,
+        sampling: SamplingState,
+        mask_MV: Tensor | None = None,
+    ) -> Verdict:
+        return self.verify(draft, logits_MV, rows, sampling, mask_MV)
+
+
+def wants_q(verify: Verify) -> Verifier:
+    """A verifier that weighs what nodes were drawn from."""
+    return Verifier(verify, wants_q=True)
 
 
 @dataclass(slots=True)
@@ -102,15 +130,6 @@ def history_of(draft: Draft, rows: Rows, num_logits: int) -> History:
         pos_M=spread(pos_RN.reshape(-1)),
         path_MP=spread(path),
     )
-
-
-def wants_q(verifier: F) -> F:
-    """Mark a verifier that weighs what nodes were drawn from.
-
-    Drafters then draw with noise of their own, not with the target's, and say what they drew from.
-    """
-    setattr(verifier, "wants_q", True)  # noqa: B010  (a function takes it, its type does not)
-    return verifier
 
 
 @dataclass(slots=True)

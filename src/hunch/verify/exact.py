@@ -16,17 +16,16 @@ from torch import Tensor
 
 from hunch.draft import Draft, Rows, Verdict
 from hunch.sampling.state import SamplingState
-from hunch.verify.base import history_of, verdict_of
+from hunch.verify.base import Verifier, history_of, verdict_of
 
 
-def exact(
+def _exact(
     draft: Draft,
     logits_MV: Tensor,
     rows: Rows,
     sampling: SamplingState,
     mask_MV: Tensor | None = None,
 ) -> Verdict:
-    """The verifier of this name."""
     if not sampling.is_dense:
         return walk_rows(draft, logits_MV, rows, sampling, mask_MV)
     history = history_of(draft, rows, len(logits_MV))
@@ -84,8 +83,7 @@ def walk_row(
             return path, walked
 
 
-# What a runner may call row by row where everything is on the host: no tensors in between.
-setattr(exact, "walk_row", walk_row)  # noqa: B010  (a function takes it, its type does not)
+exact = Verifier(_exact, walk_row=walk_row)
 
 
 def walk(draft: Draft, choice_M: Tensor, first_R: Tensor) -> Verdict:
