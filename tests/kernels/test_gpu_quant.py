@@ -173,6 +173,14 @@ def test_rounding_a_matrix(kind: str, limit: float) -> None:
     assert torch.equal(made.numbers()[3], torch.zeros(256))
 
 
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+def test_zeros_do_not_make_a_matrix_slower(kind: str) -> None:
+    numbers = torch.cat((rand(4, 256), torch.zeros(4, 256))).to(torch.bfloat16) * 0.1
+    held = pack(quantise(numbers, kind), torch.bfloat16, DEVICE)
+    assert held.is_small
+    assert not held.codes().numbers()[4:].any()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("kind", "form", "group"), FORMS)

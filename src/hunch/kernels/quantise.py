@@ -10,6 +10,8 @@ from torch import Tensor
 
 from hunch.kernels.quant import Codes
 
+SCALE_OF_ZEROS = 2.0**-7  # any will do; with all scales below 1 a GPU's products have less to do
+
 
 def quantise(weight_NK: Tensor, kind: str, group: int = 128) -> Codes:
     """Round a matrix: int4 in groups of inputs with scales of its own dtype, int8 and fp8 by row.
@@ -29,7 +31,7 @@ def quantise(weight_NK: Tensor, kind: str, group: int = 128) -> Codes:
         tried_NG1 = (peak_NG1 * share / -most if kind == "int4" else peak_NG1.abs() / most).to(
             dtype
         )
-        tried_NG1 = torch.where(tried_NG1 == 0, 1.0, tried_NG1.float())
+        tried_NG1 = torch.where(tried_NG1 == 0, SCALE_OF_ZEROS, tried_NG1.float())
         error_NG1 = (_rounded(w_NGK / tried_NG1, kind) * tried_NG1 - w_NGK).square()
         error_NG1 = error_NG1.sum(2, keepdim=True)
         is_better = error_NG1 < best_NG1
