@@ -10,16 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from train_setup import ENGINE
+from train_setup import ENGINE, new_job
 
 from builders import tiny_config, tiny_model, tiny_weights
 from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
 from hunch.models.load import load_decoder
 from hunch.registry import RECIPES, resolve
-from hunch.train.batches import Batch, batches
+from hunch.train.batches import Batch, Texts, batches
 from hunch.train.cut import UNITS
-from hunch.train.job import Job, build_student, drafts_as, read_settings, run_job
+from hunch.train.go_on import GoOn, job_for
+from hunch.train.job import (
+    Job,
+    build_student,
+    drafts_as,
+    read_settings,
+    run_job,
+    write_student,
+)
 from hunch.train.loop import CANDIDATE, LAST, Loop
 from hunch.train.progress import Progress
 from hunch.train.recipes.draft import choose_layers, layers_text, read_layers
@@ -28,6 +36,7 @@ from hunch.train.states import run_target
 from hunch.train.student import check_target
 from hunch.train.vocab import count_columns
 from tiny_families import write_family
+from tiny_models import write_llama
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("draft", {"layers": "0,1,3", "draft_vocab": 160}),
@@ -140,6 +149,26 @@ def test_units_that_add_nothing_are_left_out(method: str, options: dict[str, str
         assert written.get(UNITS, 1.0) == float(units)
         assert sum(256 in tensor.shape for tensor in tensors.values()) == 3 * (units == "0.5")
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["draft", "block"])
+def test_the_engine_drafts_with_layers_of_fewer_units(method: str, tmp_path: Path) -> None:
+    target = write_llama(tmp_path / "target", layers=2, width=256, max_len=128)
+    given = {"layers": "1", "units": "0.5", "precision": "float32", "draft_vocab": "160"}
+    job = new_job(target, tmp_path, tmp_path / "out", method, **given)
+    settings = read_settings(method, job.options)
+    texts = Texts(np.arange(64) % 160, np.array([0, 64]), np.array([8]))
+    write_student(job, settings, build_student(job, settings, texts)[0], job.out)
+    params, found = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), []
+    for speculate in ("off", f"{drafts_as(method)}:{job.out}"):
+        with LLM(str(target), speculate=speculate, always_draft=True, **ENGINE) as llm:
+            found.append(llm.generate("the model", params)[0].outputs[0].token_ids)
+            assert (llm.stats()["drafted"] > 0) == (speculate != "off")
+    assert found[0] == found[1]
+    with LLM(str(target), speculate=f"auto:draft={job.out}:any_size=true", **ENGINE) as llm:
+        assert llm.generate("the model", params)[0].outputs[0].token_ids == found[0]
+    asked = GoOn(target=str(target), drafter=str(job.out), out="", device="cpu")
+    assert job_for(asked).options["units"] == "0.5"
 
 
 def test_a_small_target_gives_half_of_its_layers() -> None:

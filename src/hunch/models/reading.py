@@ -30,7 +30,8 @@ _HARMLESS = re.compile(
     r"|summary_.*|attn_implementation|use_flash_attn|cache_implementation|trust_remote_code"
     r"|is_llama_config|max_sequence_length|pad_key_length|validate_runner_input|inference_runner"
     r"|vision_config|audio_config"
-    r"|mm_tokens_per_image|pretraining_tp|from_gguf|cut_from|cut_layers|draft_vocab_size|draft_layers"
+    r"|mm_tokens_per_image|pretraining_tp|from_gguf|cut_from|cut_layers|unit_share|draft_vocab_size"
+    r"|draft_layers"
     r"|num_nextn_predict_layers|mtp_.*|num_mtp_.*|speculators_.*|model_max_length"
     r"|attention_softmax_in_fp32|scale_attention_softmax_in_fp32|reorder_and_upcast_attn"
 )
