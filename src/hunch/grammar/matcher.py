@@ -226,7 +226,6 @@ class Matcher:
         """Nothing but the grammar decides what follows: it is not over and has no budget."""
         return not self._is_over and self.grammar.budget is None
 
-    @property
     def allows_most(self) -> bool:
         """Whether most tokens may follow: then a mask takes long, and forbids little.
 
@@ -235,9 +234,11 @@ class Matcher:
         if not self.is_wide and self._last not in self.grammar.before_wide:
             return False
         if self._needs_mask or self._is_over or self.place.compute_ff_bytes():
+            self.is_wide = False
             return False
         probes = self.grammar.probes
-        return all(self.place.validate_tokens(probe) == len(probe) for probe in probes)
+        self.is_wide = all(self.place.validate_tokens(probe) == len(probe) for probe in probes)
+        return self.is_wide
 
     def found(self, *, is_wide: bool) -> None:
         """A mask was made, which allows most tokens or not."""

@@ -129,7 +129,7 @@ class RowGrammars:
             if matcher is None or row in void:
                 continue
             if row in self._asked_later:
-                unmasked[row] = num_masked = int(not matcher.allows_most)
+                unmasked[row] = num_masked = int(not matcher.allows_most())
                 if num_masked:
                     jobs.append(Job(matcher, [], [], first))
                     is_masked_M[first] = True

@@ -23,35 +23,29 @@ MAX_EXPECTED = 16384  # tokens of a prediction that captured steps look in
 
 
 class StepMasks:
-    """What a grammar allows after each root and node: written by the host, read by `finish`."""
+    """What a grammar allows after each root and node: written by the host, read by `finish`.
+
+    The device reads the host's memory: copies would take longer, and few of the masks are in use.
+    The host writes those of a step after it has received the step before.
+    """
 
     def __init__(self, num_logits: int, vocab_size: int, device: torch.device) -> None:
         size, is_cuda = (num_logits, -(-vocab_size // 32)), device.type == "cuda"
-        self.mask_MW = torch.zeros(size, dtype=torch.int32, device=device)
-        self.is_masked_M = torch.zeros(num_logits, dtype=torch.bool, device=device)
         self._mask_MW = torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda)
         self._is_masked_M = torch.zeros(num_logits, dtype=torch.bool, pin_memory=is_cuda)
         self._words, self._flags = self._mask_MW.numpy(), self._is_masked_M.numpy()
-        self._sent = b""  # the flags that the device holds
 
     def of(self, num_logits: int) -> tuple[Tensor, Tensor]:
         """The masks of so many rows of logits, and which of them have one."""
-        return self.mask_MW[:num_logits], self.is_masked_M[:num_logits]
+        return self._mask_MW[:num_logits], self._is_masked_M[:num_logits]
 
     def fill(
         self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], dict[int, int]]
     ) -> dict[int, int]:
-        """Let `write` fill in words and which rows of logits they hold for; send them."""
-        words_MW, flags_M = self._words[:num_logits], self._flags[:num_logits]
+        """Let `write` fill in words, and which rows of logits they hold for."""
+        flags_M = self._flags[:num_logits]
         flags_M[...] = False
-        unmasked = write(words_MW, flags_M)
-        flags = flags_M.tobytes()
-        if any(flags):
-            self.mask_MW[:num_logits].copy_(self._mask_MW[:num_logits], non_blocking=True)
-        if flags != self._sent:
-            self._sent = flags
-            self.is_masked_M[:num_logits].copy_(self._is_masked_M[:num_logits], non_blocking=True)
-        return unmasked
+        return write(self._words[:num_logits], flags_M)
 
 
 class StepSources:

@@ -30,7 +30,7 @@ from hunch.models.target import FusedTarget, Target
 from hunch.sampling.dense import DeviceProcessors
 from hunch.sampling.state import SamplingState
 from hunch.step.capture import Graph, seconds_of
-from hunch.step.parts import LeadsSteps, Piece
+from hunch.step.parts import Lead, LeadsSteps, Piece
 from hunch.step.results import NO_SCORES, Columns, Download
 from hunch.step.step_extras import (
     StepMasks,
@@ -116,9 +116,13 @@ class StepGraphs:
         scores_processed: bool = False,  # log-probabilities are of what tokens are drawn from
     ) -> None:
         # Of a target over ranks: who shares the step with the others.
-        self.lead = target.step_lead(kv) if isinstance(target, LeadsSteps) else None
-        assert isinstance(target, FusedTarget)
-        self.target = self.lead or target
+        self.lead: Lead | None = None
+        if isinstance(target, LeadsSteps):
+            self.target: FusedTarget = (lead := target.step_lead(kv))
+            self.lead = lead
+        else:
+            assert isinstance(target, FusedTarget)
+            self.target = target
         self.kv, self.sampling, self.drafter = kv, sampling, drafter
         assert isinstance(sampling.processors, DeviceProcessors)
         self.rules = sampling.processors
