@@ -86,6 +86,21 @@ CASES["glm-4.5"] = (
     | {"moe_intermediate_size": 16, "n_shared_experts": 1, "n_group": 4, "topk_group": 2}
     | {"use_qk_norm": True, "attention_bias": True, "head_dim": 64},
 )
+LLAMA4 = COMMON | {"num_local_experts": 4, "intermediate_size": 32, "intermediate_size_mlp": 48}
+LLAMA4 |= {"attention_chunk_size": 7, "floor_scale": 5, "attn_scale": 0.7, "pad_token_id": 0}
+CASES |= {
+    "llama 4": ("Llama4", LLAMA4 | {"no_rope_layer_interval": 2}),
+    "llama 4, as converted": (
+        "Llama4",
+        LLAMA4 | {"num_hidden_layers": 5, "floor_scale": 8192, "attn_scale": 0.1},
+    ),
+    "llama 4, experts in some layers": (
+        "Llama4",
+        LLAMA4
+        | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "num_experts_per_tok": 2}
+        | {"no_rope_layers": [1, 0, 1], "attn_temperature_tuning": False},
+    ),
+}
 CASES["granite-moe"][1].pop("head_dim")
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -95,7 +110,8 @@ def make(name: str, folder: Path) -> torch.nn.Module:
     family, settings = (CASES | TORCH_CASES | {"gpt-oss, 64": OSS_64})[name]
     with torch.random.fork_rng():
         torch.manual_seed(11)
-        config = getattr(transformers, f"{family}Config")(**settings)
+        kind = "TextConfig" if family == "Llama4" else "Config"
+        config = getattr(transformers, f"{family}{kind}")(**settings)
         model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
         with torch.no_grad():
             for parameter in model.parameters():  # fresh norms are ones and biases zeros

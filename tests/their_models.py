@@ -143,6 +143,25 @@ CASES = {
     "stablelm, parallel": ("StableLm", GATED | {"use_parallel_residual": True}),
     "starcoder 2": ("Starcoder2", GATED | {"sliding_window": 7}),
     "starcoder 2, no biases": ("Starcoder2", GATED | {"use_bias": False}),
+    "cohere": ("Cohere", GATED | {"logit_scale": 0.4, "pad_token_id": 0}),
+    "cohere 2": ("Cohere2", GATED | {"logit_scale": 0.4, "sliding_window": 7, "pad_token_id": 0}),
+    "glm": ("Glm", GATED | {"head_dim": 16, "pad_token_id": 0}),
+    "glm 4": ("Glm4", GATED | {"head_dim": 16, "pad_token_id": 0}),
+    "granite 4": (
+        "GraniteMoeHybrid",
+        GATED
+        | {"layer_types": ["full_attention"] * 3, "num_local_experts": 0, "mamba_n_heads": 4}
+        | {"shared_intermediate_size": 40, "position_embedding_type": "rope"}
+        | {"attention_multiplier": 0.2, "residual_multiplier": 0.3},
+    ),
+    "seed-oss": ("SeedOss", GATED | {"head_dim": 16}),
+    "ernie 4.5": ("Ernie4_5", GATED | {"head_dim": 16}),
+    "ministral 3": (
+        "Ministral3",
+        GATED
+        | {"head_dim": 16}
+        | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.4, "mscale": 1.0}},
+    ),
     "opt": ("OPT", COMMON | {"ffn_dim": 56, "word_embed_proj_dim": 32}),
     "opt, norms after": (
         "OPT",

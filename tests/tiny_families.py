@@ -70,6 +70,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_global_key_value_heads": 1,
         },
     ),
+    "cohere 2": (
+        "Cohere2ForCausalLM",
+        {**SIZES, "sliding_window": 24, "sliding_window_pattern": 2, "logit_scale": 0.5},
+    ),
+    "glm 4": ("Glm4ForCausalLM", SIZES),
+    "ministral 3": (
+        "Ministral3ForCausalLM",
+        {
+            **SIZES,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "smollm 3": ("SmolLM3ForCausalLM", {**SIZES, "no_rope_layer_interval": 2}),
     "stablelm": ("StableLmForCausalLM", {**SIZES, "use_parallel_residual": True}),
     "starcoder 2": ("Starcoder2ForCausalLM", {**SIZES, "sliding_window": 24}),
@@ -86,6 +103,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v2": ("DeepseekV2ForCausalLM", {**LATENT, "n_group": 1, "topk_group": 1}),
     "deepseek v3": ("DeepseekV3ForCausalLM", {**LATENT, "q_lora_rank": 48}),
     "glm 4.7 flash": ("Glm4MoeLiteForCausalLM", {**LATENT, "q_lora_rank": 48}),
+    "llama 4": (
+        "Llama4ForCausalLM",
+        {**LOCAL, "num_experts_per_tok": 1, "intermediate_size": 32, "intermediate_size_mlp": 96}
+        | {"no_rope_layer_interval": 2, "interleave_moe_layer_step": 2}
+        | {"attention_chunk_size": 24, "floor_scale": 16},
+    ),
     "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
 }
 

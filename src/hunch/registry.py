@@ -43,6 +43,17 @@ LOSSY = frozenset({"typical"})  # verifiers whose text no longer follows the tar
 
 MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architecture
     "LlamaForCausalLM": "hunch.models.families.llama:Llama",
+    "Llama4ForCausalLM": "hunch.models.families.llama4:Llama4",
+    "Llama4ForConditionalGeneration": "hunch.models.families.llama4:Llama4",
+    "CohereForCausalLM": "hunch.models.families.cohere:Cohere",
+    "Cohere2ForCausalLM": "hunch.models.families.cohere:Cohere2",
+    "Ernie4_5ForCausalLM": "hunch.models.families.llama:Ernie",
+    "GlmForCausalLM": "hunch.models.families.glm:Glm",
+    "Glm4ForCausalLM": "hunch.models.families.glm:Glm4",
+    "GraniteMoeHybridForCausalLM": "hunch.models.families.granite:GraniteHybrid",
+    "Ministral3ForCausalLM": "hunch.models.families.mistral:Ministral3",
+    "Mistral3ForConditionalGeneration": "hunch.models.families.mistral:Ministral3",
+    "SeedOssForCausalLM": "hunch.models.families.llama:SeedOss",
     "MistralForCausalLM": "hunch.models.families.mistral:Mistral",
     "Qwen2ForCausalLM": "hunch.models.families.qwen2:Qwen2",
     "Qwen3ForCausalLM": "hunch.models.families.qwen3:Qwen3",

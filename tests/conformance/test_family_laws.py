@@ -48,6 +48,8 @@ def texts(llm: LLM) -> list[list[int]]:
 # The other tests of this folder have Llama; what else is slow here differs little from a daily one.
 SLOW = (
     "smollm 3",
+    "glm 4",
+    "ministral 3",
     "stablelm",
     "llama",
     "mistral",

@@ -36,7 +36,7 @@ def make(seqs, num_heads, num_kv_heads, num_padding=0):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
-@pytest.mark.parametrize("window", [None, 1, 4, 100])
+@pytest.mark.parametrize("window", [None, 1, 4, 100, -4])
 def test_torch_path_is_the_reference(step, heads, window):
     q_TNH, k_CMH, v_CMH, attn = make(STEPS[step], *heads)
     expected = attention_ref(q_TNH, k_CMH, v_CMH, attn, 0.3, window)
@@ -45,7 +45,7 @@ def test_torch_path_is_the_reference(step, heads, window):
     )
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [None, 4, -5])
 def test_caps_and_sinks_are_those_of_the_reference(window):
     q_TNH, k_CMH, v_CMH, attn = make(STEPS["several"], 4, 2, num_padding=1)
     more = (0.7, window, 1.5, torch.tensor([-2.0, 0.5, 9.0, -90.0]))

@@ -93,6 +93,13 @@ MIXED |= {"residual_scale": 0.3, "logits_scale": 0.5, "rope": RopeSpec(dim=8)}
 DELTA = DeltaShape(num_k_heads=1, num_v_heads=2, k_dim=8, v_dim=16, num_taps=4)
 RECURRENT = {"delta": DELTA, "is_recurrent": (True, False), "has_attn_gate": True}
 RECURRENT |= {"has_qk_norm": True, "is_norm_shifted": True, "rope": RopeSpec(dim=8)}
+ONE = Routing(num_experts=4, num_chosen=1, scores="chosen_sigmoid", is_of_input=True)
+LLAMA4 = {"windows": (-4, None), "has_qk_norm": True, "unnormed": (False, True)}
+LLAMA4 |= {
+    "more_ropes": (RopeSpec(kind="none", temper=0.5, temper_span=2, temper_shift=1),),
+    "rope_of": (0, 1),
+}
+LLAMA4 |= {"experts": ExpertSpec(routing=ONE, width=16, layers=(True, False), shared_width=16)}
 AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
 
 
@@ -102,6 +109,7 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
         pytest.param("Gemma3ForCausalLM", GEMMA, id="gemma", marks=pytest.mark.slow),
         pytest.param("Gemma4ForCausalLM", GEMMA4, id="gemma 4"),
         pytest.param("Gemma4ForCausalLM", GEMMA4_EXPERTS, id="gemma 4, experts"),
+        pytest.param("Llama4ForCausalLM", LLAMA4, id="llama 4"),
         pytest.param("GPT2LMHeadModel", LEARNED | {"activation": "gelu_new"}, id="gpt-2"),
         pytest.param("OPTForCausalLM", LEARNED | AFTER, id="norms after the sums"),
         pytest.param("GraniteForCausalLM", MIXED, id="sinks, scales, one norm"),

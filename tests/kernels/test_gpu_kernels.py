@@ -223,7 +223,7 @@ def test_activations(name: str) -> None:
 
 @pytest.mark.parametrize("programs", [1, 3])
 @pytest.mark.parametrize("block_tokens", [1, 4])
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("window", [None, 70, -100])
 @pytest.mark.parametrize("tree", [None, [-1, 0, 0, 1]])
 def test_attention(
     programs: int, block_tokens: int, window: int | None, tree: list[int] | None

@@ -26,6 +26,7 @@ FAMILIES = {  # case of test_expert_families -> GGUF's architecture
     "deepseek-v2, groups": "deepseek2",
     "glm-4.7-flash": "deepseek2",
     "glm-4.5": "glm4moe",
+    "llama 4, as converted": "llama4",
 }
 OWN = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
@@ -36,6 +37,9 @@ OWN = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp", "mlp.router": "ffn_gate_inp",
+    "feed_forward.router": "ffn_gate_inp",
+    **{f"feed_forward.shared_expert.{part}_proj": f"ffn_{part}_shexp"
+       for part in ("gate", "up", "down")},
     "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.q_b_proj": "attn_q_b", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
@@ -64,12 +68,15 @@ def stacked(weights) -> dict[str, np.ndarray]:
         layer = f"blk.{parts[2]}." if parts[1] == "layers" else ""
         inner = ".".join(parts[3:-1])
         kind = parts[-1]
-        if inner == "mlp.experts":  # gpt-oss: [expert, in, out], gate and up by turns
+        if inner in ("mlp.experts", "feed_forward.experts"):  # [expert, in, out]
             kind = "bias" if kind.endswith("_bias") else "weight"
             value = value.swapaxes(1, 2) if kind == "weight" else value
-            if parts[-1].startswith("gate_up"):
-                found[f"{layer}ffn_gate_exps.{kind}"] = value[:, ::2].copy()
-                found[f"{layer}ffn_up_exps.{kind}"] = value[:, 1::2].copy()
+            if parts[-1].startswith("gate_up"):  # of gpt-oss by turns
+                half = value.shape[1] // 2
+                by_turns = (slice(0, None, 2), slice(1, None, 2))
+                halves = (slice(half), slice(half, None)) if "feed" in inner else by_turns
+                for part, rows in zip(("gate", "up"), halves, strict=True):
+                    found[f"{layer}ffn_{part}_exps.{kind}"] = value[:, rows].copy()
             else:
                 found[f"{layer}ffn_down_exps.{kind}"] = value.copy()
             continue
@@ -123,8 +130,12 @@ def write(path: Path, weights, architecture: str, kind: str) -> Path:
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config.get("head_dim") or 32,
         "attention.sliding_window": config.get("sliding_window") or 0,
+        "interleave_moe_layer_step": 1,
     }
     reals = {}
+    if architecture == "llama4":
+        numbers["attention.sliding_window"] = config["attention_chunk_size"]
+        numbers["feed_forward_length"] = config["intermediate_size_mlp"]
     if architecture == "deepseek2":
         is_v3, rope = config["model_type"] != "deepseek_v2", config["qk_rope_head_dim"]
         numbers |= {

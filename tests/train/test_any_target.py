@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from train_setup import ENGINE, new_job, write_prompts
 
+import recurrent_models
 from builders import plain_logits, tiny_config, tiny_weights
 from hunch import LLM, SamplingParams
+from hunch.errors import UnsupportedModelError
 from hunch.models.load import load_decoder
 from hunch.train.batches import Batch
 from hunch.train.job import run_job
@@ -18,11 +21,10 @@ from hunch.train.progress import Progress
 from hunch.train.states import run_target
 from hunch.train.vocab import count_columns
 from tiny_families import FAMILIES, write_family
+from tiny_models import write_tokenizer
 
-READ = [name for name in FAMILIES if not name.startswith(("deepseek", "glm 4.7"))]
 
-
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_texts_are_read_as_the_target_reads_them(name: str) -> None:
     architecture, changes = FAMILIES[name]
     target = load_decoder(tiny_weights(tiny_config(architecture, **changes), scale=2.0))
@@ -37,17 +39,57 @@ def test_texts_are_read_as_the_target_reads_them(name: str) -> None:
         torch.testing.assert_close(found[row][:, columns.column_V], expected, rtol=1e-3, atol=1e-4)
 
 
+OTHERS = ["deepseek v3", "qwen3.5"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt-2", "gemma 2", "phi-3", "gpt-oss", "qwen3-moe", "granite"])
+@pytest.mark.parametrize(
+    "name", ["gpt-2", "gemma 2", "phi-3", "gpt-oss", "qwen3-moe", "granite", *OTHERS]
+)
 def test_a_block_drafter_for_any_target(name: str, tmp_path: Path) -> None:
-    target = write_family(tmp_path / "target", name)
-    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    target = _write(tmp_path / "target", name)
     words = {"layers": 1, "block": 3, "rank": 8, "lr": 0.02, "draft_vocab": 160}
-    job = new_job(target, prompts, tmp_path / "out", "block", **words)
+    _train_and_draft(target, tmp_path, "block", "dspark", words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["medusa", "mlp"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_heads_for_latent_attention_and_recurrent_layers(
+    name: str, method: str, tmp_path: Path
+) -> None:
+    target = _write(tmp_path / "target", name)
+    _train_and_draft(target, tmp_path, method, method, {"lr": 0.02})
+
+
+@pytest.mark.parametrize("method", ["draft", "eagle3"])
+@pytest.mark.parametrize(("name", "why"), [("deepseek v3", "latent"), ("qwen3.5", "recurrent")])
+def test_layers_that_cannot_be_cut_are_named(
+    name: str, why: str, method: str, tmp_path: Path
+) -> None:
+    target = _write(tmp_path / "target", name)
+    job = new_job(target, write_prompts(tmp_path / "prompts.jsonl"), tmp_path / "out", method)
+    with pytest.raises(UnsupportedModelError, match=f"{why}.*train block"):
+        run_job(job, Progress(is_quiet=True))
+
+
+def _write(path: Path, name: str) -> Path:
+    if name in FAMILIES:
+        return write_family(path, name)
+    path.mkdir()
+    recurrent_models.make(name, path, vocab_size=write_tokenizer(path))
+    return path
+
+
+def _train_and_draft(
+    target: Path, folder: Path, method: str, drafter: str, words: dict[str, Any]
+) -> None:
+    prompts = write_prompts(folder / "prompts.jsonl")
+    job = new_job(target, prompts, folder / "out", method, **words)
     measured = run_job(job, Progress(is_quiet=True))
     assert measured.tokens_per_pass > 1.0
     found = []
-    for way in ("off", f"dspark:{job.out}"):
+    for way in ("off", f"{drafter}:{job.out}"):
         with LLM(str(target), speculate=way, **ENGINE) as llm:
             output = llm.generate("the model in", SamplingParams(temperature=0, max_tokens=24))
             found.append(output[0].outputs[0].token_ids)

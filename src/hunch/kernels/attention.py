@@ -130,17 +130,23 @@ def codes_ref(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (code.round() if dtype == torch.int8 else code).to(dtype), scale
 
 
-def key_slots(attn: AttnInputs, token: int) -> Tensor:
+def first_seen(pos: Any, window: int | None) -> Any:
+    """The first position that a token at `pos` (or tokens) sees. A window is so many positions, its
+    own included; below 0 they come in chunks of -window, and it sees its own; None: all."""
+    if window is not None and window < 0:
+        return pos // -window * -window
+    return pos * 0 if window is None else (pos - window + 1) * (pos >= window)
+
+
+def seen_slots(attn: AttnInputs, token: int, window: int | None = None) -> Tensor:
     """The slots packed token `token` reads, in order of position."""
-    pos, base, seq = int(attn.pos_T[token]), int(attn.base_T[token]), int(attn.seq_T[token])
+    pos, base, seq = (int(x[token]) for x in (attn.pos_T, attn.base_T, attn.seq_T))
     positions = torch.arange(min(base, pos + 1), device=attn.pos_T.device)
-    slots = (
-        attn.table_SB[seq, positions // attn.block_size] * attn.block_size
-        + positions % attn.block_size
-    )
+    size = attn.block_size
+    slots = attn.table_SB[seq, positions // size] * size + positions % size
     if attn.tree_TP is not None and pos >= base:
         slots = torch.cat([slots, attn.tree_TP[token, : pos - base + 1]])
-    return slots
+    return slots[first_seen(pos, window) :]
 
 
 def attention_ref(
@@ -163,9 +169,7 @@ def attention_ref(
     for token in range(q_TNH.shape[0]):
         if attn.slot_T[token] < 0:
             continue
-        slots = key_slots(attn, token)
-        if window is not None:
-            slots = slots[-window:]
+        slots = seen_slots(attn, token, window)
         k_PNH = k_CMH[slots].double().repeat_interleave(group, dim=1)
         v_PNH = v_CMH[slots].double().repeat_interleave(group, dim=1)
         scores_NP = torch.einsum("nh,pnh->np", q_TNH[token].double(), k_PNH) * scale
@@ -273,7 +277,7 @@ def _table_slots(attn: AttnInputs, seq: int, first: int, last: int) -> Tensor:
 def _chain_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tensor, Tensor | None]:
     """Consecutive positions: each token sees those up to its own."""
     num_tokens = span.last - span.first
-    first = 0 if window is None else max(0, span.start - window + 1)
+    first = first_seen(span.start, window)
     last = span.start + num_tokens
     slots_K = _table_slots(attn, span.seq, first, last)
     if num_tokens == 1:
@@ -282,7 +286,7 @@ def _chain_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tenso
     pos_W1 = torch.arange(span.start, last, device=slots_K.device)[:, None]
     is_seen_WK = keys_K <= pos_W1
     if window is not None:
-        is_seen_WK &= keys_K > pos_W1 - window
+        is_seen_WK &= keys_K >= first_seen(pos_W1, window)
     return slots_K, is_seen_WK
 
 
@@ -290,8 +294,7 @@ def _tree_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tensor
     """Committed positions by the table, then every slot any path of the span goes through."""
     assert attn.tree_TP is not None
     part = slice(span.first, span.last)
-    pos_W1, base_W1 = attn.pos_T[part, None], attn.base_T[part, None]
-    path_WP = attn.tree_TP[part]
+    pos_W1, base_W1, path_WP = attn.pos_T[part, None], attn.base_T[part, None], attn.tree_TP[part]
     depth_P = torch.arange(path_WP.shape[1], device=path_WP.device)
     is_path_WP = depth_P <= pos_W1 - base_W1
     num_table = int(torch.minimum(base_W1, pos_W1 + 1).max())
@@ -299,8 +302,9 @@ def _tree_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tensor
         base_W1, pos_W1 + 1
     )
     if window is not None:
-        is_table_WK &= torch.arange(num_table, device=path_WP.device) > pos_W1 - window
-        is_path_WP &= base_W1 + depth_P > pos_W1 - window
+        first_W1 = first_seen(pos_W1, window)
+        is_table_WK &= torch.arange(num_table, device=path_WP.device) >= first_W1
+        is_path_WP &= base_W1 + depth_P >= first_W1
     nodes_U, place_WP = path_WP.masked_fill(~is_path_WP, -1).unique(return_inverse=True)
     is_node_WU = torch.zeros(len(path_WP), len(nodes_U), dtype=torch.bool, device=path_WP.device)
     is_node_WU.scatter_(1, place_WP, True)
@@ -347,7 +351,7 @@ def attention_by_token(
     if key not in attn.memo:
         live = [token for token, slot in enumerate(attn.slot_T.tolist()) if slot >= 0]
         attn.memo[key] = [
-            (token, key_slots(attn, token)[-(window or 0) :].to(q_TNH.device)) for token in live
+            (token, seen_slots(attn, token, window).to(q_TNH.device)) for token in live
         ]
     out_TNH = torch.zeros_like(q_TNH)
     for token, slots_K in attn.memo[key]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hunch.errors import ModelFormatError
 from hunch.kernels.activation import gated_ref
 
-SCORES = ("softmax", "chosen", "sigmoid")
+SCORES = ("softmax", "chosen", "sigmoid", "chosen_sigmoid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,12 +24,15 @@ class Routing:
 
     num_experts: int
     num_chosen: int
-    scores: str = "softmax"  # over all experts; "chosen": softmax over those chosen; "sigmoid"
+    # "softmax" over all experts, "sigmoid", or one of both of those that logits chose: "chosen",
+    # "chosen_sigmoid".
+    scores: str = "softmax"
     is_normed: bool = False  # the weights of a token's experts are divided by their sum
     num_groups: int = 1
     num_groups_kept: int = 1  # only experts of the best groups can be chosen
     num_best: int = 2  # experts whose scores, added, say what a group is worth
     scale: float = 1.0  # of the weights
+    is_of_input: bool = False  # weights are those of what experts read, not of what they answer
 
     def check(self) -> None:
         """Numbers that contradict each other."""
@@ -63,6 +66,8 @@ def route(
     weight_TK = score_TE.gather(1, chosen_TK)
     if routing.scores == "chosen":
         weight_TK = weight_TK.softmax(dim=1)
+    elif routing.scores == "chosen_sigmoid":
+        weight_TK = weight_TK.sigmoid()
     if routing.is_normed:
         weight_TK = weight_TK / (weight_TK.sum(1, keepdim=True) + 1e-20)
     weight_TK = weight_TK if factor_E is None else weight_TK * factor_E[chosen_TK]
@@ -92,14 +97,18 @@ def experts_ref(
     activation: str = "silu",
     gate_up_bias_EU: Tensor | None = None,
     down_bias_ED: Tensor | None = None,
+    is_of_input: bool = False,
 ) -> Tensor:
-    """sum of weight * expert(x) over a token's experts: the specification, in float64."""
+    """sum of weight * expert(x), or expert(weight * x), over a token's experts: the
+    specification, in float64."""
     y_TD = torch.zeros_like(x_TD, dtype=torch.float64)
     for token, (experts, weights) in enumerate(
         zip(chosen_TK.tolist(), weight_TK.tolist(), strict=True)
     ):
         for expert, weight in zip(experts, weights, strict=True):
             up_U = gate_up_EUD[expert].double() @ x_TD[token].double()
+            if is_of_input:
+                up_U, weight = up_U * weight, 1.0
             if gate_up_bias_EU is not None:
                 up_U += gate_up_bias_EU[expert].double()
             out_D = down_EDF[expert].double() @ gated_ref(up_U, activation)

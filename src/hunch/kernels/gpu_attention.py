@@ -197,6 +197,17 @@ def _join_sinks(m, z, acc, sink_ptrs, is_row):
     return z * shrink + tl.math.exp2(sink_R - m_new), acc * shrink[:, None]
 
 
+@triton.jit
+def _first_seen(pos_R, window, HAS_WINDOW: tl.constexpr, IS_CHUNK: tl.constexpr):
+    """As `attention.first_seen`."""
+    low_R = tl.zeros_like(pos_R)
+    if HAS_WINDOW:
+        low_R = tl.maximum(pos_R - window + 1, 0)
+        if IS_CHUNK:
+            low_R = pos_R // -window * -window
+    return low_R
+
+
 @triton.jit(
     do_not_specialize=["num_packed", "max_splits", "table_stride", "tree_stride", "min_share"]
 )
@@ -208,8 +219,8 @@ def _attention_kernel(
     KV_PARTS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, TAIL: tl.constexpr,
     TAIL_PAD: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
     IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
-    HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_NEAR: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNK: tl.constexpr,
+    IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of tokens of one sequence, heads that share keys, share of the splits);
     KV_PARTS programs read the same KV head, each for some of its heads."""
@@ -236,7 +247,7 @@ def _attention_kernel(
     out_ptrs = out_ptr + at_R[:, None] * HEAD + offs_h[None, :]
     pos_R = tl.where(is_live, pos_R, -1)
     base_R = tl.where(base_R > pos_R, 2147483647, base_R)  # no drafted ancestor
-    low_R = tl.where(is_live, tl.maximum(pos_R - window + 1, 0) if HAS_WINDOW else 0, 2147483647)
+    low_R = tl.where(is_live, _first_seen(pos_R, window, HAS_WINDOW, IS_CHUNK), 2147483647)
     num_keys = tl.max(pos_R, axis=0) + 1
     if num_keys == 0:  # padding: leave numbers, not garbage
         if share == 0:
@@ -316,8 +327,9 @@ def attention(
         HEAD=head, HEAD_PAD=head_pad, TAIL=tail, TAIL_PAD=max(16, next_power_of_2(tail)), ROWS=rows,
         TILE=TILE, SPLIT=SPLIT, IS_SHARED=programs > 1,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
-        HAS_WINDOW=window is not None, IS_NEAR=k_CMH.numel() < 2**31, HAS_CAP=cap > 0,
-        HAS_SINKS=sinks_N is not None, HAS_SCALES=scales is not None,
+        HAS_WINDOW=window is not None, IS_CHUNK=(window or 0) < 0,
+        IS_NEAR=k_CMH.numel() < 2**31, HAS_CAP=cap > 0, HAS_SINKS=sinks_N is not None,
+        HAS_SCALES=scales is not None,
         **_options(tiling, rows, num_tiles * num_kv, head_pad, tail > 0),
     )  # fmt: skip
 

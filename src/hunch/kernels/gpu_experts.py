@@ -103,8 +103,12 @@ def _tile(
 def _put(
     a, b, bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a, offs_n, N, answer_stride,
     NUM_CHOSEN: tl.constexpr, IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_OF_INPUT: tl.constexpr,
 ):  # fmt: skip
-    """Gated sums, a row per pair, or weighted answers."""
+    """Gated sums, a row per pair, or answers; one of both is weighted."""
+    weight = tl.load(weight_ptr + pair, mask=is_row, other=0.0)[:, None]
+    if IS_UP and IS_OF_INPUT:
+        a, b = a * weight, b * weight
     if HAS_BIAS:
         a += tl.load(bias_ptr + first + offs_a).to(tl.float32)[None, :]
     is_out = is_row[:, None] & (offs_n < N)[None, :]
@@ -115,9 +119,10 @@ def _put(
         y = gated(a, b, y_ptr.dtype.element_ty, ACT)
         tl.store(y_ptr + long[:, None] * N + offs_n[None, :], y, mask=is_out)
     else:
-        weight = tl.load(weight_ptr + pair, mask=is_row, other=0.0)
+        if not IS_OF_INPUT:
+            a = a * weight
         to = long % NUM_CHOSEN * answer_stride + long // NUM_CHOSEN * N
-        tl.store(y_ptr + to[:, None] + offs_n[None, :], a * weight[:, None], mask=is_out)
+        tl.store(y_ptr + to[:, None] + offs_n[None, :], a, mask=is_out)
 
 
 @triton.jit
@@ -125,7 +130,7 @@ def _experts_kernel(
     x_ptr, w_ptr, bias_ptr, y_ptr, weight_ptr, chosen_ptr, sorted_ptr, expert_ptr, count_ptr,
     total_ptr, N, K, num_tiles, answer_stride,
     NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
-    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_OF_INPUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
     """IS_UP: gated products of tokens, a row per pair. Else: weighted answers of those rows."""
@@ -141,7 +146,7 @@ def _experts_kernel(
             x_ptrs, wa_ptrs, wb_ptrs, is_row, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, IS_UP, IS_EVEN
         )
         _put(a, b, bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a, offs_n, N,
-             answer_stride, NUM_CHOSEN, IS_UP, ACT, HAS_BIAS)  # fmt: skip
+             answer_stride, NUM_CHOSEN, IS_UP, ACT, HAS_BIAS, IS_OF_INPUT)  # fmt: skip
 
 
 @triton.jit
@@ -150,7 +155,7 @@ def _quant_experts_kernel(
     weight_ptr, chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, N, K, num_rows, num_tiles,
     answer_stride,
     NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
-    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_OF_INPUT: tl.constexpr,
     KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
     GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
@@ -184,7 +189,7 @@ def _quant_experts_kernel(
                           SPAN, WORDS, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
                           PAIRED, ROUTE, IS_EVEN, IS_WHOLE)  # fmt: skip
         _put(tl.trans(a), tl.trans(b), bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a,
-             offs_n, N, answer_stride, NUM_CHOSEN, IS_UP, ACT, HAS_BIAS)  # fmt: skip
+             offs_n, N, answer_stride, NUM_CHOSEN, IS_UP, ACT, HAS_BIAS, IS_OF_INPUT)  # fmt: skip
 
 
 @triton.jit
@@ -240,21 +245,26 @@ class Choice:
     expert_B: Tensor | None = None
     count_B: Tensor | None = None
     total: Tensor | None = None
+    is_of_input: bool = False  # weights are those of what experts read
 
 
-def arrange(chosen_TK: Tensor, weight_TK: Tensor, num_experts: int) -> Choice:
+def arrange(
+    chosen_TK: Tensor, weight_TK: Tensor, num_experts: int, is_of_input: bool = False
+) -> Choice:
     """The pairs in blocks; for few tokens every pair is one."""
     num_tokens, num_chosen = chosen_TK.shape
     num_pairs, device = num_tokens * num_chosen, chosen_TK.device
     if num_tokens <= MAX_DIRECT:
-        return Choice(chosen_TK, weight_TK, num_tokens, 16, num_pairs)
+        return Choice(chosen_TK, weight_TK, num_tokens, 16, num_pairs, is_of_input=is_of_input)
     per_expert = num_pairs / num_experts
     block_m = 16 if per_expert <= 12 else 64 if per_expert <= 96 else 128
     touched = min(num_pairs, num_experts)
     num_blocks = touched + (num_pairs - touched) // block_m
     ints = [num_blocks * block_m, num_blocks, num_blocks, 1]
     room = torch.empty(sum(ints), dtype=torch.int32, device=device)
-    choice = Choice(chosen_TK, weight_TK, num_tokens, block_m, num_blocks, *room.split(ints))
+    choice = Choice(
+        chosen_TK, weight_TK, num_tokens, block_m, num_blocks, *room.split(ints), is_of_input
+    )
     pad = next_power_of_2(num_experts)
     step = max(16, min(1024, _COUNTED // pad, next_power_of_2(num_pairs)))
     _sort_kernel[(num_experts,)](
@@ -291,6 +301,7 @@ def _launch(
     known = {
         "NUM_EXPERTS": num_experts, "NUM_CHOSEN": chosen.shape[1], "IS_DIRECT": is_direct,
         "IS_UP": is_up, "ACT": activation, "HAS_BIAS": bias_EN is not None,
+        "IS_OF_INPUT": choice.is_of_input,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
         **options(tile.num_warps, tile.num_stages),
     }  # fmt: skip

@@ -187,10 +187,11 @@ def _store_kv(
 @triton.jit
 def _rope_kv_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, pos_ptr, slot_ptr, rope_ptr,
-    q_norm_ptr, k_norm_ptr, eps, part_stride,
+    temper_ptr, q_norm_ptr, k_norm_ptr, eps, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     NUM_ALL: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, IS_V_NORMED: tl.constexpr, IS_EAGER: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_TEMPER: tl.constexpr, IS_V_NORMED: tl.constexpr,
+    IS_EAGER: tl.constexpr,
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -216,6 +217,9 @@ def _rope_kv_kernel(
         rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
         lo, hi = lo * rstd, hi * rstd
     if head < NUM_HEADS:
+        if HAS_TEMPER:
+            temper = tl.load(temper_ptr + tl.load(pos_ptr + token))
+            lo, hi = lo * temper, hi * temper
         q_ptrs = q_ptr + (token * NUM_HEADS + head) * HEAD + offs
         tl.store(q_ptrs, lo.to(q_ptr.dtype.element_ty), mask=is_in)
         tl.store(q_ptrs + HALF, hi.to(q_ptr.dtype.element_ty), mask=is_in)
@@ -232,10 +236,10 @@ def _rope_kv_kernel(
 @triton.jit
 def _rope_rows_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, pos_ptr, slot_ptr, rope_ptr,
-    num_tokens, part_stride,
+    temper_ptr, num_tokens, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     BLOCK_T: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, IS_EAGER: tl.constexpr,
+    HAS_SCALES: tl.constexpr, HAS_TEMPER: tl.constexpr, IS_EAGER: tl.constexpr,
 ):  # fmt: skip
     """The same without norms, one head of many tokens: nothing is summed, so any tile will do."""
     head = tl.program_id(1)
@@ -256,6 +260,10 @@ def _rope_rows_kernel(
             sin = tl.load(rope_ptr + pos[:, None] * HEAD + HALF + offs, mask=is_in, other=0.0)
             lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
     if head < NUM_HEADS:
+        if HAS_TEMPER:
+            temper_ptrs = temper_ptr + tl.load(pos_ptr + token, mask=is_token, other=0)
+            temper = tl.load(temper_ptrs, mask=is_token, other=0.0)[:, None]
+            lo, hi = lo * temper, hi * temper
         q_ptrs = q_ptr + (token[:, None] * NUM_HEADS + head) * HEAD + offs
         tl.store(q_ptrs, lo.to(q_ptr.dtype.element_ty), mask=is_in)
         tl.store(q_ptrs + HALF, hi.to(q_ptr.dtype.element_ty), mask=is_in)
@@ -321,13 +329,13 @@ def rope_kv(
     qkv_TK: Tensor, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
     scales: tuple[Tensor, Tensor] | None = None, is_v_normed: bool = False, is_reader: bool = False,
-    *, is_eager: bool = False,
+    *, temper_L: Tensor | None = None, is_eager: bool = False,
 ) -> None:  # fmt: skip
     """Head norms and rotation (where given), KV write, for products that did not do it.
 
     A product may come as sums of its slices, [S, T, K] in float32. A cache of 8 bits has scales,
     [C, M, 1], of keys and values. With norms, heads of v may be divided by their root mean square,
-    and a reader has q alone.
+    and a reader has q alone. Queries are multiplied with what `temper_L` has for their position.
     """
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_tokens, width = qkv_TK.shape[-2:]
@@ -338,11 +346,12 @@ def rope_kv(
     assert table_LH is None or table_LH.dtype == torch.float32
     has_rope, table_LH = table_LH is not None, q_TN if table_LH is None else table_LH
     where = (q_TN, k_CMH, v_CMH, *(scales or (q_TN, q_TN)), pos_T, slot_T, table_LH)
+    has_temper, where = temper_L is not None, (*where, table_LH if temper_L is None else temper_L)
     if norms is None:
         _rope_rows_kernel[(cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
             qkv_TK, *where, num_tokens, stride, HEAD=head, HALF_PAD=next_power_of_2(head // 2),
             NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16, HAS_ROPE=has_rope, NUM_PARTS=num_parts,
-            HAS_SCALES=scales is not None, IS_EAGER=is_eager, **options(4),
+            HAS_SCALES=scales is not None, HAS_TEMPER=has_temper, IS_EAGER=is_eager, **options(4),
         )  # fmt: skip
         return
     q_norm, k_norm = norms
@@ -350,5 +359,5 @@ def rope_kv(
         qkv_TK, *where, q_norm, k_norm, eps, stride, HEAD=head,
         HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, NUM_ALL=num_all,
         HAS_ROPE=has_rope, NUM_PARTS=num_parts, HAS_SCALES=scales is not None,
-        IS_V_NORMED=is_v_normed, IS_EAGER=is_eager, **options(1),
+        HAS_TEMPER=has_temper, IS_V_NORMED=is_v_normed, IS_EAGER=is_eager, **options(1),
     )  # fmt: skip

@@ -65,6 +65,8 @@ def _route_kernel(
     if SCORES == "chosen":
         top = tl.max(tl.max(tl.where(is_chosen, logit, float("-inf")), 1), 0)
         score = tl.exp(logit - top)
+    if SCORES == "chosen_sigmoid":
+        score = 1.0 / (1.0 + tl.exp(-logit))
     if IS_NORMED:
         score = score / (tl.sum(tl.sum(tl.where(is_chosen, score, 0.0), 1), 0) + 1e-20)
     if HAS_FACTOR:
@@ -77,13 +79,18 @@ def _route_kernel(
         is_dead = is_padding & (is_timed == 0)
         flat_expert = tl.where(is_dead, NUM_EXPERTS, flat_expert)  # padding asks nobody
         if is_dead:  # nor does anybody answer it
-            for k in range(NUM_CHOSEN):
-                for d in range(0, D, 1024):
-                    offs = d + tl.arange(0, 1024)
-                    to = answer_ptr + k * answer_stride + token * D + offs
-                    tl.store(to, tl.zeros((1024,), tl.float32), mask=offs < D)
+            _answer_nothing(answer_ptr + token * D, answer_stride, D, NUM_CHOSEN)
     tl.store(chosen_ptr + place, flat_expert, mask=flat_is > 0)
     tl.store(weight_ptr + place, flat_score * scale, mask=flat_is > 0)
+
+
+@triton.jit
+def _answer_nothing(answer_ptr, answer_stride, D, NUM_CHOSEN: tl.constexpr):
+    for k in range(NUM_CHOSEN):
+        for d in range(0, D, 1024):
+            offs = d + tl.arange(0, 1024)
+            to = answer_ptr + k * answer_stride + offs
+            tl.store(to, tl.zeros((1024,), tl.float32), mask=offs < D)
 
 
 @triton.jit

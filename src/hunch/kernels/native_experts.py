@@ -17,6 +17,7 @@ _MATRICES = ("router", "up", "down", "shared_up", "shared_down", "shared_gate")
 _BIASES = ("router_bias", "choice_bias", "up_bias", "down_bias", "factor")
 _NUMBERS = (
     "num_experts", "num_chosen", "is_normed", "num_groups", "num_groups_kept", "num_best", "scale",
+    "is_of_input",
 )  # fmt: skip
 
 

@@ -26,7 +26,8 @@ _NORMS = ("attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm")  # each with
 _ROWS = ("q_norm", "k_norm", "sinks", "rope")
 _ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "clipped")  # in the order of activation.h
 _JOINS = ("joins", "is_state_first", "is_first_masked", "is_residual_normed")
-_BESIDE = ("experts_norm", "experts_out_norm", "beside_norm")  # of experts beside an MLP
+# Of experts beside an MLP; then what queries are multiplied with, by position.
+_LAST = ("experts_norm", "experts_out_norm", "beside_norm", "temper")
 _BIASES = tuple(f"{name}_bias" for name in _MATRICES)
 
 
@@ -42,7 +43,7 @@ class _Layer(ctypes.Structure):
         *((name, _POINTER) for name in ("latent", "v_norm", "inputs")),
         ("stream_scale", _F32),
         *((name, _I32) for name in ("is_reader", "is_other", "ffn_width")),
-        *((name, _POINTER) for name in _BESIDE),
+        *((name, _POINTER) for name in _LAST),
     )
 
 
@@ -101,6 +102,7 @@ class _Experts(ctypes.Structure):
         ),
         ("scale", _F32),
         ("factor", _POINTER),
+        ("is_of_input", _I32),
     )  # fmt: skip
 
 
@@ -255,6 +257,7 @@ class NativeLayer:
     experts_norm: Tensor | None = None
     experts_out_norm: Tensor | None = None
     beside_norm: Tensor | None = None
+    temper: Tensor | None = None  # of queries, by position
 
     def matrices(self) -> list[NativeMatrix]:
         found = [getattr(self, name) for name in _MATRICES]
@@ -283,7 +286,7 @@ class NativeLayer:
             matrix = getattr(self, name)
             setattr(struct, name, None if matrix is None else matrix.handle)
             setattr(struct, f"{name}_bias", _address(self.biases.get(name)))
-        for name in (*_NORMS, *_ROWS, *_BESIDE):
+        for name in (*_NORMS, *_ROWS, *_LAST):
             setattr(struct, name, _address(getattr(self, name)))
         for name in _NORMS:
             setattr(struct, f"{name}_bias", _address(self.biases.get(name)))

@@ -17,6 +17,7 @@ class Rotation:
 
     cos_T1H: Tensor  # both halves carry the same cosines
     sin_T1H: Tensor  # the first half with a minus sign
+    temper_T11: Tensor | None = None  # what queries are multiplied with; None: nothing
 
 
 def rotation(table_LH: Tensor, pos_T: Tensor) -> Rotation:

@@ -37,7 +37,7 @@ class Heads:
     num_kv_heads: int
     head_dim: int
     scale: float
-    window: int | None = None  # a token sees so many positions, its own included; None: all
+    window: int | None = None  # what a token sees; see kernels.attention.first_seen
     cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
     rope: int = 0  # which of the network's rotary tables turns them
     is_reader: bool = False  # there are queries alone: an earlier layer's keys and values are read
@@ -117,6 +117,8 @@ def split_heads(
     if rotation is not None:
         qk_TBH = rope(qk_TBH, rotation.cos_T1H, rotation.sin_T1H)
     q_TNH, k_TMH = qk_TBH.split_with_sizes((heads.num_heads, heads.num_kv_heads), 1)
+    if rotation is not None and rotation.temper_T11 is not None:
+        q_TNH = (q_TNH * rotation.temper_T11).to(q_TNH.dtype)
     return q_TNH, k_TMH, v_TMH
 
 

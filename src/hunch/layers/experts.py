@@ -112,10 +112,14 @@ class Experts(Part):
         y_TD = torch.zeros_like(x_TD, dtype=torch.float32)
         for expert in torch.unique(chosen_TK).tolist():  # ascending
             token, place = (chosen_TK == expert).nonzero(as_tuple=True)
-            out_TD = self.down.of(
-                expert, gated(self.gate_up.of(expert, x_TD[token]), self.activation)
-            )
-            part_TD = out_TD.float() * weight_TK[token, place, None]
+            read_TD, weight_T1 = x_TD[token], weight_TK[token, place, None]
+            if self.router.routing.is_of_input:
+                read_TD, weight_T1 = (
+                    (read_TD * weight_T1).to(x_TD.dtype),
+                    torch.ones_like(weight_T1),
+                )
+            out_TD = self.down.of(expert, gated(self.gate_up.of(expert, read_TD), self.activation))
+            part_TD = out_TD.float() * weight_T1
             y_TD = y_TD.index_add(0, token, part_TD)  # once per token: nothing to be ordered
         y_TD = y_TD.to(x_TD.dtype)
         if self.group.size > 1:

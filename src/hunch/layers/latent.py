@@ -48,12 +48,16 @@ class TailPaged(Paged):
     def __call__(
         self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
     ) -> Tensor:
-        size = self.tail.cos_T1H.shape[-1]
-        num_turned = heads.num_heads + heads.num_kv_heads
-        tail_TBR = qkv_TAH[:, :num_turned, -size:]
-        qkv_TAH[:, :num_turned, -size:] = rope(tail_TBR, self.tail.cos_T1H, self.tail.sin_T1H)
-        qkv_TAH[:, num_turned:] = qkv_TAH[:, heads.num_heads : num_turned]
-        return super().__call__(qkv_TAH, heads, layer, sinks_N)
+        return super().__call__(turn_tails(qkv_TAH, heads, self.tail), heads, layer, sinks_N)
+
+
+def turn_tails(qkv_TAH: Tensor, heads: Heads, rotation: Rotation) -> Tensor:
+    """q and k with their ends turned, in place; v becomes k."""
+    size, num_turned = rotation.cos_T1H.shape[-1], heads.num_heads + heads.num_kv_heads
+    tail_TBR = qkv_TAH[:, :num_turned, -size:]
+    qkv_TAH[:, :num_turned, -size:] = rope(tail_TBR, rotation.cos_T1H, rotation.sin_T1H)
+    qkv_TAH[:, num_turned:] = qkv_TAH[:, heads.num_heads : num_turned]
+    return qkv_TAH
 
 
 class ExactTailPaged(TailPaged, ExactPaged):

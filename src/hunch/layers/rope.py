@@ -33,6 +33,10 @@ class RopeSpec:
     beta_slow: float = 1.0  # yarn
     is_truncated: bool = True  # yarn: ramp ends at whole dimensions
     factors: tuple[float, ...] = ()  # longrope, factors: one divisor per frequency
+    # Queries are multiplied with 1 + temper * log(1 + floor((position + temper_shift) / span)).
+    temper: float = 0.0
+    temper_span: int = 1
+    temper_shift: int = 0
 
 
 def frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
@@ -131,6 +135,13 @@ class Rope(Part):
         scale_F = torch.ones(head_dim // 2, device=device)
         scale_F[: (spec.dim or head_dim) // 2] = amplitude(spec)
         self.table_LH = torch.cat((angle.cos() * scale_F, angle.sin() * scale_F), dim=-1)
+        self.temper_L = None
+        if spec.temper:
+            spans = ((positions + spec.temper_shift) / spec.temper_span).floor()
+            self.temper_L = 1 + spec.temper * spans.log1p()
 
     def __call__(self, pos_T: Tensor) -> Rotation:
-        return rotation(self.table_LH, pos_T)
+        turn = rotation(self.table_LH, pos_T)
+        if self.temper_L is not None:
+            turn.temper_T11 = self.temper_L.index_select(0, pos_T)[:, None, None]
+        return turn

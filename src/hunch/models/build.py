@@ -34,7 +34,7 @@ class Names:
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
     out: str = "self_attn.o_proj"
-    q_norm: str = "self_attn.q_norm"
+    q_norm: str = "self_attn.q_norm"  # "", as k_norm: heads are normed without weights
     k_norm: str = "self_attn.k_norm"
     attn_out_norm: str = "attn_out_norm"  # of what attention gives, before it is added
     sinks: str = "self_attn.sinks"
@@ -138,17 +138,16 @@ def _head_norms(
     """Of q, k and v."""
     if not spec.has_qk_norm:
         return None, None, None
-    q_norm, k_norm = (
-        source.rms_norm(prefix + name, spec.head_dim, spec.norm_eps, is_whole=spec.is_norm_shifted)
-        if is_there
-        else None
-        for name, is_there in ((names.q_norm, True), (names.k_norm, not is_reader))
-    )
-    v_norm = None
-    if spec.has_v_norm and not is_reader:
-        ones_H = torch.ones(spec.head_dim, dtype=source.dtype, device=source.device)
-        v_norm = RMSNorm(ones_H, spec.norm_eps)
-    return q_norm, k_norm, v_norm
+
+    def norm(name: str) -> RMSNorm:
+        size, eps = spec.head_dim, spec.norm_eps
+        if not name:
+            return RMSNorm(torch.ones(size, dtype=source.dtype, device=source.device), eps)
+        return source.rms_norm(prefix + name, size, eps, is_whole=spec.is_norm_shifted)
+
+    if is_reader:
+        return norm(names.q_norm), None, None
+    return norm(names.q_norm), norm(names.k_norm), norm("") if spec.has_v_norm else None
 
 
 def build_mlp(

@@ -45,7 +45,10 @@ class CudaDecoder:
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
         self.embedding_VD = decoder.embedding_VD
         tables = [rope.table_LH for rope in decoder.ropes]
-        self.fused = FusedLayers(decoder.layers, tables, decoder.spec.norm_eps, group=decoder.group)
+        tempers = [rope.temper_L for rope in decoder.ropes]
+        self.fused = FusedLayers(
+            decoder.layers, tables, decoder.spec.norm_eps, group=decoder.group, tempers=tempers
+        )
         self.layers = self.fused.layers
         self.timing = self.fused.timing  # for steps that are timed with nobody in them
         self.fused.is_wide = decoder.device.type == "cuda" and self._check_wide()

@@ -8,6 +8,7 @@ C cache slots, M KV heads, L positions.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,12 +52,14 @@ class FusedLayers:
         eps: float,
         is_wide: bool = False,
         group: Group = SINGLE,  # whose other ranks hold the rest of every layer
+        tempers: Sequence[Tensor | None] = (),  # of queries, by position, beside each table
     ) -> None:
         self.group = group
         self.timing = Timing(blocks[0].attn.out.weight.device)
         self.layers = [layer_of(block, self.timing) for block in blocks]
         assert all(layer.attn_norm is not None for layer in self.layers[1:])
         self.tables = tables  # rotary, LH each; none: positions are not in the heads
+        self.tempers = tempers or [None] * len(tables)
         self.eps, self.is_wide = eps, is_wide
         is_small = any(isinstance(layer.out.weight, Quantised) for layer in self.layers)
         self.min_rows = MIN_QUANTISED_ROWS if is_small else MIN_ROWS
@@ -156,21 +159,22 @@ class FusedLayers:
         width = heads.num_heads * heads.head_dim
         q_TN = h_PE.new_empty(num_tokens, width)
         table_LH = self.tables[heads.rope] if self.tables else None
+        temper_L = self.tempers[heads.rope] if self.tables else None
         where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T)
         turn = (table_LH, layer.head_norms, self.eps)
         scales = kv.scales_of(layer.number)
         which = (scales, layer.is_v_normed, heads.is_reader)
-        is_eager = num_tokens in self.eager_rows
+        how: dict[str, Any] = {"temper_L": temper_L, "is_eager": num_tokens in self.eager_rows}
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
-        is_small = is_small and scales is None  # a scale is of a whole head
+        is_small = is_small and scales is None and temper_L is None  # a scale is of a whole head
         if isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
             parts_SPK = self._parts(h_PE, qkv, num_tokens, is_split=False)
-            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, *which, is_eager=is_eager)
+            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, *which, **how)
         elif table_LH is not None and layer.head_norms is None and is_small:
             gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
         else:
             qkv_PK = self.product(h_PE, qkv, num_tokens)
-            rope_kv(qkv_PK[:num_tokens], *where, *turn, *which, is_eager=is_eager)
+            rope_kv(qkv_PK[:num_tokens], *where, *turn, *which, **how)
         out_PN = h_PE.new_empty(len(h_PE), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
         out_TNH = out_PN[:num_tokens].view_as(q_TNH)

@@ -70,7 +70,7 @@ class FusedExperts:
             logits_STE, router.routing, router.logits.bias_N, router.choice_bias_E, slot_T,
             answer_KTD, self.timing, router.factor_E,
         )  # fmt: skip
-        choice = arrange(chosen_TK, weight_TK, num_experts)
+        choice = arrange(chosen_TK, weight_TK, num_experts, router.routing.is_of_input)
         up, down = experts.gate_up, experts.down
         y_PF = h_TD.new_empty(chosen_TK.numel(), down.weight.shape[-1])
         experts_up(choice, h_TD, up.weight, y_PF, up.bias_N, activation=self.activation)

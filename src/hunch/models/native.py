@@ -85,10 +85,9 @@ class NativeDecoder:
             source = FileSource(shared, torch.float32)
         reader = Reader(source, dtype, num_threads)
         ropes = [Rope(rope, spec.turned_dim, spec.max_len) for rope in spec.ropes]
-        tables_LH = [rope.table_LH.contiguous() for rope in ropes]
         prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         layers = [
-            build_native_layer(local, reader, prefix, self.names, i, tables_LH)
+            build_native_layer(local, reader, prefix, self.names, i, ropes)
             for i, prefix in enumerate(prefixes)
         ]
         table = build_native_table(spec, reader, self.names)
@@ -109,7 +108,7 @@ class NativeDecoder:
             final_norm=norm_D,
             final_norm_bias=norm_bias_D,
             positions_LD=positions_LD,
-            rope_LH=tables_LH[0] if tables_LH else None,
+            rope_LH=ropes[0].table_LH if ropes else None,
             kv_dtype=self.kv_dtype,
             num_threads=num_threads,
             is_fine=is_fine,

@@ -17,6 +17,7 @@ from hunch.kernels.native_experts import NativeExperts
 from hunch.kernels.native_latent import NativeLatent
 from hunch.kernels.native_structs import NativeInputs, NativeLayer, NativeTable
 from hunch.layers.latent import LatentShape
+from hunch.layers.rope import Rope
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, router_weight
 from hunch.models.latent import NORM_EPS as LATENT_EPS
@@ -116,9 +117,10 @@ def build_native_layer(
     prefix: str,
     names: Names,
     layer: int,
-    tables_LH: list[Tensor],
+    ropes: list[Rope],
 ) -> NativeLayer:
     model, spec = spec, spec.at(layer)
+    rope = ropes[spec.rope_index(layer)] if ropes else None
     has_experts = spec.experts is not None and spec.experts.layers[layer]
     is_reader = bool(spec.kv_of) and not spec.keeps_kv(layer)
     is_recurrent = bool(spec.is_recurrent) and spec.is_recurrent[layer]
@@ -139,7 +141,7 @@ def build_native_layer(
     num_before = spec.kv_shapes(1)[0][0]  # layers of the cache before those of other heads
 
     def norm(name: str) -> Tensor:
-        return reader.tensor(f"{prefix}{name}.weight")
+        return reader.tensor(f"{prefix}{name}.weight") if name else torch.ones(spec.head_dim)
 
     parts: dict[str, Any] = {name: reader.matrix(f"{path}.weight") for name, path in where.items()}
     parts = dict.fromkeys(("q", "k", "v")) | parts | dict.fromkeys(norms)
@@ -159,7 +161,8 @@ def build_native_layer(
         k_norm=norm(names.k_norm) if has_norms and not is_reader else None,
         v_norm=torch.ones(spec.head_dim) if spec.has_v_norm and not is_reader else None,
         sinks=reader.tensor(prefix + names.sinks) if spec.has_sinks else None,
-        rope=tables_LH[spec.rope_index(layer)] if tables_LH else None,
+        rope=None if rope is None else rope.table_LH,
+        temper=None if rope is None else rope.temper_L,
         window=spec.windows[layer],
         inputs=_inputs(spec, reader, prefix, names),
         stream_scale=float(reader.tensor(prefix + names.scale)) if spec.has_layer_scale else 1.0,

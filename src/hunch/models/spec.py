@@ -52,6 +52,7 @@ class ModelSpec:
     norm_eps: float = 1e-6
     has_norm_bias: bool = True  # of layer norms
     has_qk_norm: bool = False  # each head of q and k is normed before it is turned
+    unnormed: tuple[bool, ...] = ()  # per layer: q and k are not, in spite of it; (): none
     has_v_norm: bool = False  # each head of v is divided by its root mean square
     has_branch_norms: bool = False  # what attention and MLP give is normed before it is added
     is_post_norm: bool = False  # norms stand after the residual sums, none before the branches
@@ -63,7 +64,8 @@ class ModelSpec:
     ffn_widths: tuple[int, ...] = ()  # per layer; (): all as wide as ffn_width
     experts: ExpertSpec | None = None  # in place of some layers' MLPs
     # Attention
-    windows: tuple[int | None, ...] = ()  # per layer: positions a token sees; None: all
+    # Per layer: positions a token sees; None: all; below 0: those of its chunk of so many.
+    windows: tuple[int | None, ...] = ()
     attn_scale: float = 0.0  # of the scores; 0: head_dim ** -0.5
     attn_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
     latent: LatentShape | None = None  # keys and values of all heads are one vector per token
@@ -176,9 +178,11 @@ class ModelSpec:
     def at(self, layer: int) -> ModelSpec:
         """The same with the sizes of one layer."""
         other, widths = self.other_heads, self.ffn_widths
-        if other is None and not widths:
+        if other is None and not widths and not self.unnormed:
             return self
-        spec = replace(self, ffn_width=widths[layer] if widths else self.ffn_width)
+        has_norm = self.has_qk_norm and not (self.unnormed and self.unnormed[layer])
+        width = widths[layer] if widths else self.ffn_width
+        spec = replace(self, ffn_width=width, has_qk_norm=has_norm)
         if other is None or not other.layers[layer]:
             return spec
         return replace(spec, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim)
@@ -229,7 +233,7 @@ class ModelSpec:
     @property
     def widest_window(self) -> int | None:
         """Positions that any layer sees; None where a layer sees all."""
-        windows = [window for window in self.windows if window is not None]
+        windows = [abs(window) for window in self.windows if window is not None]
         return max(windows) if windows and len(windows) == self.num_layers else None
 
     @property

@@ -72,11 +72,6 @@ def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
             f"{spec.architecture}: layers that read other layers' keys and values cannot be in "
             "stages: leave pipeline_parallel_size at 1"
         )
-    if spec.other_heads is not None or spec.kv_of:
-        raise UnsupportedModelError(
-            "layers that share keys and values cannot be split over stages yet: leave "
-            "pipeline_parallel_size at 1"
-        )
     layers = stage.layers(spec)
     part = slice(layers.start, layers.stop)
     experts = spec.experts
@@ -88,6 +83,7 @@ def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
         is_value_key=spec.is_value_key[part],
         is_recurrent=spec.is_recurrent[part],
         rope_of=spec.rope_of[part],
+        unnormed=spec.unnormed[part],
         experts=None if experts is None else replace(experts, layers=experts.layers[part]),
         takes_stream=not stage.is_first,
         has_embedding=stage.is_first or stage.is_last,

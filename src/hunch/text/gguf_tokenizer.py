@@ -91,6 +91,7 @@ _SPLITS = {
     "llama-v3": _LLAMA3,
     "dbrx": replace(_LLAMA3, has_bos=False, ignore_merges=False),  # Phi-4
     "gpt-4o": _Split(steps=lambda: [_split(_O200K), _byte_level(False)]),  # Phi-4-mini, gpt-oss
+    "llama4": _Split(steps=lambda: [_split(_O200K), _byte_level(False)]),
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "qwen35": replace(

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hunch.kernels.attention import first_seen
 from hunch.kernels.delta import DeltaShape, DeltaWeights, recur_texts
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.attention import Heads, split_heads
+from hunch.layers.latent import turn_tails
 from hunch.layers.rope import Rope
 from hunch.models.decoder import Decoder, finish_logits
 from hunch.models.spec import ModelSpec
@@ -51,7 +53,10 @@ class Dense:
 
     def heads(self, qkv_TAH: Tensor, heads: Heads) -> list[Tensor]:
         """q, k and v as attention takes them: text, head, position, width."""
-        parts = self.split(qkv_TAH, heads, self.rotations[heads.rope])
+        rotation = self.rotations[heads.rope]
+        if rotation is not None and rotation.cos_T1H.shape[-1] < heads.head_dim:
+            qkv_TAH, rotation = turn_tails(qkv_TAH, heads, rotation), None
+        parts = self.split(qkv_TAH, heads, rotation)
         return [part.view(*self.shape, *part.shape[1:]).transpose(1, 2) for part in parts]
 
     def __call__(
@@ -70,10 +75,8 @@ class Dense:
         if heads.cap or sinks_N is not None:
             return _attend_plainly(q, k, v, heads, sinks_N).transpose(1, 2).flatten(0, 1)
         mask_LL = None
-        if heads.window is not None and heads.window < self.shape[1]:
-            pos_L = torch.arange(self.shape[1], device=q.device)
-            ahead_LL = pos_L[:, None] - pos_L
-            mask_LL = (ahead_LL >= 0) & (ahead_LL < heads.window)
+        if heads.window is not None and abs(heads.window) < self.shape[1]:
+            mask_LL = _seen(self.shape[1], heads.window, q.device)
         out = functional.scaled_dot_product_attention(
             q, k, v, mask_LL, is_causal=mask_LL is None, scale=heads.scale, enable_gqa=True
         )
@@ -86,6 +89,13 @@ class Dense:
         return recur_texts(inputs_TI.view(*self.shape, -1), shape, weights).flatten(0, 1)
 
 
+def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
+    """Which positions each of a text's tokens sees, LL."""
+    pos_L = torch.arange(length, device=device)
+    first_L: Tensor = first_seen(pos_L, window)
+    return (pos_L <= pos_L[:, None]) & (pos_L >= first_L[:, None])
+
+
 def _attend_plainly(
     q: Tensor, k: Tensor, v: Tensor, heads: Heads, sinks_N: Tensor | None
 ) -> Tensor:
@@ -95,12 +105,7 @@ def _attend_plainly(
     scores = (q @ k.transpose(2, 3)).float() * heads.scale
     if heads.cap:
         scores = heads.cap * torch.tanh(scores / heads.cap)
-    pos_L = torch.arange(length, device=q.device)
-    back_LL = pos_L[:, None] - pos_L
-    is_seen_LL = back_LL >= 0
-    if heads.window is not None:
-        is_seen_LL = is_seen_LL & (back_LL < heads.window)
-    scores = scores.masked_fill(~is_seen_LL, -torch.inf)
+    scores = scores.masked_fill(~_seen(length, heads.window, q.device), -torch.inf)
     if sinks_N is not None:
         sink = sinks_N.float()[None, :, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sink), dim=3)

@@ -143,7 +143,7 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
     float largest[MAX_QUERIES], total[MAX_QUERIES];
     for (int i = 0; i < num_queries; i++) {
         int64_t pos = places_.pos[block.first + i / group];
-        int64_t from = call.window > 0 ? std::max<int64_t>(0, pos - call.window + 1 - start) : 0;
+        int64_t from = std::max<int64_t>(0, call.first_seen(pos) - start);
         int count = count_of(block.first + i / group);
         Number* s = scores + i * TILE;
         total[i] = 0;

@@ -52,9 +52,15 @@ private:
 struct AttnCall {
     const float* q;  // [row][head][head_dim], scaled so that scores are in units of log2
     const void *k, *v;
-    int64_t window;      // positions a token sees; 0: all
+    int64_t window;      // positions a token sees; below 0: those of its chunk; 0: all
     float cap;           // scores s become cap * tanh(s / cap), in their units; 0: as they are
     const float* sinks;  // may be null; [head], scores (not in log2) that join the softmax
+
+    // The first position that a token at `pos` sees.
+    int64_t first_seen(int64_t pos) const {
+        if (window < 0) return pos / -window * -window;
+        return window > 0 && pos >= window ? pos - window + 1 : 0;
+    }
 };
 
 // Rows of one sequence that are computed together.
@@ -86,8 +92,7 @@ public:
 
 private:
     int first_tile(int row, const AttnCall& call) const {
-        int64_t first = call.window > 0 ? places_.pos[row] - call.window + 1 : 0;
-        return first > 0 ? (int)(first / TILE) : 0;
+        return (int)(call.first_seen(places_.pos[row]) / TILE);
     }
     // Largest score, sum of weights, weighted values of one (row, head): head_dim + 2 floats.
     float* state(int row, int head, int tile) const {

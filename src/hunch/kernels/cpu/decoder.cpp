@@ -296,7 +296,8 @@ void Decoder::finish_head(const LayerSpec& layer, const Step& step, int head, in
         if (rope) rotate(x, rope + (size_t)step.pos[row] * size, size);
     }
     if (is_q) {
-        const float scale = spec_.scale * LOG2_E;  // attention takes powers of two
+        float scale = spec_.scale * LOG2_E;  // attention takes powers of two
+        if (layer.temper) scale *= layer.temper[step.pos[row]];
         float* q = const_cast<float*>(q_.data()) + ((size_t)row * num_q + index) * size;
         for (int h = 0; h < size; h += P) store(q + h, mul(load(x + h), set1(scale)));
         return;

@@ -31,7 +31,7 @@ struct LayerSpec {
     const float *sinks, *rope;             // null: none; the decoder's
     const float *q_bias, *k_bias, *v_bias, *out_bias;  // may be null
     const float *gate_bias, *up_bias, *down_bias;      // may be null
-    int64_t window;                                    // positions a token sees; 0: all
+    int64_t window;                                    // as AttnCall's
     int64_t k_row, v_row, up_row;  // where they begin, should q, k, v or gate, up be one matrix
     const ExpertsSpec* experts;    // in place of gate, up and down, which then are null
     const DeltaSpec* delta;        // in place of q, k and v, which then are null
@@ -48,6 +48,7 @@ struct LayerSpec {
     // Of experts that stand beside gate, up and down: what they read, what they answer, what the
     // MLP answers; null: there are none beside.
     const float *experts_norm, *experts_out_norm, *beside_norm;
+    const float* temper;  // [position]: what queries are multiplied with; null: nothing
 };
 
 struct DecoderSpec {

@@ -50,6 +50,7 @@ void Experts::reserve(int num_rows, int num_threads) {
             thread.panel.resize(Scratch::panel_bytes(widest));
             thread.out.resize((size_t)ROW_CHUNK * CHANNELS + P);
             thread.other.resize(thread.out.size());
+            thread.row.resize(width_);
         }
     }
     if (num_rows <= num_rows_) return;
@@ -109,6 +110,7 @@ void Experts::route(const ExpertsSpec& spec, const float* logits, int row) {
     for (int i = 0; i < spec.num_chosen; i++) top = std::max(top, weight[i] = score[chosen[i]]);
     for (int i = 0; i < spec.num_chosen; i++) {
         if (kind == Scores::CHOSEN) weight[i] = std::exp(weight[i] - top);
+        if (kind == Scores::CHOSEN_SIGMOID) weight[i] = 1.0f / (1.0f + std::exp(-weight[i]));
         total += weight[i];
     }
     const bool is_divided = spec.is_normed || kind == Scores::CHOSEN;
@@ -177,7 +179,7 @@ void Experts::down_phase(Worker& worker, const ExpertsSpec& spec, float* x) {
             multiply(*spec.down, shift + first, shift + last, gated_, piece.first, piece.count,
                      mine.out.data(), CHANNELS, Scratch{mine.panel.data()});
             for (int r = 0; r < piece.count; r++) {
-                const float weight = weights_[slot_of_[piece.first + r]];
+                const float weight = spec.is_of_input ? 1.0f : weights_[slot_of_[piece.first + r]];
                 float *out = &mine.out[(size_t)r * CHANNELS];
                 float *to = x + (size_t)row_of_[piece.first + r] * width_;
                 for (int i = first; i < last; i++) {
@@ -240,6 +242,11 @@ void Experts::run(Worker& worker, const ExpertsSpec& spec, const Input& input, c
     worker.each(1, [&](int) { plan(num_rows, spec.num_experts); });
     worker.each(num_rows * spec.num_chosen, [&](int pair) {
         const float* from = input.rows + (size_t)(pair / spec.num_chosen) * width_;
+        if (spec.is_of_input) {
+            float* scaled = threads_[worker.id()].row.data();
+            for (int i = 0; i < width_; i++) scaled[i] = weights_[pair] * from[i];
+            from = scaled;
+        }
         gathered_.put_row(place_[pair], from);
     });
     up_phase(worker, spec);

@@ -13,7 +13,7 @@
 
 namespace hunch {
 
-enum class Scores : int { SOFTMAX = 0, CHOSEN = 1, SIGMOID = 2 };
+enum class Scores : int { SOFTMAX = 0, CHOSEN = 1, SIGMOID = 2, CHOSEN_SIGMOID = 3 };
 
 struct ExpertsSpec {
     const Matrix *router, *up, *down;       // up: [expert][gate, up][width]; down: [expert][D]
@@ -24,6 +24,7 @@ struct ExpertsSpec {
     int32_t scores, is_normed, num_groups, num_groups_kept, num_best, activation;
     float scale;
     const float* factor;  // of each expert's weights; may be null
+    int32_t is_of_input;  // weights are those of what experts read, not of what they answer
 };
 
 class Experts {
@@ -39,7 +40,7 @@ public:
 private:
     struct Thread {
         std::vector<uint8_t> panel;
-        std::vector<float> out, other;
+        std::vector<float> out, other, row;
     };
     struct Piece {  // rows of one expert that one work item computes
         int expert, first, count;

@@ -17,20 +17,25 @@ class SmolLM3(Llama):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         spec = super().read_config(config, architecture)
-        every = read_int(config, "no_rope_layer_interval", 4)
-        # A list of what its name denies: 1 where a layer turns its heads.
-        turns = config.get("no_rope_layers")
-        if turns is None:
-            turns = [int((layer + 1) % every != 0) for layer in range(spec.num_layers)]
-        if len(turns) != spec.num_layers:
-            raise ModelFormatError(
-                f"no_rope_layers lists {len(turns)} layers, num_hidden_layers={spec.num_layers}"
-            )
+        config.get("max_window_layers")  # layer_types says it
         is_on = bool(config.get("use_sliding_window", False))
         return replace(
             spec,
             is_tied=bool(config.get("tie_word_embeddings", True)),
             more_ropes=(RopeSpec(kind="none"),),
-            rope_of=tuple(int(not is_turned) for is_turned in turns),
+            rope_of=tuple(int(not turn) for turn in read_turns(config, spec.num_layers)),
             windows=read_windows(config, spec.num_layers, is_on=is_on),
         )
+
+
+def read_turns(config: Config, num_layers: int) -> list[int]:
+    """Per layer: whether it turns its heads."""
+    every = read_int(config, "no_rope_layer_interval", 4)
+    turns: list[int] = config.get("no_rope_layers") or []  # 1 where a layer does turn them
+    if not turns:
+        turns = [int((layer + 1) % every != 0) for layer in range(num_layers)]
+    if len(turns) != num_layers:
+        raise ModelFormatError(
+            f"no_rope_layers lists {len(turns)} layers, num_hidden_layers={num_layers}"
+        )
+    return turns

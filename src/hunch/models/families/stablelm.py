@@ -13,6 +13,7 @@ class StableLM(Decoder):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         refuse(config, "qk_layernorm", False)
+        refuse(config, "rotary_scaling_factor", 1.0)
         config = Defaulted(config, {"partial_rotary_factor": 0.25})
         common = read_common(config, architecture)
         common["norm_eps"] = read_float(config, "layer_norm_eps", 1e-5)

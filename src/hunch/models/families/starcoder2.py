@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, read_float, read_windows
+from hunch.models.reading import Config, read_float, read_windows, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 
@@ -15,6 +15,10 @@ class Starcoder2(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "mlp_type", "default")
+        refuse(config, "norm_type", "layer_norm")
+        for key in ("activation_function", "layer_norm_epsilon"):
+            config.get(key)  # of an older form; hidden_act and norm_epsilon say it
         has_bias = bool(config.get("use_bias", True))
         common = read_common(config, architecture)
         common |= {

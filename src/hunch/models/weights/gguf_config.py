@@ -14,6 +14,7 @@ from hunch.models.weights import gguf_experts, gguf_layers
 
 ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "llama": ("LlamaForCausalLM", "llama"),
+    "llama4": ("Llama4ForCausalLM", "llama4_text"),
     "mistral": ("MistralForCausalLM", "mistral"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
@@ -116,6 +117,7 @@ _OWN = {  # what a family calls differently, or has besides
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "gpt-oss": {"attn_sinks": "self_attn.sinks"} | _AFTER,
     "deepseek2": _LATENT | _SHARED,
+    "llama4": gguf_experts.LLAMA4,
     "glm4moe": _SHARED | _AFTER,
 }
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)(?:\.(?P<kind>weight|bias|scale))?")
@@ -334,11 +336,10 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     "gpt-oss": gguf_experts.gpt_oss,
     "deepseek2": gguf_experts.deepseek,
     "glm4moe": gguf_experts.glm,
+    "llama4": gguf_experts.llama4,
     "granite": _granite,
     "granitemoe": lambda read, config: _granite(read, config) | gguf_experts.local(read, config),
-    "gemma": _gemma,
-    "gemma2": _gemma,
-    "gemma3": _gemma,
+    **dict.fromkeys(("gemma", "gemma2", "gemma3"), _gemma),
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
 }

@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     from hunch.models.weights.gguf_config import Reader
 
 _SIGMOID = 2  # of expert_gating_func
+LLAMA4 = {  # its names of an MLP and of the shared expert
+    f"ffn_{part}{kind}": f"feed_forward.{where}{part}_proj"
+    for part in ("gate", "up", "down")
+    for kind, where in (("", ""), ("_shexp", "shared_expert."))
+}
 
 
 def local(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
@@ -45,6 +50,21 @@ def gpt_oss(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         "intermediate_size": read.size("expert_feed_forward_length"),
         "layer_types": [types[i % 2] for i in range(config["num_hidden_layers"])],
         "rope_scaling": scaling and {**scaling, "truncate": False},
+        "mlp_bias": None,
+    }
+
+
+def llama4(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp knows by the architecture which layers turn their heads and how queries grow, and
+    by the number of experts whether heads are normed."""
+    return {
+        **local(read, config),
+        "intermediate_size": read.size("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": read.size("interleave_moe_layer_step", 1),
+        "use_qk_norm": read.size("expert_count") != 128,
+        "attention_chunk_size": config["sliding_window"] or 8192,
+        "sliding_window": None,
         "mlp_bias": None,
     }
 

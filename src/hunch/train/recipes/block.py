@@ -373,16 +373,10 @@ def _new_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -
 
 
 def _check(options: BlockOptions, spec: ModelSpec) -> None:
-    problems = {
-        "latent attention": spec.latent is not None,
-        "recurrent layers": spec.delta is not None,
-        "a projected embedding": spec.embed_width not in (0, spec.width),
-    }
-    found = [name for name, is_there in problems.items() if is_there]
-    if found:
+    if spec.embed_width not in (0, spec.width):
         raise UnsupportedModelError(
-            f"train block: the target ({spec.architecture}) has {', '.join(found)}, whose texts "
-            "training cannot read yet; use a lookup method"
+            f"train block: the target ({spec.architecture}) has a projected embedding, which "
+            "training does not know yet; use a lookup method"
         )
     _features(options.features, spec.num_layers)
 

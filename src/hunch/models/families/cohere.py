@@ -1,0 +1,60 @@
+"""Command R, R7B and A: one layer norm without a bias for both branches, scaled logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hunch.layers.rope import RopeSpec
+from hunch.models.decoder import Decoder
+from hunch.models.reading import Config, Defaulted, read_float, read_int, read_windows, refuse
+from hunch.models.spec import ModelSpec, read_common
+
+_DEFAULTS = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
+
+
+class Cohere(Decoder):
+    """Command R+ norms its heads by layer norms too, which no kernel here does."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "use_qk_norm", False)
+        config.get("model_length")  # what it was trained at
+        config = Defaulted(config, _DEFAULTS)
+        common = read_common(config, architecture)
+        has_bias = bool(config.get("attention_bias", False))
+        common["norm_eps"] = read_float(config, "layer_norm_eps")
+        return ModelSpec(
+            **common,
+            norm="layer",
+            has_norm_bias=False,
+            is_parallel=True,
+            is_rope_interleaved=True,
+            has_qkv_bias=has_bias,
+            has_out_bias=has_bias,
+            logits_scale=read_float(config, "logit_scale"),
+        )
+
+
+class Cohere2(Cohere):
+    """Three of four layers have a window and turn their heads; the fourth does neither."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        for key in ("use_gated_activation", "use_parallel_block", "use_embedding_sharing"):
+            refuse(config, key, True)
+        refuse(config, "position_embedding_type", "rope_gptj")
+        refuse(config, "rotary_pct", 1.0)
+        refuse(config, "order_of_interleaved_layers", "local_attn_first")
+        spec = super().read_config(config, architecture)
+        every = read_int(config, "sliding_window_pattern", read_int(config, "layer_switch", 4))
+        kinds = ("full_attention", "sliding_attention")
+        types = config.get("layer_types") or [
+            kinds[(layer + 1) % every > 0] for layer in range(spec.num_layers)
+        ]
+        windows = read_windows(Defaulted({"layer_types": types}, config), spec.num_layers)
+        return replace(
+            spec,
+            windows=windows,
+            more_ropes=(RopeSpec(kind="none"),),
+            rope_of=tuple(int(window is None) for window in windows),
+        )

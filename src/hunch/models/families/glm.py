@@ -1,0 +1,36 @@
+"""GLM-4 (9B, 32B): Llama with half of each head turned by neighbours, and norms around branches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.reading import Config, Defaulted
+from hunch.models.spec import ModelSpec, read_common
+
+
+class Glm(Decoder):
+    """The models of 2024, without norms of what is added."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        common = read_common(Defaulted(config, {"partial_rotary_factor": 0.5}), architecture)
+        return ModelSpec(
+            **common,
+            has_qkv_bias=bool(config.get("attention_bias", architecture == "GlmForCausalLM")),
+            is_rope_interleaved=True,
+        )
+
+
+class Glm4(Glm):
+    """The models of 2025 (0414), Z1 among them."""
+
+    names: ClassVar[Names] = Names(
+        attn_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        return replace(super().read_config(config, architecture), has_branch_norms=True)

@@ -1,0 +1,92 @@
+"""Keys that files of published models have beside those that say what is computed."""
+
+import pytest
+
+from hunch.errors import UnsupportedModelError
+from hunch.models.spec import ModelSpec
+from hunch.models.weights.base import unified_config
+
+SIZES = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 100_352,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.44.0",
+    "use_cache": True,
+}
+LATENT = {
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "first_k_dense_replace": 1, "moe_intermediate_size": 1408, "moe_layer_freq": 1,
+    "n_routed_experts": 64, "num_experts_per_tok": 6, "pretraining_tp": 1, "hidden_act": "silu",
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekConfig"},
+}  # fmt: skip
+PUBLISHED = {
+    "DeepSeek-V2-Lite": {
+        "architectures": ["DeepseekV2ForCausalLM"], **LATENT, "aux_loss_alpha": 0.001,
+        "n_group": 1, "n_shared_experts": 2, "norm_topk_prob": False, "q_lora_rank": None,
+        "scoring_func": "softmax", "seq_aux": True, "topk_group": 1, "topk_method": "greedy",
+    },
+    "DeepSeek-V3": {
+        "architectures": ["DeepseekV3ForCausalLM"], **LATENT, "ep_size": 1, "n_group": 8,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 1,
+        "q_lora_rank": 1536, "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc",
+    },
+    "SmolLM3-3B": {
+        "architectures": ["SmolLM3ForCausalLM"], "max_window_layers": 28, "pretraining_tp": 2,
+        "layer_types": ["full_attention"] * 4, "no_rope_layers": [1, 1, 1, 0],
+        "use_sliding_window": False, "sliding_window": None,
+    },
+    "StableLM-2-1.6B": {
+        "architectures": ["StableLmForCausalLM"], "rotary_scaling_factor": 1.0,
+        "partial_rotary_factor": 0.25, "use_qkv_bias": True, "layer_norm_eps": 1e-5,
+    },
+    "StarCoder2-3B": {
+        "architectures": ["Starcoder2ForCausalLM"], "activation_function": "gelu",
+        "hidden_act": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5, "mlp_type": "default",
+        "norm_epsilon": 1e-5, "norm_type": "layer_norm", "embedding_dropout": 0.1,
+        "sliding_window": 4096, "use_bias": True,
+    },
+    "Granite-4.0-Micro": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "init_method": "mup",
+        "layer_types": ["attention"] * 4, "mamba_chunk_size": 256, "mamba_conv_bias": True,
+        "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_heads": 64, "num_local_experts": 0,
+        "num_experts_per_tok": 0, "normalization_function": "rmsnorm",
+        "position_embedding_type": "rope", "shared_intermediate_size": 8192,
+    },
+    "Command-R7B": {
+        "architectures": ["Cohere2ForCausalLM"], "cache_implementation": "hybrid",
+        "layer_switch": 4, "logit_scale": 0.25, "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "sliding_window": 4096,
+        "sliding_window_pattern": 4, "use_embedding_sharing": True, "use_gated_activation": True,
+        "use_parallel_block": True, "use_parallel_embedding": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_read(name):
+    spec = ModelSpec.from_config(unified_config(SIZES | PUBLISHED[name]))
+    assert spec.num_layers == 4
+
+
+def test_text_inside_a_model_of_text_and_pictures():
+    outer = {
+        "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10,
+        "model_type": "mistral3", "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1,
+        "vision_config": {"hidden_size": 1024, "model_type": "pixtral"},
+    }  # fmt: skip
+    spec = ModelSpec.from_config(unified_config({**outer, "text_config": SIZES}))
+    assert spec.windows == (None,) * 4
+
+
+def test_what_would_change_the_arithmetic_is_refused():
+    mamba = SIZES | PUBLISHED["Granite-4.0-Micro"] | {"layer_types": ["mamba"] * 4}
+    with pytest.raises(UnsupportedModelError, match="mamba"):
+        ModelSpec.from_config(mamba)
+    for name, key, value in (("StarCoder2-3B", "mlp_type", "gated"), ("SmolLM3-3B", "new", 3)):
+        with pytest.raises(UnsupportedModelError, match=key):
+            ModelSpec.from_config(SIZES | PUBLISHED[name] | {key: value})
