@@ -22,7 +22,7 @@ SMALL = {"max_num_seqs": 16, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype
 
 def save(folder: Path, weights: DictWeights) -> Path:
     """A model's directory in Hugging Face form."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(weights.config))
     save_file(weights.tensors, folder / "model.safetensors")
     return folder
@@ -61,7 +61,7 @@ def split_llm(
     split: Callable[..., SplitTarget],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., LLM]:
-    """split_llm(4, "ngram"): an engine over the small model on so many ranks of the pool."""
+    """split_llm(4, "ngram"): an engine over a small model on so many ranks of the pool."""
     files = tmp_path_factory.mktemp("drafters")
 
     def make(
@@ -69,12 +69,13 @@ def split_llm(
         speculate: str,
         kernels: str = "auto",
         num_stages: int = 1,
+        model: Path = tiny_model,
         **arguments: Any,
     ) -> LLM:
         config = config_from_vllm(
-            model=str(tiny_model),
+            model=str(model),
             speculative_config=None,
-            speculate=speculate_for(speculate, tiny_model, files),
+            speculate=speculate_for(speculate, model, files),
             tensor_parallel_size=num_ranks,
             pipeline_parallel_size=num_stages,
             kernels=kernels,
@@ -84,7 +85,7 @@ def split_llm(
         llm = LLM.__new__(LLM)
         how = {"dtype": "float32", "kernels": kernels}
         one = num_ranks * num_stages == 1
-        load = None if one else lambda *_: split(tiny_model, num_ranks, num_stages, **how)
+        load = None if one else lambda *_: split(model, num_ranks, num_stages, **how)
         llm._open(config, None, load)
         return llm
 

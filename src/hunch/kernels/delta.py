@@ -14,7 +14,7 @@ Paper: arXiv 2412.06464.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
@@ -98,11 +98,14 @@ class RowStates:
     state_LXNHD: Tensor  # float32
     inputs_LXGI: Tensor  # of position p in place p % G, as the layer's product gave them
     folded_LX: Tensor  # tokens of the row that the state holds
+    on_copy: list[Callable[[int, int], None]] = field(default_factory=list)
 
     def copy(self, source: int, target: int) -> None:
         """Let a row remember what another one does."""
         for tensor in (self.state_LXNHD, self.inputs_LXGI, self.folded_LX):
             tensor[:, target] = tensor[:, source]
+        for tell in self.on_copy:
+            tell(source, target)
 
     @staticmethod
     def create(

@@ -69,6 +69,9 @@ class Follower:
                 moves_2M = torch.from_numpy(order[2:].reshape(2, -1)).to(self.link.device)
                 if (kv := self.kv.get(int(order[1]))) is not None:
                     kv.move(*moves_2M)
+            case Op.STATES:
+                if (kv := self.kv.get(int(order[1]))) is not None and kv.states is not None:
+                    kv.states.copy(int(order[2]), int(order[3]))
             case Op.PASSES:
                 self._capture_passes(*order[1:].tolist())
             case Op.PREPARE:

@@ -34,6 +34,7 @@ class Op(IntEnum):
     PROBE = 10  # model, times: add up a row of its width over the ranks, to see how long it takes
     DROP = 11  # a model
     MOVES = 9  # a KV cache, then slots whose KV moves and where to
+    STATES = 14  # a KV cache, the row whose recurrent state is copied, and where to
 
 
 def order(op: Op, *numbers: int) -> Numbers:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -266,8 +267,15 @@ class SplitTarget:
         if key not in self._caches:
             cache = self._caches[key] = _Cache(self.ranks.new_number())
             kv.on_move.append(cache.moves.append_pair)
+            if kv.states is not None:
+                kv.states.on_copy.append(partial(self._copy_state, cache.number))
             weakref.finalize(kv.k_LCMH, self._forget, key)
         return self._caches[key]
+
+    def _copy_state(self, kv: int, source: int, target: int) -> None:
+        """Let the other ranks copy what recurrent layers remember of a row."""
+        with self.ranks.in_step():
+            self.ranks.send(order(Op.STATES, kv, source, target))
 
     def _forget(self, key: int) -> None:
         self._freed.append(self._caches.pop(key).number)

@@ -178,8 +178,11 @@ def _count_blocks(
 
 
 def _num_snapshots(config: Config) -> int:
-    """Recurrent states to keep for texts that begin alike; ranks do not copy theirs."""
-    if not config.cache.enable_prefix_caching or config.parallel.num_ranks > 1:
+    """Recurrent states to keep for texts that begin alike.
+
+    In stages none: the first is at a row's next tokens when the last could keep a state.
+    """
+    if not config.cache.enable_prefix_caching or config.parallel.pipeline_parallel_size > 1:
         return 0
     return max(LEAST_SNAPSHOTS, config.schedule.num_rows // 4)
 
