@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hunch.cli import main
 from hunch.draft import Draft, Rows, Verdict
 from hunch.registry import VERIFIERS
 from hunch.verify.exact import exact
@@ -29,17 +28,6 @@ def prompts(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(list(words))
-        out, err = capsys.readouterr()
-        return int(left.value.code or 0), out, err
-
-    return call
-
-
 def believes_everything(
     draft: Draft, logits_MV: torch.Tensor, rows: Rows, sampling: object, mask_MV: object = None
 ) -> Verdict:
@@ -52,8 +40,8 @@ def believes_everything(
     return verdict
 
 
-def test_generate_json(run: Callable, model: str) -> None:
-    code, out, _ = run("generate", "the model", "--model", model, "--max-tokens", "8", "--json")
+def test_generate_json(shell: Callable, model: str) -> None:
+    code, out, _ = shell("generate", "the model", "--model", model, "--max-tokens", "8", "--json")
     answer = json.loads(out)
     assert code == 0
     assert set(answer) == {"text", "token_ids", "finish_reason", "seed", "stats"}
@@ -65,16 +53,16 @@ def test_generate_json(run: Callable, model: str) -> None:
     assert set(answer["stats"]["latency_ms"]) == {"p50", "p95", "p99"}
 
 
-def test_generate_prints_text_and_a_seed_repeats_it(run: Callable, model: str) -> None:
+def test_generate_prints_text_and_a_seed_repeats_it(shell: Callable, model: str) -> None:
     words = ("generate", "the model", "--model", model, "--temperature", "1", "--seed", "3")
-    first, second = run(*words, "--max_tokens", "12"), run(*words, "--max-tokens=12")
+    first, second = shell(*words, "--max_tokens", "12"), shell(*words, "--max-tokens=12")
     assert first[0] == 0
     assert first[1] == second[1] != "\n"
     assert "tokens per pass" in first[2]
 
 
-def test_trace_shows_guesses(run: Callable, model: str) -> None:
-    code, out, _ = run(
+def test_trace_shows_guesses(shell: Callable, model: str) -> None:
+    code, out, _ = shell(
         "generate", "fast token fast token", "-m", model, "--trace", "--max-tokens", "24",
         "--speculate", "ngram:adaptive=false",
     )  # fmt: skip
@@ -84,8 +72,8 @@ def test_trace_shows_guesses(run: Callable, model: str) -> None:
     assert "   1  " in out
 
 
-def test_verify_says_equal(run: Callable, model: str, prompts: str) -> None:
-    code, out, _ = run(
+def test_verify_says_equal(shell: Callable, model: str, prompts: str) -> None:
+    code, out, _ = shell(
         "verify", "-m", model, "--prompts", prompts, "--speculate",
         "ngram:adaptive=false,suffix:adaptive=false", "--max-tokens", "40", "--json",
     )  # fmt: skip
@@ -99,23 +87,23 @@ def test_verify_says_equal(run: Callable, model: str, prompts: str) -> None:
 
 
 def test_verify_sees_a_verifier_that_accepts_everything(
-    run: Callable, model: str, prompts: str, monkeypatch: pytest.MonkeyPatch
+    shell: Callable, model: str, prompts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(VERIFIERS, "exact", f"{__name__}:believes_everything")
     monkeypatch.setattr(f"{__name__}.believes_everything", believes_everything, raising=False)
     words = ("verify", "-m", model, "--prompts", prompts, "--speculate", "ngram:adaptive=false")
-    code, out, _ = run(*words, "--json")
+    code, out, _ = shell(*words, "--json")
     report = json.loads(out)
     assert (code, report["equal"]) == (1, False)
     (method,) = report["methods"].values()
     assert set(method["first_difference"]) == {"id", "position", "plain", "speculative", "margin"}
-    code, out, _ = run(*words)
+    code, out, _ = shell(*words)
     assert code == 1
     assert "NO" in out
 
 
-def test_doctor_on_a_model(run: Callable, model: str) -> None:
-    code, out, _ = run("doctor", "-m", model, "--json")
+def test_doctor_on_a_model(shell: Callable, model: str) -> None:
+    code, out, _ = shell("doctor", "-m", model, "--json")
     found = json.loads(out)
     assert code == 0
     assert found["model"]["identical"]
@@ -144,16 +132,16 @@ def test_doctor_names_a_missing_compiler() -> None:
         (("pull", "no-such-model"), "no-such-model"),
     ],
 )
-def test_mistakes_get_one_line(run: Callable, words: tuple[str, ...], message: str) -> None:
-    code, _, err = run(*words)
+def test_mistakes_get_one_line(shell: Callable, words: tuple[str, ...], message: str) -> None:
+    code, _, err = shell(*words)
     assert code == 2
     assert message in err
     assert "Traceback" not in err
 
 
-def test_a_broken_prompt_file_names_its_line(run: Callable, model: str, tmp_path: Path) -> None:
+def test_a_broken_prompt_file_names_its_line(shell: Callable, model: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": \n')
-    code, _, err = run("verify", "-m", model, "--prompts", str(path))
+    code, _, err = shell("verify", "-m", model, "--prompts", str(path))
     assert code == 2
     assert "line 2" in err

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from hunch.cli import main
 from hunch.cli.serve import _parser, run
 from hunch.config import Config, say_once
 from hunch.errors import ConfigError, HunchError
@@ -101,17 +100,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     del config["chat_template"]
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     return str(path)
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(list(words))
-        out, err = capsys.readouterr()
-        return int(left.value.code or 0), out, err
-
-    return call
 
 
 @pytest.mark.parametrize(

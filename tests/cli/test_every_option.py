@@ -98,6 +98,9 @@ class Recorder:
         self.calls.append(("generate", prompts, params))
         return self.tiny.generate(prompts, replace(params, max_tokens=2), use_tqdm=False)
 
+    def sibling(self, *words: Any, **named: Any) -> "Recorder":
+        return Recorder(self.tiny, self.calls, *words, **named)
+
     def stream(self, prompt: Any, params: Any) -> Any:
         self.calls.append(("stream", prompt, params))
         return self.tiny.stream(prompt, replace(params, max_tokens=2))

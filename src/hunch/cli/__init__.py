@@ -13,9 +13,8 @@ from hunch.cli.chat import chat
 from hunch.cli.doctor import doctor
 from hunch.cli.drafters import drafters
 from hunch.cli.generate import generate
-from hunch.cli.models import models
+from hunch.cli.models import models, pull
 from hunch.cli.plan import plan
-from hunch.cli.pull import pull
 from hunch.cli.serve import CONTEXT as SERVE_CONTEXT
 from hunch.cli.serve import serve
 from hunch.cli.train import train

@@ -1,4 +1,4 @@
-"""hunch models: names, sizes, and what of them lies on this machine."""
+"""hunch models and pull: names, sizes, what lies on this machine, and getting what does not."""
 
 from __future__ import annotations
 
@@ -50,6 +50,18 @@ def models(
         table.add_row(one.name, size_of(one.num_bytes), one.source)
     Console().print(table)
     typer.echo("Others: a Hugging Face id (org/name, org/name:Q4_K_M), a directory, a .gguf file")
+
+
+def pull(
+    model: Annotated[str, typer.Argument(help="A known name or a hub id.")] = o.DEFAULT_MODEL,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+    as_json: o.Json = False,
+) -> None:
+    """Fetch a model and print where it lies, so that later starts need no network."""
+    from hunch.hub import resolve
+
+    files = resolve(model, revision=revision, progress=not as_json)
+    print(json.dumps({"model": model, "path": str(files.path)}) if as_json else files.path)
 
 
 def size_of(num_bytes: int | None) -> str:

@@ -255,13 +255,7 @@ class DeviceBlock(DeviceFollower):
     """
 
     net: BlockNet
-    _ids_C: Tensor | None = None  # the target's id of each column of logits
     _tilings: dict[int, Tiling] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ids_C, device = self.net.ids_C, self.kv.k_LCMH.device
-        self._ids_C = None if ids_C is None else ids_C.to(device)
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0

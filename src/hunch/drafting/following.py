@@ -155,6 +155,12 @@ class DeviceFollower(DeviceDrafter):
     group: int  # of its KV, in computed_GX
     sampling: SamplingState
     max_len: int  # the longest text it can follow
+    _ids_C: Tensor | None = None  # the target's id of each column of logits
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ids_C = self.net.ids_C
+        self._ids_C = None if ids_C is None else ids_C.to(self.kv.k_LCMH.device)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
