@@ -265,7 +265,7 @@ def test_drafting_that_seemed_slower_than_a_whole_step(model: Path) -> None:
     with LLM(str(model), speculate="suffix", **SMALL) as llm:
         policy = graph_runner(llm).captured.policy
         nothing = Graph(lambda: None, torch.device("cpu"), None)
-        graph = StepGraph(StepKind(1, 3, 0, 0), nothing, nothing, 1e-3, 9.0)
+        graph = StepGraph(StepKind(1, 3, 0, 0), nothing, nothing, nothing, 1e-3, 9.0)
         seconds = [policy.timed(graph, 1e-3) for _ in range(20)]
         assert all(0 < plain <= target <= 1e-3 for target, plain in seconds)
         assert len(llm.generate(PROMPTS[0], PARAMS["greedy"])[0].outputs[0].token_ids) == 24

@@ -310,7 +310,7 @@ class CapturedSteps:
         """
         if pending.received is not None:
             return pending.received.followed.taken_back
-        group, columns = pending.group, self.steps.columns(pending.graph.kind)
+        group, columns = pending.group, pending.graph.columns
         result_RC, seconds = self.steps.download.receive(pending.slot, len(group.ids), columns.end)
         if self.steps.lead is not None:
             self.steps.lead.check_alive()
@@ -335,7 +335,7 @@ class CapturedSteps:
         assert pending.received is not None
         result_RC, seconds, since, led, here, followed = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
-        columns = self.steps.columns(graph.kind)
+        columns = graph.columns
         named, sources = self.extras.take_sources(group, result_RC), None
         if drafter is not None:
             sources = self.policy.learn(group.row_R, result_RC[:, : columns.draft], graph)

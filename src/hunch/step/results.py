@@ -1,7 +1,7 @@
 """What captured steps leave behind: lines of numbers on the host, turned into the engine's results.
 
-Shape letters: Q slots, W room of a slot, R rows of the step, C columns of a result, S scored
-tokens, E numbers of a scored token, G KV groups but the target's.
+Shape letters: Q slots, W room of a slot, R rows of the step, C columns of a result, K tokens of a
+row, S scored tokens, E numbers of a scored token, G KV groups but the target's.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ def apply_rows(
     left_R = rows.end[row_R] - result_RC[:, KNOWN] + result_RC[:, TOKENS]
     checked = np.minimum(result_RC[:, CHECKED], np.maximum(left_R, 0)).tolist()
     lines = result_RC[:, : FIRST + result_RC[:, TOKENS].max()].tolist()
-    has_others = len(rows.computed) > 1
-    for place, row, line, num_checked in zip(
-        places.tolist(), row_R.tolist(), lines, checked, strict=True
+    others = rows.computed[1:, row_R].T.tolist()
+    for place, row, line, num_checked, computed in zip(
+        places.tolist(), row_R.tolist(), lines, checked, others, strict=True
     ):
         request, num_tokens = requests[place], line[TOKENS]
         if not num_tokens or request is None:
@@ -171,8 +171,14 @@ def apply_rows(
             num_nodes=line[DRAFTED],
             method=sources[place] if sources is not None and num_checked else "",
         )
-        if has_others or line[REASON]:
-            _complete(result, rows, request, REASONS[line[REASON]], writes_kv=writes_kv)
+        is_there = rows.requests[row] is request  # the row may be another request's by now
+        if computed:  # of other KV groups
+            gone = [result.computed[0] if writes_kv else 0] * len(computed)
+            result.computed = (*result.computed, *(computed if is_there else gone))
+        if line[REASON]:
+            result.finish = REASONS[line[REASON]]
+            if is_there:
+                rows.leave(row)
         results.append(result)
     return single_tokens, results
 
@@ -184,18 +190,6 @@ def take_back(line_C: np.ndarray, num_kept: int) -> None:
     line_C[[REASON, DRAFTED]] = 0
     if not num_kept:
         line_C[CHECKED] = 0
-
-
-def _complete(
-    result: RowResult, rows: RowBuffers, request: Request, finish: str | None, *, writes_kv: bool
-) -> None:
-    """Other KV groups, and the row's end; the row may be another request's by now."""
-    row, is_there = result.row, rows.requests[result.row] is request
-    gone = [result.computed[0] if writes_kv else 0] * (len(rows.computed) - 1)
-    others = rows.computed[1:, row].tolist() if is_there else gone
-    result.computed, result.finish = (*result.computed, *others), finish
-    if finish is not None and is_there:
-        rows.leave(row)
 
 
 def _commit(
@@ -213,10 +207,14 @@ def _commit(
         row_R, result_RC, num_R = row_R[is_there_R], result_RC[is_there_R], num_R[is_there_R]
         is_left_R = None if is_left_R is None else is_left_R[is_there_R]
     known_R = result_RC[:, KNOWN]
-    first_R = known_R - num_R
-    for place in range(num_R.max(initial=0)):
-        some = num_R > place if place else slice(None)
-        rows.tokens[row_R[some], first_R[some] + place] = result_RC[some, FIRST + place]
+    first_R, most = known_R - num_R, int(num_R.max(initial=1))
+    if most == 1:
+        rows.tokens[row_R, first_R] = result_RC[:, FIRST]
+    else:
+        place_K = np.arange(most)
+        is_new_RK = place_K < num_R[:, None]
+        new = result_RC[:, FIRST : FIRST + most][is_new_RK]
+        rows.tokens[np.repeat(row_R, num_R), (first_R[:, None] + place_K)[is_new_RK]] = new
     rows.known[row_R] = known_R
     rows.computed[0, row_R] = known_R - 1
     if writes_kv and len(rows.computed) > 1:

@@ -67,6 +67,7 @@ class StepGraph:
     """A captured step: `forward` packs and runs the target, `finish` does everything after it."""
 
     kind: StepKind
+    columns: Columns  # of its result
     forward: Graph
     finish: Graph
     seconds: float  # of both, on the device
@@ -224,7 +225,7 @@ class StepGraphs:
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
         if drafter is not None:
             draft_seconds = self._seconds_of_drafting(kind, draft, len(buffers.ids_T))
-        return StepGraph(kind, forward, graph, seconds, draft_seconds)
+        return StepGraph(kind, columns, forward, graph, seconds, draft_seconds)
 
     def _seconds_of_drafting(
         self, kind: StepKind, draft: Callable[[Hidden], None], num_tokens: int
