@@ -26,7 +26,7 @@ from hunch.registry import MODELS, resolve
 
 BLOCK = 16  # slots of a block
 ROWS, PAIR_ROWS = (1, 2, 4, 8, 16, 32, 64), (1, 8, 64)
-NUM_TOKENS, NUM_ROUNDS = 96, 5  # of each answer beside plain decoding
+NUM_TOKENS = 96  # of each answer beside plain decoding
 COMMON = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": {  # 61 GB in bfloat16
@@ -142,12 +142,17 @@ def time_steps(config: dict[str, Any], context: int, rows: Sequence[int]) -> Non
 
 
 def compare(
-    config: dict[str, Any], rows: Sequence[int], temperatures: Sequence[float], **options: Any
+    config: dict[str, Any],
+    rows: Sequence[int],
+    temperatures: Sequence[float],
+    rounds: int,
+    **options: Any,
 ) -> None:
     """Greedy texts of random weights repeat, so that drafts hold; sampled ones do not."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device, began = "cuda" if torch.cuda.is_available() else "cpu", time.perf_counter()
     weights = RandomWeights(config, device)
     with LLM(weights=weights, speculate="off", **options) as plain, plain.sibling("auto") as auto:
+        print(f"both engines are ready after {time.perf_counter() - began:.0f} s", flush=True)
         for num_rows, temperature in product(rows, temperatures):
             params = SamplingParams(
                 temperature=temperature, seed=1, max_tokens=NUM_TOKENS, ignore_eos=True
@@ -156,7 +161,7 @@ def compare(
             prompts = torch.randint(5, 9000, (num_rows, 64), generator=random).tolist()
             seconds: dict[LLM, list[float]] = {plain: [], auto: []}
             texts: dict[LLM, list[list[int]]] = {}
-            for _ in range(NUM_ROUNDS):
+            for _ in range(rounds):
                 for llm in (plain, auto):
                     began = time.perf_counter()
                     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -183,6 +188,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument(
         "--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of requests, with --auto"
     )
+    parser.add_argument("--rounds", type=int, default=5, help="with --auto; the first is left out")
     asked = parser.parse_args(words)
     config = dict(GEOMETRIES[asked.geometry])
     if asked.layers is not None:
@@ -191,6 +197,6 @@ def main(words: Sequence[str] = ()) -> None:
         config["vocab_size"] = 49152  # the default model's tokenizer says what tokens mean
         rows = asked.rows or PAIR_ROWS
         sizes = {"max_model_len": 1024, "max_num_seqs": max(rows), "kv_bytes": 8_000_000_000}
-        compare(config, rows, asked.temperatures, **sizes)
+        compare(config, rows, asked.temperatures, asked.rounds, **sizes)
     else:
         time_steps(config, asked.context, asked.rows or ROWS)
