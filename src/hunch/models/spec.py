@@ -15,6 +15,7 @@ from hunch.models.reading import Config, Recorded, read_float, read_int, read_ro
 from hunch.registry import MODELS, resolve, unknown
 
 MAX_NODES = 32  # of a draft, where nobody says how many there may be
+MAX_POSITIONS = 1 << 20  # of rotary tables: Llama 4 claims ten times as many, 5 GB for each table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,11 +266,14 @@ def _not_known(config: Config, name: str) -> str:
             continue
         left[known] = recorded.unread()
     words = f"architecture {unknown(name, MODELS)}"
-    if left:
-        nearest = min(left, key=lambda known: len(left[known]))
-        words += f". By its config it is nearest to {nearest}"
-        words += f", which has no {_shown(left[nearest])}" if left[nearest] else ""
-    return words
+    if not left:
+        return words
+    nearest = min(left, key=lambda known: len(left[known]))
+    differs = "whose config has the same keys; its layers may compute otherwise"
+    if left[nearest]:
+        differs = f"which has no {_shown(left[nearest])}"
+    words += "" if words.endswith("?") else "."
+    return f"{words} By its config it is nearest to {nearest}, {differs}"
 
 
 def read_common(config: Config, architecture: str) -> dict[str, Any]:
@@ -294,7 +298,7 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
         "num_kv_heads": read_int(config, "num_key_value_heads", num_heads),
         "head_dim": head_dim,
         "ffn_width": read_int(config, "intermediate_size"),
-        "max_len": max_len,
+        "max_len": min(max_len, MAX_POSITIONS),
         "norm_eps": read_float(config, "rms_norm_eps", 1e-6),
         "activation": str(config.get("hidden_act", "silu")),
         "rope": rope,

@@ -1,10 +1,21 @@
-"""Keys that files of published models have beside those that say what is computed."""
+"""Every family: what is said of its exactness, what its files have, what they may not have."""
+
+from pathlib import Path
 
 import pytest
 
+from builders import tiny_config, tiny_weights
 from hunch.errors import UnsupportedModelError
+from hunch.kernels import native
+from hunch.models.load import load_decoder
+from hunch.models.native import load_native
 from hunch.models.spec import ModelSpec
+from hunch.models.target import exactness
 from hunch.models.weights.base import unified_config
+from hunch.registry import MODELS
+from tiny_families import FAMILIES
+
+ROOT = Path(__file__).parents[2]
 
 SIZES = {
     "hidden_size": 2048,
@@ -90,3 +101,30 @@ def test_what_would_change_the_arithmetic_is_refused():
     for name, key, value in (("StarCoder2-3B", "mlp_type", "gated"), ("SmolLM3-3B", "new", 3)):
         with pytest.raises(UnsupportedModelError, match=key):
             ModelSpec.from_config(SIZES | PUBLISHED[name] | {key: value})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_kernels_and_exactness_are_said(name):
+    """As the engine logs them and `hunch doctor` prints them."""
+    architecture, changes = FAMILIES[name]
+    weights = tiny_weights(tiny_config(architecture, **changes))
+    assert exactness(load_decoder(weights)).startswith("bit for bit (torch")
+    if native.is_available():
+        model = load_native(weights, dtype="int8", num_threads=1)
+        assert model is not None, "no kernels of the CPU's own"
+        assert exactness(model) == "bit for bit (native: the CPU's own kernels)"
+    with pytest.raises(UnsupportedModelError, match="new_arithmetic=3"):
+        ModelSpec.from_config(weights.config | {"new_arithmetic": 3})
+
+
+def test_every_architecture_is_in_the_table():
+    text = (ROOT / "docs" / "models.md").read_text()
+    assert [name for name in MODELS if f"`{name}`" not in text] == []
+
+
+def test_the_nearest_family_is_named():
+    config = {**tiny_config("LlamaForCausalLM"), "architectures": ["Olmo2ForCausalLM"]}
+    with pytest.raises(UnsupportedModelError, match=r"nearest to LlamaForCausalLM, .* otherwise"):
+        ModelSpec.from_config(config)
+    with pytest.raises(UnsupportedModelError, match=r"nearest to .*, which has no mamba_d_conv=4"):
+        ModelSpec.from_config(config | {"mamba_d_conv": 4})
