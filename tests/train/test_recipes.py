@@ -52,7 +52,10 @@ def _name(case: tuple[str, dict[str, Any]]) -> str:
     return case[0] + "-share_tables" * ("share_tables" in case[1])
 
 
-@pytest.fixture(params=CASES, ids=_name)
+@pytest.fixture(
+    params=[pytest.param(c, marks=[pytest.mark.slow] * ("share_tables" in c[1])) for c in CASES],
+    ids=map(_name, CASES),
+)
 def trained(request: pytest.FixtureRequest, train: Callable[..., Any]) -> tuple[Any, Any]:
     method, options = request.param
     found: tuple[Any, Any] = train(method, **options)
@@ -76,7 +79,7 @@ def test_replay_and_engine_agree(trained: tuple[Any, Any], target: Path) -> None
     params = SamplingParams(temperature=0, max_tokens=20)
     depth = min(len(replay.tried), 5)
     # The last candidate is what the loop ended with.
-    folder = job.out / "work" / "select" / "candidate-2"
+    folder = max((job.out / "work" / "select").glob("candidate-*"))
     method = drafts_as(job.method)
     with LLM(
         str(target), speculate=f"{method}:{folder}:num_nodes={depth}:adaptive=false", **ENGINE

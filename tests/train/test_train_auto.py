@@ -21,12 +21,14 @@ from builders import tiny_config, tiny_weights
 from hunch import LLM
 from hunch.config import ModelConfig, SpecConfig
 from hunch.drafter_files import find_files
+from hunch.errors import TrainingError
 from hunch.hub.drafters import digest_of, find_trained, trained_drafters
 from hunch.hub.names import resolve
 from hunch.kernels.phrases import read_phrases
 from hunch.models.spec import ModelSpec
 from hunch.models.target import load_target
 from hunch.train.batches import Texts
+from hunch.train.clock import Clock
 from hunch.train.costs import Costs, measure_costs
 from hunch.train.count import count_bytes
 from hunch.train.expect import (
@@ -281,6 +283,14 @@ def test_phrases_are_counted_where_no_network_pays(
     assert spec.options == {"phrases": str(out / "phrases")}
     with LLM(str(target), **ENGINE) as llm:  # and the engine reads it
         assert llm.generate("the model", use_tqdm=False)
+
+
+def test_loading_that_takes_all_of_the_time_is_said_so(tmp_path: Path) -> None:
+    asked, clock = Asked(target="big", out=tmp_path, prompts="p"), Clock(tmp_path / "c.json", 4.0)
+    hunch.train.plan._check_loading(asked, clock)
+    clock.spent["measure"] = 150.0
+    with pytest.raises(TrainingError, match=r"loading big took 150 s of 240.*--minutes 20"):
+        hunch.train.plan._check_loading(asked, clock)
 
 
 def test_what_came_of_it_is_said_by_the_clock(tmp_path: Path) -> None:

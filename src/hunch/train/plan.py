@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hunch.errors import ConfigError
+from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.hub.drafters import BESIDE_LOOKUPS
 from hunch.models.spec import ModelSpec
@@ -46,6 +47,7 @@ COUNTED = 0.7  # where answers are counted, and no network is trained
 ANSWERING = 0.42
 NUM_TRIED = 24  # prompts of a comparison, at most
 _MEASURING, _MEASURING_SHARE = 20.0, 0.08  # seconds, or share, for lookups in the engine
+_LOADING = 0.5  # share of all minutes that loading the target may take, once
 _NUM_SHOWN = 4
 
 Say = Callable[[str], None]
@@ -127,6 +129,7 @@ def _measure(asked: Asked, clock: Clock) -> dict[str, Any]:
 
     engine = engine_for_one(asked.target, asked.engine, context_of(asked))
     with LLM(asked.target, speculate="off", **engine) as llm:
+        _check_loading(asked, clock)
         target = llm.engine.runner.target  # type: ignore[attr-defined]
         found = measure_costs(target, open_weights(find_files(asked.target)))
         prompts = _encoded(asked, llm)[:NUM_TRIED]
@@ -138,6 +141,16 @@ def _measure(asked: Asked, clock: Clock) -> dict[str, Any]:
             "num_prompts": speeds.num_prompts,
             "device": target.device.type,
         }
+
+
+def _check_loading(asked: Asked, clock: Clock) -> None:
+    """Every stage loads the target: where that takes most of the time, none is left to learn."""
+    if clock.gone > _LOADING * clock.seconds:
+        raise TrainingError(
+            f"loading {asked.target} took {clock.gone:.0f} s of {clock.seconds:.0f}, and each of "
+            f"four stages loads it: give --minutes {ceil(8 * clock.gone / 60)} or more, or run on "
+            "a machine with less to do"
+        )
 
 
 def _seconds(clock: Clock) -> float:
