@@ -37,14 +37,8 @@ def test_logits_are_those_of_transformers(weights):
     assert len(IDS) == 64
     torch.testing.assert_close(given, expected, atol=1e-3, rtol=0)
     assert given.argmax(-1).equal(expected.argmax(-1))
-
-
-@torch.inference_mode()
-def test_it_knows_the_text(weights):
-    """Rows of q and k in a wrong order would still run, but guess no better than chance."""
-    logits = plain_logits(load_decoder(weights), IDS)
-    loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(IDS[1:]))
-    assert loss < 3.0
+    # Rows of q and k in a wrong order, of both, would guess no better than chance.
+    assert torch.nn.functional.cross_entropy(given[:-1], torch.tensor(IDS[1:])) < 3.0
 
 
 def test_it_answers_a_simple_question_as_float32_does(default_files):

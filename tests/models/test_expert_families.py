@@ -14,6 +14,8 @@ from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import open_weights
 
+SLOW_TYPES = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int8", "int4")]
+
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(request, tmp_path_factory):
@@ -47,7 +49,7 @@ def test_native_kernels_compute_what_transformers_does(pair):
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
-@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", *SLOW_TYPES])
 def test_a_row_is_the_same_bits_in_any_batch_and_any_chunk(pair, dtype):
     check_rows(load_native(pair[1], dtype=dtype, num_threads=2))
 

@@ -28,10 +28,10 @@ MODELS = {
     "gelu": {"architecture": "OPTForCausalLM", "activation_function": "gelu"},
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
-# Every second pair; of torch's own calls, one per token, two. The slow run has them all.
+# Every fourth pair; of torch's own calls, one per token, two. The slow run has them all.
 CASES = [
     pytest.param(kernels, name, dtype, id=f"{kernels}-{name}-{dtype}",
-                 marks=[] if at % (2 if kernels == "native" else 7) == 0 else pytest.mark.slow)
+                 marks=[] if at % (4 if kernels == "native" else 7) == 0 else pytest.mark.slow)
     for kernels in ("native", "stock")
     for at, (name, dtype) in enumerate((name, dtype) for name in MODELS for dtype in DTYPES)
 ]  # fmt: skip

@@ -14,10 +14,10 @@ from hunch.models.weights import gguf_experts, gguf_layers
 
 ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "llama": ("LlamaForCausalLM", "llama"),
-    "llama4": ("Llama4ForCausalLM", "llama4_text"),
     "mistral": ("MistralForCausalLM", "mistral"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "llama4": ("Llama4ForCausalLM", "llama4_text"),
     "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next"),
     "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
