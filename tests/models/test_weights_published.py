@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
@@ -142,3 +143,35 @@ def test_zero_points_in_the_middle_are_left_out(tmp_path) -> None:
     assert codes is not None
     assert codes.zero_NG is None
     assert codes.offset == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "content"),
+    [
+        ("quantize_config.json", "gptq", {"bits": 4, "group_size": 32, "desc_act": False}),
+        ("quant_config.json", "awq", {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}),
+        ("hf_quant_config.json", "fp8", {"quantization": {"quant_algo": "FP8"}}),
+    ],
+)
+def test_settings_in_a_file_of_their_own(name, form, content, tmp_path) -> None:
+    tensors, want = FORMATS[form][1](16, 64)
+    if form == "fp8":  # one scale for all
+        tensors, want = FORMATS["compressed fp8"][1](16, 64)
+    folder = write(tmp_path, CONFIG, {f"a.{part}": tensor for part, tensor in tensors.items()})
+    (folder / name).write_text(json.dumps(content))
+    assert torch.equal(open_weights(folder).tensor("a.weight"), want)
+
+
+def test_settings_under_their_older_name(tmp_path) -> None:
+    settings, make = FORMATS["compressed int8"]
+    tensors, want = make(16, 64)
+    config = {**CONFIG, "compression_config": {**settings, "quant_method": "compressed-tensors"}}
+    folder = write(tmp_path, config, {f"a.{part}": tensor for part, tensor in tensors.items()})
+    assert torch.equal(open_weights(folder).tensor("a.weight"), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_codes_without_settings_are_no_numbers(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = write(tmp_path, CONFIG, {"a.weight": torch.ones(4, 8).to(dtype)})
+    with pytest.raises(ModelFormatError, match="no quantization_config"):
+        open_weights(folder).tensor("a.weight")

@@ -8,7 +8,7 @@ from pathlib import Path
 from hunch.errors import ModelFormatError
 from hunch.models.weights.base import Packed, Weights, iterate
 from hunch.models.weights.gguf import GgufWeights
-from hunch.models.weights.published import PublishedWeights
+from hunch.models.weights.published import PublishedWeights, settings_of
 from hunch.models.weights.safetensors import SafetensorsWeights
 from hunch.models.weights.torch_file import TorchWeights, load_torch_file
 
@@ -26,4 +26,5 @@ def open_weights(files: str | os.PathLike[str]) -> Weights:
         [*path.glob("*.bin"), *path.glob("*.pt")]
     )
     weights = TorchWeights(path) if is_torch else SafetensorsWeights(path)
-    return PublishedWeights(weights) if weights.config.get("quantization_config") else weights
+    settings = settings_of(weights)
+    return weights if settings is None else PublishedWeights(weights, settings)

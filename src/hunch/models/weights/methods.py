@@ -27,9 +27,8 @@ _SAME = {
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble that output j of eight has
 
 
-def method_of(config: Mapping[str, Any]) -> str:
-    """The method a checkpoint's config names; raises for one that is not read."""
-    given = dict(config["quantization_config"])
+def method_of(given: Mapping[str, Any]) -> str:
+    """The method a checkpoint's settings name; raises for one that is not read."""
     method = named = str(given.get("quant_method", "unknown")).lower().removeprefix("intel/")
     if method in _SAME:
         key, known = _SAME[method]

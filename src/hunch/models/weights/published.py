@@ -21,8 +21,13 @@ from torch import Tensor
 from hunch.errors import ModelFormatError
 from hunch.kernels.quant import Codes
 from hunch.models.weights.base import Packed, Rows, Weights
+from hunch.models.weights.json_file import read_json
 from hunch.models.weights.methods import READERS, fp4, method_of
 
+_KEYS = ("quantization_config", "compression_config")  # in config.json
+_FILES = {  # of older tools, which wrote a file of their own
+    "hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq",
+}  # fmt: skip
 _BESIDE = (  # tensors that belong to a matrix, after its module's name
     "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape", "weight_zero_point",
     "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
@@ -67,18 +72,30 @@ class Coded(Packed):
         return self.read(device)
 
 
+def settings_of(stored: RawWeights) -> Mapping[str, Any] | None:
+    """How a checkpoint is quantised, wherever its tool wrote that; None: it is not."""
+    for key in _KEYS:
+        given = stored.config.get(key)
+        if given and not isinstance(given, Mapping):
+            raise ModelFormatError(f"config.json: {key}={given!r} must be an object")
+        if given:
+            return {"quant_method": "compressed-tensors", **given} if key == _KEYS[1] else given
+    for name, method in _FILES.items():
+        if (stored.path / name).is_file():
+            content = read_json(stored.path / name)
+            return {"quant_method": method, **content, **dict(content.get("quantization") or {})}
+    return None
+
+
 class PublishedWeights:
     """`Weights` over the stored tensors of a quantised checkpoint."""
 
-    def __init__(self, stored: RawWeights) -> None:
-        given = stored.config["quantization_config"]
-        if not isinstance(given, Mapping):
-            raise ModelFormatError(f"config.json: quantization_config={given!r} must be an object")
-        self.settings: Mapping[str, Any] = given
-        self.method = method_of(stored.config)
+    def __init__(self, stored: RawWeights, settings: Mapping[str, Any]) -> None:
+        self.settings = settings
+        self.method = method_of(settings)
         self._stored = stored
         self.path: Path = stored.path
-        self.config = {k: v for k, v in stored.config.items() if k != "quantization_config"}
+        self.config = {k: v for k, v in stored.config.items() if k not in _KEYS}
         self.metadata: Mapping[str, Any] = stored.metadata
         self.nbytes = stored.nbytes
         self._raw = set(stored.raw_names())

@@ -17,6 +17,8 @@ from hunch.models.weights.json_file import check_index, read_json, shards_of
 INDEX = "model.safetensors.index.json"
 SCALE = "_scale"  # NAME_scale holds the size of a unit in each row of NAME, stored as int8
 
+_CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # numbers only with scales
+
 
 class SafetensorsWeights:
     """The `Weights` of a directory in Hugging Face form."""
@@ -61,6 +63,11 @@ class SafetensorsWeights:
         if name + SCALE in self._homes:
             scale_N: Tensor = self._home(name + SCALE).get_tensor(name + SCALE)
             loaded = loaded.float() * scale_N.float()[:, None]
+        elif loaded.dtype in _CODES:
+            raise ModelFormatError(
+                f"{self.path}: {name} is stored in {loaded.dtype}, and config.json has no "
+                "quantization_config that says what its codes stand for"
+            )
         return loaded.to(dtype)
 
     def part(
