@@ -163,6 +163,7 @@ class PlainTarget:
 def stand_in(patch: pytest.MonkeyPatch) -> None:
     """From here on, a CPU's LLM runs captured steps with these kernels."""
     import hunch.kernels.gpu_draft
+    import hunch.kernels.gpu_graft
     import hunch.kernels.gpu_grow
     import hunch.kernels.gpu_lookup
     import hunch.layers.tiled
@@ -200,6 +201,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.step.step_extras, "draft_paths", draft_paths_ref)
     patch.setattr(hunch.step.upload, "update", step.update_ref)
     patch.setattr(hunch.kernels.gpu_lookup, "lookup", draft.lookup_ref)
+    patch.setattr(hunch.kernels.gpu_graft, "graft", draft.graft_ref)
     patch.setattr(hunch.kernels.gpu_draft, "known_inputs", draft.level_inputs_ref)
     patch.setattr(hunch.kernels.gpu_draft, "committed_inputs", draft.committed_inputs_ref)
     patch.setattr(hunch.kernels.gpu_grow, "grow_level", draft.grow_level_ref)

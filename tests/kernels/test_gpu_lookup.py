@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from hunch.drafting.ngram import NgramText
-from hunch.kernels import draft, gpu_expect, gpu_lookup
+from hunch.kernels import draft, gpu_expect, gpu_graft, gpu_lookup
 from hunch.kernels import step as columns
 from hunch.kernels.gpu_lookup import NUM_WAYS, DevicePhrases
 from hunch.kernels.lookup import BY_TABLE, NUM_ASKED
@@ -241,6 +241,51 @@ def test_a_row_looks_up_by_its_own_rules() -> None:
     assert [draft[0] == 77 for draft in drafts] == [True, False, False, True, True]
     assert lines[1][0] == 3  # no longer match counts for it
     assert lines[4][0] == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_guesses_join_the_tree_that_is_there(seed: int) -> None:
+    """Each path of the tree and of the guesses is in what is checked, once."""
+    rng = random.Random(seed)
+    texts = [[1, 2, 3]] * 6
+    own = [[AS_OTHERS] + [0] * 7] * 5 + [[0, 1, 3, 0, 0, 0, 0, 0]]
+    trees = [[(rng.randrange(3), rng.randrange(-1, n)) for n in range(6)] for _ in texts]
+    trees = [list(dict.fromkeys(tree)) for tree in trees]
+    guesses = [[rng.randrange(3) for _ in range(rng.randrange(7))] for _ in texts]
+    made = []
+    for kernel in (gpu_graft.graft, draft.graft_ref):
+        state = cells_of(texts, max_nodes=16)
+        step = step_of(list(range(6)), 0, room=[16, 16, 16, 9, 16, 16])
+        step.sources = sources_of(own)
+        state.is_done_X[4] = 1
+        for row, tree in enumerate(trees):
+            for node, (token, parent) in enumerate(tree):
+                # A node that fell out leaves its children to the root.
+                parent = parent if parent < node else -1
+                state.draft_XG[row, node], state.parents_XG[row, node] = token, parent
+            state.count_X[row] = len(tree)
+            first = step.guesses_at(8)
+            step.result_RC[row, first : first + 8] = -1
+            for place, token in enumerate(guesses[row]):
+                step.result_RC[row, first + place] = token
+        before = [_paths(state, row) for row in range(6)]
+        kernel(state, step, 8, 6)
+        made.append((state.draft_XG.tolist(), state.parents_XG.tolist(), state.count_X.tolist()))
+        for row in (0, 1, 2):
+            wanted = {tuple(guesses[row][:n]) for n in range(1, len(guesses[row]) + 1)}
+            assert set(_paths(state, row)) == {*before[row], *wanted}
+        assert _paths(state, 4) == before[4]
+        assert _paths(state, 5) == before[5]
+        assert int(state.count_X[3]) <= 9
+    assert made[0] == made[1]
+
+
+def _paths(state: columns.RowState, row: int) -> list[tuple[int, ...]]:
+    """What each node of a row's draft and its ancestors say."""
+    return [
+        tuple(int(state.draft_XG[row, n]) for n in columns.path_of(state, row, node))
+        for node in range(int(state.count_X[row]))
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))

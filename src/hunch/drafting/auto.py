@@ -24,7 +24,7 @@ from hunch.config import MERGE, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.ahead import METHODS as BESIDE
 from hunch.drafting.ahead import load_beside
-from hunch.drafting.auto_device import DeviceAuto
+from hunch.drafting.auto_device import MERGED_TREE, DeviceAuto
 from hunch.drafting.auto_head import DeviceAutoHead
 from hunch.drafting.base import (
     PREDICTION,
@@ -81,7 +81,7 @@ class RoutedDrafter:
         context: DrafterContext,
     ) -> None:
         self.default, self.lookup, self.network, self.lookups = default, lookup, network, lookups
-        self.cost, self.device = context.cost, context.device
+        self.cost, self.device, self.only_chains = context.cost, context.device, context.only_chains
         self.margin = 0.0 if lookup is None else lookup.margin
         method: Drafter | None = lookup
         if method is None and network is not None:
@@ -225,10 +225,11 @@ class RoutedDrafter:
         found: DeviceDrafter | None = network if self.lookup is None else matches
         if matches is not None and network is not None:
             assert isinstance(matches, DeviceLookup)
+            room, only_chains = self.needs.max_nodes, self.only_chains
             if isinstance(network, DeviceFollower):
-                found = DeviceAutoHead(matches, network)
+                found = DeviceAutoHead(matches, network, room, only_chains=only_chains)
             else:
-                found = DeviceAuto(matches, network)
+                found = DeviceAuto(matches, network, room, only_chains=only_chains)
         if found is not None:
             found.sources = self._row_sources(matches, network)
         return found
@@ -295,7 +296,10 @@ class AutoDrafter(RoutedDrafter):
         needs = self.needs
         if model is not None:
             needs = model.method.needs
-            sizes |= {model.name: needs.max_nodes, "auto": max(sizes["auto"], needs.max_nodes)}
+            most = max(sizes["auto"], needs.max_nodes)
+            if context.is_fused and "num_nodes" not in options:
+                most = max(most, MERGED_TREE.num_nodes + sizes["auto"])
+            sizes |= {model.name: needs.max_nodes, "auto": most}
         self.needs = replace(needs, max_nodes=max(sizes.values()), methods=sizes)
 
 

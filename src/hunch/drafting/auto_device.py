@@ -1,62 +1,140 @@
-"""Lookup and a draft model (or Medusa's kind of heads) on a device, in one step: a long match goes
-first."""
+"""Lookups and a network on a device, in one step: a long match goes first, or both are checked."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hunch.draft import Rows
-from hunch.drafting.auto_head import CHAIN_NODES
 from hunch.drafting.base import DeviceDrafter, Network
 from hunch.drafting.costs import SURE, DraftSource, StepShape, levels_after
 from hunch.drafting.draft_model import DeviceDraft
 from hunch.drafting.lookup import DeviceLookup
+from hunch.kernels.step import NEVER
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
     from hunch.kernels.step import RowState, StepRows
 
-TREE_WIDTH, TREE_LEVELS = 3, 5  # of a draft model's trees
+CHAIN_NODES = (1, 3, 7, 11)  # checked in steps of a network's chains, where it drafts as many
 
 
-class DeviceAuto(DeviceDrafter):
-    """Lookup and a network on a device, in one step: a long match outbids the network.
+class TreeSize(NamedTuple):
+    """Of a network's trees, all of whose levels have as many nodes."""
 
-    The cheaper source of its steps is the lookup alone. In the others the network guesses for every
-    row, a chain or (a draft model) a small tree, and rows whose end stood in their text before, for
-    `SURE` tokens or more, take what followed. Tokens that were accepted from a lookup have no KV of
-    a draft model's, so it processes anew as many tokens as the step could have committed.
+    width: int
+    num_levels: int
+
+    @property
+    def num_nodes(self) -> int:
+        return self.width * self.num_levels
+
+
+# Alone, so that 16 packed tokens are checked at once, and with a lookup's guesses beside it.
+TREE, MERGED_TREE = TreeSize(3, 5), TreeSize(4, 7)
+
+
+class DeviceBoth(DeviceDrafter):
+    """What lookups beside a network of any kind have in common.
+
+    In steps of the network it guesses for every row, a chain or a small tree, and rows whose end
+    stood in their text before, for `SURE` tokens or more, take what followed. In merged steps a
+    larger tree stays and what followed is checked beside it, however short the match.
+    """
+
+    def __init__(
+        self, matches: DeviceLookup, model: DeviceDrafter, room: int, *, has_trees: bool
+    ) -> None:
+        self.matches = matches
+        self.tree_sizes: dict[int, TreeSize] = {}  # by source
+        self.sizes: dict[int, int] = {}  # nodes of trees and what is beside them, by source
+        for source, size, beside in (
+            (DraftSource.TREE, TREE, 0),
+            (DraftSource.MERGED, MERGED_TREE, matches.num_nodes),
+        ):
+            tree = size._replace(num_levels=min(size.num_levels, model.num_levels))
+            num_nodes = tree.num_nodes + beside
+            if has_trees and tree.num_levels > 1 and num_nodes <= room:
+                self.tree_sizes[source], self.sizes[source] = tree, num_nodes
+        super().__init__(
+            name="auto",
+            num_levels=model.num_levels,
+            num_nodes=max(matches.num_nodes, model.num_nodes, *self.sizes.values()),
+            margin=matches.margin,
+        )
+
+    @property
+    def is_guided(self) -> bool:
+        return self.matches.is_guided
+
+    @property
+    def chain_sizes(self) -> list[int]:
+        return sorted({min(size, self.num_levels) for size in CHAIN_NODES})
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        chains = [StepShape(size, DraftSource.CHAIN) for size in self.chain_sizes]
+        trees = [StepShape(size, source) for source, size in self.sizes.items()]
+        return (*self.matches.shapes, *chains, *trees)
+
+    def levels(self, source: int) -> int:
+        if source == DraftSource.MERGED:
+            return max(self.matches.num_nodes, self.tree_sizes[source].num_levels)
+        return self.tree_sizes[source].num_levels if source in self.sizes else self.chain_sizes[-1]
+
+    def depth(self, source: int) -> int:
+        """A chain may be checked as a tree, as deep as it has nodes."""
+        return self.sizes.get(source, 0)
+
+    def add_matches(
+        self, state: RowState, step: StepRows, source: int, drafted: tuple[int, int] = (0, 0)
+    ) -> None:
+        """What lookups say, in place of what the network drafted, after it or beside it."""
+        from hunch.kernels.gpu_graft import graft
+        from hunch.kernels.gpu_lookup import lookup
+
+        at, is_merged = self.matches, source == DraftSource.MERGED
+        match, sure = (at.min_match, at.max_match), NEVER if is_merged else SURE
+        lookup(state, step, self.num_nodes, *match, sure, phrases=at.phrases, drafted=drafted)
+        if is_merged:
+            graft(state, step, self.num_nodes, at.num_nodes)
+
+    def works(self, source: int) -> bool:
+        return source != DraftSource.NOBODY
+
+    def name_of(self, source: int, matched: int, network: str) -> str:
+        return self.matches.name if source <= 0 or matched >= SURE else network
+
+
+class DeviceAuto(DeviceBoth):
+    """Lookups beside a draft model or Medusa's kind of heads.
+
+    The cheaper source of its steps is the lookup alone. Tokens that were accepted from a lookup
+    have no KV of a draft model's, so it processes anew as many tokens as the step could have
+    committed.
 
     Where there is a phrase table, half of a chain and a node more are the model's, and the table
     goes on from there: its guesses cost nothing but the rows that check them. On answers of the
     default model, 4 levels had 3.41 tokens per pass alone and 3.61 with two nodes of the table.
     """
 
-    def __init__(self, matches: DeviceLookup, model: DeviceDrafter) -> None:
-        super().__init__(
-            name="auto",
-            num_levels=model.num_levels,
-            num_nodes=max(matches.num_nodes, model.num_nodes),
-            margin=matches.margin,
-        )
+    def __init__(
+        self, matches: DeviceLookup, model: DeviceDrafter, room: int, *, only_chains: bool
+    ) -> None:
+        has_trees = isinstance(model, DeviceDraft) and not only_chains
+        super().__init__(matches, model, room, has_trees=has_trees)
         # Guesses of both stand in one place.
-        self.matches, self.model = matches, replace(model, num_nodes=self.num_nodes)
-        self.tree: DeviceDraft | None = None
-        if isinstance(model, DeviceDraft) and not model.only_chains:
-            num_levels, width = min(model.num_levels, TREE_LEVELS), TREE_WIDTH
-            self.tree = replace(
-                model, num_levels=num_levels, num_nodes=0, level_size=width, width=width,
-                branch=width,
-            )  # fmt: skip
+        self.model = replace(model, num_nodes=self.num_nodes)
+        self.trees: dict[int, DeviceDraft] = {}
+        for source, (width, num_levels) in self.tree_sizes.items():
+            assert isinstance(self.model, DeviceDraft)
+            self.trees[source] = replace(
+                self.model, num_levels=num_levels, level_size=width, width=width, branch=width
+            )
 
     @property
     def network(self) -> Network | None:
         return self.model.network
-
-    @property
-    def is_guided(self) -> bool:
-        return self.matches.is_guided
 
     @property
     def goes_on(self) -> bool:
@@ -68,55 +146,31 @@ class DeviceAuto(DeviceDrafter):
         return min(num_nodes // 2 + 1 if self.goes_on else num_nodes, self.num_levels)
 
     @property
-    def _chain_sizes(self) -> list[int]:
+    def chain_sizes(self) -> list[int]:
         if not self.goes_on:
-            return sorted({min(size, self.num_levels) for size in CHAIN_NODES})
+            return super().chain_sizes
         most = min(2 * self.num_levels, self.num_nodes)
         return sorted({min(size, most) for size in CHAIN_NODES})
-
-    @property
-    def shapes(self) -> tuple[StepShape, ...]:
-        chains = [StepShape(size, DraftSource.CHAIN) for size in self._chain_sizes]
-        if self.tree is None or self.tree.num_nodes > self.num_nodes:
-            return (*self.matches.shapes, *chains)
-        whole = StepShape(self.tree.num_nodes, DraftSource.TREE)
-        return (*self.matches.shapes, *chains, whole)
-
-    def levels(self, source: int) -> int:
-        if self.tree is not None and source == DraftSource.TREE:
-            return self.tree.num_levels
-        return max(self._chain_sizes)
-
-    def depth(self, source: int) -> int:
-        """A lookup's chain may be checked as a tree, as deep as it has nodes."""
-        is_tree = self.tree is not None and source == DraftSource.TREE
-        return self.tree.num_nodes if is_tree and self.tree else 0
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
     ) -> None:
-        from hunch.kernels.gpu_lookup import lookup
-
-        at, model = self.matches, self.model
+        model = self.model
         if not source:
-            at.look(state, step, self.num_nodes)
+            self.matches.look(state, step, self.num_nodes)
             return
         num_tokens = step.path_RK.shape[1]  # that this step could have committed
         drafted = (0, 0)
-        if source == DraftSource.TREE:
-            assert self.tree is not None
-            self.tree.grow(state, step, kind, self.tree.num_levels, num_tokens)
+        if source in self.trees:
+            tree = self.trees[source]
+            tree.grow(state, step, kind, tree.num_levels, num_tokens)
         elif isinstance(model, DeviceDraft):
             size = levels_after(num_tokens, self.levels(source))
             drafted = self._of_model(size), size
             model.grow(state, step, kind, drafted[0], num_tokens)
         else:
             model.draft(state, step, hidden, kind, source)
-        match = at.min_match, at.max_match
-        lookup(state, step, self.num_nodes, *match, SURE, phrases=at.phrases, drafted=drafted)
-
-    def works(self, source: int) -> bool:
-        return source != DraftSource.NOBODY
+        self.add_matches(state, step, source, drafted)
 
     def writes_kv(self, source: int) -> bool:
         return self.model.writes_kv(source)
@@ -125,5 +179,4 @@ class DeviceAuto(DeviceDrafter):
         return self.model.can_follow(rows)
 
     def drafted_by(self, source: int, matched: int) -> str:
-        is_looked_up = source <= 0 or matched >= SURE
-        return self.matches.name if is_looked_up else self.model.name
+        return self.name_of(source, matched, self.model.name)

@@ -263,7 +263,7 @@ class DeviceBlock(DeviceFollower):
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
         from hunch.kernels.gpu_grow import grow_level
 
-        net, num_rows, is_tree = self.net, len(step.ids_R), source == DraftSource.TREE
+        net, num_rows, is_tree = self.net, len(step.ids_R), source >= DraftSource.TREE
         features, size = hidden.features, len(hidden.features[0]) // num_rows
         if is_tree:
             features, size = on_path(features, step, size)

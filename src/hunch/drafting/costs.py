@@ -36,6 +36,7 @@ class DraftSource(IntEnum):
     LOOKUP = 0
     CHAIN = 1  # a network
     TREE = 2  # the same
+    MERGED = 3  # a tree of the same, and a lookup's chain beside it
 
 
 class StepShape(NamedTuple):
@@ -85,6 +86,8 @@ class StepShapes:
     def __init__(self, shapes: Sequence[StepShape], *, can_pause: bool = True) -> None:
         self.all, self._can_pause = tuple(sorted(shapes)), can_pause
         self.max_nodes = max(shape.num_nodes for shape in self.all)
+        # Most nodes of a lookup's chain that a step checks; drafts may have more.
+        self.max_looked_up = max((s.num_nodes for s in self.all if s.source <= 0), default=0)
         self.has_lookup = any(shape.num_nodes for shape in self.all if not shape.source)
         self.network_sources = sorted({DraftSource(s.source) for s in self.all if s.source > 0})
         self._at: dict[int, list[StepShape]] = {}

@@ -142,7 +142,6 @@ class DraftModelDrafter:
             kv=context.kv,
             sampling=context.sampling,
             ids_C=self.ids_C,
-            only_chains=context.only_chains,
             max_len=self.window.limit,
             is_adaptive=self.options.adaptive,
             **device_shape(shape, only_chains=context.only_chains),
@@ -288,7 +287,6 @@ class DeviceDraft(DeviceDrafter):
     sampling: SamplingState
     ids_C: Tensor | None  # the target's id of each column; None: the same
     max_len: int  # the longest text it can follow
-    only_chains: bool = False  # the target checks no tree
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     @property

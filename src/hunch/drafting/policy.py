@@ -38,7 +38,11 @@ DOUBT_FADE = 0.03
 NEW_MATCH = 1.0  # doublings of the match taken for a row of which nothing was heard
 
 HOPE = 0.8  # log-odds that a network is given until it was tried
-NETWORK_PRIORS = {DraftSource.CHAIN: (0.5, 0.6), DraftSource.TREE: (0.65, 0.65)}
+NETWORK_PRIORS = {
+    DraftSource.CHAIN: (0.5, 0.6),
+    DraftSource.TREE: (0.65, 0.65),
+    DraftSource.MERGED: (0.7, 0.65),
+}
 
 
 class LookupPrior(NamedTuple):

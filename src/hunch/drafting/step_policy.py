@@ -89,7 +89,7 @@ class Policy:
             num_rows,
             {DraftSource.LOOKUP: prior.chances},
             rate=prior.rate,
-            num_levels=max(self.shapes.max_nodes, 1),
+            num_levels=max(self.shapes.max_looked_up, 1),
             by_match=prior.by_match,
             doubt=prior.doubt,
         )

@@ -97,6 +97,29 @@ def _write_chain(state: RowState, step: StepRows, r: int, guesses: list[int]) ->
     state.count_X[row], step.result_RC[r, DRAFTED] = count, count
 
 
+def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> None:
+    """The first guesses of a lookup, added to the row's tree after the nodes that say them too."""
+    first = step.guesses_at(num_nodes)
+    for r, row in enumerate(step.ids_R.tolist()):
+        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
+            continue
+        if step.sources is not None and step.sources.rules_XW[row, at.SURE] != at.AS_OTHERS:
+            continue
+        guesses = [t for t in step.result_RC[r, first : first + num_guesses].tolist() if t >= 0]
+        count, node = int(state.count_X[row]), -1
+        children = {
+            (int(state.parents_XG[row, n]), int(state.draft_XG[row, n])): n for n in range(count)
+        }
+        while guesses and (node, guesses[0]) in children:
+            node = children[node, guesses.pop(0)]
+        for token in guesses:
+            state.draft_XG[row, count], state.parents_XG[row, count] = token, node
+            node, count = count, count + 1
+        left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
+        count = min(count, int(step.room_R[r]), left)
+        state.count_X[row], step.result_RC[r, DRAFTED] = count, count
+
+
 def longest_expected(answer: list[int], expected: list[int], ahead: int) -> tuple[int, int]:
     """The longest match of an answer's end in its prediction: its length, the place after it.
 

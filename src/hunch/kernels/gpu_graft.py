@@ -1,0 +1,77 @@
+"""Add a lookup's chain to the tree that a network grew for the same row.
+
+Shape letters: as in `step`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hunch.kernels import step as at
+from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_step import C_DRAFTED
+from hunch.kernels.step import RowState, StepRows
+
+R_SURE, AS_OTHERS = tl.constexpr(at.SURE), tl.constexpr(at.AS_OTHERS)
+
+
+@triton.jit
+def _graft_kernel(
+    ids_ptr, room_ptr, count_in_ptr, known_ptr, end_ptr, done_ptr, count_ptr, draft_ptr,
+    parents_ptr, result_ptr, rules_ptr, draft_stride, result_stride, rules_stride, guesses_at,
+    num_guesses, HAS_SOURCES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """One row: down the tree while a child says the next guess, then the rest as a chain."""
+    r = tl.program_id(0).to(tl.int64)
+    wait_for_inputs()
+    let_next_start()
+    row = tl.maximum(tl.load(ids_ptr + r), 0)
+    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    if HAS_SOURCES:
+        is_row &= tl.load(rules_ptr + row * rules_stride + R_SURE) == AS_OTHERS
+    if is_row:
+        draft_ptr += row * draft_stride
+        parents_ptr += row * draft_stride
+        result_ptr += r * result_stride
+        count = tl.load(count_ptr + row)
+        n = tl.arange(0, BLOCK_N).to(tl.int64)
+        token_N = tl.load(draft_ptr + n, mask=n < count, other=-1)
+        parent_N = tl.load(parents_ptr + n, mask=n < count, other=-2)
+        g = tl.arange(0, BLOCK_G)
+        guess_G = tl.load(result_ptr + guesses_at + g, mask=g < num_guesses, other=-1)
+        num_left = tl.sum((guess_G >= 0).to(tl.int64), axis=0)
+        node, place = tl.full((), -1, tl.int64), tl.zeros((), tl.int64)
+        is_found = num_left > 0
+        while is_found:
+            token = tl.load(result_ptr + guesses_at + place)
+            child = tl.max(tl.where((parent_N == node) & (token_N == token), n, -1), axis=0)
+            is_found = child >= 0
+            node = tl.where(is_found, child, node)
+            place += is_found.to(tl.int64)
+            is_found &= place < num_left
+        to = count + g - place
+        is_new = (g >= place) & (g < num_left)
+        tl.store(draft_ptr + to, guess_G, mask=is_new)
+        tl.store(parents_ptr + to, tl.where(g == place, node, to - 1), mask=is_new)
+        left = tl.maximum(tl.load(end_ptr + row) - tl.load(known_ptr + row) - 1, 0)
+        count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), count + num_left - place)
+        tl.store(count_ptr + row, count)
+        tl.store(result_ptr + C_DRAFTED, count)
+
+
+def graft(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> None:
+    """The first guesses that a lookup wrote into the result, added to the row's tree.
+
+    num_nodes: guesses that the result has room for. Rows whose requests name who drafts for them
+    keep the draft they have.
+    """
+    rules = step.ids_R if step.sources is None else step.sources.rules_XW
+    _graft_kernel[(len(step.ids_R),)](
+        step.ids_R, step.room_R, step.count_R, state.known_X, state.end_X, state.is_done_X,
+        state.count_X, state.draft_XG, state.parents_XG, step.result_RC, rules,
+        state.draft_XG.stride(0), step.result_RC.stride(0), rules.stride(0),
+        step.guesses_at(num_nodes), num_guesses, HAS_SOURCES=step.sources is not None,
+        BLOCK_N=next_power_of_2(state.draft_XG.shape[1]), BLOCK_G=next_power_of_2(num_guesses),
+        **options(1),
+    )  # fmt: skip
