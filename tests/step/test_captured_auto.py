@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 import hunch.drafting.auto_device
 from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
+from hunch.drafting.auto_device import MERGED_TREE
 from hunch.drafting.costs import StepShape, StepShapes
 from hunch.kernels.step import CHECKED, REASON, TOKENS
 from hunch.step.capture import Graph
@@ -125,6 +126,7 @@ def test_text_does_not_depend_on_who_drafts(
             assert tokens(llm, mixed) == want
 
 
+MERGED = MERGED_TREE.num_nodes + 16
 WALKS = {
     "off and on": [
         StepShape(15, 2),
@@ -143,6 +145,7 @@ WALKS = {
         StepShape(7, 1),
     ],
     "a long hole": [*[StepShape(0)] * 5, *[StepShape(7, 1)] * 3],
+    "merged": [*[StepShape(MERGED, 3)] * 3, StepShape(15, 2), StepShape(MERGED, 3), StepShape(0)],
 }
 
 
@@ -188,8 +191,12 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
     assert [line[TOKENS] - 1 for line in chains] == [line[CHECKED] for line in chains]
     trees = [line for source, line in drafts if source == 2 and line[CHECKED] == 15]
     assert {line[TOKENS] - 1 for line in trees} <= {5}
-    assert len(chains) > 3
-    assert trees or walk == "a long hole"
+    merged = [line for source, line in drafts if source == 3]
+    for line in merged:  # the nodes of a tree stand level by level
+        levels = min(line[CHECKED] // MERGED_TREE.width, MERGED_TREE.num_levels)
+        assert line[TOKENS] - 1 >= levels
+    assert len(merged if walk == "merged" else chains) > 3
+    assert trees or merged or walk == "a long hole"
 
 
 def test_a_phrase_table_goes_on_where_the_chain_ends(
