@@ -100,7 +100,8 @@ def test_native_kernels_split_too(
 @pytest.mark.parametrize(
     ("num_ranks", "kernels", "names"),
     [
-        (2, "auto", ("draft", "eagle")),
+        (2, "auto", ("draft",)),
+        pytest.param(2, "auto", ("eagle", "eagle:tree=dynamic"), marks=pytest.mark.slow),
         pytest.param(2, "torch", ("ngram",), marks=pytest.mark.slow),
         pytest.param(4, "auto", ("suffix",), marks=pytest.mark.slow),
         pytest.param(4, "torch", ("auto", "draft", "eagle3", "medusa"), marks=pytest.mark.slow),
@@ -173,7 +174,7 @@ def test_what_recurrent_rows_share_is_read_once_on_every_rank(
 
 def test_trees_move_their_kv_on_every_rank(split_llm: Callable[..., LLM]) -> None:
     plain = tokens(split_llm(2, "off"), PARAMS["greedy"])
-    llm = split_llm(2, "eagle:tree=dynamic")
+    llm = split_llm(2, "draft:tree=dynamic")
     assert tokens(llm, PARAMS["greedy"]) == plain
     assert llm.stats()["accepted"] > 0
 

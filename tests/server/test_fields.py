@@ -87,6 +87,14 @@ def test_an_unknown_name_is_an_error_with_the_nearest_known_one(server: LiveServ
         assert f"did you mean {near}?" in error["message"]
 
 
+def test_parts_that_are_no_text_are_named(server: LiveServer) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aa"}}
+    parts = [{"type": "text", "text": "what is this?"}, image]
+    answer = server.post(CHAT, {"messages": [{"role": "user", "content": parts}]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("the server takes text alone")
+
+
 def test_seeds_below_zero(server: LiveServer) -> None:
     first, second = (complete(server, seed=-5)["choices"] for _ in range(2))
     assert first == second

@@ -171,7 +171,7 @@ def test_a_wrong_or_missing_key_gets_401_everywhere_else(
         answer = small.post(path, {}, headers=headers)
         assert answer.status_code == 401, path
         assert answer.json()["error"]["type"] == "authentication_error"
-    for path in ("/health", "/ready", "/", "/static/app.js", "/static/style.css"):
+    for path in ("/health", "/ready", "/ping", "/", "/static/app.js", "/static/style.css"):
         assert small.get(path, headers=headers).status_code == 200, path
 
 

@@ -53,7 +53,7 @@ def test_streams_go_on_when_their_engine_is_killed(num_streams: int, pair: LiveS
     ]
     with ThreadPoolExecutor(num_streams) as pool:
         running = [pool.submit(read_stream, server, body) for body in bodies]
-        wait_for(lambda: server.stats()["num_open"] > num_streams // 4, 60)
+        wait_for(lambda: server.stats()["num_open"] > 6 + num_streams // 25, 60)
         os.kill(engines(server)[0], signal.SIGKILL)
         found = [one.result(60) for one in running]
     expected = [expected_text(f"Once {seed}", seed, 120) for seed in range(num_streams)]

@@ -105,7 +105,9 @@ def _guarded(app: FastAPI, inner: App, service: Service) -> Guard | CORSMiddlewa
     guard = Guard(
         inner,
         keys=Keys(settings.api_keys),
-        public_paths=frozenset({"/health", "/ready", *(PAGE if settings.has_page else ())}),
+        public_paths=frozenset(
+            {"/health", "/ready", "/ping", *(PAGE if settings.has_page else ())}
+        ),
         body_paths=frozenset(posts),
         max_body_bytes=settings.limits.max_body_bytes,
         hosts=settings.hosts,
@@ -172,6 +174,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.get("/ping", include_in_schema=False)  # as other servers and their platforms call it
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:

@@ -107,6 +107,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
     """The first few faults pydantic found in a body, without what the client sent."""
     texts = []
     param = None
+    if any(error["type"] == "not_text" for error in errors):  # not that it is no string either
+        errors = [error for error in errors if error["type"] == "not_text"]
     for error in errors[:3]:
         extra = error.get("ctx") or {}
         place = [*error["loc"], *([extra["field"]] if "field" in extra else ())]

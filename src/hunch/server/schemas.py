@@ -65,6 +65,15 @@ class TextPart(Body):
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, given: Any) -> Any:
+        kind = given.get("type", "text") if isinstance(given, dict) else "text"
+        if isinstance(kind, str) and kind != "text":
+            text = "parts of this kind are not read: the server takes text alone"
+            raise PydanticCustomError("not_text", text, {"field": "type"})
+        return given
+
 
 class PredictionBody(Body):
     """The answer as the client expects it: drafted from, never believed."""
