@@ -40,6 +40,7 @@ PARAMS = {
     "predicted": SamplingParams(
         temperature=0, max_tokens=12, prediction="token fast token fast token fast token",
     ),
+    "stops": SamplingParams(temperature=0.9, seed=3, max_tokens=24, stop_token_ids=range(20, 110)),
     "not drafted": SamplingParams(
         temperature=0, max_tokens=8, prediction="fast", speculation=Speculation(mode="off"),
     ),

@@ -31,7 +31,7 @@ from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.policy import share_nodes
 from hunch.drafting.trees import Node, side_by_side, to_draft
 from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.attention import AttnInputs, Span, slots_at
 from hunch.models.decoder import Hidden
 from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import BlockGuess, BlockNet, TiledBlocks
@@ -298,8 +298,7 @@ class DeviceBlock(DeviceFollower):
         room_R1 = torch.minimum(step.room_R[:, None], left_R1).clamp(min=0)
         is_live_RP = (step.count_R[:, None] >= 0) & (place_P <= room_R1)
         pos_RP = torch.where(is_live_RP, known_R1 - 1 + place_P, 0)
-        table_RB = state.table_XB[row_R]
-        slot_RP = table_RB.gather(1, pos_RP // block_size) * block_size + pos_RP % block_size
+        slot_RP = slots_at(state.table_XB, row_R[:, None], pos_RP, state.block_size)
         end_RP = pos_RP.amax(1, keepdim=True).expand_as(pos_RP)
         pos_T = pos_RP.flatten()
         attn = AttnInputs(

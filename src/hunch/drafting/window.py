@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.drafting.base import DrafterContext
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, KVCache, Span, slots_at
 
 if TYPE_CHECKING:
     from hunch.drafting.choosing import Level, TreeShape
@@ -104,8 +104,7 @@ class KvWindow:
         self.first_X[row] = self.valid_X[row] = first - first % rows.block_size
 
     def slots(self, rows: Rows, row_T: Array, pos_T: Array) -> Array:
-        blocks_T = host(rows.table_XB)[row_T, pos_T // rows.block_size]
-        return np.asarray(blocks_T * rows.block_size + pos_T % rows.block_size)
+        return np.asarray(slots_at(host(rows.table_XB), row_T, pos_T, rows.block_size))
 
     def spans(self, rows: Rows, parts: list[tuple[int, int, int]]) -> AttnInputs:
         """Inputs for known tokens: (row, start, stop) per part, packed in that order."""

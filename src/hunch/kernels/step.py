@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs, KVCache, slots_at
 
 GOES_ON, STOP, LENGTH = 0, 1, 2  # why a row ended
 TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
@@ -111,8 +111,7 @@ class StepRows:
 
 def slot_of(state: RowState, row: int, pos: int) -> int:
     """The KV slot of a row's position."""
-    size = state.block_size
-    return int(state.table_XB[row, pos // size]) * size + pos % size
+    return int(slots_at(state.table_XB, row, pos, state.block_size))
 
 
 def path_of(state: RowState, row: int, node: int) -> list[int]:

@@ -23,7 +23,6 @@ import torch
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.costs import StepShape
 from hunch.drafting.step_policy import Policy
-from hunch.kernels.step import MAX_STOPS
 from hunch.models.target import FusedTarget
 from hunch.step.parts import Parts
 from hunch.step.passes import Reader
@@ -171,8 +170,6 @@ class CapturedSteps:
         """Whether captured steps do all that the request asks for."""
         params = request.params
         if params.logprobs is not None and params.logprobs > SCORE_SIZES[-1]:
-            return False
-        if len(request.stop_ids) > MAX_STOPS:
             return False
         mode, drafter = params.speculation.mode, self.drafter
         if mode == "off" or not self.capacity.max_nodes or params.speculation.max_nodes == 0:

@@ -15,7 +15,7 @@ import torch
 
 from hunch.kernels.step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
 from hunch.sampling.logprobs import entries
-from hunch.sampling.stop import REASONS
+from hunch.sampling.stop import REASONS, STOP, finish
 from hunch.step.rows import RowBuffers
 from hunch.types import Logprob, Request, RowResult, RowWork, StepResult
 
@@ -190,6 +190,17 @@ def take_back(line_C: np.ndarray, num_kept: int) -> None:
     line_C[[REASON, DRAFTED]] = 0
     if not num_kept:
         line_C[CHECKED] = 0
+
+
+def stop(line_C: np.ndarray, request: Request) -> None:
+    """End a row's result at the first stop id in it, of more than the device knows."""
+    num_tokens, num_known = int(line_C[TOKENS]), int(line_C[KNOWN])
+    num_output = num_known - num_tokens - len(request.prompt_ids)
+    tokens = line_C[FIRST : FIRST + num_tokens].tolist()
+    num_kept, reason = finish(tokens, request, num_output)
+    if reason == REASONS[STOP]:
+        line_C[[TOKENS, KNOWN]] -= num_tokens - num_kept
+        line_C[REASON] = STOP
 
 
 def _commit(

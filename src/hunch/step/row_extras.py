@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hunch.drafting.base import PREDICTION, RowSource
-from hunch.kernels.step import BY_PREDICTION, FIRST, MATCHED, TOKENS
+from hunch.kernels.step import BY_PREDICTION, FIRST, MATCHED, MAX_STOPS, TOKENS
 from hunch.sampling.state import FILTERED, HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
-from hunch.step.results import NO_SCORES, Columns, Scores, take_back
+from hunch.step.results import NO_SCORES, Columns, Scores, stop, take_back
 from hunch.step.rows import RowBuffers
 from hunch.step.step_extras import StepMasks, StepSources
 from hunch.step.step_graphs import DRAFTS, MASKS, RULES, SOURCES, asks_of
@@ -78,10 +78,14 @@ class RowExtras:
         self._drafts: dict[int, WaitingDraft] = {}
         self._source: list[RowSource | None] = [None] * num_rows  # that the row's request names
         self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the draft that waits
+        self._with_more_stops: set[int] = set()  # rows with more stop ids than the device knows
 
     def start(self, row: int, request: Request) -> None:
         params = request.params
         self.forget_draft(row)
+        self._with_more_stops.discard(row)
+        if len(request.stop_ids) > MAX_STOPS:
+            self._with_more_stops.add(row)
         self._start_source(row, request)
         asks = int(self.asks_X[row]) & SOURCES
         if self.sampling.asks_X[row] & HISTORY:
@@ -180,6 +184,10 @@ class RowExtras:
                 if row in self.grammars.matchers and requests[place] is not None:
                     tokens = lines[place][: counts[place]]
                     self._follow(place, row, tokens, unmasked.get(row), result_RC[place], followed)
+        if self._with_more_stops:
+            for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
+                if request is not None and row in self._with_more_stops:
+                    stop(line_C, request)
         return followed
 
     def _follow(

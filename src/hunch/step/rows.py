@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Rows
+from hunch.kernels.attention import slots_at
 from hunch.kernels.step import MAX_STOPS, RowState
 from hunch.types import Capacity, Request, RowStart
 
@@ -106,7 +107,7 @@ class RowBuffers:
         self.known[row] = num_known
         self.prompt_X[row] = len(request.prompt_ids)
         self.end[row] = len(request.prompt_ids) + request.max_tokens
-        stops = list(request.stop_ids)[:MAX_STOPS]  # with more of them the host leads the row
+        stops = list(request.stop_ids)[:MAX_STOPS]  # further ones are seen when a step is received
         self.stops[row, : len(stops)], self.stops[row, len(stops) :] = stops, -1
         self.is_done[row] = 0
         self.computed[:, row] = start.num_computed
@@ -135,8 +136,7 @@ class RowBuffers:
     def slots(self, row: int, first: int, last: int) -> np.ndarray:
         """The KV slots of positions [first, last)."""
         positions = self.positions[first:last]
-        blocks = self.table[row, positions // self.block_size]
-        return np.asarray(blocks * self.block_size + positions % self.block_size)
+        return np.asarray(slots_at(self.table, row, positions, self.block_size))
 
     def put_slots(self, row: int, first: int, slot_T: np.ndarray) -> None:
         """The same for the few tokens of a step: they lie in a block or two."""
