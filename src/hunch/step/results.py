@@ -157,20 +157,13 @@ def apply_rows(
     for place, row, line, num_checked, computed in zip(
         places.tolist(), row_R.tolist(), lines, checked, others, strict=True
     ):
-        request, num_tokens = requests[place], line[TOKENS]
-        if not num_tokens or request is None:
+        request = requests[place]
+        if not line[TOKENS] or request is None:
             results.append(RowResult(row=row))  # it had ended before this step
             continue
-        result = RowResult(
-            row=row,
-            tokens=line[FIRST : FIRST + num_tokens],
-            num_processed=1,
-            num_drafted=num_checked,
-            num_accepted=num_tokens - 1,
-            computed=(line[KNOWN] - 1,),
-            num_nodes=line[DRAFTED],
-            method=sources[place] if sources is not None and num_checked else "",
-        )
+        result = _result(row, line, num_checked)
+        if sources is not None and num_checked:
+            result.method = sources[place]
         is_there = rows.requests[row] is request  # the row may be another request's by now
         if computed:  # of other KV groups
             gone = [result.computed[0] if writes_kv else 0] * len(computed)
@@ -181,6 +174,19 @@ def apply_rows(
                 rows.leave(row)
         results.append(result)
     return single_tokens, results
+
+
+def _result(row: int, line: list[int], num_checked: int) -> RowResult:
+    num_tokens = line[TOKENS]
+    return RowResult(
+        row=row,
+        tokens=line[FIRST : FIRST + num_tokens],
+        num_processed=1,
+        num_drafted=num_checked,
+        num_accepted=num_tokens - 1,
+        computed=(line[KNOWN] - 1,),
+        num_nodes=line[DRAFTED],
+    )
 
 
 def take_back(line_C: np.ndarray, num_kept: int) -> None:
