@@ -23,7 +23,18 @@ from hunch.drafting.policy import (
 )
 from hunch.drafting.step_policy import PAUSE, TIRED, Policy
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
-from policy_replay import LARGE, SMALL, Drafter, Fixed, Replay, Text, buffers, seconds_of, text
+from policy_replay import (
+    LARGE,
+    SMALL,
+    UNDER_LOAD,
+    Drafter,
+    Fixed,
+    Replay,
+    Text,
+    buffers,
+    seconds_of,
+    text,
+)
 
 # --- the acceptance estimate ----------------------------------------------------------------------
 
@@ -653,15 +664,14 @@ FIXED = {"off": Fixed(StepShape(0, DraftSource.NOBODY))}
 CHAINS = Drafter(*chains_of(5, is_adaptive=True), num_levels=5)
 
 
-@pytest.mark.parametrize("interval", [20.0, 14.0, 9.0])
+@pytest.mark.parametrize("interval", [42.0, 10.4])
 def test_under_a_load_it_is_as_fast_as_the_best_fixed_length(interval):
     """A large target: every step has a prompt beside it, and takes as long for it at any length."""
     fixed = {str(n): Fixed(StepShape(n, DraftSource.CHAIN)) for n in (1, 3, 5)}
     found = open_load(
-        {**FIXED, **fixed, "auto": CHAINS}, LARGE, interval, first=0.62, prompt=(1.0, 5.5)
+        {**FIXED, **fixed, "auto": CHAINS}, UNDER_LOAD, interval, first=0.6, prompt=(3.5, 3.5)
     )
-    assert found["auto"] < 1.04 * min(found.values())
-    assert found["auto"] < found["off"] / 0.98
+    assert found["auto"] < min(found.values()) / 0.98
 
 
 def busy_host(num_rows: int, shape: Any) -> float:

@@ -17,13 +17,15 @@ import pytest
 from hunch.drafting.costs import DraftSource, StepShape, chains_of
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_policy import Policy
+from hunch.drafting.trials import Trials
 from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
 
-# Milliseconds of a step by packed tokens, and of a network's level.
+# Milliseconds of a step by packed tokens, and of a network's level, measured on an H200.
 TARGETS: dict[str, tuple[dict[int, float], float]] = {
     "135M": ({1: 0.61, 4: 0.63, 16: 0.68, 64: 0.95, 128: 1.16, 256: 1.75, 512: 2.68}, 0.09),
-    "7B": ({1: 3.97, 8: 4.2, 32: 4.6, 64: 5.51, 128: 8.6, 256: 12.4, 512: 23.3}, 0.11),
-    "7B in 4 bits": ({1: 1.45, 8: 1.6, 32: 2.6, 64: 4.0, 128: 7.2, 256: 12.4, 512: 23.5}, 0.09),
+    "7B": ({1: 3.97, 8: 4.2, 32: 4.6, 64: 5.5, 128: 6.8, 256: 9.0, 512: 13.5}, 0.11),
+    # Up to 8 rows have kernels of their own: one more takes as long as many.
+    "7B in 4 bits": ({1: 1.76, 8: 2.03, 9: 3.2, 32: 4.0, 64: 5.45, 128: 7.2, 512: 23.5}, 0.09),
     # Experts: each token asks others, so that time grows with nodes from the first.
     "experts": ({1: 2.94, 4: 5.86, 8: 8.39, 16: 12.3, 64: 18.6, 128: 20.5, 512: 36.0}, 0.11),
     # A vocabulary of 152k: the head's product grows with rows while the layers' does not.
@@ -38,7 +40,8 @@ TEXTS = {
     "nothing to guess": (0.0, 0.05, 0.1),
 }
 PLAIN = StepShape(0, DraftSource.NOBODY)
-FOLLOWING = 0.08  # milliseconds that a head takes in every step that it follows
+# Milliseconds that a head takes in every step that it follows, and for each token of it.
+FOLLOWING, EACH_FOLLOWED = 0.12, 0.004
 
 
 class Head(Drafter):
@@ -76,15 +79,17 @@ def texts(kind: str, count: int, length: int) -> list[Text]:
     return made
 
 
-def seconds_of(target: str, following: float = 0.0) -> Callable[[int, StepShape], float]:
-    """following: what a head takes in every step that it follows."""
+def seconds_of(target: str, *, has_head: bool = False) -> Callable[[int, StepShape], float]:
+    """has_head: with what a head takes in every step that it follows."""
     table, level = TARGETS[target]
     sizes, times = list(table), list(table.values())
 
     def seconds(num_rows: int, shape: StepShape) -> float:
         packed, each = num_rows * (1 + shape.num_nodes), level * (1.0 + num_rows / 200)
         took = float(np.interp(packed, sizes, times)) * max(1.0, packed / sizes[-1])
-        took += 0.006 * (shape.source != DraftSource.NOBODY) + following * (shape.source >= 0)
+        took += 0.006 * (shape.source != DraftSource.NOBODY)
+        if has_head and shape.source >= 0:
+            took += FOLLOWING + EACH_FOLLOWED * packed
         if shape.source == DraftSource.CHAIN:
             took += each * min(shape.num_nodes or 5, 5)
         return took + 7.5 * each * (shape.source == DraftSource.TREE)
@@ -109,40 +114,48 @@ def replay(
                 seconds=seconds(size, shape), draft_seconds=0.0, asks=0,
             ))  # fmt: skip
         size *= 2
-    return Replay(some, policy, rows, seconds, num_rows).run()
+    replayed = Replay(some, policy, rows, seconds, num_rows)
+    replayed.run()
+    assert replayed.while_full is not None  # who is last says more of the order than of the policy
+    num_tokens, took = replayed.while_full
+    return num_tokens / took
 
 
 def share_of_best(target: str, kind: str, num_rows: int = 1, *, has_head: bool = False) -> float:
     """Speed of `auto` over that of the best source alone, trials of the others included."""
-    some = texts(kind, 10 if num_rows == 1 else 5 * num_rows, 96)
-    plainly, seconds = seconds_of(target), seconds_of(target, FOLLOWING if has_head else 0.0)
+    some = texts(kind, 12 if num_rows == 1 else 5 * num_rows, 96)
+    plainly, seconds = seconds_of(target), seconds_of(target, has_head=has_head)
     alone = [replay(one, some, plainly, num_rows) for one in (Fixed(PLAIN), LOOKUPS)]
     alone.append(replay(HEAD if has_head else NETWORK, some, seconds, num_rows))
     return replay(WITH_HEAD if has_head else BOTH, some, seconds, num_rows) / max(alone)
 
 
 @pytest.mark.parametrize(
-    ("target", "kind"),
+    ("target", "kind", "num_rows"),
     [
-        ("135M", "a weak network"),
-        ("135M", "a fair network"),
-        ("7B", "a strong network"),
-        ("7B in 4 bits", "copies"),
-        ("experts", "a weak network"),
-        ("0.5B", "nothing to guess"),
+        ("135M", "a weak network", 1),
+        ("7B", "a strong network", 1),
+        ("7B in 4 bits", "nothing to guess", 1),
+        ("7B in 4 bits", "a fair network", 8),
+        ("7B in 4 bits", "copies", 8),
+        ("experts", "a weak network", 1),
     ],
 )
-def test_it_is_within_two_percent_of_the_best_source_alone(target: str, kind: str) -> None:
-    assert share_of_best(target, kind) > 0.98
+def test_it_is_within_two_percent_of_the_best_source_alone(
+    target: str, kind: str, num_rows: int
+) -> None:
+    assert share_of_best(target, kind, num_rows) > 0.98
 
 
 @pytest.mark.parametrize(
-    ("target", "kind"),
-    [("135M", "a strong network"), ("0.5B", "copies"), ("0.5B", "a weak network")],
+    ("kind", "num_rows"),
+    [("copies", 1), ("a fair network", 1), ("a weak network", 1), ("a weak network", 8)],
 )
-def test_a_head_that_does_not_pay_is_left(target: str, kind: str) -> None:
-    """Following every step would take a tenth of a small target's."""
-    assert share_of_best(target, kind, has_head=True) > 0.98
+def test_a_head_that_does_not_pay_is_left_and_one_that_does_is_kept(
+    kind: str, num_rows: int
+) -> None:
+    """Following every step takes a sixth of a small target's, and more of one that checks many."""
+    assert share_of_best("0.5B", kind, num_rows, has_head=True) > 0.98
 
 
 @pytest.mark.slow
@@ -155,3 +168,22 @@ def test_it_is_near_the_best_source_everywhere(
 ) -> None:
     """From an engine's first request on: of few requests, trials are a larger part."""
     assert share_of_best(target, kind, num_rows, has_head=has_head) > 0.9
+
+
+def test_what_lost_time_must_promise_more_until_that_is_a_small_share_of_all_time() -> None:
+    trials = Trials()
+    for _ in range(40):
+        trials.used(8, -1.0)  # what it gained is not held in its favour for ever
+    assert trials.margin(8) == 0.0
+    steps = 0
+    while not trials.margin(8):
+        trials.used(8, 1.0)
+        steps += 1
+    assert 10 < steps < 20
+    trials.used(8, 2.0)
+    assert trials.margin(8) > trials.margin(1) == 0.0
+    rests = 0
+    while trials.margin(8):
+        trials.unused(8)
+        rests += 1
+    assert 200 < rests < 1000

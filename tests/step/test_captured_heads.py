@@ -56,7 +56,7 @@ def test_text_and_drafts(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with load(world.model, name, **ENGINES[engine]) as llm:
+    with load(world.model, name, always_draft=True, **ENGINES[engine]) as llm:
         drafts = Drafts(llm, monkeypatch)
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         drafts.check(world.heads[name], world.study, 30)

@@ -19,11 +19,13 @@ import numpy as np
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.costs import DraftSource, StepShape, StepShapes
+from hunch.drafting.trials import Trials
 
 # Steps that a change to a network costs (the host leads one, a draft is lost), how much more one
 # side must promise of late to be taken up or left, and how fast `of late` moves.
 CHANGE, LEAVE, LEAD_RATE = 2.0, 0.01, 0.1
-LEAVE_HEAD = 0.04  # as LEAVE, of a head: rows that it left it does not come back to
+# As LEAVE, of a head that lost time before, and of any: rows that it left it does not come back to.
+LEAVE_HEAD, LEAVE_ANY_HEAD = 0.04, 0.12
 READS = 32  # tokens worth reading to a network for one that a row may still get
 # Steps for which a head is left that did not pay: the first time, and at most, doubled each time.
 FIRST_LEFT, MOST_LEFT = 100, 1600
@@ -40,11 +42,18 @@ class RowLengths(Protocol):
     def view(self, rows: list[int]) -> Rows: ...
 
 
+class Reader(Protocol):
+    """Lets a network see all that rows know."""
+
+    def read(self, ids: list[int]) -> None: ...
+
+
 class Sides:
     """The network's side and the other, and what the network knows of each row."""
 
     def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, rows: RowLengths) -> None:
         self.drafter, self.rows = drafter, rows
+        self.trials = Trials()  # of the network's side against the other
         self.network_sources = shapes.network_sources
         # Steps without the network leave holes, and somebody can read it what it missed.
         self.can_miss = bool(self.network_sources) and drafter is not None
@@ -58,9 +67,13 @@ class Sides:
         self._leads: dict[int, float] = {}
         self._num_steps_left, self._next_left = 0, FIRST_LEFT
 
+    def is_network(self, shape: StepShape) -> bool:
+        """Whether the network drafts in such a step, or follows it."""
+        return shape.source >= (0 if self.can_leave else 1)
+
     def start(self, ids: list[int], *, is_first: bool) -> None:
         """Requests came into these rows, nobody being there."""
-        self.has_read[ids] = self.can_leave
+        self.has_read[ids] = self.can_leave and not self._num_steps_left
         if is_first:
             self._leads.clear()
 
@@ -74,17 +87,16 @@ class Sides:
         is_flowing: bool,
     ) -> tuple[list[StepShape], list[float], list[float]]:
         """The shapes that a network knows of, or those it does not: what promises more, of late."""
-        least = 0 if self.can_leave else 1  # sources from here on are the network's side
         best = [1e-9, 1e-9]
         for shape, gain, took in zip(shapes, tokens, seconds, strict=True):
-            side = shape.source >= least
+            side = self.is_network(shape)
             best[side] = max(best[side], gain / took)
         now, rate = log(best[1] / best[0]), 1.0 - (1.0 - LEAD_RATE) ** len(row_R)
         size = (len(row_R) - 1).bit_length()
         lead = self._leads.get(size, now)
         lead = self._leads[size] = lead + rate * (now - lead)
         if self.can_leave:
-            sources = self._followed(row_R, lead)
+            sources = self._followed(row_R, lead, size)
         elif self._is_read_to(row_R, lead, max(tokens), is_flowing=is_flowing):
             sources = self.network_sources
         else:
@@ -92,10 +104,11 @@ class Sides:
         kept = [place for place, shape in enumerate(shapes) if shape.source in sources]
         return [shapes[p] for p in kept], [tokens[p] for p in kept], [seconds[p] for p in kept]
 
-    def _followed(self, row_R: np.ndarray, lead: float) -> list[DraftSource]:
+    def _followed(self, row_R: np.ndarray, lead: float, size: int) -> list[DraftSource]:
         """What may draft where a head follows every step until it is left.
 
         It can draft where it follows all rows; in the others it follows those that it can.
+        It is left where it promises less and has lost time before.
         """
         if self._num_steps_left:
             self._num_steps_left -= 1
@@ -103,7 +116,7 @@ class Sides:
             return [DraftSource.LOOKUP_ALONE]
         knows = self.has_read[row_R]
         if knows.all():
-            if lead > -LEAVE_HEAD:
+            if lead > -(LEAVE_HEAD if self.trials.margin(1 << size) else LEAVE_ANY_HEAD):
                 return [DraftSource.LOOKUP, *self.network_sources]
             self._num_steps_left = self._next_left
             self._next_left = min(2 * self._next_left, MOST_LEFT)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log2
-from typing import Protocol
 
 import numpy as np
 
@@ -32,17 +31,12 @@ from hunch.drafting.policy import (
     WITH_PHRASES,
     AcceptanceEstimate,
     best_rate,
+    gain_of_rows,
 )
-from hunch.drafting.sides import RowLengths, Sides
+from hunch.drafting.sides import Reader, RowLengths, Sides
+from hunch.drafting.trials import SourceTrials
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
-# Each row of a step waits for what the others check, and requests that came together are done when
-# the last of them is: the row that gains least decides, and of what the mean gains more, up to a
-# token, a part counts. While requests keep coming, the next one has the use of what a fast row
-# gains: then the mean counts as much as the least. Replayed, eight that came together lose 4% of
-# plain decoding's speed on texts of which half can be guessed, if the mean counts alone.
-# Of a network's rows it knows the least less well: at 0.2, 64 requests lost 4% with one.
-MEAN, MEAN_NETWORK, MAX_MORE, MEAN_FLOWING = 0.2, 0.35, 1.0, 0.5
 # Requests keep coming if one came beside others that had gone so many steps, of late: of an
 # arrival so much is left after each step, and it counts down to the least.
 SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
@@ -54,12 +48,7 @@ TIRED, PAUSE = 8, 32
 # H200), while the mean of many rows moves slowly.
 MANY, HELD, TAUGHT = 16, 4, 3
 SURE_MATCH = log2(1 + SURE)
-
-
-class Reader(Protocol):
-    """Lets a network see all that rows know."""
-
-    def read(self, ids: list[int]) -> None: ...
+LITTLE_HOPE = 0.05  # log-odds: less changes nothing
 
 
 class Policy:
@@ -109,6 +98,7 @@ class Policy:
         self.by_network: list[bool | None] = [None] * num_rows
         self.flow = 0.0
         self.load, self.host = PromptLoad(), HostTime()
+        self.trials = SourceTrials(self.sides)
         self._num_learned = 0  # rows of the step that was learned from last
         self._num_plain = self._num_pause = 0
         self._held: tuple[np.ndarray, int, StepShape, int] | None = None  # for whom, what, how long
@@ -181,36 +171,53 @@ class Policy:
     def _best(self, row_R: np.ndarray, num_rows: int, asks: int) -> StepShape:
         shapes = self.shapes.at(num_rows)
         tokens, costs = self._tokens(row_R, num_rows), self.costs_of(asks)
-        seconds = [costs.seconds(num_rows, shape) for shape in shapes]
+        seconds = [self._seconds(costs, num_rows, len(row_R), shape) for shape in shapes]
         if self.network.priors:
             tokens = self._without_unnamed(row_R, shapes, tokens)
-        if costs.is_measured:
-            seconds = [
-                self.load.with_reading(max(took, self.host.seconds(len(row_R), shape)))
-                for shape, took in zip(shapes, seconds, strict=True)
-            ]
+        if costs.is_measured and not shapes[0].num_nodes:
+            tokens = self.trials.discounted(num_rows, shapes, tokens, seconds)
         if self.sides.can_miss or self.sides.can_leave:
             shapes, tokens, seconds = self.sides.choose(
                 row_R, shapes, tokens, seconds, is_flowing=self.flow > LEAST_FLOW
             )
-        return shapes[best_rate(tokens, seconds, self.margin * (shapes[0].num_nodes == 0))]
+        shape = shapes[best_rate(tokens, seconds, self.margin * (shapes[0].num_nodes == 0))]
+        if shape.source > 0 and self.network.hope_left(len(row_R)) > LITTLE_HOPE:
+            shape = self._soberly(row_R, num_rows, dict(zip(shapes, seconds, strict=True)))
+        return shape
 
-    def _tokens(self, row_R: np.ndarray, num_rows: int) -> list[float]:
+    def _soberly(
+        self, row_R: np.ndarray, num_rows: int, seconds: dict[StepShape, float]
+    ) -> StepShape:
+        """Which of a network's shapes: hope says that it is asked, not for how much."""
+        tokens = self._tokens(row_R, num_rows, is_hopeful=False)
+        pairs = zip(self.shapes.at(num_rows), tokens, strict=True)
+        some = [(one, gain) for one, gain in pairs if one.source > 0 and one.num_nodes]
+        return max((gain / seconds[one], one) for one, gain in some if one in seconds)[1]
+
+    def _seconds(self, costs: StepCosts, num_rows: int, num_here: int, shape: StepShape) -> float:
+        """From one step of so many rows to the next, prompts and the host's work included."""
+        seconds = costs.seconds(num_rows, shape)
+        if not costs.is_measured:
+            return seconds
+        return self.load.with_reading(max(seconds, self.host.seconds(num_here, shape)))
+
+    def _tokens(self, row_R: np.ndarray, num_rows: int, *, is_hopeful: bool = True) -> list[float]:
         """Tokens that a row gets in a step of each shape."""
         ids, is_flowing = row_R.tolist(), self.flow > LEAST_FLOW
         by_shape: dict[tuple[int, int], float] = {}
         for source, sizes in self.shapes.sizes_at(num_rows).items():
-            part = MEAN_NETWORK if source > 0 else MEAN
-            gains = self._gains(ids, sizes, source, is_doubtful=not is_flowing)
+            gains = self._gains(ids, sizes, source, not is_flowing, is_hopeful)
             for size, some in zip(sizes, zip(*gains, strict=True), strict=True):
-                least = min(some)
-                more = sum(some) / len(some) - least  # that the mean gains
-                more = MEAN_FLOWING * more if is_flowing else part * min(more, MAX_MORE)
-                by_shape[size, source] = 1.0 + least + more
+                by_shape[size, source] = 1.0 + gain_of_rows(some, source, is_flowing=is_flowing)
         return [by_shape.get(shape, 1.0) for shape in self.shapes.at(num_rows)]
 
     def _gains(
-        self, ids: list[int], sizes: tuple[int, ...], source: int, *, is_doubtful: bool
+        self,
+        ids: list[int],
+        sizes: tuple[int, ...],
+        source: int,
+        is_doubtful: bool,
+        is_hopeful: bool,
     ) -> list[tuple[float, ...]]:
         """Tokens that so many guesses of a source bring each row.
 
@@ -219,7 +226,9 @@ class Policy:
         """
         if source <= 0:
             return self.lookup.gains(ids, sizes, is_doubtful=is_doubtful)
-        gains = self.network.gains(ids, sizes, source, is_doubtful=is_doubtful)
+        gains = self.network.gains(
+            ids, sizes, source, is_doubtful=is_doubtful, is_hopeful=is_hopeful
+        )
         if not self.shapes.has_lookup:
             return gains
         match = self.lookup.match
@@ -328,8 +337,9 @@ class Policy:
             self._note(ids, result_RC, graph)
             return drafted_by
         lines: list[list[int]] = result_RC.tolist()
-        if self.shapes.has_lookup:
-            self._learn_lookup(ids, lines, graph.num_nodes)
+        runs = self._learn_lookup(ids, lines, graph.num_nodes) if self.shapes.has_lookup else []
+        if self.costs_of(graph.asks).is_measured:
+            self._try([line[TOKENS] for line in lines], runs, graph)
         if self.network.priors:
             self._learn_network(ids, lines, graph)
         return drafted_by
@@ -345,9 +355,20 @@ class Policy:
             if self.network.priors:
                 self.drafted[row] = graph.source, matched
 
-    def _learn_lookup(self, ids: list[int], lines: list[list[int]], num_nodes: int) -> None:
-        """Of guesses by lookup all teach that can be compared with new tokens, checked or not."""
-        lookup, weight = self.lookup, 1.0 / len(ids)
+    def _try(self, tokens: list[int], runs: list[int], graph: CapturedStep) -> None:
+        """Whether the step was better than the best without its source would have been."""
+        num_rows, costs = graph.num_rows, self.costs_of(graph.asks)
+        shape = StepShape(graph.num_nodes, graph.source)
+        if not self.trials.is_one(shape):
+            self.trials.rest(num_rows)
+            return
+        steps = (shape, StepShape(0), self.trials.instead)
+        seconds = [self._seconds(costs, num_rows, len(tokens), one) for one in steps]
+        self.trials.learn(num_rows, shape, seconds, tokens, runs or [0] * len(tokens))
+
+    def _learn_lookup(self, ids: list[int], lines: list[list[int]], num_nodes: int) -> list[int]:
+        """All guesses teach, checked or not; returns how many of each row's were right."""
+        lookup, weight, runs = self.lookup, 1.0 / len(ids), list[int]()
         guesses_at, num_guesses = FIRST + num_nodes + 1, self.shapes.max_nodes
         for row, line in zip(ids, lines, strict=True):
             run, guesses = 0, self.guesses[row]
@@ -358,6 +379,8 @@ class Policy:
             lookup.learn(row, run, run + (run < most), weight=weight, num_checked=checked)
             lookup.hear(row, line[MATCHED])
             self.guesses[row] = line[guesses_at : guesses_at + num_guesses]
+            runs.append(run)
+        return runs
 
     def _learn_network(self, ids: list[int], lines: list[list[int]], graph: CapturedStep) -> None:
         """Of a network's guesses those teach that were checked."""

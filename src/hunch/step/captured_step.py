@@ -181,10 +181,12 @@ class CapturedSteps:
     def observes(self, rows: list[int]) -> bool:
         """Whether the host's drafter must see what the target did for these rows.
 
-        What drafts on the device finds there all it needs.
+        What drafts on the device finds there all it needs, and a head that was left needs nothing.
         """
         if self.drafter is None or not self._is_taken[rows].all():
             return True
+        if self.policy.sides.is_left(rows).all():
+            return False
         return self.drafter.needs_host(self.rows.view(rows))
 
     def drafts_for(self, rows: list[int]) -> np.ndarray:
