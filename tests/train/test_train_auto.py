@@ -27,6 +27,7 @@ from hunch.hub.names import resolve
 from hunch.kernels.phrases import read_phrases
 from hunch.models.spec import ModelSpec
 from hunch.models.target import load_target
+from hunch.train.auto import Run
 from hunch.train.batches import Texts
 from hunch.train.clock import Clock
 from hunch.train.costs import Costs, measure_costs
@@ -283,6 +284,24 @@ def test_phrases_are_counted_where_no_network_pays(
     assert spec.options == {"phrases": str(out / "phrases")}
     with LLM(str(target), **ENGINE) as llm:  # and the engine reads it
         assert llm.generate("the model", use_tqdm=False)
+
+
+def test_a_job_that_goes_on_keeps_its_vocabulary(tmp_path: Path) -> None:
+    """With no time left, fewer tokens to guess would seem enough."""
+    spec = wide_spec(*FAMILIES[0])
+    asked, clock = Asked(target="t", out=tmp_path, prompts="p"), Clock(tmp_path / "c.json", 4.0)
+    texts = Texts(np.arange(40_000), np.array([0, 20_000, 40_000]), np.array([1, 1]))
+    plan = Plan(COSTS, 1.1, rank(COSTS, spec, seconds=100.0, device="cpu"))
+    run_ = Run(asked, plan, spec, tmp_path, texts, [], clock)
+    found = []
+    for spent in (10.0, 239.0):
+        clock.spent = {"regenerate": spent}
+        found.append(hunch.train.auto._with_columns(run_, plan.best.size)[0].options["draft_vocab"])
+    stored = json.loads((tmp_path / "columns.json").read_text())
+    assert found == [str(count) for count in stored.values()] * 2
+    (tmp_path / "columns.json").write_text(json.dumps(dict.fromkeys(stored, 2048)))
+    job, _, chosen = hunch.train.auto._with_columns(run_, plan.best.size)
+    assert job.options["draft_vocab"] == "2048" == str(chosen.size.columns)
 
 
 def test_loading_that_takes_all_of_the_time_is_said_so(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.hub.drafters import PHRASES, find_trained
 from hunch.hub.wheel import KNOWN
+from hunch.kernels.phrases import FILE
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
@@ -70,7 +71,7 @@ from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
 from hunch.train.vocab import coverage_of
 
 MIN_ANSWERS = 8
-TRIALS = "trials.json"
+TRIALS, COLUMNS = "trials.json", "columns.json"
 TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
 CLOSE = 0.8  # of the best expected speed, to be tried beside it
 LONG = 420.0  # seconds of a job that has time for trials,
@@ -100,8 +101,8 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
             if is_training:
                 raise
             return Outcome(pays=False, plan=plan, text=f"{_not_worth_it(asked, plan)} ({error})")
-    count = None
-    if not has_table:
+    count, table = None, asked.out / PHRASES
+    if not (has_table or (table / FILE).is_file()):
         seconds = clock.until(TRAINED if is_training else COUNTS_UNTIL)
         count = PhraseCount(texts, spec.vocab_size, seconds)
     ways = {LOOKUPS: WITHOUT}
@@ -121,8 +122,9 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
             say(f"no network is expected to pay ({expectation(plan.best)}): counts phrases alone")
         with clock.stage("compare"):
             seconds = max(clock.until(0.95 if is_training else COUNTS_UNTIL), 5.0)
-            table = asked.out / PHRASES
-            if count is not None and count.finish(table, seconds):
+            if count is not None:
+                count.finish(table, seconds)
+            if (table / FILE).is_file():
                 ways[PHRASES] = f"{WITHOUT}:phrases={table}"
                 if DRAFTER in ways and is_beside(job.method):
                     ways[DRAFTER] += f":phrases={table}"
@@ -254,26 +256,27 @@ def _with_columns(
     share of all minutes, or as long as there is time."""
     asked, plan, spec, clock = run.asked, run.plan, run.spec, run.clock
     coverage = coverage_of(run.texts, spec.vocab_size)
-    sizes = {replace(best, columns=one.size.columns) for one in plan.expected}
-    device, seconds = device_of(asked), max(clock.until(TRAINED), 1.0)
+    # A job that goes on keeps to what it began with, whatever time is left.
+    chosen, name = read_json(run.work / COLUMNS) or {}, f"{best.method}-{best.layers}-{best.units}"
+    columns = [chosen[name]] if name in chosen else [one.size.columns for one in plan.expected]
+    sizes, device = {replace(best, columns=count) for count in columns}, device_of(asked)
+    left = max(TRAINED * clock.seconds - _before_training(clock), LEAST * clock.seconds)
     ranked = rank(
         plan.costs,
         spec,
-        seconds=seconds,
+        seconds=left,
         device=device,
         answered=float(len(run.texts.tokens)),
         coverage=coverage,
         sizes=sizes,
     )
+    write_json(run.work / COLUMNS, {**chosen, name: ranked[0].size.columns})
     job = _job(asked, best)
     job.options |= {"draft_vocab": str(ranked[0].size.columns)}
     batch = batch_for(plan.costs, spec, ranked[0].size, device)
     job.options |= {} if batch is None else {"batch": str(batch)}
     job.options |= {"stops_flat": "true", "precision": asked.options.get("precision", "float16")}
-    seconds = TRAINED * clock.seconds - _before_training(clock)
-    minutes = max(seconds, LEAST * clock.seconds) / 60
-    if share is not None:
-        minutes = share * clock.seconds / 60
+    minutes = (left if share is None else share * clock.seconds) / 60
     job.options |= {"minutes": f"{minutes:.4f}"}
     every = max(3.6 * minutes, 2.0)  # a look at held-out answers costs little beside that
     job.options |= {"test_every": f"{every:.1f}", **asked.options}
