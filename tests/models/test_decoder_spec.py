@@ -104,39 +104,6 @@ def test_a_layer_type_that_is_not_known_is_named():
         tiny_spec("Qwen2ForCausalLM", **changes, layer_types=["full_attention"] * 2)
 
 
-# What published files have besides the keys that count.
-PUBLISHED = {
-    "LlamaForCausalLM": {
-        "is_llama_config": True,
-        "rope_interleaved": False,
-        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
-        "max_sequence_length": 2048,
-        "pretraining_tp": 1,
-        "_name_or_path": "x",
-        "unsloth_fixed": True,
-    },
-    "Qwen2ForCausalLM": {"max_window_layers": 21, "use_mrope": False, "attention_dropout": 0.0},
-    "Phi3ForCausalLM": {
-        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
-        "full_attn_mod": 1,
-        "interpolate_factor": 1,
-        "lm_head_bias": False,
-        "resid_pdrop": 0.1,
-        "original_max_position_embeddings": 4096,
-        "sliding_window": 262144,
-    },
-    "Gemma2ForCausalLM": {"cache_implementation": "hybrid", "sliding_window_size": 4096},
-    "GPT2LMHeadModel": {"n_ctx": 256, "task_specific_params": {"x": 1}, "summary_type": "c"},
-    "GPTBigCodeForCausalLM": {"pad_key_length": True, "validate_runner_input": True},
-    "OPTForCausalLM": {"prefix": "</s>", "layerdrop": 0.1, "dropout": 0.1},
-}
-
-
-@pytest.mark.parametrize("architecture", PUBLISHED)
-def test_keys_of_published_files_that_do_not_count_are_no_error(architecture):
-    assert tiny_spec(architecture, **PUBLISHED[architecture]) is not None
-
-
 def test_a_config_without_architectures():
     config = tiny_config()
     del config["architectures"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import tiny_config, tiny_weights
+from builders import tiny_config, tiny_spec, tiny_weights
 from hunch.errors import UnsupportedModelError
 from hunch.kernels import native
 from hunch.models.load import load_decoder
@@ -81,6 +81,39 @@ PUBLISHED = {
 def test_a_published_config_is_read(name):
     spec = ModelSpec.from_config(unified_config(SIZES | PUBLISHED[name]))
     assert spec.num_layers == 4
+
+
+# More that files have, by architecture.
+KEYS = {
+    "LlamaForCausalLM": {
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+        "max_sequence_length": 2048,
+        "pretraining_tp": 1,
+        "_name_or_path": "x",
+        "unsloth_fixed": True,
+    },
+    "Qwen2ForCausalLM": {"max_window_layers": 21, "use_mrope": False, "attention_dropout": 0.0},
+    "Phi3ForCausalLM": {
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "resid_pdrop": 0.1,
+        "original_max_position_embeddings": 4096,
+        "sliding_window": 262144,
+    },
+    "Gemma2ForCausalLM": {"cache_implementation": "hybrid", "sliding_window_size": 4096},
+    "GPT2LMHeadModel": {"n_ctx": 256, "task_specific_params": {"x": 1}, "summary_type": "c"},
+    "GPTBigCodeForCausalLM": {"pad_key_length": True, "validate_runner_input": True},
+    "OPTForCausalLM": {"prefix": "</s>", "layerdrop": 0.1, "dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("architecture", KEYS)
+def test_keys_of_published_files_that_do_not_count_are_no_error(architecture):
+    assert tiny_spec(architecture, **KEYS[architecture]) is not None
 
 
 def test_text_inside_a_model_of_text_and_pictures():
