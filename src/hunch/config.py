@@ -67,7 +67,7 @@ class ModelConfig:
     device: str = "auto"  # auto, cpu, cuda
     max_model_len: int | None = None  # None: the model's own context
     seed: int = 0  # seeds requests that bring none
-    threads: int | None = None  # CPU threads; None: the machine's cores
+    threads: int | None = None  # CPU threads; None: OMP_NUM_THREADS, or the cores
     kernels: str = "auto"  # torch: stock products alone, whatever else is there
     activation_bits: int = 8  # or 14, on CPU kernels: nearer to float32, and slower
     lora: str | None = None  # a LoRA adapter (PEFT's directory) that is merged into the weights

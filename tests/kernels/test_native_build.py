@@ -1,5 +1,6 @@
 """Building the kernels: once per machine, and never silently missing."""
 
+import os
 import subprocess
 import sys
 
@@ -54,13 +55,16 @@ def test_a_second_start_builds_nothing(monkeypatch, tmp_path):
     assert len(built) == 2
 
 
-def test_cores_follow_affinity():
+@pytest.mark.parametrize(("told", "expected"), [({}, "1"), ({"OMP_NUM_THREADS": "3,2"}, "3")])
+def test_threads_follow_affinity_and_what_torch_is_told(told, expected):
     script = "import os; os.sched_setaffinity(0, {0}); from hunch.kernels.build import num_cores; "
     script += "print(num_cores())"
-    told = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )  # a process of its own: affinity would stay
-    assert told.stdout.strip() == "1"
+    others = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+        env=others | told,
+    )  # fmt: skip  # a process of its own: affinity would stay
+    assert found.stdout.strip() == expected
 
 
 def test_a_wheels_own_kernels_are_chosen_by_the_cpu(monkeypatch, tmp_path):

@@ -41,7 +41,9 @@ TopK = Annotated[int, typer.Option(help="Keep the K likeliest tokens; 0: all.")]
 MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text.", min=0)]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: the cores.", min=1)]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads; default: OMP_NUM_THREADS, or the cores.", min=1)
+]
 Dtype = Annotated[
     str, typer.Option(help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.")
 ]

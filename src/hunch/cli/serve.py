@@ -85,7 +85,7 @@ _HELP = {
     "device": "auto, cpu or cuda.",
     "max_model_len": "Longest prompt and answer together; default: the model's own.",
     "seed": "Seeds requests that bring none.",
-    "threads": "CPU threads; default: the machine's cores.",
+    "threads": "CPU threads; default: OMP_NUM_THREADS, or the machine's cores.",
     "kernels": "auto, or torch: torch's own products alone.",
     "activation_bits": "8 or 14, on a CPU before quantised weights; 14 is nearer to float32.",
     "lora": "A LoRA adapter (PEFT's directory) to merge into the model.",

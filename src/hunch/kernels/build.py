@@ -175,7 +175,13 @@ def vector_unit() -> str:
 
 
 def num_cores() -> int:
-    """Cores this process may use: hyperthreads count once, a container's quota counts."""
+    """Cores this process may use: hyperthreads count once, a container's quota counts.
+
+    OMP_NUM_THREADS says another number, as for torch.
+    """
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if told.isdigit() and int(told) > 0:
+        return int(told)
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     if cpus is None:
         return os.cpu_count() or 1
