@@ -36,6 +36,7 @@ def llm(default_files: ModelFiles) -> Iterator[LLM]:
         yield made
 
 
+@pytest.mark.slow  # every day: tests/drafting/test_prediction.py
 def test_changing_one_name_takes_a_third_of_the_passes_at_most(llm: LLM) -> None:
     base = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     off = SamplingParams(**base, speculation=Speculation(mode="off"))

@@ -16,7 +16,7 @@ CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance
 @pytest.mark.parametrize(
     ("phases", "num_examples"),
     [
-        ("fuzzing", 5),
+        ("fuzzing", 2),
         pytest.param("coverage,fuzzing,stateful", 100, marks=pytest.mark.slow),
     ],
 )

@@ -66,6 +66,28 @@ class SingleGroup:
 SINGLE: Group = SingleGroup()
 
 
+def added(parts: Tensor) -> Tensor:
+    """The sum along the first dimension, in its order."""
+    total = parts[0]
+    for other in parts[1:]:
+        total = total + other
+    return total
+
+
+def padded(part: Tensor, size: int) -> Tensor:
+    """A part whose last dimension is as long as the longest of all ranks."""
+    if part.shape[-1] == size:
+        return part
+    longer = part.new_zeros(*part.shape[:-1], size)
+    longer[..., : part.shape[-1]] = part
+    return longer
+
+
+def joined(parts: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Padded parts, rank after rank, along the last dimension."""
+    return torch.cat([p[..., :size] for p, size in zip(parts, sizes, strict=True)], dim=-1)
+
+
 class DistGroup:
     """Processes joined by torch.distributed (gloo on CPUs, nccl on GPUs)."""
 
@@ -79,25 +101,15 @@ class DistGroup:
         self.size = process_group.size()
 
     def all_reduce(self, part: Tensor) -> Tensor:
-        parts = self._all(part)
-        total = parts[0]
-        for other in parts[1:]:
-            total = total + other
-        return total
+        return added(self._all(part))
 
     def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        room = part.new_zeros(*part.shape[:-1], max(sizes))
-        room[..., : part.shape[-1]] = part
-        parts = self._all(room)  # a gather to one rank alone is no faster on either backend
-        if self.rank:
-            return part
-        return torch.cat([p[..., :size] for p, size in zip(parts, sizes, strict=True)], dim=-1)
+        # A gather to one rank alone is no faster on either backend.
+        parts = self._all(padded(part, max(sizes)))
+        return part if self.rank else joined(parts, sizes)
 
     def all_slices(self, part_STD: Tensor) -> Tensor:
-        own_TD = part_STD[0]
-        for slice_TD in part_STD[1:]:
-            own_TD = own_TD + slice_TD
-        return self._all(own_TD)
+        return self._all(added(part_STD))
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         options = dist.BroadcastOptions()

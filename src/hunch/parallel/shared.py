@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hunch.errors import EngineError
 from hunch.kernels.gpu_exchange import PEERS_DIED, TIMED_OUT, Exchange, buffer_words
+from hunch.parallel.group import added, joined, padded
 
 HANDLE_BYTES = 64  # of CUDA's memory handles
 PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the buffer may be on another GPU
@@ -38,21 +39,11 @@ class SharedGroup:
         self._all, self._first = range(self.size), range(1)
 
     def all_reduce(self, part: Tensor) -> Tensor:
-        parts = self._gathered(part, self._all, self._all)
-        total = parts[0]
-        for other in parts[1:]:
-            total = total + other
-        return total
+        return added(self._gathered(part, self._all, self._all))
 
     def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        padded = part
-        if part.shape[-1] < max(sizes):
-            padded = part.new_zeros(*part.shape[:-1], max(sizes))
-            padded[..., : part.shape[-1]] = part
-        parts = self._gathered(padded, self._all, self._first)
-        if self.rank:
-            return part
-        return torch.cat([p[..., :size] for p, size in zip(parts, sizes, strict=True)], dim=-1)
+        parts = self._gathered(padded(part, max(sizes)), self._all, self._first)
+        return part if self.rank else joined(parts, sizes)
 
     def all_slices(self, part_STD: Tensor) -> Tensor:
         size, part_SW = part_STD.shape[1:], part_STD.flatten(1)
