@@ -31,7 +31,8 @@ from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.policy import share_nodes
 from hunch.drafting.trees import Node, side_by_side, to_draft
 from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, Span, slots_at
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.kv_store import slots_at
 from hunch.models.decoder import Hidden
 from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import BlockGuess, BlockNet, TiledBlocks

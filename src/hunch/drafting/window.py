@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.drafting.base import DrafterContext
-from hunch.kernels.attention import AttnInputs, KVCache, Span, slots_at
+from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.kv_store import slots_at
 
 if TYPE_CHECKING:
     from hunch.drafting.choosing import Level, TreeShape

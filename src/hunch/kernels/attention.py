@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hunch.kernels.kv_store import slots_at
+
 if TYPE_CHECKING:
     from hunch.kernels.delta import RowStates
 
@@ -142,7 +144,7 @@ def seen_slots(attn: AttnInputs, token: int, window: int | None = None) -> Tenso
     """The slots packed token `token` reads, in order of position."""
     pos, base, seq = (int(x[token]) for x in (attn.pos_T, attn.base_T, attn.seq_T))
     positions = torch.arange(min(base, pos + 1), device=attn.pos_T.device)
-    slots: Tensor = slots_at(attn.table_SB, seq, positions, attn.block_size)
+    slots = slots_at(attn.table_SB, seq, positions, attn.block_size)
     if attn.tree_TP is not None and pos >= base:
         slots = torch.cat([slots, attn.tree_TP[token, : pos - base + 1]])
     return slots[first_seen(pos, window) :]
@@ -269,13 +271,7 @@ def _piece(
 def _table_slots(attn: AttnInputs, seq: int, first: int, last: int) -> Tensor:
     """Slots of positions [first, last) by the block table."""
     positions = torch.arange(first, last, device=attn.table_SB.device)
-    slots: Tensor = slots_at(attn.table_SB, seq, positions, attn.block_size)
-    return slots
-
-
-def slots_at(table_SB: Any, seq: Any, positions: Any, block_size: int) -> Any:
-    """The KV slots of positions, by the blocks of their sequences; of tensors or of arrays."""
-    return table_SB[seq, positions // block_size] * block_size + positions % block_size
+    return slots_at(attn.table_SB, seq, positions, attn.block_size)
 
 
 def _chain_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tensor, Tensor | None]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache, slots_at
+from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.kv_store import slots_at
 
 GOES_ON, STOP, LENGTH = 0, 1, 2  # why a row ended
 TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result

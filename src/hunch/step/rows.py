@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Rows
-from hunch.kernels.attention import slots_at
+from hunch.kernels.kv_store import slots_at
 from hunch.kernels.step import MAX_STOPS, RowState
 from hunch.types import Capacity, Request, RowStart
 
