@@ -21,6 +21,7 @@ from tiny_models import write_llama
 
 SMALL: dict[str, Any] = {"device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 160}
 PROMPTS = ["the model and the guess", "a token a token a token a", "fast token fast token fast"]
+CHAIN = "suffix:adaptive=false:num_nodes=3"
 SCHEMA = {
     "type": "object",
     "properties": {"fast": {"type": "boolean"}, "sizes": {"type": "array", "maxItems": 2}},
@@ -77,7 +78,7 @@ def shown(outputs: list[RequestOutput]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("method", ["suffix:adaptive=false:num_nodes=3", "draft:tree"])
+@pytest.mark.parametrize("method", [CHAIN, pytest.param("draft:tree", marks=pytest.mark.slow)])
 def test_as_by_the_host(method: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
         lead_by_host(llm.engine.runner)
@@ -182,7 +183,10 @@ def test_a_row_is_drafted_for_by_the_method_it_names(
             assert {t.method for t in found.outputs[0].trace or []} - {""} == {name}
 
 
-@pytest.mark.parametrize("method", ["off", "suffix:adaptive=false:num_nodes=3", "draft:tree"])
+@pytest.mark.parametrize(
+    "method",
+    [CHAIN, *(pytest.param(name, marks=pytest.mark.slow) for name in ("off", "draft:tree"))],
+)
 def test_tokens_that_a_grammar_does_not_take_are_taken_back(
     method: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
