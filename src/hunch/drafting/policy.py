@@ -38,7 +38,7 @@ DOUBT_FADE = 0.03
 NEW_MATCH = 1.0  # doublings of the match taken for a row of which nothing was heard
 
 HOPE = 0.8  # log-odds that a network is given until it was tried
-# A tree of 15 nodes had 3.03 tokens per pass with the default draft, merged drafts 3.95 (10 prompts).
+# A tree of 15 nodes had 3.03 tokens per pass with the default draft, merged ones 3.95 (10 prompts).
 NETWORK_PRIORS = {
     DraftSource.CHAIN: (0.5, 0.6),
     DraftSource.TREE: (0.65, 0.65),
