@@ -39,7 +39,8 @@ CONFIGS |= {
     "deepseek v2": tiny_config("DeepseekV2ForCausalLM", **LATENT, n_group=1, topk_group=1),
 }
 CONFIGS["llama 4"] = tiny_config(
-    "Llama4ForCausalLM", **SIZES | {"num_experts_per_tok": 1}, num_local_experts=16,
+    "Llama4ForCausalLM", **SIZES | {"num_experts_per_tok": 1, "moe_intermediate_size": None},
+    num_local_experts=16,
     intermediate_size_mlp=512, no_rope_layer_interval=2, attention_chunk_size=16, floor_scale=8,
 )  # fmt: skip
 CUDA = torch.device("cuda")
