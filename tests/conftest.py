@@ -7,9 +7,16 @@ import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from hunch import hub
 from hunch.errors import ModelError
+
+# A busy machine is slow, and that is no fault of what is tested.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined

@@ -100,7 +100,7 @@ def test_a_large_wrong_body_gets_its_error_at_once(server: LiveServer, name: str
     assert memory(pid) - held < 64
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(ESCAPES), max_size=7).map("".join))
 def test_half_of_a_character_is_found_without_parsing(text: str) -> None:
     body = f'"{text}"'

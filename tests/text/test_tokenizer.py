@@ -46,7 +46,7 @@ def test_the_default_model_there_and_back(default: Tokenizer, text: str) -> None
 
 
 @given(text=st.text(max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_text_there_and_back(text: str) -> None:
     assert BYTES.decode(BYTES.encode(text), skip_special_tokens=False) == text
 
