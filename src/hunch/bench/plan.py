@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -15,16 +16,18 @@ from hunch.errors import ConfigError, RequestError
 
 MAX_LENGTH = 16
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+FOR_EVER = 400  # requests after half of which a load is taken to be steady
 ACCEPTANCE = 0.7  # where nothing is known: a draft of the same family on chat
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked for: tokens of a prompt and of an answer, requests per second."""
+    """What is asked for: tokens of a prompt and of an answer, requests per second, how long."""
 
     prompt: int = 512
     answer: int = 256
     rate: float | None = None
+    seconds: float | None = None  # that requests come; None: for ever
 
     @property
     def context(self) -> float:
@@ -113,28 +116,59 @@ class Planner:
         return max(1 / self.second_of(rows, is_plain) for rows in sizes)
 
     def at_rate(self, is_plain: bool) -> Load:
-        """The steady state at the rate asked for: by Little's law, as many requests are under way
-        as come while one is answered."""
+        """Requests that come evenly at the rate asked for: what each takes, step by step."""
         assert self.work.rate is not None
         limit = self.capacity(is_plain)
         machines = max(1, math.ceil(self.work.rate / (0.95 * limit)))
         rate = self.work.rate / machines
-        rows = 1.0
-        for _ in range(200):
-            count = max(1, min(round(rows), self.most_rows))
-            choice = self.choice(count, 0) if is_plain else self.best(count)
-            pause = 1 - min(
-                0.95, rate * self.machine.prefill_seconds(self.target, self.work.prompt)
-            )
-            passes = self.work.answer / choice.tokens_per_pass
-            seconds = passes * choice.pass_seconds / pause
-            rows += 0.3 * (rate * seconds - rows)
-        return Load(machines, max(rows, rate * seconds), seconds, choice, rate / limit)
+
+        @cache
+        def choose(rows: int) -> Choice:
+            return self.choice(rows, 0) if is_plain else self.best(rows)
+
+        took = self.answers_at(rate, choose)
+        if self.work.seconds is None:
+            took = took[len(took) // 2 :]  # by then as many come as go
+        seconds = sum(took) / len(took)
+        rows = rate * seconds
+        return Load(machines, rows, seconds, choose(self._rows(rows)), rate / limit)
+
+    def _rows(self, rows: float) -> int:
+        return max(1, min(round(rows), self.most_rows))
+
+    def answers_at(self, rate: float, choose: Callable[[int], Choice]) -> list[float]:
+        """Seconds from the first token of each answer to its last, as requests come evenly.
+
+        Prompts that came during a step are read in one pass before the next.
+        """
+        work, machine, target = self.work, self.machine, self.target
+        count = FOR_EVER if work.seconds is None else max(round(rate * work.seconds), 1)
+        came, now = 0, 0.0
+        left: dict[int, float] = {}  # tokens, by request
+        first: dict[int, float] = {}  # when its first token came
+        took: dict[int, float] = {}
+        while came < count or left:
+            if not left:
+                now = max(now, came / rate)
+            new = range(came, min(count, max(int(now * rate + 1e-9) + 1, came)))
+            came = new.stop
+            if new:
+                now += machine.reading_seconds(target, work.prompt * len(new))
+                left |= dict.fromkeys(new, work.answer - 1.0)
+                first |= dict.fromkeys(new, now)
+            choice = choose(self._rows(len(left)))
+            now += choice.pass_seconds
+            for request in list(left):
+                left[request] -= choice.tokens_per_pass
+                if left[request] <= 0.0:
+                    took[request] = now - first[request]
+                    del left[request]
+        return [took[request] for request in sorted(took)]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A rate in steady state."""
+    """What becomes of a rate."""
 
     machines: int
     rows: float  # requests under way on each

@@ -110,6 +110,11 @@ class Machine:
         computed = 2 * size.params * tokens / self.prefill_flops
         return self.scale * max(computed, size.weight_bytes / self.bytes_per_second)
 
+    def reading_seconds(self, size: Size, tokens: float) -> float:
+        """A pass over a few prompts beside steps: weights are read, and tokens computed."""
+        computed = 2 * size.params * tokens / self.prefill_flops
+        return self.scale * (computed + size.weight_bytes / self.bytes_per_second)
+
     def most_rows(self, size: Size, context: float) -> int:
         """Sequences whose KV fits beside the weights, with a tenth of the memory left over."""
         free = 0.9 * self.memory_bytes - size.weight_bytes

@@ -33,6 +33,9 @@ def plan(
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 512,
     answer: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 256,
     rps: Annotated[float | None, typer.Option(help="Requests per second to serve.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="They come for so long; else for ever.", min=0.01)
+    ] = None,
     price: Annotated[float | None, typer.Option(help="Of a GPU hour, for the cost.")] = None,
     bandwidth: Annotated[
         float | None, typer.Option(help="GB/s, in place of --gpu; as advertised.")
@@ -72,10 +75,10 @@ def plan(
         return
     o.refuse(ctx, ("pp",), "goes with --link, which says what stages exchange")
     if rps is None:
-        o.refuse(ctx, ("price",), "goes with --rps, the load whose cost it tells")
+        o.refuse(ctx, ("price", "seconds"), "goes with --rps, the load that it is about")
     machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype)
     planner = _planner(
-        machine, target, draft, dtype, acceptance, (prompt, answer, rps), layers, kv_bytes,
+        machine, target, draft, dtype, acceptance, (prompt, answer, rps, seconds), layers, kv_bytes,
         from_report,
     )  # fmt: skip
     found = _figures(planner, target, draft, price)
@@ -91,7 +94,7 @@ def _planner(
     draft: str | None,
     dtype: str,
     acceptance: float | None,
-    work: tuple[int, int, float | None],
+    work: tuple[int, int, float | None, float | None],
     layers: int | None,
     kv_bytes: float | None,
     from_report: Path | None,
