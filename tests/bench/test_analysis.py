@@ -143,3 +143,12 @@ def test_csv_and_markdown_hold_every_run() -> None:
     assert len(lines) == 1 + 9
     assert "first_token.p99" in lines[0]
     assert "| 16.0 | long |" in as_markdown(made())
+
+
+def test_reports_of_different_models_are_told_apart() -> None:
+    before, after = made(), made()
+    assert compare.other_subjects(before, after) == []
+    before.environment, after.environment = {"model": "a", "cpu": "x"}, {"model": "b", "cpu": "x"}
+    assert compare.other_subjects(before, after) == [
+        "the reports differ in model: a before, b after"
+    ]

@@ -41,6 +41,18 @@ class Change:
         return {**asdict(self), "verdict": self.verdict}
 
 
+def other_subjects(before: Report, after: Report) -> list[str]:
+    """What makes two reports ones of different things, said before their figures are compared."""
+    lines = []
+    for name in ("model", "enlarged_to", "dtype", "device", "gpu", "cpu"):
+        was, now = before.environment.get(name), after.environment.get(name)
+        if was != now:
+            lines.append(
+                f"the reports differ in {name}: {was or 'none'} before, {now or 'none'} after"
+            )
+    return lines
+
+
 def compare(before: Report, after: Report) -> list[Change]:
     """Every method and point that both have, over the prompts that both have."""
     changes = []

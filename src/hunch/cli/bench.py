@@ -157,7 +157,10 @@ def compare(
     from hunch.bench import compare as comparing
     from hunch.bench.records import load_report
 
-    changes = comparing.compare(load_report(before), load_report(after))
+    reports = load_report(before), load_report(after)
+    for line in comparing.other_subjects(*reports):
+        typer.echo(line, err=True)
+    changes = comparing.compare(*reports)
     if as_json:
         print(json.dumps([change.to_json() for change in changes]))
     else:
