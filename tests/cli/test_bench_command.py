@@ -136,3 +136,9 @@ def test_mistakes_get_one_line(run: Call, words: tuple[str, ...], message: str) 
     assert code == 2
     assert message in err.replace("\n", " ")
     assert "Traceback" not in err
+
+
+def test_a_model_in_place_of_a_command(run: Call) -> None:
+    code, _, err = run("some/model.gguf")
+    assert code == 2
+    assert "hunch bench --model some/model.gguf" in err

@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hunch.cli import bench_tables
 from hunch.cli import measuring as m
 from hunch.cli import options as o
 from hunch.errors import ConfigError
 
+
+class BenchCommands(TyperGroup):
+    """Says how a model is named where one stands in place of a command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        if self.get_command(ctx, word) is None and any(sign in word for sign in "/.-:"):
+            raise ConfigError(f"bench takes the model by an option: hunch bench --model {word}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
-    help="Measure methods, servers and loads against plain decoding.", no_args_is_help=False
+    cls=BenchCommands,
+    help="Measure methods, servers and loads against plain decoding.",
+    no_args_is_help=False,
 )
 
 
