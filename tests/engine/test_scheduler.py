@@ -8,6 +8,7 @@ from engine.fake_runner import FakeCodec, FakeRunner
 from hunch.config import Config, ScheduleConfig, SpecConfig
 from hunch.engine.engine import Engine
 from hunch.engine.scheduler import AHEAD, Scheduler
+from hunch.engine.snapshots import NO_SLOT
 from hunch.types import SamplingParams, Speculation, StepPlan
 
 
@@ -284,3 +285,18 @@ def test_the_state_whose_use_is_longest_ago_gives_way():
         finish(engine)
     starts = [start for plan in engine.runner.plans for start in plan.starts]
     assert [start.num_computed[0] for start in starts] == [0, 0, 68, 0, 0]
+
+
+def test_no_slot_for_a_state_keeps_nobody_back(monkeypatch):
+    """The row goes on, past the next place too at which its state would have been kept."""
+    engine = make(budget=200, num_blocks=200, num_snapshots=4)
+    head = [1 + i % 27 for i in range(80)]
+    params = SamplingParams(max_tokens=3, ignore_eos=True, seed=1)
+    for number, tail in enumerate((70, 71)):
+        engine.add(str(number), head + [1 + (i * tail) % 27 for i in range(tail)], params)
+        finish(engine)
+        slots = iter([NO_SLOT, 3])
+        monkeypatch.setattr(engine._scheduler.pool.snapshots, "reserve", lambda: next(slots))
+    works = [work for plan in engine.runner.plans for work in plan.work]
+    assert [work.num_tokens for work in works if work.snapshot >= 0] == [148]
+    assert [work.num_tokens for work in works if work.num_tokens > 1][-1] == 151

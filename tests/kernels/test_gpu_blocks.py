@@ -82,7 +82,7 @@ def test_a_pass_by_fused_kernels(study: Study, tmp_path: Path) -> None:
     make(study, tmp_path, **FORMS["dspark"])
     net = load_block(tmp_path, study.target, "dspark")
     layers = FusedLayers(net.body.blocks, [net.rope.table_LH], net.spec.norm_eps)
-    fused, size = FusedBlocks(net, layers, study.target), net.shape.num_places
+    fused, size = FusedBlocks(net, layers), net.shape.num_places
     table_SB = torch.randperm(16, generator=torch.Generator().manual_seed(0)).view(ROWS, 8)
     kv, plain = new_kv(net), new_kv(net)
     attn = inputs([list(range(length)) for length in LENGTHS], table_SB, padding=0)

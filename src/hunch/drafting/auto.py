@@ -81,7 +81,7 @@ class RoutedDrafter:
         context: DrafterContext,
     ) -> None:
         self.default, self.lookup, self.network, self.lookups = default, lookup, network, lookups
-        self.cost, self.device, self.only_chains = context.cost, context.device, context.only_chains
+        self.cost, self.device, self._context = context.cost, context.device, context
         self.margin = 0.0 if lookup is None else lookup.margin
         method: Drafter | None = lookup
         if method is None and network is not None:
@@ -225,7 +225,7 @@ class RoutedDrafter:
         found: DeviceDrafter | None = network if self.lookup is None else matches
         if matches is not None and network is not None:
             assert isinstance(matches, DeviceLookup)
-            room, only_chains = self.needs.max_nodes, self.only_chains
+            room, only_chains = self.needs.max_nodes, self._context.only_chains
             if isinstance(network, DeviceFollower):
                 found = DeviceAutoHead(matches, network, room, only_chains=only_chains)
             else:

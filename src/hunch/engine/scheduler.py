@@ -190,6 +190,8 @@ class Scheduler:
         pool, num_known = self.pool, len(sequence.tokens)
         num_pending = sequence.num_pending + sequence.pending_more
         num_lacking = num_known - sequence.num_computed - num_pending
+        while sequence.cuts and sequence.cuts[0] <= num_known - num_lacking:
+            del sequence.cuts[0]  # passed, as no slot was free for the state at the one before it
         if sequence.cuts:
             num_tokens = num_lacking - num_known + sequence.cuts[0]
             slot = self._slot_for_state(sequence) if num_tokens <= budget else NO_SLOT
