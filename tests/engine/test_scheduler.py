@@ -295,8 +295,8 @@ def test_no_slot_for_a_state_keeps_nobody_back(monkeypatch):
     for number, tail in enumerate((70, 71)):
         engine.add(str(number), head + [1 + (i * tail) % 27 for i in range(tail)], params)
         finish(engine)
-        slots = iter([NO_SLOT, 3])
-        monkeypatch.setattr(engine._scheduler.pool.snapshots, "reserve", lambda: next(slots))
+        reserve = iter([NO_SLOT, 3]).__next__
+        monkeypatch.setattr(engine._scheduler.pool.snapshots, "reserve", reserve)
     works = [work for plan in engine.runner.plans for work in plan.work]
     assert [work.num_tokens for work in works if work.snapshot >= 0] == [148]
     assert [work.num_tokens for work in works if work.num_tokens > 1][-1] == 151
