@@ -15,11 +15,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.installed
 	$(BIN)/hunch bench --workload demo --show --limit 4 --repeats 1
 
-# JOBS=2 shares the files of tests among so many processes of one thread each.
+# JOBS=2 shares the tests among so many processes of one thread each.
 JOBS ?= 2
 ifneq ($(JOBS),1)
 test: export OMP_NUM_THREADS = 1
-SHARED := -n $(JOBS) --dist loadfile
+SHARED := -n $(JOBS) --dist worksteal
 endif
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(SHARED)

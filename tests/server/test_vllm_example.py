@@ -1,4 +1,5 @@
-"""vLLM's documentation example with a draft model: other than the module's path, word for word."""
+"""vLLM's documentation example with a draft model: other than the module's path and one flag, word
+for word."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(target: Path) -> Iterator[OpenAI]:
     draft = make_draft(target, target.parent / "draft", noise=0.02)
-    words = WORDS.format(target=target, draft=draft).split()
+    # A draft this large beside so small a target would rest, as it saves no time.
+    words = [*WORDS.format(target=target, draft=draft).split(), "--always-draft"]
     with (
         api_server(words, target.parent / "log") as url,
         OpenAI(api_key="EMPTY", base_url=url) as made,
@@ -65,9 +67,6 @@ def test_models_are_listed_and_two_answers_completed(
 
 def test_the_draft_model_drafts(client: OpenAI) -> None:
     model = client.models.list().data[0].id
-    named = {"speculation": {"mode": "draft"}}  # else it drafts only where that saves time
-    answer = client.completions.create(
-        model=model, prompt=PROMPT, max_tokens=40, temperature=0, extra_body=named
-    )
+    answer = client.completions.create(model=model, prompt=PROMPT, max_tokens=40, temperature=0)
     drafters = answer.model_extra["hunch"]["stats"]["drafters"]  # type: ignore[index]
-    assert drafters["draft"]["accepted"] > 0
+    assert drafters["draft"]["accepted"] > 10
