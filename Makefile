@@ -66,7 +66,7 @@ $(BIN)/python:
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "installing hunch and what it needs into $(VENV) (a few minutes, once)"
 	$(BIN)/python tools/install_torch.py "$(TORCH)" --cpu-index "$(TORCH_INDEX)"
-	$(PIP) -e .
+	$(PIP) -e '.[serve,bench]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -74,7 +74,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-peers: $(VENV)/.installed
-	$(PIP) -e '.[serve,bench]' xllamacpp accelerate
+	$(PIP) xllamacpp accelerate
 	-$(PIP) --only-binary :all: ik-llama-cpp-python
 	@touch $@
 

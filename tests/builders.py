@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder, tensor_shapes
 from hunch.models.source import RandomSource
@@ -186,3 +187,23 @@ def plain_logits(model: Decoder, ids: Sequence[int]) -> Tensor:
     ids_T, attn = pack([Seq(ids)], tables(1, num_blocks))
     hidden = model.forward(ids_T, attn, new_kv(model, 1, num_blocks))
     return model.logits(hidden.last_TD)
+
+
+def check_rows(model: Any) -> None:
+    """A row is the same bits in batches of 1 to 64, read at once or in two pieces."""
+    ids = torch.randint(0, 90, (64, 3), generator=torch.Generator().manual_seed(1)).tolist()
+    table_SB = tables(64, 2)
+
+    def last_rows(seqs: list[Seq], kv: KVCache) -> Tensor:
+        ids_T, attn = pack(seqs, table_SB[: len(seqs)])
+        attn.row_S = torch.arange(len(seqs))
+        hidden_TD = model.forward(ids_T, attn, kv).last_TD
+        return hidden_TD[[span.last - 1 for span in attn.spans]]
+
+    expected = last_rows([Seq(prompt) for prompt in ids], model.new_kv(64 * 8, 64))
+    assert len(expected.unique(dim=0)) == 64
+    for size in (1, 2, 7, 16, 33):
+        kv = model.new_kv(64 * 8, 64)
+        last_rows([Seq(prompt[:2]) for prompt in ids[:size]], kv)
+        rows = last_rows([Seq(prompt[2:], start=2) for prompt in ids[:size]], kv)
+        assert rows.equal(expected[:size])

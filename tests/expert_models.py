@@ -28,6 +28,10 @@ CASES = {
         QWEN | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
     ),
 }
+CASES["olmoe"] = (
+    "Olmoe",
+    QWEN | {"hidden_size": 64, "intermediate_size": 16, "num_key_value_heads": 2},
+)
 OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}
 CASES |= {
     "granite-moe": (

@@ -17,10 +17,12 @@ import plain_blocks
 import plain_heads
 from builders import BLOCK_SIZE, Seq, new_kv, pack, tables
 from hunch import LLM, SamplingParams
+from hunch.layers.attention import Heads, split_heads
+from hunch.layers.rope import Rope
 from hunch.models.decoder import Decoder
-from hunch.models.heads.block import build_body
+from hunch.models.heads.block import BlockBody, build_body
 from hunch.models.heads.block_files import load_block
-from hunch.models.heads.block_net import TaughtBlocks
+from hunch.models.heads.block_net import attend_dense, seen_from
 from hunch.models.load import load_decoder
 from hunch.models.source import Source
 from hunch.models.weights import open_weights
@@ -482,6 +484,44 @@ class TensorSource(Source):
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         assert self.tensors[name].shape == shape
         return self.tensors[name]
+
+
+class TaughtBlocks:
+    """Blocks anywhere in one known text, as they are taught: each sees the text before its anchor.
+
+    >>> context_TD = body.context(features)                 # the text's states, T positions
+    >>> attend = TaughtBlocks(body, context_TD, anchor_R, rope)
+    >>> states_TD = body.states(body.inputs(embed_RD, mask_D), attend)
+    >>> told_RSD = body.telling(states_TD)                  # what the S places say
+
+    anchor_R: the position of each block's first token; its embedding is embed_RD, and it sees the
+    states of positions before it. Place i of block r then stands at anchor_R[r] + i. The token
+    before place s that tells something is that at anchor_R[r] + s, shifted or not.
+    """
+
+    def __init__(self, body: BlockBody, context_TD: Tensor, anchor_R: Tensor, table: Rope) -> None:
+        self.shape, device = body.shape, context_TD.device
+        num_known, size = len(context_TD), body.shape.num_places
+        pos_L = torch.arange(num_known, device=device)
+        pos_T = (anchor_R[:, None] + torch.arange(size, device=device)).flatten()
+        self.rotation, self.kv = table(pos_T), body.context_kv(context_TD, table(pos_L))
+        block_T = torch.arange(len(anchor_R), device=device).repeat_interleave(size)
+        is_before_TL = pos_L[None, :] < anchor_R.repeat_interleave(size)[:, None]
+        is_own_TT = block_T[:, None] == block_T[None, :]
+        self.is_seen_TK = torch.cat((is_before_TL, is_own_TT), dim=1)
+        self.pos_T, self.pos_K = pos_T, torch.cat((pos_L, pos_T))
+
+    def __call__(
+        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
+    ) -> Tensor:
+        q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, self.rotation)
+        k_LMH, v_LMH = self.kv[layer]
+        is_seen_TK = self.is_seen_TK
+        near_TK = seen_from(self.pos_T, self.pos_K, heads.window, self.shape.is_causal)
+        if near_TK is not None:
+            is_seen_TK = is_seen_TK & near_TK
+        keys, values = torch.cat((k_LMH, k_TMH)), torch.cat((v_LMH, v_TMH))
+        return attend_dense(q_TNH, keys, values, is_seen_TK, heads)
 
 
 def make_block(

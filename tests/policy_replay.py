@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from hunch.drafting.costs import DraftSource, StepShape
+from hunch.drafting.costs import StepShape
 from hunch.drafting.step_policy import Policy
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
 
-PROMPT, NUM_GUESSES, NUM_LEVELS, MAX_LEVELS, SURE = 50, 15, 5, 10, 4
-ALONE, LOOKUP, CHAIN, TREE = -2, 0, 1, 2
+PROMPT, NUM_GUESSES, NUM_LEVELS, MERGED_LEVELS, MAX_LEVELS, SURE = 50, 15, 5, 7, 10, 4
+ALONE, LOOKUP, CHAIN, TREE, MERGED = -2, 0, 1, 2, 3
 # Milliseconds of a step on an H200, by rows and packed tokens, between those measured a line.
 SMALL = {  # SmolLM2-135M
     1: {1: 0.613, 2: 0.617, 4: 0.625, 8: 0.643, 16: 0.70},
@@ -51,10 +51,10 @@ class Drafter:
         self.shapes, self.margin, self.num_levels = shapes, margin, num_levels
 
     def levels(self, source: int) -> int:
-        return 5 if source == DraftSource.TREE else self.num_levels
+        return {TREE: NUM_LEVELS, MERGED: MERGED_LEVELS}.get(source, self.num_levels)
 
     def depth(self, source: int) -> int:
-        return 15 if source == DraftSource.TREE else 0
+        return {TREE: 15, MERGED: 43}.get(source, 0)
 
     def writes_kv(self, source: int) -> bool:
         return source > 0
@@ -73,16 +73,18 @@ class Text:
     matched: np.ndarray
     right: np.ndarray  # tokens a lookup guesses right
     network: np.ndarray  # tokens a chain of the network does
-    tree: np.ndarray  # levels of its tree with the right token
+    tree: np.ndarray  # levels of its tree with the right token, as many as it may have
 
     def __len__(self) -> int:
         return len(self.matched)
 
     def run(self, place: int, source: int, *, has_lookup: bool = True) -> int:
         """Right tokens of what a step with this source drafts here."""
+        if source == MERGED:
+            return int(max(self.right[place], min(self.tree[place], MERGED_LEVELS)))
         if source in (LOOKUP, ALONE) or (has_lookup and self.matched[place] >= SURE):
             return int(self.right[place])
-        return int((self.tree if source == TREE else self.network)[place])
+        return int(min(self.tree[place], NUM_LEVELS) if source == TREE else self.network[place])
 
     def with_levels(self, num_levels: int) -> Text:
         """The same for a network of chains that are no longer."""
@@ -126,7 +128,7 @@ def text(
     right[matched == 0] = 0
     is_net = rng.random(length) < first
     is_tree = is_net | (rng.random(length) < 0.35)
-    return Text(matched, right, runs(is_net, MAX_LEVELS), runs(is_tree, NUM_LEVELS))
+    return Text(matched, right, runs(is_net, MAX_LEVELS), runs(is_tree, MERGED_LEVELS))
 
 
 def seconds_of(
@@ -140,8 +142,8 @@ def seconds_of(
         total = float(np.interp(packed, list(curve), list(curve.values())))
         if shape.source == CHAIN:
             total += level * min(shape.num_nodes or NUM_LEVELS, num_levels)
-        elif shape.source == TREE:
-            total += 1.5 * level * NUM_LEVELS
+        elif shape.source in (TREE, MERGED):
+            total += 1.5 * level * (NUM_LEVELS if shape.source == TREE else MERGED_LEVELS)
         elif shape.source == LOOKUP:
             total += 0.006
         return total

@@ -22,8 +22,9 @@ def _random(n: int, k: int, high: int, seed: int) -> tuple[np.ndarray, np.ndarra
     """Codes, zero points and scales of groups of inputs."""
     rng = np.random.default_rng(seed)
     code = rng.integers(0, high, (n, k))
-    zero = rng.integers(1, high - 1, (n, k // GROUP))
-    scale = (rng.random((n, k // GROUP)) * 0.02 + 0.005).astype(np.float16)
+    num_groups = -(-k // GROUP)
+    zero = rng.integers(1, high - 1, (n, num_groups))
+    scale = (rng.random((n, num_groups)) * 0.02 + 0.005).astype(np.float16)
     return code, zero, scale
 
 
@@ -120,33 +121,37 @@ def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": GROUP}}},
+}
 FORMATS: dict[str, tuple[dict[str, Any], Any]] = {  # name: quantization_config, maker
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq),
     "gptq order": (
-        {"quant_method": "gptq", "bits": 4, "desc_act": True},
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True},
         lambda n, k, seed=0: gptq(n, k, seed, order=True),
     ),
     "gptq v2 8": (
-        {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"},
+        {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
         lambda n, k, seed=0: gptq(n, k, seed, bits=8, v2=True),
     ),
-    "compressed int4": ({"quant_method": "compressed-tensors"}, pack_quantised),
+    "compressed int4": (COMPRESSED, pack_quantised),
     "compressed zeros": (
-        {"quant_method": "compressed-tensors"},
+        COMPRESSED,
         lambda n, k, seed=0: pack_quantised(n, k, seed, zeros=True),
     ),
     "compressed order": (
-        {"quant_method": "compressed-tensors"},
+        COMPRESSED,
         lambda n, k, seed=0: pack_quantised(n, k, seed, order=True),
     ),
     "compressed 8": (
-        {"quant_method": "compressed-tensors"},
+        COMPRESSED,
         lambda n, k, seed=0: pack_quantised(n, k, seed, bits=8, zeros=True),
     ),
-    "compressed int8": ({"quant_method": "compressed-tensors"}, int8),
+    "compressed int8": (COMPRESSED, int8),
     "compressed fp8": (
-        {"quant_method": "compressed-tensors"},
+        COMPRESSED,
         lambda n, k, seed=0: fp8(n, k, seed, scales="rows"),
     ),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8),

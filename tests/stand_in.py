@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hunch.kernels import draft, step
-from hunch.kernels.attention import AttnInputs, KVCache, Span, attention_ref
+from hunch.kernels.attention import AttnInputs, Span, attention_ref
 from hunch.kernels.gpu_delta import sequences
 from hunch.kernels.gpu_tiling import Tiler, Tiling, Workspace
-from hunch.kernels.kv_store import kv_store_ref
+from hunch.kernels.kv_store import KVCache, kv_store_ref
 from hunch.kernels.process import count_committed_ref, draft_paths_ref, process_ref
 from hunch.kernels.rope import rope, rotation
 from hunch.layers.attention import Heads, split_heads
@@ -78,7 +78,7 @@ class PlainTiled:
 class PlainTarget:
     """A decoder of torch's kernels with what a runner of graphs asks of its target."""
 
-    backend, is_quantised = TRITON, False
+    backend, is_quantised, activation_bits = TRITON, False, None
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.spec = decoder, decoder.spec
@@ -87,7 +87,7 @@ class PlainTarget:
         self.states_of = decoder.states_of
         self.embed, self.weight_bytes = decoder.embed, decoder.weight_bytes
         self.tables, self.output_rows = decoder.tables, decoder.output_rows
-        self.embedding_VD = decoder.embedding_VD
+        self.embedding_VD, self.logits = decoder.embedding_VD, decoder.logits
         nothing = torch.empty(0)
         spec = decoder.spec
         self.workspace = Workspace(nothing, nothing, nothing, 64, 1)
@@ -96,44 +96,31 @@ class PlainTarget:
         )
         self.timing = nullcontext()
 
-    def logits(self, hidden_MD: Tensor) -> Tensor:
-        """Row by row, as torch's products depend on the number of rows."""
-        rows = [self.decoder.logits(hidden_MD[m : m + 1]) for m in range(len(hidden_MD))]
-        return torch.cat(rows) if rows else self.decoder.logits(hidden_MD)
-
     def tiling(self, spans: tuple[Span, ...], num_tokens: int) -> Tiling:
         return Tiling(None)
 
     def forward(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, layers: tuple[int, ...] = ()
     ) -> Hidden:
-        """Token by token: each reads its own keys, so padding and neighbours do not matter."""
+        """The tokens that are no padding: a decoder's row is the same bits in any company."""
         if kv.states is not None:
             return self._forward_rows(ids_T, attn, kv, layers)
-        live = (attn.slot_T >= 0).nonzero()[:, 0].tolist()
-        hidden_TD = torch.zeros(len(ids_T), self.spec.width)
-        features = tuple(torch.zeros(len(ids_T), self.spec.width) for _ in layers)
-        # Ancestors stand before their descendants, so their keys are there in time.
-        for t in live:
-            here = slice(t, t + 1)
-            is_tree = attn.tree_TP is not None and bool(attn.base_T[t] <= attn.pos_T[t])
-            one = AttnInputs(
-                pos_T=attn.pos_T[here],
-                slot_T=attn.slot_T[here],
-                seq_T=attn.seq_T[here],
-                table_SB=attn.table_SB,
-                base_T=attn.base_T[here],
-                tree_TP=attn.tree_TP[here] if is_tree and attn.tree_TP is not None else None,
-                block_size=attn.block_size,
-                spans=(
-                    Span(0, 1, int(attn.seq_T[t]), int(attn.pos_T[t]), int(not is_tree), is_tree),
-                ),
-            )
-            out = self.decoder.forward(ids_T[here], one, kv, layers)
-            hidden_TD[t] = out.last_TD[0]
-            for feature_TD, found_TD in zip(features, out.features, strict=True):
-                feature_TD[t] = found_TD[0]
-        return Hidden(hidden_TD, features)
+        live_U = (attn.slot_T >= 0).nonzero()[:, 0]
+        here = AttnInputs(
+            pos_T=attn.pos_T[live_U],
+            slot_T=attn.slot_T[live_U],
+            seq_T=attn.seq_T[live_U],
+            table_SB=attn.table_SB,
+            base_T=attn.base_T[live_U],
+            tree_TP=None if attn.tree_TP is None else attn.tree_TP[live_U],
+            block_size=attn.block_size,
+        )
+        outputs = [torch.zeros(len(ids_T), self.spec.width) for _ in (None, *layers)]
+        if len(live_U):
+            found = self.decoder.forward(ids_T[live_U], here, kv, layers)
+            for out_TD, found_UD in zip(outputs, (found.last_TD, *found.features), strict=True):
+                out_TD[live_U] = found_UD
+        return Hidden(outputs[0], tuple(outputs[1:]))
 
     def _forward_rows(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, layers: tuple[int, ...]
@@ -169,6 +156,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.layers.tiled
     import hunch.llm
     import hunch.models.cuda
+    import hunch.step.captured_step
     import hunch.step.runner
     import hunch.step.step_extras
     import hunch.step.step_graphs
@@ -179,14 +167,18 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     chooser = Chooser()
     made = hunch.step.runner.Runner.__init__
 
-    def remember(runner: Any, **parts: Any) -> None:
-        chooser.state = parts["sampling"]
-        made(runner, **parts)
+    def remember(runner: Any, parts: Any, **how: Any) -> None:
+        chooser.state = parts.sampling
+        made(runner, parts, **how)
 
     def load(config: Any, files: Any, device: torch.device) -> PlainTarget:
         return PlainTarget(load_decoder(open_weights(files), dtype="float32", device=device))
 
     patch.setattr(hunch.step.runner.Runner, "__init__", remember)
+    # Steps of more rows are captured when they come: a test takes few of all that could come.
+    patch.setattr(hunch.step.captured_step, "MAX_PREPARED", 2)
+    # To time a draft is to run it once more, and a CPU has no clock for it.
+    patch.setattr(hunch.step.step_graphs.StepGraphs, "_seconds_of_drafting", lambda *_: 0.0)
     patch.setattr(hunch.llm, "_load_target", load)
     patch.setattr(hunch.models.cuda, "CudaDecoder", PlainTarget)
     for name in ("pack", "commit", "compact", "deliver"):
@@ -231,7 +223,7 @@ def process(
 
 def lead_by_host(runner: Any) -> None:
     """From here on, the host leads every step of this runner."""
-    runner.captured = runner.host.elsewhere = None
+    runner.captured = runner.host.captured = None
 
 
 def lead_noted(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:

@@ -49,7 +49,7 @@ def test_answers_make_later_guesses_better_and_change_no_text(target: Path) -> N
         adapter._next = 150  # tokens, so that one round of answers is enough
         adapter._pause = 0.0
         first, before = answers(llm)
-        adapter.wait(60.0)
+        adapter.wait(300.0)
         second, after = answers(llm)
         assert adapter.num_taken == 1
     assert first == second == plain
@@ -75,6 +75,38 @@ def test_work_that_is_cut_short_by_closing_is_no_fault(
     adapter.add([1, 2], [3, 4])  # nothing begins after it
     adapter.wait(5.0)
     assert adapter._process.poll() is not None
+
+
+def test_counting_waits_for_requests_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "busy.py").write_text("while True: pass\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(hunch.adapt, "_COUNTER", "busy")
+    adapter = PhraseAdapter(lambda table: None, 50, first=1, pause=0.0)
+
+    def await_state(states: str, *, has_steps: bool) -> None:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            if has_steps:
+                adapter.apply()
+            process = adapter._process
+            if process is not None:
+                stat = Path(f"/proc/{process.pid}/stat").read_text()
+                if stat.rpartition(")")[2].split()[0] in states:
+                    return
+            time.sleep(0.01)
+        pytest.fail(f"the process is not in one of the states {states}")
+
+    try:
+        adapter.add([1, 2], [3, 4])
+        await_state("T", has_steps=True)  # stopped
+        await_state("RS", has_steps=False)  # there was nothing to serve for a while
+        await_state("T", has_steps=True)
+        adapter.patience = 0.0
+        await_state("RS", has_steps=True)  # it has waited enough
+    finally:
+        adapter.close()
 
 
 def texts_of(count: int, vocab_size: int = 50) -> bytes:
@@ -123,7 +155,7 @@ def test_a_counter_that_fails_is_told_and_harms_nobody(
     taken: list[PhraseTable] = []
     adapter = PhraseAdapter(taken.append, 50, first=1, pause=0.0)
     adapter.add([1], [2, 3])
-    adapter.wait(60.0)
+    adapter.wait(300.0)
     end = time.monotonic() + 5
     while adapter._thread is not None and time.monotonic() < end:
         adapter.apply()

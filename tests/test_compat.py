@@ -2,7 +2,14 @@
 
 import pytest
 
-from hunch.compat import config_from_sglang, config_from_vllm, sampling_from_sglang
+from hunch import SamplingParams, TextPrompt, TokensPrompt
+from hunch.compat import (
+    NotCovered,
+    config_from_sglang,
+    config_from_vllm,
+    sampling_from_sglang,
+    wishes_of,
+)
 from hunch.config import say_once
 from hunch.errors import ConfigError, RequestError
 
@@ -145,3 +152,59 @@ def test_sglang_sampling() -> None:
 def test_sglang_grammars(theirs: str, ours: str) -> None:
     params = sampling_from_sglang({theirs: "{}"})
     assert getattr(params.structured_outputs, ours) == "{}"
+
+
+def test_vllms_other_sampling_fields_may_ask_for_nothing() -> None:
+    plain = {"best_of": 1, "use_beam_search": False, "detokenize": True, "logits_processors": None}
+    assert SamplingParams(temperature=0.5, **plain) == SamplingParams(temperature=0.5)
+    others = {"truncate_prompt_tokens": None, "output_kind": None, "extra_args": None}
+    assert SamplingParams(**others) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"use_beam_search": True}, "no beam search; n gives"),
+        ({"best_of": 4}, "ask for n answers"),
+        ({"logits_processors": [print]}, "logit_bias"),
+        ({"truncate_prompt_tokens": 9}, "the last tokens"),
+        ({"temprature": 1}, "did you mean 'temperature'"),
+    ],
+)
+def test_vllms_other_sampling_fields_are_refused_with_what_to_do(given: dict, word: str) -> None:
+    with pytest.raises(RequestError, match=word):
+        SamplingParams(**given)
+
+
+def test_arguments_of_a_call_are_known_or_ask_for_nothing() -> None:
+    given = {"lora_request": None, "priority": None, "chat_template_content_format": "auto"}
+    assert wishes_of("chat", {**given, "tools": ()}, {"tools": 0}) == {"tools": ()}
+    for wrong, word in (
+        ({"lora_request": object()}, "merged"),
+        ({"temperature": 0}, "it goes into SamplingParams"),
+        ({"foo": 1}, "'foo' is not an argument"),
+    ):
+        with pytest.raises(RequestError, match=word):
+            wishes_of("chat", wrong, {})
+
+
+def test_methods_of_vllm_that_are_missing_say_what_to_do() -> None:
+    llm = NotCovered()
+    with pytest.raises(AttributeError, match="no beam search"):
+        _ = llm.beam_search
+    with pytest.raises(AttributeError, match="no attribute 'foo'"):
+        _ = llm.foo
+    assert not hasattr(llm, "collective_rpc")
+
+
+def test_vllms_prompt_types_are_dicts() -> None:
+    assert TextPrompt(prompt="a") == {"prompt": "a"}
+    assert TokensPrompt(prompt_token_ids=[1]) == {"prompt_token_ids": [1]}
+
+
+def test_a_dtype_of_torch_and_what_stands_in_config_json():
+    import torch
+
+    assert config_from_vllm(dtype=torch.bfloat16).model.dtype == "bfloat16"
+    with pytest.raises(ConfigError, match=r"rope_theta: give it in hf_overrides"):
+        config_from_vllm(rope_theta=1e6)

@@ -83,6 +83,8 @@ def test_token_ids_and_prompt_dicts(llm: LLM) -> None:
     }
     assert len(texts) == 1
     assert llm.generate(ids, greedy)[0].outputs[0].text in texts
+    older = llm.generate(prompt_token_ids=[ids], sampling_params=greedy)
+    assert older[0].outputs[0].text in texts
 
 
 def test_arrays_and_other_iterables_are_prompts_too(llm: LLM) -> None:

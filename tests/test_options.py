@@ -54,6 +54,11 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
     "model": ({"model": "m"}, lambda c: c.model.model, "m"),
     "tokenizer": ({"tokenizer": "t"}, lambda c: c.model.tokenizer, "t"),
     "revision": ({"revision": "r"}, lambda c: c.model.revision, "r"),
+    "hf_overrides": (
+        {"hf_overrides": {"rope_theta": 5.0}},
+        lambda c: c.model.hf_overrides,
+        '{"rope_theta": 5.0}',
+    ),
     "download_dir": ({"download_dir": "d"}, lambda c: c.model.download_dir, "d"),
     "dtype": ({"dtype": "bfloat16"}, lambda c: c.model.dtype, "bfloat16"),
     "device": ({"device": "cpu"}, lambda c: c.model.device, "cpu"),
@@ -191,6 +196,17 @@ NAMED: dict[str, Any] = {  # argument -> a value that gets a word in the log
     "speculative_disable_mqa_scorer": True,
     "disable_logprobs_during_spec_decoding": True,
     "trust_remote_code": True,
+    "guided_decoding_backend": "xgrammar",
+    "structured_outputs_config": {"backend": "xgrammar"},
+    "max_logprobs": 20,
+    "model_impl": "transformers",
+    "enable_expert_parallel": True,
+    "disable_cascade_attn": True,
+    "disable_async_output_proc": True,
+    "enable_sleep_mode": True,
+    "model_loader_extra_config": {"device": "cuda"},
+    "mm_processor_kwargs": {"num_crops": 4},
+    "use_tqdm_on_load": True,
 }
 REFUSED: dict[str, Any] = {  # argument -> a value that is an error
     "data_parallel_size": 2,
@@ -199,6 +215,8 @@ REFUSED: dict[str, Any] = {  # argument -> a value that is an error
     "dp_size": 2,
     "task": "embed",
     "runner": "pooling",
+    "scheduling_policy": "lottery",
+    "skip_tokenizer_init": True,
 }
 
 
@@ -306,6 +324,14 @@ def test_no_value_of_any_argument_is_an_error_of_pythons(take: Callable[..., Con
                 take(**{"model": "m", **beside, name: value})
 
 
+@pytest.mark.parametrize(("given", "bits"), [("auto", "auto"), ("14", 14), (8, 8)])
+def test_activation_bits_are_a_number_or_left_to_the_model(given: Any, bits: Any) -> None:
+    assert config_from_vllm(activation_bits=given).model.activation_bits == bits
+    for wrong in (16, "fine", 8.0, True):
+        with pytest.raises(ConfigError, match="activation_bits"):
+            config_from_vllm(activation_bits=wrong)
+
+
 def test_lookup_lengths_of_another_method_are_named(caplog: pytest.LogCaptureFixture) -> None:
     config_from_vllm(speculative_model="a/draft", ngram_prompt_lookup_max=4)
     assert "ngram_prompt_lookup_max has no effect: what drafts is auto" in caplog.text
@@ -319,6 +345,7 @@ def test_lookup_lengths_of_another_method_are_named(caplog: pytest.LogCaptureFix
         ({"gpu_memory_utilization": 0.8, "kv_bytes": 9}, "cuda", "beside kv_bytes"),
         ({"activation_bits": 8}, "cuda", "activation_bits has no effect"),
         ({"activation_bits": 8}, "cpu", None),
+        ({"activation_bits": "auto"}, "cuda", None),
         ({"kv_bytes": 9, "num_blocks": 9}, "cpu", "kv_bytes has no effect beside num_blocks"),
         (
             {**NGRAM, "speculative_draft_tensor_parallel_size": 1},
@@ -510,8 +537,9 @@ def test_sglang_generates_every_sample_and_refuses_what_it_does_not_know(llm: LL
         assert len(engine.generate("the model", many)) == 2
         assert len(engine.generate(["the model", "a"], many)) == 4
         assert isinstance(engine.generate("the model", {"max_new_tokens": 2}), dict)
+        scored = engine.generate("the model", {"max_new_tokens": 2}, return_logprob=True)
+        assert len(scored["meta_info"]["output_token_logprobs"]) == 2
         for wrong in (
-            lambda: engine.generate("x", {}, return_logprob=True),
             lambda: engine.generate("x", input_ids=[1]),
             lambda: engine.generate(),
             lambda: engine.generate("x", "hot"),

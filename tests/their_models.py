@@ -14,6 +14,7 @@ COMMON = {
     "max_position_embeddings": 128,
 }
 GATED = COMMON | {"intermediate_size": 56, "num_key_value_heads": 2}
+PLAIN = COMMON | {"intermediate_size": 56}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -55,6 +56,12 @@ CASES = {
             "attention_multiplier": 0.2,
             "logits_scaling": 3.0,
         },
+    ),
+    "minicpm": (
+        "Granite",
+        GATED
+        | {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 * 3**-0.5}
+        | {"attention_multiplier": 8**-0.5, "logits_scaling": 32 / 256},
     ),
     "phi-3, part of a head turned": (
         "Phi3",
@@ -160,7 +167,42 @@ CASES = {
         "Ministral3",
         GATED
         | {"head_dim": 16}
-        | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.4, "mscale": 1.0}},
+        | {
+            "rope_parameters": YARN
+            | {"llama_4_scaling_beta": 0.4, "mscale": 1.0, "mscale_all_dim": 1.0}
+        },
+    ),
+    "gpt-neox": ("GPTNeoX", PLAIN),
+    "gpt-neox, one after the other": ("GPTNeoX", PLAIN | {"use_parallel_residual": False}),
+    "falcon": ("Falcon", COMMON | {"ffn_hidden_size": 56}),
+    "falcon, grouped heads": (
+        "Falcon",
+        COMMON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "falcon, one norm": (
+        "Falcon",
+        COMMON
+        | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon, many heads": (
+        "Falcon",
+        COMMON | {"multi_query": False, "parallel_attn": False},
+    ),
+    "phi": ("Phi", PLAIN | {"num_key_value_heads": 2}),
+    "nemotron": ("Nemotron", GATED | {"head_dim": 8}),
+    "arcee": ("Arcee", GATED | {"head_dim": 8}),
+    "olmo 2": ("Olmo2", GATED),
+    "olmo 3": ("Olmo3", GATED | {"sliding_window": 7, "num_hidden_layers": 4}),
+    "olmo 3, stretched": (
+        "Olmo3",
+        GATED
+        | {"sliding_window": 7, "layer_types": [WINDOW, WHOLE, WHOLE]}
+        | {"rope_parameters": {WINDOW: {"rope_type": "default", "rope_theta": 500.0}, WHOLE: YARN}},
+    ),
+    "exaone 4": ("Exaone4", GATED | {"sliding_window": None, "layer_types": [WHOLE] * 3}),
+    "exaone 4, windows": (
+        "Exaone4",
+        GATED | {"sliding_window": 7, "sliding_window_pattern": 2, "rope_parameters": LLAMA3},
     ),
     "opt": ("OPT", COMMON | {"ffn_dim": 56, "word_embed_proj_dim": 32}),
     "opt, norms after": (
@@ -192,4 +234,7 @@ def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
                     buffer.mul_(torch.rand_like(buffer) + 0.5)
     saved = json.loads(theirs.config.to_json_string())
     saved["architectures"] = [kind]
-    return theirs, saved, {name: t.detach() for name, t in theirs.state_dict().items()}
+    tensors = {name: t.detach() for name, t in theirs.state_dict().items()}
+    if family == "GPTNeoX":  # its files have another name than its code
+        tensors["embed_out.weight"] = tensors.pop("lm_head.weight")
+    return theirs, saved, tensors

@@ -109,6 +109,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"no_rope_layer_interval": 2, "interleave_moe_layer_step": 2}
         | {"attention_chunk_size": 24, "floor_scale": 16},
     ),
+    "gpt-neox": ("GPTNeoXForCausalLM", {**SIZES, "num_key_value_heads": 4}),
+    "falcon": (
+        "FalconForCausalLM",
+        {**SIZES, "intermediate_size": None, "ffn_hidden_size": 96, "num_key_value_heads": 1},
+    ),
+    "phi": ("PhiForCausalLM", {**SIZES, "num_key_value_heads": 4}),
+    "nemotron": ("NemotronForCausalLM", SIZES),
+    "minicpm": ("MiniCPMForCausalLM", {**SIZES, "scale_emb": 3, "scale_depth": 1.4}),
+    "olmo 2": ("Olmo2ForCausalLM", SIZES),
+    "olmo 3": (
+        "Olmo3ForCausalLM",
+        {**SIZES, "sliding_window": 24, "layer_types": [WINDOW, WHOLE]},
+    ),
+    "olmoe": ("OlmoeForCausalLM", {**EXPERTS, "intermediate_size": 32}),
+    "exaone 4": (
+        "Exaone4ForCausalLM",
+        {**SIZES, "sliding_window": 24, "sliding_window_pattern": 2},
+    ),
     "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
 }
 

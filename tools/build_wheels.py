@@ -33,8 +33,13 @@ PLATFORMS = {
     "linux-aarch64": Platform("aarch64-linux-gnu.2.28", "manylinux_2_28_aarch64", "aarch64"),
     "macos-arm64": Platform("aarch64-macos.11.0", "macosx_11_0_arm64", "aarch64"),
 }
-CPUS = {"avx512": "icelake_server", "avx2": "haswell", "neon": "neoverse_n1"}  # zig's names
-APPLE = {"neon": "apple_m1"}
+CPUS = {
+    "avx512": "icelake_server",
+    "avx2": "haswell",
+    "i8mm": "neoverse_n1+i8mm",  # no SVE: some CPUs with i8mm have none
+    "neon": "neoverse_n1",
+}  # zig's names
+APPLE = {"i8mm": "apple_m1+i8mm", "neon": "apple_m1"}
 
 
 def main() -> int:

@@ -83,7 +83,7 @@ def trace() -> None:
 
     params = SamplingParams(temperature=0, max_tokens=64, speculation=Speculation(trace=True))
     console = Console(record=True, width=72, force_terminal=True, file=StringIO())
-    with LLM(activation_bits=14, max_num_seqs=1, max_model_len=512) as llm:
+    with LLM(max_num_seqs=1, max_model_len=512) as llm:
         (output,) = llm.chat([{"role": "user", "content": QUESTION}], params)
         show_trace(llm.tokenizer, output.outputs[0], console)
     _write("trace.svg", console.export_svg(title="hunch generate --chat --trace"))
@@ -95,7 +95,7 @@ def page() -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
-    command = [sys.executable, "-m", "hunch", "serve", "--port", "8765", "--activation-bits", "14"]
+    command = [sys.executable, "-m", "hunch", "serve", "--port", "8765"]
     server = subprocess.Popen(command)
     options = webdriver.ChromeOptions()
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1120,720"):

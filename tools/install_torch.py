@@ -19,7 +19,9 @@ import sys
 from pathlib import Path
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-CPU_SIZE, CUDA_SIZE = "about 200 MB", "2.9 GB with CUDA's libraries"
+IS_X86 = platform.machine() in ("x86_64", "AMD64")
+CPU_SIZE = "about 200 MB"
+CUDA_SIZE = f"{2.7 if IS_X86 else 2.9} GB with CUDA's libraries"
 
 
 def main() -> int:
@@ -42,9 +44,10 @@ def main() -> int:
         words = (
             f"no GPU found: {args.requirement} as a CPU build, {CPU_SIZE}, from torch's own index"
         )
-        if install(args.requirement, words, args.dry_run, "--index-url", args.cpu_index) == 0:
+        there = ("--index-url", args.cpu_index, "--retries", "1")
+        if install(args.requirement, words, args.dry_run, *there) == 0:
             return 0
-        print("torch's index of CPU builds did not answer", file=sys.stderr)
+        print(f"{args.cpu_index} did not answer, or has no such build", file=sys.stderr)
     words = f"no CPU build is offered here: {args.requirement} from the ordinary index, {CUDA_SIZE}"
     return install(args.requirement, words, args.dry_run)
 

@@ -9,12 +9,15 @@ if TYPE_CHECKING:
     from hunch.async_llm import AsyncLLM as AsyncLLM
     from hunch.errors import HunchError as HunchError
     from hunch.llm import LLM as LLM
+    from hunch.prompts import TextPrompt as TextPrompt
+    from hunch.prompts import TokensPrompt as TokensPrompt
     from hunch.types import CompletionOutput as CompletionOutput
     from hunch.types import RequestOutput as RequestOutput
     from hunch.types import SamplingParams as SamplingParams
     from hunch.types import Speculation as Speculation
     from hunch.types import StructuredOutput as StructuredOutput
 
+    AsyncLLMEngine = AsyncLLM
     GuidedDecodingParams = StructuredOutput
     StructuredOutputsParams = StructuredOutput
 
@@ -29,10 +32,13 @@ _HOMES = {
     "StructuredOutput": "hunch.types",
     "RequestOutput": "hunch.types",
     "CompletionOutput": "hunch.types",
+    "TextPrompt": "hunch.prompts",
+    "TokensPrompt": "hunch.prompts",
     "HunchError": "hunch.errors",
 }
 # vLLM's names of what has another one here.
 _ALIASES = {
+    "AsyncLLMEngine": "AsyncLLM",
     "GuidedDecodingParams": "StructuredOutput",
     "StructuredOutputsParams": "StructuredOutput",
 }
@@ -46,6 +52,8 @@ __all__ = [
     "SamplingParams",
     "Speculation",
     "StructuredOutput",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 

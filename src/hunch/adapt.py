@@ -2,8 +2,9 @@
 the first minute, and a trained network goes on learning in idle time.
 
 Answers stay in memory, the newest of them, and go to no file. The work is another process's, of the
-lowest priority; one that trains is stopped while there are requests. What came of it is taken
-between two steps. It changes what is guessed, never what is said.
+lowest priority, which is stopped while there are requests: one that trains for as long as there are
+some, one that counts for a while. What came of it is taken between two steps. It changes what is
+guessed, never what is said.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock, Thread
@@ -35,11 +37,21 @@ MAX_TOKENS = 1_000_000  # of prompts and answers that are remembered
 FIRST = 2_000  # tokens of answers after which phrases are counted for the first time,
 NETWORK_FIRST = 20_000  # and after which a network goes on learning
 NETWORK_TOKENS = 300_000  # that a network learns from at once: the newest
+FIRST_NAME = "HUNCH_ADAPT_AFTER"  # of a variable that stands for both, for measurements
 MORE = 1.5  # times as many tokens before it is done again
 PAUSE = 20.0  # seconds between two countings, at least
-IDLE = 0.25  # seconds without a step after which there is time to train
+IDLE = 0.25  # seconds without a step after which there is time for it
+PATIENCE = 30.0  # seconds that counting may be kept waiting by requests: it takes about one
 _LOOK = 0.02  # seconds between two looks at whether there is
 _COUNTER, _TRAINER = "hunch.train.count", "hunch.train.go_on"  # modules that other processes run
+# The lowest priority from the first import on, also among processes that have a fixed one.
+_START = """
+import os, runpy, sys
+os.nice(19)
+if hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+    os.sched_setparam(0, os.sched_param(1))
+runpy.run_module(sys.argv[1], run_name="__main__")
+"""
 _TIMEOUT = 600.0
 
 Answer = tuple[np.ndarray, int]  # tokens, and how many of them are a prompt's
@@ -49,6 +61,7 @@ class Adapter:
     """Remembers answers, and now and then has something made of them by a thread that waits."""
 
     what = ""  # is done, for the log
+    patience = inf  # seconds for which its process may be stopped
 
     def __init__(self, first: int, pause: float) -> None:
         self._pause = pause
@@ -60,6 +73,8 @@ class Adapter:
         self._thread: Thread | None = None
         self._found: Any = None
         self._is_closed = False
+        self._seen = self._asked = monotonic()  # when the last step began, and the last process
+        self._signals, self._is_stopped = Lock(), False
         self.num_taken = 0
 
     def add(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
@@ -80,7 +95,10 @@ class Adapter:
             self._thread.start()
 
     def apply(self) -> None:
-        """Between two steps: take what is ready."""
+        """Between two steps: stop what runs beside them, and take what is ready."""
+        self._seen = monotonic()
+        if self._process is not None and not self._is_stopped:
+            self._signal(is_stopped=True)
         thread = self._thread
         if thread is None or thread.is_alive():
             return
@@ -111,12 +129,15 @@ class Adapter:
         """What another process makes of it; None, and a word in the log, where it fails."""
         if self._is_closed:
             return None
+        self._process, self._is_stopped, self._asked = None, False, monotonic()
+        Thread(target=self._watch, daemon=True).start()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [sys.executable, "-c", _START, module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
             found, words = self._process.communicate(data, timeout=self._timeout)
         except subprocess.TimeoutExpired:
@@ -139,6 +160,32 @@ class Adapter:
     def _timeout(self) -> float | None:
         return _TIMEOUT
 
+    def _watch(self) -> None:
+        """Let the process run while there is nothing to serve, or once it has waited enough."""
+        while self._thread is not None and self._thread.is_alive():
+            self._signal(is_stopped=not self._is_idle)
+            if self._process is not None and self._process.poll() is not None:
+                return
+            sleep(_LOOK)
+
+    def _signal(self, *, is_stopped: bool) -> None:
+        with self._signals:
+            process = self._process
+            is_stopped = is_stopped and monotonic() - self._asked < self.patience
+            if process is None or process.poll() is not None or is_stopped == self._is_stopped:
+                return
+            if hasattr(signal, "SIGSTOP"):
+                os.kill(process.pid, signal.SIGSTOP if is_stopped else signal.SIGCONT)
+            self._is_stopped = is_stopped
+
+    @property
+    def _is_idle(self) -> bool:
+        return monotonic() - self._seen > IDLE
+
+    def _await_idle(self) -> None:
+        while not (self._is_idle or self._is_closed):
+            sleep(_LOOK)
+
 
 def packed(texts: Sequence[Answer], vocab_size: int = 0) -> bytes:
     """Answers as another process reads them."""
@@ -157,6 +204,7 @@ class PhraseAdapter(Adapter):
     """Lets phrases be counted, and hands the table on."""
 
     what = "phrases could not be counted"
+    patience = PATIENCE
 
     def __init__(
         self,
@@ -214,16 +262,8 @@ class NetworkAdapter(Adapter):
         super().__init__(first, pause)
         self._drafter, self._target, self._device = drafter, target, device
         self._folder: TemporaryDirectory[str] | None = None
-        self._seen = monotonic()  # when the last step began
-        self._signals, self._is_stopped = Lock(), False
         self._path = str(drafter.path)  # of the drafter that serves
         self._num_made = 0
-
-    def apply(self) -> None:
-        self._seen = monotonic()
-        if self._process is not None and not self._is_stopped:
-            self._signal(is_stopped=True)
-        super().apply()
 
     def close(self) -> None:
         super().close()
@@ -233,14 +273,6 @@ class NetworkAdapter(Adapter):
     @property
     def _timeout(self) -> float | None:
         return None  # it may be stopped for as long as there are requests
-
-    def _signal(self, *, is_stopped: bool) -> None:
-        with self._signals:
-            process = self._process
-            if process is None or process.poll() is not None or is_stopped == self._is_stopped:
-                return
-            os.kill(process.pid, signal.SIGSTOP if is_stopped else signal.SIGCONT)
-            self._is_stopped = is_stopped
 
     def _work(self, texts: list[Answer]) -> None:
         newest, num_tokens = [], 0
@@ -257,10 +289,6 @@ class NetworkAdapter(Adapter):
             "target": self._target, "drafter": self._path, "out": str(out), "device": self._device,
         }  # fmt: skip
         self._await_idle()
-        self._is_stopped = False
-        watching = Thread(target=self._watch, daemon=True)
-        self._process = None
-        watching.start()
         line = json.dumps(asked).encode() + b"\n"
         data = self._ask(_TRAINER, line + packed(newest))
         if data is None:
@@ -272,22 +300,6 @@ class NetworkAdapter(Adapter):
             return
         self._await_idle()
         self._found = self._drafter.load_network(str(out)), str(out), words
-
-    def _watch(self) -> None:
-        """Let the process run while there is nothing to serve."""
-        while self._thread is not None and self._thread.is_alive():
-            self._signal(is_stopped=not self._is_idle)
-            if self._process is not None and self._process.poll() is not None:
-                return
-            sleep(_LOOK)
-
-    @property
-    def _is_idle(self) -> bool:
-        return monotonic() - self._seen > IDLE
-
-    def _await_idle(self) -> None:
-        while not (self._is_idle or self._is_closed):
-            sleep(_LOOK)
 
     def _take(self, found: tuple[Any, str, str]) -> None:
         network, self._path, words = found
@@ -320,11 +332,14 @@ def adapter_for(options: Mapping[str, str], runner: Any, target: str) -> Adapter
         return None
     found: list[Adapter] = []
     drafter = runner.drafter
+    given = os.environ.get(FIRST_NAME)
+    first = {} if given is None else {"first": int(given)}
     if hasattr(getattr(drafter, "lookup", drafter), "take_phrases"):
-        found.append(PhraseAdapter(drafter.take_phrases, runner.target.spec.vocab_size))
+        vocab_size = runner.target.spec.vocab_size
+        found.append(PhraseAdapter(drafter.take_phrases, vocab_size, **first))
     network = getattr(getattr(drafter, "network", None), "method", drafter)
     if hasattr(network, "take_network") and hasattr(signal, "SIGSTOP"):
-        found.append(NetworkAdapter(network, target, runner.target.device.type))
+        found.append(NetworkAdapter(network, target, runner.target.device.type, **first))
     if not found:
         say_once("adapt: neither lookups nor a network of `hunch train` draft here; nothing adapts")
         return None

@@ -28,6 +28,7 @@ class Arguments(TypedDict, total=False):
     # the target
     tokenizer: str | PathLike[str] | None
     revision: str | None
+    hf_overrides: str | dict[str, Any] | None
     download_dir: str | PathLike[str] | None
     dtype: str | None
     kv_cache_dtype: str | None
@@ -37,7 +38,7 @@ class Arguments(TypedDict, total=False):
     seed: int | None
     threads: int | None
     kernels: str | None
-    activation_bits: int | None
+    activation_bits: int | str | None
     chat_template: str | None
     tool_call_parser: str | None
     reasoning_parser: str | None
@@ -88,3 +89,16 @@ class Arguments(TypedDict, total=False):
     speculative_disable_mqa_scorer: bool | None
     disable_logprobs_during_spec_decoding: bool | None
     enable_auto_tool_choice: bool | None
+    guided_decoding_backend: str | None
+    structured_outputs_config: Any
+    max_logprobs: int | None
+    model_impl: str | None
+    enable_expert_parallel: bool | None
+    disable_cascade_attn: bool | None
+    disable_async_output_proc: bool | None
+    enable_sleep_mode: bool | None
+    model_loader_extra_config: Any
+    mm_processor_kwargs: Any
+    use_tqdm_on_load: bool | None
+    scheduling_policy: str | None
+    skip_tokenizer_init: bool | None

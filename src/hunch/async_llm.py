@@ -12,6 +12,7 @@ from threading import Thread
 from typing import Any, Self, Unpack
 
 from hunch.arguments import Arguments
+from hunch.compat import NotCovered, wishes_of
 from hunch.config import DEFAULT_MODEL
 from hunch.errors import EngineError, HunchError
 from hunch.llm import LLM
@@ -29,7 +30,7 @@ class AsyncEngineArgs:
         self.model, self.arguments = model, arguments
 
 
-class AsyncLLM:
+class AsyncLLM(NotCovered):
     """A model whose answers are async generators. Requests of one moment share steps.
 
     >>> llm = AsyncLLM("smollm2-135m")
@@ -68,6 +69,7 @@ class AsyncLLM:
         prompt: Prompt,
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         request_id: str | None = None,
+        **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer as it grows, all of it so far each time; the last output is `finished`.
 
@@ -75,6 +77,7 @@ class AsyncLLM:
         cancelling its task aborts the request.
         """
         self._check()
+        wishes_of("generate", others, {})
         (params,) = params_for(1, sampling_params)
         text, ids = await asyncio.to_thread(read_prompt, prompt, self._llm.tokenizer)
         request_id = request_id or f"request-{uuid.uuid4().hex}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from hunch.errors import RequestError
 
+T = TypeVar("T")
 MAX_SEED = 2**63 - 1
 _ELSEWHERE = {  # names that transformers and others have for it
     "max_new_tokens": "max_tokens",
@@ -18,7 +20,48 @@ _ELSEWHERE = {  # names that transformers and others have for it
     "best_of": "n",
     "stop_strings": "stop",
 }
+_BEAMS = "there is no beam search; n gives several sampled answers"
+_VLLMS: dict[str, tuple[tuple[Any, ...], str]] = {
+    # vLLM's fields -> values that ask for what hunch does anyway, and what to do in place of others
+    "best_of": ((None, 1), "ask for n answers and choose among them"),
+    "use_beam_search": ((False,), _BEAMS),
+    "length_penalty": ((1.0,), _BEAMS),
+    "early_stopping": ((False,), _BEAMS),
+    "detokenize": ((True,), "answers always have their text"),
+    "spaces_between_special_tokens": ((True,), "texts are as the tokenizer decodes them"),
+    "logits_processors": ((None, ()), "logit_bias, bad_words, allowed_token_ids and "
+                          "structured_outputs say what may be chosen"),
+    "truncate_prompt_tokens": ((None,), "give the last tokens of the prompt alone"),
+    "output_kind": ((None, 0, 2), "an output always holds the answer so far"),
+    "extra_args": ((None, {}), "speculation= and prediction= are hunch's own"),
+    "flat_logprobs": ((False,), "logprobs are a dict for each token"),
+    "thinking_token_budget": ((None,), "LLM.chat takes it"),
+}  # fmt: skip
 POOLINGS = ("last", "mean")  # of a prompt's states: the last token's, or the mean of all
+
+
+def plain_only(
+    what: str, given: Mapping[str, Any], table: Mapping[str, tuple[tuple[Any, ...], str]]
+) -> dict[str, Any]:
+    """What is given without the names in `table`: these may only ask for what is done anyway."""
+    for name in given.keys() & table.keys():
+        values, instead = table[name]
+        if not any(given[name] is value or given[name] == value for value in values):
+            raise RequestError(f"{what}: {name}={given[name]!r} is not supported: {instead}")
+    return {name: value for name, value in given.items() if name not in table}
+
+
+def takes_vllms_names(cls: type[T]) -> type[T]:
+    """SamplingParams that also take vLLM's other fields, as long as they ask for nothing."""
+    what: str = "sampling parameters"
+    make: Any = cls.__init__
+
+    @functools.wraps(make)
+    def __init__(self: T, **given: Any) -> None:  # noqa: N807
+        make(self, **known_names(what, cls, plain_only(what, given, _VLLMS)))
+
+    cls.__init__ = __init__  # type: ignore[assignment, method-assign]
+    return cls
 
 
 def known_names(what: str, kind: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:

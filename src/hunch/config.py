@@ -41,9 +41,7 @@ QUANTIZATIONS = {  # vLLM's names -> what a checkpoint calls it, or the dtype we
 }
 DEFAULT_MODEL = "smollm2-135m"
 MERGE = "merge"  # several drafters, one tree
-
 T = TypeVar("T")
-
 log = logging.getLogger("hunch")
 
 
@@ -69,7 +67,8 @@ class ModelConfig:
     seed: int = 0  # seeds requests that bring none
     threads: int | None = None  # CPU threads; None: OMP_NUM_THREADS, or the cores
     kernels: str = "auto"  # torch: stock products alone, whatever else is there
-    activation_bits: int = 8  # or 14, on CPU kernels: nearer to float32, and slower
+    activation_bits: int | str = "auto"  # on CPU kernels: 8, or 14, nearer to float32 and slower
+    hf_overrides: str = ""  # a JSON object: values that stand in place of config.json's
     lora: str | None = None  # a LoRA adapter (PEFT's directory) that is merged into the weights
     chat_template: str | None = None
     tool_call_parser: str = "auto"  # how tool calls are written; auto: as the template has it
@@ -85,8 +84,8 @@ class ModelConfig:
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         _one_of("logprobs_mode", self.logprobs_mode, ("raw_logprobs", "processed_logprobs"))
         _one_of("kernels", self.kernels, ("auto", "torch"))
-        if self.activation_bits not in (8, 14):
-            raise ConfigError(f"activation_bits={self.activation_bits!r} must be 8 or 14")
+        _one_of("activation_bits", bits := str(self.activation_bits), ("auto", "8", "14"))
+        object.__setattr__(self, "activation_bits", bits if bits == "auto" else int(bits))
         _at_least("max_model_len", self.max_model_len, 1)
         _at_least("threads", self.threads, 1)
         _at_least("seed", self.seed, 0)
@@ -180,8 +179,7 @@ class ScheduleConfig:
     """How requests share a step."""
 
     max_num_seqs: int | None = None  # requests that run at once; None: 64, on a GPU 256
-    # Tokens one step may process, longer prompts go in chunks. None: 512, on a GPU 8192.
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: int | None = None  # that a step may process; None: 512, on a GPU 8192
     max_queue: int | None = None  # requests that may wait; None: no limit
     depth: int | None = None  # steps launched ahead of their results; None: 1 on a GPU, 0 on a CPU
 
@@ -314,6 +312,7 @@ class Config:
     spec: SpecConfig = field(default_factory=SpecConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     given: frozenset[str] = frozenset()  # arguments a user named, whatever their values
+    is_greedy: bool = False  # only steps of greedy requests are captured before they come
 
     def __post_init__(self) -> None:
         size, draft_size = self.parallel.tensor_parallel_size, self.spec.draft_tensor_parallel_size
@@ -387,7 +386,8 @@ def load_drafter(method: str) -> Any:
 def _unknown_drafter(name: str) -> str:
     if not name:
         return "the method's name is empty; give one of " + ", ".join(sorted(known_drafters()))
-    return unknown(name, known_drafters()) + "; one of your own is written package.module:Class"
+    own = "one of your own is written package.module:Class"
+    return f"{unknown(name, known_drafters())} ({'several are A+B' if ',' in name else own})"
 
 
 def _one_of(name: str, value: str, allowed: Any) -> None:

@@ -105,8 +105,7 @@ class TargetStep:
 
     Row r processed positions [start_R[r], known_R[r]) with features for each, packed row after row,
     those of row r from offset_R[r] on. Rejected nodes are not among them. Tokens up to
-    known_X[row], the bonus included, are in rows.tokens_XL. Who asked for no features finds these
-    columns empty.
+    known_X[row], the bonus included, are in rows.tokens_XL.
     """
 
     rows: Rows
@@ -118,6 +117,12 @@ class TargetStep:
     is_caught_up_R: Tensor | None = None  # the row committed a token and may draft
     checked_M: Tensor | None = None  # tokens the target scored a successor for, rejected ones too
     top_MC: Tensor | None = None  # its Needs.top best successors of each, best first
+
+    @staticmethod
+    def without_states(rows: Rows) -> TargetStep:
+        """For who asked for no features: the columns that say where they stand are empty."""
+        nowhere = torch.empty(0, dtype=torch.int64)
+        return TargetStep(rows, nowhere, nowhere, nowhere, None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

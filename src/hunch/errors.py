@@ -16,6 +16,10 @@ HunchError
  └─ EngineError            the engine stopped; open requests are lost
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+
 
 class HunchError(Exception):
     """Base of every error hunch raises on purpose; its text is meant for the user."""
@@ -71,3 +75,14 @@ class QueueFullError(HunchError):
 
 class EngineError(HunchError):
     """The engine stopped; open requests are lost."""
+
+
+@contextmanager
+def readable(path: PathLike[str]) -> Iterator[None]:
+    """A user's file that is no text, or may not be read, is an error of ours that names it."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path}: not UTF-8 text ({error.reason})") from None
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror})") from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from hunch.adapt import adapter_for
 from hunch.arguments import Arguments
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
-from hunch.compat import config_from_vllm, spec_from_vllm, unused_arguments
+from hunch.compat import NotCovered, config_from_vllm, spec_from_vllm, unused_arguments, wishes_of
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig, load_drafter, say_once
 from hunch.drafter_files import find_files
 from hunch.engine.engine import Engine
@@ -53,7 +53,7 @@ Message = Mapping[str, Any]
 LoadTarget = Callable[[Config, ModelFiles, "torch.device"], "Target"]
 
 
-class LLM:
+class LLM(NotCovered):
     """A model ready to generate.
 
     >>> llm = LLM("smollm2-135m", speculate="ngram")
@@ -100,13 +100,16 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Iterable[Prompt],
+        prompts: Prompt | Iterable[Prompt] | None = None,
         params: Params = None,
         *,
         sampling_params: Params = None,
         use_tqdm: bool | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: texts, token ids, or vLLM's prompt dicts."""
+        prompts = others.pop("prompt_token_ids", None) if prompts is None else prompts
+        wishes_of("generate", others, {})
         batch = list_prompts(prompts)
         ids = self._add_all(batch, params_for(len(batch), params, sampling_params), stream=False)
         done: dict[str, RequestOutput] = {}
@@ -137,7 +140,8 @@ class LLM:
         """
         batch = list_chats(messages)
         each = params_for(len(batch), params, sampling_params)
-        wish = Wish(tools=tools or (), template_values=chat_template_kwargs or {}, **wishes)
+        given = wishes_of("chat", wishes, Wish.__dataclass_fields__)
+        wish = Wish(tools=tools or (), template_values=chat_template_kwargs or {}, **given)
         template = chat_template or self.config.model.chat_template
         form = chat_format(self.config.model, self.tokenizer, template)
         how = {"template": template, "add_generation_prompt": add_generation_prompt}
@@ -208,6 +212,8 @@ class LLM:
     def reset_cache(self) -> None:
         """Forget every cached prefix and what drafters keep of other requests."""
         self.engine.reset_cache()
+
+    reset_prefix_cache = reset_cache  # vLLM's name
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
@@ -294,13 +300,15 @@ def build_engine(
     config: Config, tokenizer: Tokenizer | None = None, load_target: LoadTarget | None = None
 ) -> Engine:
     """Load the model and put the engine together."""
+    from hunch.models.target import pick_device
+
     files = _find(config.model)
     if config.spec.is_lossy:
         log.warning("verifier=%r is LOSSY: it may change the text", config.spec.verifier)
     if config.spec.is_synthetic:
         log.warning("SYNTHETIC drafts: acceptance and speed are no drafter's, only the engine's")
     tokenizer = tokenizer or load_text(config)
-    device = _pick_device(config.model.device)
+    device = pick_device(config.model.device)
     for word in unused_arguments(config, device):
         say_once(word)
     if device.startswith("cuda"):
@@ -309,10 +317,11 @@ def build_engine(
         load_target = load_target or _load_target
         runner = _build_runner(config, files, tokenizer, device, load_target)
     log.info("%s on %s; exact: %s", config.model.model, device, runner.capacity.exact)
-    compile_grammar, adapter = (
-        _grammar_compiler(tokenizer),
-        adapter_for(config.spec.options, runner, str(files.path)),
-    )
+    if bits := runner.capacity.activation_bits:
+        other = "14 are nearer to float32" if bits == 8 else "8 are faster, less near to float32"
+        log.info("activations have %d bits (%s: activation_bits)", bits, other)
+    compile_grammar = _grammar_compiler(tokenizer)
+    adapter = adapter_for(config.spec.options, runner, str(files.path))
     return Engine(config, runner, tokenizer, compile_grammar=compile_grammar, adapter=adapter)
 
 
@@ -358,7 +367,7 @@ def _build_runner(
     runner.capacity = _with_sizes(runner, device)
     if load_target is _load_target and isinstance(target, OverProcesses):
         runner.on_close = target.close
-    todo = runner.preparations()
+    todo = runner.preparations(is_greedy=config.is_greedy)
     with progress(len(todo), None, "capturing graphs") as advance:
         for prepare in todo:
             prepare()
@@ -378,7 +387,7 @@ def _load_target(
     config: Config, files: ModelFiles, device: torch.device, weights: Weights | None = None
 ) -> Target:
     from hunch.models.target import load_target
-    from hunch.models.weights import open_weights
+    from hunch.models.weights import open_weights, with_overrides
 
     if config.parallel.num_ranks > 1:
         from hunch.parallel.split_target import load_split
@@ -386,14 +395,5 @@ def _load_target(
         if weights is not None:
             raise ConfigError("weights in memory cannot be split over processes: give files")
         return load_split(config, files.path, device)
-    return load_target(config.model, weights or open_weights(files), device)
-
-
-def _pick_device(device: str) -> str:
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda': torch sees no CUDA device here; use device='cpu'")
-    return device
+    weights = with_overrides(weights or open_weights(files), config.model.hf_overrides)
+    return load_target(config.model, weights, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from hunch.errors import RequestError
 from hunch.types import SamplingParams, TextCodec
@@ -16,7 +16,20 @@ Params = OneParams | Sequence[OneParams] | None  # the same for all prompts, or 
 _DICT = {"prompt", "prompt_token_ids"}  # what vLLM's prompt dicts hold
 
 
-def list_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+class TextPrompt(TypedDict):
+    """vLLM's form of a prompt that is a text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """vLLM's form of a prompt that is token ids."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+
+
+def list_prompts(prompts: Prompt | Iterable[Prompt] | None) -> list[Prompt]:
     """One prompt or several, as a list; arrays and tensors of token ids count as lists."""
     prompts = _plain(prompts)
     if isinstance(prompts, (str, Mapping)):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hunch.async_llm import AsyncLLM
-from hunch.compat import config_from_sglang, sampling_from_sglang
+from hunch.compat import Scores, answer_of, config_from_sglang, sampling_from_sglang
 from hunch.errors import RequestError
 from hunch.llm import LLM
 from hunch.prompts import Prompt, list_prompts, params_for
@@ -37,16 +38,19 @@ class Engine(LLM):
     ) -> Answer | list[Answer] | Iterator[Answer]:
         """One dict for one prompt, else a list; of n samples each has its own dict.
 
-        With `stream` the answer to one prompt as it grows, all of it so far each time.
+        With `stream` the answer to one prompt as it grows, all of it so far each time. `others`
+        are SGLang's arguments for log-probabilities.
         """
-        prompts, params = _read(prompt, input_ids, sampling_params, others)
+        scores = _scores(others)
+        prompts, params = _read(prompt, input_ids, sampling_params, others, scores)
         if self._async is not None:
             if stream:
                 raise RequestError("stream=True after async_generate: go on with async_generate")
-            return asyncio.run(self._gather(prompts, params, _is_one(prompt, input_ids)))
+            return asyncio.run(self._gather(prompts, params, _is_one(prompt, input_ids), scores))
         if stream:
-            return (_answer(output, 0) for output in self.stream(_only(prompts), params[0]))
-        return _answers(super().generate(prompts, params), _is_one(prompt, input_ids))
+            outputs = self.stream(_only(prompts), params[0])
+            return (answer_of(output, 0, scores) for output in outputs)
+        return _answers(super().generate(prompts, params), _is_one(prompt, input_ids), scores)
 
     async def async_generate(
         self,
@@ -59,14 +63,19 @@ class Engine(LLM):
     ) -> Answer | list[Answer] | AsyncIterator[Answer]:
         """`generate` for asyncio: calls of one moment share steps. With `stream` an async iterator
         of the answer as it grows."""
-        prompts, params = _read(prompt, input_ids, sampling_params, others)
+        scores = _scores(others)
+        prompts, params = _read(prompt, input_ids, sampling_params, others, scores)
         if stream:
             outputs = self._asynchronous().generate(_only(prompts), params[0])
-            return (_answer(output, 0) async for output in outputs)
-        return await self._gather(prompts, params, _is_one(prompt, input_ids))
+            return (answer_of(output, 0, scores) async for output in outputs)
+        return await self._gather(prompts, params, _is_one(prompt, input_ids), scores)
 
     async def _gather(
-        self, prompts: list[Prompt], params: list[SamplingParams], is_one: bool
+        self,
+        prompts: list[Prompt],
+        params: list[SamplingParams],
+        is_one: bool,
+        scores: Scores | None,
     ) -> Answer | list[Answer]:
         engine = self._asynchronous()
 
@@ -76,7 +85,7 @@ class Engine(LLM):
             return newest
 
         pairs = zip(prompts, params, strict=True)
-        return _answers(await asyncio.gather(*(last(*pair) for pair in pairs)), is_one)
+        return _answers(await asyncio.gather(*(last(*pair) for pair in pairs)), is_one, scores)
 
     def _asynchronous(self) -> AsyncLLM:
         """The same engine in a thread of its own; from the first call on it stays there."""
@@ -96,8 +105,27 @@ class Engine(LLM):
         self.close()
 
 
+def _scores(others: dict[str, Any]) -> Scores | None:
+    """What the arguments for log-probabilities ask for; they are taken out of `others`."""
+    is_asked = others.pop("return_logprob", None)
+    numbers = [others.pop(name, None) for name in ("top_logprobs_num", "logprob_start_len")]
+    has_text = others.pop("return_text_in_logprobs", None)
+    if not is_asked:
+        return None
+    for number in numbers:
+        if not isinstance(number, int | None):
+            raise RequestError("top_logprobs_num and logprob_start_len: give one number for all")
+    num_top, first = numbers
+    first = -1 if first is None else first
+    return Scores(num_top=num_top or 0, first=first, has_text=bool(has_text))
+
+
 def _read(
-    prompt: Any, input_ids: Any, sampling: Sampling, others: Mapping[str, Any]
+    prompt: Any,
+    input_ids: Any,
+    sampling: Sampling,
+    others: Mapping[str, Any],
+    scores: Scores | None,
 ) -> tuple[list[Prompt], list[SamplingParams]]:
     if asked := [name for name, value in others.items() if value not in (None, False)]:
         raise RequestError(f"{', '.join(asked)}: not known here")
@@ -105,8 +133,15 @@ def _read(
         raise RequestError("give either prompt or input_ids")
     prompts = list_prompts(input_ids if prompt is None else prompt)
     if sampling is None or isinstance(sampling, Mapping):
-        return prompts, params_for(len(prompts), sampling_from_sglang(sampling))
-    return prompts, params_for(len(prompts), [sampling_from_sglang(each) for each in sampling])
+        params = params_for(len(prompts), sampling_from_sglang(sampling))
+    else:
+        params = params_for(len(prompts), [sampling_from_sglang(each) for each in sampling])
+    if scores is not None:
+        of_prompt = scores.num_top if scores.first >= 0 else None
+        params = [
+            replace(one, logprobs=scores.num_top, prompt_logprobs=of_prompt) for one in params
+        ]
+    return prompts, params
 
 
 def _is_one(prompt: Any, input_ids: Any) -> bool:
@@ -121,21 +156,10 @@ def _only(prompts: list[Prompt]) -> Prompt:
     return prompts[0]
 
 
-def _answers(outputs: Sequence[RequestOutput], is_one: bool) -> Answer | list[Answer]:
-    answers = [_answer(output, at) for output in outputs for at in range(len(output.outputs))]
+def _answers(
+    outputs: Sequence[RequestOutput], is_one: bool, scores: Scores | None
+) -> Answer | list[Answer]:
+    answers = [
+        answer_of(output, at, scores) for output in outputs for at in range(len(output.outputs))
+    ]
     return answers[0] if is_one and len(answers) == 1 else answers
-
-
-def _answer(output: RequestOutput, index: int) -> Answer:
-    answer = output.outputs[index]
-    return {
-        "text": answer.text,
-        "output_ids": answer.token_ids,
-        "meta_info": {
-            "id": output.request_id,
-            "finish_reason": {"type": answer.finish_reason} if answer.finish_reason else None,
-            "prompt_tokens": len(output.prompt_token_ids),
-            "completion_tokens": len(answer.token_ids),
-            "hunch": answer.stats,
-        },
-    }

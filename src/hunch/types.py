@@ -13,8 +13,10 @@ from hunch.checks import (
     is_number,
     is_whole,
     known_names,
+    takes_vllms_names,
 )
 from hunch.checks import USUAL_SAMPLING as USUAL_SAMPLING
+from hunch.checks import plain_only as plain_only
 from hunch.checks import recommended as recommended
 from hunch.errors import RequestError
 
@@ -76,6 +78,7 @@ class StructuredOutput:
         return StructuredOutput(**known_names("structured_outputs", StructuredOutput, given))
 
 
+@takes_vllms_names
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How tokens are chosen. Names and meanings are vLLM's; all of them hold at drafted nodes."""
@@ -106,10 +109,6 @@ class SamplingParams:
     speculation: Speculation = field(default_factory=Speculation)  # also as a dict of its fields
     prediction: str | Sequence[int] | None = None  # the answer as expected: text, or token ids
     pooling: str | None = None  # last or mean: the prompt's states come back as one, see LLM.embed
-
-    def __new__(cls, **given: Any) -> Self:
-        known_names("sampling parameters", cls, given)
-        return object.__new__(cls)
 
     def __post_init__(self, guided_decoding: StructuredOutput | Mapping[str, Any] | None) -> None:
         def put(name: str, value: Any) -> None:
@@ -208,8 +207,8 @@ class Capacity:
     num_snapshots: int = 0  # such states that can be kept for texts that begin alike
     kernels: str = "torch"  # what computes a pass, for reports
     exact: str = ""  # whether a row's bits depend on the row alone, and by which kernels; in words
-    # Name -> its most nodes; default first.
-    methods: Mapping[str, int] = field(default_factory=dict)
+    activation_bits: int | None = None  # of a CPU's products; None: they are not rounded
+    methods: Mapping[str, int] = field(default_factory=dict)  # name -> most nodes; default first
     groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
     window: int | None = None  # positions that any layer sees back, its own included; None: all
 
@@ -304,6 +303,7 @@ class StepResult:
     id: int
     rows: list[RowResult]
     single_tokens: list[int] | None = None  # None: every row's result is in `rows`
+    single_scores: list[dict[int, Logprob] | None] | None = None  # of these, where rows want them
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
     plain_seconds: float = 0.0  # what a pass over the same rows without drafts would have cost

@@ -20,6 +20,8 @@ def test_public_names() -> None:
         "SamplingParams",
         "Speculation",
         "StructuredOutput",
+        "TextPrompt",
+        "TokensPrompt",
     ]
     for name in hunch.__all__:
         assert getattr(hunch, name).__name__ == name
@@ -27,7 +29,7 @@ def test_public_names() -> None:
 
 def test_every_error_is_a_hunch_error() -> None:
     for name, value in vars(errors).items():
-        if isinstance(value, type):
+        if isinstance(value, type) and value.__module__ == errors.__name__:
             assert issubclass(value, errors.HunchError), name
 
 

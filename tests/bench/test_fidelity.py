@@ -3,8 +3,18 @@
 import pytest
 import torch
 
-from hunch.bench.device.fidelity import compare, float32_bytes, measure, measure_rounded
+from hunch.bench.device.fidelity import (
+    compare,
+    float32_bytes,
+    measure,
+    measure_rounded,
+    scores,
+)
+from hunch.hub import resolve
 from hunch.kernels import native
+from hunch.models.backends import TORCH
+from hunch.models.load import load_decoder
+from hunch.models.weights import open_weights
 from tiny_gguf import random_tensors, write_gguf
 from tiny_models import write_llama
 
@@ -40,10 +50,11 @@ def test_more_bits_of_activations_come_nearer(tmp_path):
 
 
 def test_fewer_bits_of_weights_go_further_away(tmp_path):
-    model = str(write_llama(tmp_path, width=128))
-    found = {
-        name: measure_rounded(model, [i % 256 for i in IDS], dtype=name, device="cpu")
-        for name in DTYPES
-    }
+    model, ids = str(write_llama(tmp_path, width=128)), [i % 256 for i in IDS]
+    weights = open_weights(resolve(model).path)
+    found = {}
+    for name in DTYPES:
+        held = TORCH.like_target(load_decoder(weights, dtype=name, device="cpu"))
+        found[name] = measure_rounded(model, ids, scores(held, ids), device="cpu")
     assert 0 < found["int8"].kl < found["fp8"].kl < found["int4"].kl
     assert found["int8"].top1 > 0.9

@@ -14,7 +14,7 @@ import pytest
 from hunch import LLM
 from hunch.bench import peers
 from hunch.bench.energy import EnergyMeter
-from hunch.bench.environment import cpu_seconds
+from hunch.bench.environment import cpu_seconds, local_servers
 from hunch.bench.loads import Load
 from hunch.bench.measure import make_jobs
 from hunch.bench.offline import EngineSubject
@@ -93,6 +93,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
 
 def test_a_server_is_measured_over_http(server: LiveServer) -> None:
     subject = UrlSubject("here", server.url)
+    assert len(local_servers([f"here={server.url}", "http://example.org"])) == 1
     assert subject.model == "bytes"
     chat = Prompt.chat("chat", "chat", "hello")
     jobs = make_jobs([*PROMPTS[:2], chat], None, {**PARAMS, "ignore_eos": False}, 6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hunch.bench import analysis, metrics
+from hunch.bench import analysis, environment, metrics
 from hunch.bench.records import Answer, Report, Round, Run
 from hunch.errors import ConfigError
 
@@ -91,8 +91,14 @@ def test_time_saved_is_what_the_clock_says_beside_what_the_engine_counts() -> No
     method = Run("ngram", {}, [Round(0.4, [answer()], {"time_saved_seconds": 0.38})])
     report = Report("bench", {}, {}, [plain, method])
     found = analysis.time_saved(report, method)
-    assert found == {"by_clock": pytest.approx(0.4), "by_engine": 0.38}
+    assert found == {"plain": 0.8, "by_clock": pytest.approx(0.4), "by_engine": 0.38}
     assert analysis.time_saved(report, plain) is None
+    for seconds, counted in ((0.4, 0.38), (1.9, 0.35)):  # in the last one the machine stood still
+        plain.rounds.append(Round(0.8, [answer()]))
+        method.rounds.append(Round(seconds, [answer()], {"time_saved_seconds": counted}))
+    found = analysis.time_saved(report, method)
+    expected = {"plain": 2.4, "by_clock": 1.2, "by_engine": 1.14}
+    assert found == {name: pytest.approx(value) for name, value in expected.items()}
 
 
 def test_a_server_that_tells_nothing_has_no_passes() -> None:
@@ -107,3 +113,17 @@ def test_limits_are_read_in_milliseconds_by_vllms_names() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match="ttft:200"):
         metrics.read_limits("speed:3")
+
+
+def test_a_machine_that_was_not_ours_alone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 seconds of all CPUs 40 were used, by others, and 5 taken by the machine's host."""
+    seconds = iter([(0.0, 0.0, 0.0), (40.0, 5.0, 100.0)])
+    monkeypatch.setattr(environment, "_all_seconds", lambda: next(seconds))
+    monkeypatch.setattr(environment.BusyWatch, "_own_seconds", lambda self: 0.0)
+    shares = environment.BusyWatch().shares()
+    assert shares == {"busy_share": 0.4, "taken_share": 0.05}
+    others, taken = environment.busy_words(shares)
+    assert "40%" in others
+    assert "5%" in taken
+    assert environment.busy_words({"busy_share": 0.01, "taken_share": 0.0}) == []
+    assert environment.busy_words({}) == []

@@ -10,7 +10,8 @@ import pytest
 
 from hunch.bench.readers import READERS, read_file, read_workloads
 from hunch.bench.workloads import WORKLOADS, built_in, cycle, length_of
-from hunch.errors import HunchError
+from hunch.cli.options import read_prompts
+from hunch.errors import HunchError, RequestError
 
 FORMS: dict[str, list[dict[str, Any]]] = {
     "hunch": [{"id": "x", "turns": ["first", "second"]}, {"prompt": "raw"},
@@ -114,3 +115,11 @@ def test_several_workloads_and_repeats() -> None:
     assert many[4].messages == prompts[0].messages
     assert len({p.id for p in many}) == 6
     assert set(READERS) >= set(FORMS)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"\xff\xfe\x00")
+    for read in (read_file, read_prompts):
+        with pytest.raises(RequestError, match="not UTF-8 text"):
+            read(path, limit=1)

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from hunch import CompletionOutput
+from hunch.cli.generate import is_over_at_once
 from hunch.draft import Draft, Rows, Verdict
 from hunch.registry import VERIFIERS
 from hunch.verify.exact import exact
@@ -51,6 +54,14 @@ def test_generate_json(shell: Callable, model: str) -> None:
         "memory_bound_speedup", "speedup", "cost_per_token", "drafter_bytes", "latency_ms",
     }  # fmt: skip
     assert set(answer["stats"]["latency_ms"]) == {"p50", "p95", "p99"}
+
+
+def test_an_answer_that_is_over_at_once_is_noticed() -> None:
+    over = CompletionOutput(index=0, text=" ", finish_reason="stop")
+    assert is_over_at_once(over)
+    assert not is_over_at_once(replace(over, text="Paris"))
+    assert not is_over_at_once(replace(over, stop_reason="\n"))
+    assert not is_over_at_once(replace(over, finish_reason="length"))
 
 
 def test_generate_prints_text_and_a_seed_repeats_it(shell: Callable, model: str) -> None:
@@ -145,3 +156,10 @@ def test_a_broken_prompt_file_names_its_line(shell: Callable, model: str, tmp_pa
     code, _, err = shell("verify", "-m", model, "--prompts", str(path))
     assert code == 2
     assert "line 2" in err
+
+
+@pytest.mark.parametrize("words", [("--memory", "-1"), ("--tflops", "nan"), ("--layers", "0")])
+def test_a_plan_needs_numbers_above_zero(shell: Callable, words: tuple[str, str]) -> None:
+    code, _, said = shell("plan", *words)
+    assert code == 2
+    assert f"{words[0]} {words[1]} must be a number above 0" in said

@@ -4,13 +4,15 @@ The options of the other commands are walked in test_every_option.py.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hunch.cli.serve import _parser, run
+from hunch.cli.flags import make_parser
+from hunch.cli.serve import run
 from hunch.config import Config, say_once
 from hunch.errors import ConfigError, HunchError
 from hunch.server.settings import ServeConfig
@@ -53,7 +55,7 @@ def test_every_flag_of_serve_changes_something_or_is_named(
     say_once.cache_clear()  # another test may have heard the word
     silent = []
     without: dict[tuple[str, ...], Any] = {}  # what arrives without a flag
-    for action in _parser()._actions:
+    for action in make_parser()._actions:
         if action.dest == "help" or action.dest == "model":
             continue
         words = list(SERVE_TOGETHER.get(action.dest, []))
@@ -87,6 +89,29 @@ def test_flags_that_say_the_opposite_are_refused() -> None:
         run(["--disable-log-stats", "--stats-interval", "5"])
     with pytest.raises(ConfigError, match="two models"):
         run(["one/model", "--model", "another/model"])
+
+
+def test_help_names_every_flag_and_help_all_has_a_word_for_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit, match="0"):
+            run([flag])
+        said[flag] = capsys.readouterr().out
+    assert max(map(len, said["--help"].splitlines())) <= 80
+    flags = {flag for action in make_parser()._actions for flag in action.option_strings}
+    listed = set(re.findall(r"--[a-z0-9-]+", said["--help"]))
+    hidden = {"--trust-request-chat-template"}  # vLLM's name of a flag that is listed
+    assert {flag for flag in flags if flag[:2] == "--" and "--no-" not in flag} - hidden <= listed
+    idle = said["--help"].partition("without effect here:")[2]
+    assert "--enforce-eager" in idle
+    assert "--speculative-config" not in idle
+    whole = "".join(said["--help-all"].split())  # lines break anywhere, after a hyphen too
+    for action in make_parser(is_whole=True)._actions:
+        if hidden.isdisjoint(action.option_strings):
+            assert "".join(str(action.help).split()) in whole, action.option_strings
 
 
 # --- options that mean nothing together ---------------------------------------------------------

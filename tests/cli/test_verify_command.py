@@ -53,7 +53,7 @@ def test_temperatures_and_batch_sizes(run: Callable, files: tuple[str, str]) -> 
         assert all(r["test"] == "equality" and r["drafted"] > 0 for r in method["runs"])
 
 
-@pytest.mark.parametrize("verifier", ["rejection", "block"])
+@pytest.mark.parametrize("verifier", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
 def test_other_verifiers_are_checked_by_chances(
     verifier: str, run: Callable, files: tuple[str, str]
 ) -> None:

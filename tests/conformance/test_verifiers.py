@@ -178,24 +178,23 @@ def swap_p_and_q(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_the_bonus_from_the_draft(patch: pytest.MonkeyPatch) -> None:
-    sound = rejection.walk
+    sound = rejection._try_children
 
-    def walk(draft: Any, target: Any) -> tuple[list[int], list[int]]:
-        path, walked = sound(draft, target)
-        if draft.tokens and len(path) == len(draft.tokens) + 1:
-            path[-1] = target.draw(draft.q(len(draft.tokens) - 1), draft, len(path) - 1)
-        return path, walked
+    def try_children(draft: Any, target: Any, node: int, *given: Any) -> Any:
+        kept, left_V = sound(draft, target, node, *given)
+        is_end = node >= 0 and not draft.children[node + 1]
+        return kept, draft.q(node) if is_end else left_V
 
-    patch.setattr(rejection, "walk", walk)
+    patch.setattr(rejection, "_try_children", try_children)
 
 
 def chooser_one_place_too_late(patch: pytest.MonkeyPatch) -> None:
-    sound = base.Target.p
+    sound = base.TargetChoices.p
 
     def p(self: Any, draft: Any, node: int, path: list[int]) -> Any:
         return sound(self, draft, min(node + 1, len(draft.tokens) - 1), path)
 
-    patch.setattr(base.Target, "p", p)
+    patch.setattr(base.TargetChoices, "p", p)
 
 
 def keep_a_node_for_its_own_chance(patch: pytest.MonkeyPatch) -> None:

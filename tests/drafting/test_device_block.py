@@ -15,7 +15,8 @@ from drafting.test_device_draft import asking
 from hunch.drafting.block import DeviceBlock
 from hunch.drafting.costs import DraftSource
 from hunch.kernels import draft, gpu_draft, gpu_grow
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet

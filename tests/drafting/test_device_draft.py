@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from hunch.drafting.costs import DraftSource
-from hunch.drafting.draft_model import DeviceDraft
+from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.kernels import draft, gpu_draft, gpu_grow
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import FIRST, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.sampling.state import SamplingState
@@ -63,24 +64,24 @@ class Silent(Model):
         return torch.empty(len(hidden_TD), VOCAB, device=DEVICE)
 
 
-def asking(kind: int) -> SamplingState:
-    """A row that asks as much as the kind allows, and a greedy one."""
+def asking(draws: int) -> SamplingState:
+    """A row that asks as much as these draws allow, and a greedy one."""
     state = SamplingState(3, VOCAB, DEVICE, dense=True)
-    filters = {"top_k": 4, "top_p": 0.9} if kind > 1 else {}
-    asked = SamplingParams(temperature=0.8 if kind else 0.0, **filters)
+    filters = {"top_k": 4, "top_p": 0.9} if draws > 1 else {}
+    asked = SamplingParams(temperature=0.8 if draws else 0.0, **filters)
     for row, params in enumerate((asked, SamplingParams(temperature=0.0))):
         request = Request(id=str(row), prompt_ids=[1], params=params, seed=row)
         state.start(row, request, [1])
     return state
 
 
-def drafter(model: Model, width: int, kind: int) -> DeviceDraft:
+def drafter(model: Model, width: int, draws: int) -> DeviceDraftModel:
     kv = KVCache(torch.empty(0), torch.empty(0))
-    return DeviceDraft(
+    return DeviceDraftModel(
         name="draft",
         model=model,
         kv=kv,
-        sampling=asking(kind),
+        sampling=asking(draws),
         ids_C=None,
         num_levels=LEVELS,
         level_size=width,
@@ -113,18 +114,18 @@ def rows(width: int) -> tuple[RowState, StepRows]:
     return state, step
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("draws", [0, 1, 2])
 @pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_whole_drafts(width: int, kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_drafts(width: int, draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step = rows(width)
-    drafter(Model(), width, kind).draft(
-        state, step, NO_STATES, kind, DraftSource.TREE if width > 1 else DraftSource.CHAIN
+    drafter(Model(), width, draws).draft(
+        state, step, NO_STATES, draws, DraftSource.TREE if width > 1 else DraftSource.CHAIN
     )
     monkeypatch.setattr(gpu_draft, "known_inputs", draft.level_inputs_ref)
     monkeypatch.setattr(gpu_grow, "grow_level", draft.grow_level_ref)
     other, plain = rows(width)
-    drafter(Model(), width, kind).draft(
-        other, plain, NO_STATES, kind, DraftSource.TREE if width > 1 else DraftSource.CHAIN
+    drafter(Model(), width, draws).draft(
+        other, plain, NO_STATES, draws, DraftSource.TREE if width > 1 else DraftSource.CHAIN
     )
     assert state.count_X.tolist() == [LEVELS * width, 2, 0]
     assert torch.equal(state.count_X, other.count_X)
@@ -163,15 +164,15 @@ class Launches(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("draws", [0, 1])
 @pytest.mark.parametrize("width", [1, 3])
 def test_two_launches_between_passes(
-    width: int, kind: int, monkeypatch: pytest.MonkeyPatch
+    width: int, draws: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, step = rows(width)
-    model = drafter(Silent(), width, kind)
+    model = drafter(Silent(), width, draws)
     with Launches(monkeypatch) as seen:
         model.draft(
-            state, step, NO_STATES, kind, DraftSource.TREE if width > 1 else DraftSource.CHAIN
+            state, step, NO_STATES, draws, DraftSource.TREE if width > 1 else DraftSource.CHAIN
         )
     assert seen.names == ["_known_kernel", *["_children_kernel", "_grow_kernel"] * LEVELS]

@@ -15,7 +15,8 @@ from drafting.test_device_draft import Launches, asking
 from hunch.drafting.costs import DraftSource
 from hunch.drafting.feature import DeviceFeature
 from hunch.kernels import draft, gpu_draft, gpu_grow
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
@@ -66,7 +67,7 @@ class Silent(Net):
         return torch.empty(len(hidden_TD), COLUMNS, device=DEVICE)
 
 
-def drafter(net: Any, kind: int, **tree: Any) -> DeviceFeature:
+def drafter(net: Any, draws: int, **tree: Any) -> DeviceFeature:
     kv = KVCache(torch.empty(0, device=DEVICE), torch.empty(0, device=DEVICE))
     return DeviceFeature(
         name="eagle",
@@ -74,7 +75,7 @@ def drafter(net: Any, kind: int, **tree: Any) -> DeviceFeature:
         layers=Net.feature_layers,
         kv=kv,
         group=1,
-        sampling=asking(kind),
+        sampling=asking(draws),
         num_levels=LEVELS,
         max_len=60,
         **tree,
@@ -104,14 +105,14 @@ def rows(level_size: int = 1) -> tuple[RowState, StepRows, Hidden]:
     return state, step, Hidden(states[0], tuple(states[1:]))
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2])
-def test_whole_drafts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("draws", [0, 1, 2])
+def test_whole_drafts(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step, hidden = rows()
-    drafter(Net(), kind).draft(state, step, hidden, kind, DraftSource.CHAIN)
+    drafter(Net(), draws).draft(state, step, hidden, draws, DraftSource.CHAIN)
     monkeypatch.setattr(gpu_draft, "committed_inputs", draft.committed_inputs_ref)
     monkeypatch.setattr(gpu_grow, "grow_level", draft.grow_level_ref)
     other, plain, _ = rows()
-    drafter(Net(), kind).draft(other, plain, hidden, kind, DraftSource.CHAIN)
+    drafter(Net(), draws).draft(other, plain, hidden, draws, DraftSource.CHAIN)
     assert state.count_X.tolist() == [LEVELS, 2, 0]
     assert torch.equal(state.count_X, other.count_X)
     for row, count in enumerate(state.count_X.tolist()):
@@ -153,15 +154,15 @@ def test_every_node_of_a_tree_goes_on_its_parents_state(size: int, width: int, b
         states[node] = step_of(token, states[parent], known - 1 + level, slot(at))
 
 
-@pytest.mark.parametrize("kind", [0, 1])
-def test_two_launches_between_passes(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("draws", [0, 1])
+def test_two_launches_between_passes(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step, hidden = rows()
-    head = drafter(Silent(), kind)
+    head = drafter(Silent(), draws)
     monkeypatch.setattr(gpu_draft, "committed_inputs", lambda *inputs: inputs[-1].zero_())
     head.draft(
-        state, step, hidden, kind, DraftSource.CHAIN
+        state, step, hidden, draws, DraftSource.CHAIN
     )  # tilings come from the host, before a capture
     with Launches(monkeypatch) as seen:
-        head.draft(state, step, hidden, kind, DraftSource.CHAIN)
+        head.draft(state, step, hidden, draws, DraftSource.CHAIN)
     levels = ["_children_kernel", "_grow_kernel"] * LEVELS
     assert seen.names == ["zero_", "index_select", *levels]  # the first stands for its kernel

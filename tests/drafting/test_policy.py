@@ -509,6 +509,20 @@ def test_who_drafted_what_was_checked_is_told():
     assert step(policy, [True, True], num_nodes=7) == ["suffix", "suffix"]
 
 
+def test_a_host_that_is_late_with_other_requests_does_not_stop_drafts():
+    """Steps with scores keep the host busy; those of free rows do not."""
+    policy = new_policy(CHEAP, num_rows=16)
+    for number in range(60):
+        step(policy, [number % 2 == 0] * 16, num_nodes=3)
+        for num_nodes, late in ((0, 1.5), (3, 9.0)):
+            scored = SimpleNamespace(
+                num_rows=16, num_nodes=num_nodes, source=0, seconds=1.0, draft_seconds=0.0, asks=8
+            )
+            policy.timed(scored, 1.0, late)
+    assert policy.choose(np.arange(16), asks=8).num_nodes == 0
+    assert policy.choose(np.arange(16)).num_nodes > 0
+
+
 def test_assumed_costs_give_the_same_choices_whatever_steps_took():
     chosen = []
     for slow in (1.0, 7.0):
@@ -679,7 +693,9 @@ def busy_host(num_rows: int, shape: Any) -> float:
     return 0.3 + num_rows * (0.022 + (0.02 if shape.num_nodes else 0.0))
 
 
-@pytest.mark.parametrize("interval", [5.0, 2.5, 1.25])
+@pytest.mark.parametrize(
+    "interval", [1.25, *(pytest.param(each, marks=pytest.mark.slow) for each in (5.0, 2.5))]
+)
 def test_where_the_host_is_late_it_is_no_slower_than_plain_decoding(interval):
     """A small target: the device waits for the host, and longer after rows that were checked."""
     fixed = {str(n): Fixed(StepShape(n)) for n in (3, 7)}

@@ -128,7 +128,7 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space():
 
     engine = Engine(Config(), FakeRunner(), Spaced())
     asked = engine.check("x", [1], SamplingParams(bad_words=["cat", " dog"]))
-    assert asked.requests[0].bad_word_ids == ((1,), (2,), (4, 5))
+    assert asked.requests[0].bad_word_ids == ((1,), (2,), (4, 5), (3,))
 
 
 def test_end_of_text_and_stop_tokens():

@@ -209,3 +209,12 @@ def test_a_model_without_an_end_of_text_token_is_named(tmp_path: Path):
     tokenizer.eos_ids = ()
     with pytest.raises(GrammarError, match="end-of-text"):
         GrammarCompiler(tokenizer)(StructuredOutput(regex="a"))
+
+
+def test_ends_that_the_vocabulary_has_not_are_left_out(tmp_path):
+    size = write_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [size + 3]}))
+    codec = load_tokenizer(tmp_path)
+    assert size + 3 in codec.eos_ids
+    grammar = GrammarCompiler(codec)(StructuredOutput(regex="[0-9]{3}"))
+    assert grammar.eos_ids == {size - 1}

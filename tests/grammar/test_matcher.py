@@ -220,14 +220,13 @@ BOUNDED = {
 
 
 def test_long_masks_come_from_other_threads_and_are_the_same(tokenizer, monkeypatch):
-    """Inside a string and outside of one, with few and with many made by the caller."""
+    """Inside a string and outside of one."""
     grammar = GrammarCompiler(tokenizer)(StructuredOutput(json=BOUNDED))
     text = tokenizer.encode('{"name": "a model", "size": 12}')
     num_words = -(-tokenizer.vocab_size // 32)
-    for wake, short in ((0.0, 1e-7), (0.0, 1e-3), (1.0, 1e-7)):
-        monkeypatch.setattr(masks, "MIN_SHARED", wake)
+    for least in (0.0, 1.0):
+        monkeypatch.setattr(masks, "MIN_SHARED", least)
         monkeypatch.setattr(masks, "_COSTS", masks._Costs())
-        monkeypatch.setattr(masks._COSTS, "short", short)
         matchers = [grammar.matcher() for _ in text]
         for place in range(len(text)):
             jobs = [Job(one, [], [], number) for number, one in enumerate(matchers)]
@@ -240,7 +239,38 @@ def test_long_masks_come_from_other_threads_and_are_the_same(tokenizer, monkeypa
             for number, matcher in enumerate(matchers):  # each a little behind the one before
                 if number <= place:
                     assert matcher.consume([text[place - number]]) == 1
-            assert (masks._COSTS._helper is not None) == (wake == 0.0)
+            assert bool(masks._COSTS._executors) == (least == 0.0)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"json": SCHEMA}, {"json": BOUNDED}, {"regex": "(model|mode) a{2,9} guess(es)?"}]
+)
+def test_choices_without_a_mask_are_taken_as_a_mask_would(asked, tokenizer):
+    """Also those whose forced text was spelled before, by this sequence or another."""
+    grammar, rng = GrammarCompiler(tokenizer)(StructuredOutput(**asked)), random.Random(5)
+    num_known = num_refused = 0
+    for _ in range(30):
+        matcher = grammar.matcher()
+        mask_MV = np.zeros((1, tokenizer.vocab_size), dtype=np.bool_)
+        for _ in range(24):
+            fill(matcher, [], [], mask_MV)
+            allowed = np.flatnonzero(mask_MV).tolist()
+            ahead = matcher.forced(8)[:1]  # the engine's own, or one that merely fits
+            others = [t for t in range(tokenizer.vocab_size) if matcher.place.validate_tokens([t])]
+            others = [*others, rng.randrange(tokenizer.vocab_size)]
+            token = rng.choice([*allowed[:50], *ahead, *others[:50]])
+            num_known += matcher._forced_text() in grammar.spellings
+            is_taken = matcher.consume_chosen([token], 0) == 1
+            assert is_taken == (token in allowed)
+            if not is_taken:
+                num_refused += 1
+                assert not matcher.can_wait()  # the next choice has a mask
+                token = rng.choice(allowed)
+                assert matcher.consume([token]) == 1
+            if token in tokenizer.eos_ids:
+                break
+    assert num_refused > 5
+    assert num_known > 50 or "regex" in asked
 
 
 def test_what_is_known_of_tokens_beforehand_changes_no_mask(tokenizer):

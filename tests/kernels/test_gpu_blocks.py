@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 
 import head_files
 from head_files import Study
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.kv_store import KVCache
 from hunch.models.fused import FusedLayers
 from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import BlockNet, TiledBlocks

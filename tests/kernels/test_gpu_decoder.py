@@ -88,7 +88,8 @@ BESIDE = ExpertSpec(
     is_beside=True,
 )
 GEMMA4_EXPERTS = {"has_branch_norms": True, "has_layer_scale": True, "experts": BESIDE}
-MIXED = {"has_sinks": True, "is_parallel": True, "activation": "clipped", "embed_scale": 3.0}
+MIXED = {"has_sinks": True, "is_parallel": True, "has_mlp_norm": False, "embed_scale": 3.0}
+MIXED |= {"activation": "clipped"}
 MIXED |= {"residual_scale": 0.3, "logits_scale": 0.5, "rope": RopeSpec(dim=8)}
 DELTA = DeltaShape(num_k_heads=1, num_v_heads=2, k_dim=8, v_dim=16, num_taps=4)
 RECURRENT = {"delta": DELTA, "is_recurrent": (True, False), "has_attn_gate": True}
@@ -100,6 +101,10 @@ LLAMA4 |= {
     "rope_of": (0, 1),
 }
 LLAMA4 |= {"experts": ExpertSpec(routing=ONE, width=16, layers=(True, False), shared_width=16)}
+BARE = {"has_input_norms": False, "has_branch_norms": True, "residual_scale": 0.5}
+BARE |= {"has_qk_norm": True, "is_qk_norm_whole": True, "num_kv_heads": 2, "num_heads": 4}
+BESIDE_MLP = {"norm": "layer", "is_parallel": True, "is_gated": False, "activation": "relu2"}
+BESIDE_MLP |= {"has_head_bias": True, "is_tied": False}
 AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
 
 
@@ -113,6 +118,8 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
         pytest.param("GPT2LMHeadModel", LEARNED | {"activation": "gelu_new"}, id="gpt-2"),
         pytest.param("OPTForCausalLM", LEARNED | AFTER, id="norms after the sums"),
         pytest.param("GraniteForCausalLM", MIXED, id="sinks, scales, one norm"),
+        pytest.param("Olmo2ForCausalLM", BARE, id="no norms before, one norm of all heads"),
+        pytest.param("PhiForCausalLM", BESIDE_MLP, id="parallel, two norms, squares"),
         pytest.param("Qwen3_5ForCausalLM", RECURRENT, id="recurrent", marks=pytest.mark.slow),
     ],
 )

@@ -70,7 +70,7 @@ class Level:
         self.tree_TP = torch.full(shape, -7, device=DEVICE) if width > 1 else None
 
     def grow(self, grow_level: Callable[..., None], **how: Any) -> None:
-        how = {"kind": 0, "ids_C": None, "asked": SamplingState(5, 9, DEVICE), **how}
+        how = {"draws": 0, "ids_C": None, "asked": SamplingState(5, 9, DEVICE), **how}
         attn = AttnInputs(
             self.packed[1], self.packed[2], self.packed[3], self.state.table_XB, self.packed[4],
             self.tree_TP, self.state.block_size,
@@ -157,17 +157,17 @@ def test_the_first_path_goes_on_though_others_are_likelier() -> None:
 
 
 @pytest.mark.parametrize("has_ids", [False, True])
-@pytest.mark.parametrize("kind", [1, 2])
+@pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("width", [1, 3])
 def test_sampled_rows_draft_by_their_noise_and_filters(
-    width: int, kind: int, has_ids: bool
+    width: int, draws: int, has_ids: bool
 ) -> None:
     num_columns, vocab = 1000, 1500 if has_ids else 1000
     ids = torch.arange(vocab, device=DEVICE)[vocab - num_columns :] if has_ids else None
-    rows = [3, 1, -1, 0, 4] if kind > 1 else [0, 2]
+    rows = [3, 1, -1, 0, 4] if draws > 1 else [0, 2]
     for depth in (0, 2):
         level = Level(rows, width, depth, num_columns)
-        compare(level, kind=kind, ids_C=ids, asked=states(vocab))
+        compare(level, draws=draws, ids_C=ids, asked=states(vocab))
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -204,15 +204,15 @@ def test_the_first_nodes_of_a_level_alone_are_grown_on(grown: int, depth: int) -
     assert set(parents) <= ({-1} if not depth else set(range(4 * depth - 4, 4 * depth - 4 + grown)))
 
 
-@pytest.mark.parametrize("kind", [0, 2])
+@pytest.mark.parametrize("draws", [0, 2])
 @pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_draft_ends_where_no_path_is_likely_enough(width: int, depth: int, kind: int) -> None:
+def test_a_draft_ends_where_no_path_is_likely_enough(width: int, depth: int, draws: int) -> None:
     rows, counts = [0, 3, 4], set()
     for least in (-0.5, -1.5, -2.5, -4.0, -50.0):
         level = Level(rows, width, depth, 1000)
         level.state.count_X.fill_(depth * width)
-        compare(level, least=least, kind=kind, asked=states(1000))
+        compare(level, least=least, draws=draws, asked=states(1000))
         counts.add(int(level.state.count_X[0]))
     assert len(counts) > 1
     assert counts <= {depth * width + nodes for nodes in range(width + 1)}

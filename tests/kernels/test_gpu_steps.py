@@ -13,10 +13,12 @@ pytest.importorskip("triton")
 from hunch.draft import Draft
 from hunch.kernels import gpu_sampling, gpu_step, noise
 from hunch.kernels import step as spec
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.sampling.filters import filter_ref
-from hunch.sampling.stop import finish_rows
-from hunch.verify.exact import walk
+from hunch.sampling.stop import REASONS, finish
+from hunch.types import Request, SamplingParams
+from hunch.verify.exact import walk_choices
 from row_states import DEVICE, cells_of, numbers, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -100,17 +102,21 @@ def test_commit_walks_and_stops_as_the_host_does(form: ModuleType) -> None:
     state.stop_XS[::2, 0] = 2
     state.count_X.fill_(5)
     first = torch.arange(num_rows) * (num_nodes + 1)
-    verdict = walk(Draft(tokens, parents, nodes), choice, first)
-    none = torch.zeros(num_rows, dtype=torch.int64)
-    max_tokens = numbers(*ends).cpu() - numbers(*known).cpu()
-    want, reason = finish_rows(
-        verdict.tokens_RK, verdict.num_tokens_R, none, max_tokens, state.stop_XS.cpu(), none
-    )
+    verdict = walk_choices(Draft(tokens, parents, nodes), choice, first)
+    want, reasons = [], []
+    for r, (count, said) in enumerate(zip(verdict.num_tokens_R, verdict.tokens_RK, strict=True)):
+        request = Request(
+            id="", prompt_ids=[], params=SamplingParams(), seed=0, max_tokens=ends[r] - known[r],
+            stop_ids=(2,) if r % 2 == 0 else (),
+        )  # fmt: skip
+        num_kept, reason = finish(said[: int(count)].tolist(), request, 0)
+        want.append(num_kept)
+        reasons.append(REASONS.index(reason))
     nodes[7] = -1  # padding, or ended before
     step = step_of(list(range(num_rows)), num_nodes, count=nodes.tolist())
     kernel(form, "commit")(state, step, choice.to(DEVICE), num_nodes)
     for r, line in enumerate(step.result_RC.tolist()):
-        num = 0 if r == 7 else int(want[r])
+        num = 0 if r == 7 else want[r]
         assert line[spec.TOKENS] == num
         assert int(state.known_X[r]) == known[r] + num
         said = verdict.tokens_RK[r, :num].tolist()
@@ -119,10 +125,10 @@ def test_commit_walks_and_stops_as_the_host_does(form: ModuleType) -> None:
         path = verdict.path_RK[r, : max(num - 1, 0)].tolist()
         assert step.path_RK[r, : max(num - 1, 0)].tolist() == path
         if r != 7:
-            assert line[spec.REASON] == int(reason[r])
-            assert bool(state.is_done_X[r]) == bool(reason[r])
+            assert line[spec.REASON] == reasons[r]
+            assert bool(state.is_done_X[r]) == bool(reasons[r])
             assert int(state.count_X[r]) == 0
-    assert int(want.max()) > 2
+    assert max(want) > 2
 
 
 @FORMS

@@ -67,19 +67,41 @@ def test_threads_follow_affinity_and_what_torch_is_told(told, expected):
     assert found.stdout.strip() == expected
 
 
-def test_a_wheels_own_kernels_are_chosen_by_the_cpu(monkeypatch, tmp_path):
+X86_CPU = "avx2 fma f16c bmi2 movbe"
+ARM_CPU = "fp asimd asimddp asimdhp"
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "kind"),
+    [
+        ("x86_64", f"{X86_CPU} avx512_vnni avx512bw gfni vaes", "avx512"),
+        ("x86_64", f"{X86_CPU} sse", "avx2"),
+        ("x86_64", "sse sse2", None),
+        ("aarch64", f"{ARM_CPU} sve i8mm bf16", "i8mm"),
+        ("arm64", ARM_CPU, "neon"),
+        ("aarch64", "fp asimd", None),
+        ("riscv64", "", None),
+    ],
+)
+def test_a_wheels_own_kernels_are_chosen_by_the_cpu(monkeypatch, tmp_path, machine, features, kind):
     """The best variant this CPU can run, and none that it cannot."""
     monkeypatch.setattr(build, "PREBUILT", tmp_path)
-    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
-    for kind in ("avx512", "avx2"):
-        (tmp_path / f"cpu-{kind}.so").touch()
-    for flags, kind in [
-        ("avx2 fma f16c bmi2 movbe avx512_vnni avx512bw gfni vaes", "avx512"),
-        ("avx2 fma f16c bmi2 movbe sse", "avx2"),
-    ]:
-        monkeypatch.setattr(build, "_cpu", lambda flags=flags: f"flags : {flags}")
-        assert build.prebuilt(build.SOURCES) == tmp_path / f"cpu-{kind}.so"
-    monkeypatch.setattr(build, "_cpu", lambda: "flags : sse sse2")
-    assert build.prebuilt(build.SOURCES) is None
-    monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
-    assert build.prebuilt(build.SOURCES) is None
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(build, "_cpu", lambda: f"Features : {features}")
+    for each in ("avx512", "avx2", "i8mm", "neon"):
+        (tmp_path / f"cpu-{each}.so").touch()
+    expected = None if kind is None else tmp_path / f"cpu-{kind}.so"
+    assert build.prebuilt(build.SOURCES) == expected
+
+
+@pytest.mark.parametrize(("told", "kind"), [("1\n", "i8mm"), ("0\n", "neon"), ("", "neon")])
+def test_an_apple_cpu_is_asked_for_its_matrix_instructions(monkeypatch, tmp_path, told, kind):
+    """An M1, or a system that does not know the question, has none."""
+    monkeypatch.setattr(build, "PREBUILT", tmp_path)
+    monkeypatch.setattr(build.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(build.sys, "platform", "darwin")
+    answer = subprocess.CompletedProcess((), 0, stdout=told)
+    monkeypatch.setattr(build.subprocess, "run", lambda *args, **options: answer)
+    for each in ("i8mm", "neon"):
+        (tmp_path / f"cpu-{each}.so").touch()
+    assert build.prebuilt(build.SOURCES) == tmp_path / f"cpu-{kind}.so"

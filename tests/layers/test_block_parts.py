@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from builders import Seq, new_kv, pack, plain_logits, tiny_config, tiny_model, tiny_spec
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Paged, split_heads
 from hunch.layers.rope import Rope, RopeSpec, amplitude, frequencies
 from hunch.models.build import build_block

@@ -10,8 +10,9 @@ import torch
 pytest.importorskip("triton")
 
 from builders import Seq, pack, tables
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_tiling import Tiler, Tiling
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Heads, Paged
 from hunch.layers.rope import Rope, RopeSpec
 from hunch.layers.tiled import Tiled

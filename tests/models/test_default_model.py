@@ -42,11 +42,11 @@ def test_logits_are_those_of_transformers(weights):
 
 
 def test_it_answers_a_simple_question_as_float32_does(default_files):
-    """With activations of 14 bits; with 8 the default file speaks French instead."""
+    """A model so small has activations of 14 bits; with 8 the default file speaks French."""
     from hunch import LLM, SamplingParams
 
-    given = {"activation_bits": 14, "max_num_seqs": 1, "max_model_len": 256}
-    with LLM(default_files.name, speculate="off", **given) as llm:
+    with LLM(default_files.name, speculate="off", max_num_seqs=1, max_model_len=256) as llm:
+        assert llm.engine.capacity.activation_bits == 14
         question = {"role": "user", "content": "What is the capital of France?"}
         (output,) = llm.chat([question], SamplingParams(temperature=0.0, max_tokens=16))
     assert output.outputs[0].text == "The capital of France is Paris."

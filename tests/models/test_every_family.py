@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import tiny_config, tiny_spec, tiny_weights
+from builders import check_rows, tiny_config, tiny_spec, tiny_weights
 from hunch.errors import UnsupportedModelError
 from hunch.kernels import native
 from hunch.models.load import load_decoder
@@ -25,7 +25,7 @@ SIZES = {
     "num_key_value_heads": 16,
     "vocab_size": 100_352,
     "torch_dtype": "bfloat16",
-    "transformers_version": "4.44.0",
+    "transformers_version": "6.0.0",  # none that is known: every key must be
     "use_cache": True,
 }
 LATENT = {
@@ -66,6 +66,36 @@ PUBLISHED = {
         "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_heads": 64, "num_local_experts": 0,
         "num_experts_per_tok": 0, "normalization_function": "rmsnorm",
         "position_embedding_type": "rope", "shared_intermediate_size": 8192,
+    },
+    "Qwen3.5-9B": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "attn_output_gate": True,
+        "head_dim": 256, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"], "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default",
+            "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+        },
+    },
+    "Falcon-11B": {
+        "architectures": ["FalconForCausalLM"], "alibi": False, "ff_factor": 4, "bias": False,
+        "apply_residual_connection_post_layernorm": False, "multi_query": True,
+        "parallel_attn": True, "new_decoder_architecture": True, "num_kv_heads": 16,
+        "num_ln_in_parallel_attn": 1,
+        "layer_norm_epsilon": 1e-5,
+    },
+    "EXAONE-4.0-32B": {
+        "architectures": ["Exaone4ForCausalLM"], "sliding_window": 4096, "head_dim": None,
+        "sliding_window_pattern": "LLLG", "rope_scaling": {"type": "dynamic", "factor": 2.0},
+    },
+    "MiniCPM4-0.5B": {
+        "architectures": ["MiniCPMForCausalLM"], "dim_model_base": 256, "mup_denominator": 32,
+        "scale_depth": 1.4, "scale_emb": 12, "quantization_config": None,
+    },
+    "InternLM3-8B": {
+        "architectures": ["InternLM3ForCausalLM"], "bias": False, "qkv_bias": False,
+        "rope_scaling": {"factor": 6.0, "rope_type": "dynamic"},
     },
     "Command-R7B": {
         "architectures": ["Cohere2ForCausalLM"], "cache_implementation": "hybrid",
@@ -150,13 +180,21 @@ def test_kernels_and_exactness_are_said(name):
         ModelSpec.from_config(weights.config | {"new_arithmetic": 3})
 
 
+@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_row_is_the_same_bits_in_any_batch_and_any_chunk(name):
+    architecture, changes = FAMILIES[name]
+    weights = tiny_weights(tiny_config(architecture, **changes), scale=2.0)
+    check_rows(load_native(weights, dtype="int8", num_threads=1))
+
+
 def test_every_architecture_is_in_the_table():
     text = (ROOT / "docs" / "models.md").read_text()
     assert [name for name in MODELS if f"`{name}`" not in text] == []
 
 
 def test_the_nearest_family_is_named():
-    config = {**tiny_config("LlamaForCausalLM"), "architectures": ["Olmo2ForCausalLM"]}
+    config = {**tiny_config("LlamaForCausalLM"), "architectures": ["PlamoForCausalLM"]}
     with pytest.raises(UnsupportedModelError, match=r"nearest to LlamaForCausalLM, .* otherwise"):
         ModelSpec.from_config(config)
     with pytest.raises(UnsupportedModelError, match=r"nearest to .*, which has no mamba_d_conv=4"):

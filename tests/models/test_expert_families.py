@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from builders import Seq, pack, plain_logits, tables
+from builders import check_rows, plain_logits
 from expert_models import CASES, IDS, TORCH_CASES, make
 from hunch.kernels import native
 from hunch.models.load import load_decoder
@@ -62,24 +62,6 @@ def test_so_it_is_with_latent_attention_by_torch(name, tmp_path):
     kv = model.new_kv(8)
     assert kv.v_LCMH is kv.k_LCMH  # one vector per token and layer
     assert kv.k_LCMH.shape == (3, 8, 1, 32 if "narrow" in name else 48)
-
-
-def check_rows(model):
-    ids = torch.randint(0, 90, (64, 3), generator=torch.Generator().manual_seed(1)).tolist()
-    table_SB = tables(64, 2)
-
-    def last_rows(seqs, kv):
-        ids_T, attn = pack(seqs, table_SB[: len(seqs)])
-        hidden_TD = model.forward(ids_T, attn, kv).last_TD
-        return hidden_TD[[span.last - 1 for span in attn.spans]]
-
-    expected = last_rows([Seq(prompt) for prompt in ids], model.new_kv(64 * 8))
-    assert len(expected.unique(dim=0)) == 64
-    for size in (1, 2, 7, 16, 33):
-        kv = model.new_kv(64 * 8)
-        last_rows([Seq(prompt[:2]) for prompt in ids[:size]], kv)
-        rows = last_rows([Seq(prompt[2:], start=2) for prompt in ids[:size]], kv)
-        assert rows.equal(expected[:size])
 
 
 @torch.no_grad()

@@ -77,6 +77,43 @@ def test_a_node_of_a_tree_sees_its_own_path(pair):
 
 
 @torch.no_grad()
+def test_what_reads_text_in_models_of_text_and_pictures():
+    theirs, saved, tensors = make("qwen2")
+    outer = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}}
+    saved |= {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+    del saved["rope_parameters"]["rope_type"], saved["architectures"]
+    saved["rope_theta"] = saved.pop("rope_parameters")["rope_theta"]
+    renamed = {
+        name.replace("model.", "model.language_model.", 1): value for name, value in tensors.items()
+    }
+    renamed["model.visual.blocks.0.norm1.weight"] = torch.zeros(3)
+    config = unified_config({**outer, "image_token_id": 5, "text_config": saved})
+    ours = load_decoder(DictWeights(config, renamed))
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_exaone_3_is_llama_under_other_names():
+    theirs, saved, tensors = make("llama 3")
+    saved |= {"architectures": ["ExaoneForCausalLM"], "num_layers": saved.pop("num_hidden_layers")}
+    saved |= {"layer_norm_epsilon": saved.pop("rms_norm_eps")}
+    saved |= {"activation_function": saved.pop("hidden_act")}
+    names = {"model.": "transformer.", "embed_tokens": "wte", "layers": "h", "gate_proj": "c_fc_0"}
+    names |= {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "up_proj": "c_fc_1"}
+    names |= {"self_attn": "attn.attention", "o_proj": "out_proj", "down_proj": "c_proj"}
+    names |= {"transformer.norm": "transformer.ln_f"}
+    renamed = {}
+    for name, value in tensors.items():
+        for theirs_, ours_ in names.items():
+            name = name.replace(theirs_, ours_)
+        renamed[name] = value
+    ours = load_decoder(DictWeights(unified_config(saved), renamed))
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
 def test_gemma_3_inside_a_model_of_text_and_images():
     theirs, saved, tensors = make("gemma 3")
     saved.pop("architectures")

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from builders import plain_logits
+from builders import DictWeights, plain_logits
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
+from hunch.models.weights.base import unified_config
 from their_models import make
 from tiny_gguf import interleave
 
@@ -22,15 +23,21 @@ KEYS = {  # what converters take over from every config.json
     "embedding_length": ("hidden_size", "n_embd"),
     "feed_forward_length": ("intermediate_size", "n_inner"),
     "attention.head_count": ("num_attention_heads", "n_head"),
-    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.head_count_kv": ("num_key_value_heads", "num_kv_heads"),
     "attention.key_length": ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
+    "attention.layer_norm_epsilon": (
+        "layer_norm_epsilon",
+        "layer_norm_eps",
+        "norm_epsilon",
+        "norm_eps",
+    ),
     "attention.sliding_window": ("sliding_window",),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
     "attention.scale": ("attention_multiplier",),
-    "logit_scale": ("logits_scaling",),
+    "logit_scale": ("logits_scaling", "logit_scale"),
+    "use_parallel_residual": ("use_parallel_residual",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
 }
@@ -39,6 +46,7 @@ GEMMA4 |= {"attention.key_length": 24, "attention.key_length_swa": 16}
 GEMMA4 |= {"attention.sliding_window_pattern": [True, True, False, True, False]}
 FAMILIES = {  # case -> architecture, what its converter writes besides
     "granite": ("granite", {}),
+    "minicpm": ("minicpm", {}),
     "phi-3, part of a head turned": ("phi3", {"rope.dimension_count": 4, "rope.freq_base": 1e3}),
     "phi-3, long": (
         "phi3",
@@ -56,6 +64,31 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
     "stablelm": ("stablelm", {"rope.dimension_count": 2}),
     "stablelm, parallel": ("stablelm", {"rope.dimension_count": 2}),
     "starcoder 2": ("starcoder2", {}),
+    "gpt-neox": ("gptneox", {"rope.dimension_count": 2}),
+    "gpt-neox, one after the other": ("gptneox", {"rope.dimension_count": 2}),
+    "falcon, grouped heads": ("falcon", {"feed_forward_length": 128}),
+    "falcon": ("falcon", {"feed_forward_length": 56, "attention.head_count_kv": 1}),
+    "phi": ("phi2", {"rope.dimension_count": 4}),
+    "nemotron": ("nemotron", {"rope.dimension_count": 4}),
+    "arcee": ("arcee", {}),
+    "olmo 2": ("olmo2", {}),
+    "olmo 3": ("olmo2", {"rope.freq_base": 5e5}),
+    "exaone 4": ("exaone4", {}),
+    "exaone 4, windows": (
+        "exaone4",
+        {"attention.sliding_window_pattern": [True, False, True], "rope.freq_base": 500.0},
+    ),
+    "cohere": ("command-r", {"rope.freq_base": 5e5}),
+    "cohere 2": ("cohere2", {}),
+    "glm 4": ("glm4", {"rope.dimension_count": 8}),
+    "seed-oss": ("seed_oss", {}),
+    "ernie 4.5": ("ernie4_5", {"rope.freq_base": 5e5}),
+    "ministral 3": (
+        "mistral3",
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.freq_base": 1000.0}
+        | {"rope.scaling.original_context_length": 32, "attention.temperature_scale": 0.4}
+        | {"rope.scaling.yarn_log_multiplier": 1.0},
+    ),
     "gemma 2 as converted": ("gemma2", {"rope.freq_base": 1e4}),
     "gemma 3 as converted": ("gemma3", {"rope.freq_base": 1e6}),
     "gemma 4": ("gemma4", GEMMA4 | {"attention.shared_kv_layers": 2}),
@@ -67,11 +100,18 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
 def stored(name: str, tensor: torch.Tensor, architecture: str, config: dict[str, Any]) -> Any:
     """What a converter does to a tensor's numbers."""
     value = tensor.float().numpy()
-    if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+    if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
         return value + 1
     if architecture == "gpt2" and ".c_" in name and value.ndim == 2:
         return np.ascontiguousarray(value.T)
-    if architecture in ("granite", "smollm3") and ("q_proj" in name or "k_proj" in name):
+    if name.split(".")[-2] == "query_key_value":  # a KV head's queries, key and value
+        groups = config.get("num_kv_heads", 4)
+        groups = groups if config.get("new_decoder_architecture", True) else 1
+        parts = np.split(value.reshape(groups, -1, 8, *value.shape[1:]), [-2, -1], axis=1)
+        return np.concatenate([part.reshape(-1, *value.shape[1:]) for part in parts])
+    if architecture in ("granite", "minicpm", "smollm3", "arcee", "mistral3") and (
+        "q_proj" in name or "k_proj" in name
+    ):
         key = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
         return interleave(value, config[key])
     return value
@@ -98,6 +138,8 @@ def gemma4_lists(config: dict[str, Any]) -> dict[str, Any]:
 def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, list):
         return writer.add_array(key, value)
+    if isinstance(value, str | bool):
+        return (writer.add_string if isinstance(value, str) else writer.add_bool)(key, value)
     return (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
 
 
@@ -139,6 +181,9 @@ def convert(path: Path, case: str) -> Any:
         for key in ("long", "short"):
             factors = np.array(scaling[f"{key}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{key}.weight", factors)
+    if case == "exaone 4, windows":
+        factors = 500.0 ** -(np.arange(4) / 4) / theirs.model.rotary_emb.inv_freq.numpy()
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     if architecture == "gemma4":
         factors = np.array([1.0] * 3 + [1e30] * 9, np.float32)  # a quarter of 24 numbers is turned
         writer.add_tensor("rope_freqs.weight", factors)
@@ -155,4 +200,22 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     theirs = convert(tmp_path / "m.gguf", case)
     expected = theirs(torch.tensor([IDS])).logits[0]
     ours = load_decoder(open_weights(tmp_path / "m.gguf"))
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_minicpm_without_the_keys_of_its_scales(tmp_path: Path, monkeypatch) -> None:
+    """Also in Hugging Face's form, by the keys of its own code."""
+    for key in ("embedding_scale", "residual_scale", "logit_scale"):
+        monkeypatch.delitem(KEYS, key)
+    theirs = convert(tmp_path / "m.gguf", "minicpm")
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    ours = load_decoder(open_weights(tmp_path / "m.gguf"))
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
+    _, config, tensors = make("minicpm")
+    for key in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
+        del config[key]
+    del config["attention_multiplier"]
+    config |= {"architectures": ["MiniCPMForCausalLM"], "scale_emb": 12, "scale_depth": 1.4}
+    ours = load_decoder(DictWeights(unified_config(config | {"dim_model_base": 256}), tensors))
     torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)

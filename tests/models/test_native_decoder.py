@@ -8,12 +8,12 @@ import torch
 from builders import DictWeights, Seq, new_kv, pack, tables, tiny_config, tiny_weights
 from hunch.errors import ConfigError
 from hunch.kernels import native
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.models.arrange import Arranged
 from hunch.models.build import LLAMA_NAMES
 from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder, tensor_shapes
-from hunch.models.native import NativeDecoder, is_supported, load_native
+from hunch.models.native import NativeDecoder, activation_bits, is_supported, load_native
 from hunch.models.source import FileSource, RandomSource
 from hunch.models.spec import ModelSpec
 
@@ -41,6 +41,8 @@ GPT2 = {"vocab_size": 97, "n_embd": 192, "n_head": 6, "n_layer": 2, "n_inner": 8
 GPT2 |= {"n_positions": 512}
 OPT = {**SIZES, "intermediate_size": None, "num_key_value_heads": None, "hidden_size": 192}
 OPT |= {"head_dim": None, "ffn_dim": 80, "word_embed_proj_dim": 192}
+HEADS_OF_80 = {**SIZES, "hidden_size": 240, "num_attention_heads": 3, "num_key_value_heads": 3}
+HEADS_OF_80 |= {"head_dim": 80}
 SCALES = {"embedding_multiplier": 12.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 GEMMA = {**SIZES, "query_pre_attn_scalar": 24, "sliding_window": 50, "sliding_window_pattern": 2}
@@ -51,6 +53,8 @@ GEMMA4 |= {"rope_theta": None, "vocab_size_per_layer_input": 97}
 OTHERS = {
     "granite": tiny_config("GraniteForCausalLM", **SIZES, **SCALES, logits_scaling=3.0),
     "phi-3": tiny_config("Phi3ForCausalLM", **SIZES, partial_rotary_factor=0.5),
+    "phi-2": tiny_config("PhiForCausalLM", **HEADS_OF_80, partial_rotary_factor=0.4),
+    "stablelm": tiny_config("StableLmForCausalLM", **HEADS_OF_80, partial_rotary_factor=0.25),
     "gpt-2": tiny_config("GPT2LMHeadModel", **GPT2),
     "gpt-bigcode": tiny_config("GPTBigCodeForCausalLM", **GPT2),
     "opt": tiny_config("OPTForCausalLM", **OPT),
@@ -290,3 +294,10 @@ def test_auto_keeps_a_gguf_as_it_is(default_files):
     assert kinds == {native.INT4}
     assert model.embedding.kind == native.INT8
     assert model.weight_bytes < 1.01 * 96.5e6
+
+
+@pytest.mark.parametrize(("width", "bits"), [(576, 14), (640, 14), (768, 14), (896, 8), (4096, 8)])
+def test_only_small_models_take_fourteen_bits_of_themselves(width, bits):
+    spec = replace(ModelSpec.from_config(FAMILIES["llama"]), width=width)
+    assert activation_bits(spec, "auto") == bits
+    assert [activation_bits(spec, asked) for asked in (8, 14)] == [8, 14]

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 import torch
 
-from builders import Seq, pack, plain_logits, tables
+from builders import Seq, check_rows, pack, plain_logits, tables
 from hunch.kernels import native
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
@@ -53,12 +53,14 @@ def test_native_kernels_compute_what_transformers_does(pair):
 @pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_native_rows_are_the_same_bits(pair, dtype):
-    check_rows(load_native(pair[1], dtype=dtype, num_threads=2))
+    model = load_native(pair[1], dtype=dtype, num_threads=2)
+    check_rows(model)
+    check_drafts(model)
 
 
 @pytest.mark.slow
 def test_chunks_drafts_and_company_do_not_change_a_bit(pair):
-    check_rows(load_decoder(pair[1]))
+    check_drafts(load_decoder(pair[1]))
 
 
 @pytest.mark.gpu
@@ -68,7 +70,7 @@ def test_so_it_is_on_a_gpu(pair, dtype):
 
     theirs, weights = pair
     model = CudaDecoder(load_decoder(weights, dtype=dtype, device="cuda"))
-    check_rows(model)
+    check_drafts(model)
     half = copy.deepcopy(theirs).to(getattr(torch, dtype))
     ours, their = [], []  # one text's error is chance
     for seed in range(12):
@@ -84,7 +86,7 @@ def test_so_it_is_on_a_gpu(pair, dtype):
     assert median(ours) < 1.5 * median(their)
 
 
-def check_rows(model):
+def check_drafts(model):
     """Texts read in pieces, beside others, and through drafts that are mostly wrong."""
 
     def forward(ids_T, attn, kv):

@@ -23,7 +23,7 @@ CONFIG = {"architectures": ["LlamaForCausalLM"]}
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
-@pytest.mark.parametrize("size", [(48, 128), (136, 160)])
+@pytest.mark.parametrize("size", [(48, 128), (136, 176)])
 def test_numbers_are_those_of_the_format(form: str, size: tuple[int, int], tmp_path: Path) -> None:
     settings, make = FORMATS[form]
     tensors, numbers = make(*size)
@@ -40,6 +40,25 @@ def test_numbers_are_those_of_the_format(form: str, size: tuple[int, int], tmp_p
     codes = packed.take(torch.tensor([3, 1])).codes()
     assert codes is not None
     assert torch.equal(codes.numbers(), numbers[[3, 1]])
+
+
+def test_groups_are_as_large_as_the_file_says(tmp_path: Path) -> None:
+    tensors, numbers = FORMATS["awq"][1](16, 48)  # groups of 32: the second is half a group
+    stored = {f"a.{name}": tensor for name, tensor in tensors.items()}
+    for name, settings in {
+        "said": {"q_group_size": 32},
+        "unsaid": {},
+        "other": {"group_size": 64},
+    }.items():
+        settings = {"quant_method": "awq", **settings}
+        folder = write(tmp_path / name, {**CONFIG, "quantization_config": settings}, stored)
+        is_same = torch.equal(open_weights(folder).tensor("a.weight"), numbers)
+        assert is_same == (name == "said")
+    stored["a.scales"] = tensors["scales"].repeat(4, 1)[:7]
+    stored["a.qzeros"] = tensors["qzeros"].repeat(4, 1)[:7]
+    folder = write(tmp_path / "bad", {**CONFIG, "quantization_config": settings}, stored)
+    with pytest.raises(ModelFormatError, match="7 groups of scales of 64 for 48 inputs"):
+        open_weights(folder).tensor("a.weight")
 
 
 def test_experts_of_gpt_oss(tmp_path: Path) -> None:

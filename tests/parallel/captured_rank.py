@@ -15,7 +15,7 @@ import conftest  # noqa: F401  # Triton's kernels are read for its interpreter
 from hunch.kernels.step import compact_ref
 from hunch.models.load import load_decoder
 from hunch.parallel import follower, part, step_parts
-from hunch.parallel.group import DistGroup
+from hunch.parallel.group import NearGroup
 from stand_in import PlainTarget
 
 
@@ -28,7 +28,7 @@ def split_stand_in(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(part, "load_target", load)
     patch.setattr(step_parts, "compact", compact_ref)
-    patch.setattr(DistGroup, "is_captured", True)  # as graphs are run here, not captured
+    patch.setattr(NearGroup, "is_captured", True)  # as graphs are run here, not captured
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def plain(llm: LLM) -> list[list[int]]:
     captured = runner.captured
     lead_by_host(runner)
     found = texts(llm)
-    runner.captured = runner.host.elsewhere = captured
+    runner.captured = runner.host.captured = captured
     return found
 
 

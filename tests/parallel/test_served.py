@@ -12,8 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.live_server import api_server
-from server.test_lifecycle import wait_for
+from server.live_server import api_server, wait_for
 
 NUM_STREAMS = 50
 BODY = {

@@ -242,7 +242,7 @@ def test_what_rows_ask_of_a_step_is_known_to_the_host():
     state = SamplingState(4, VOCAB, dense=True)
     for row, name in enumerate(("greedy", "temperature", "top_p", "bias")):
         state.start(row, request_of(CASES[name], bad_words=()), PROMPT)
-    kinds = [state.kind(np.array(rows)) for rows in ([0], [0, 1], [2, 0], [3], [1, 3])]
+    kinds = [state.draws(np.array(rows)) for rows in ([0], [0, 1], [2, 0], [3], [1, 3])]
     assert kinds == [0, 1, 2, 0, 1]
     assert [state.has_rules(row) for row in range(4)] == [False, False, False, True]
     state.leave(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,33 +18,52 @@ COMMAND = (
 )
 
 
-@pytest.fixture(scope="session")
-def start_server(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., LiveServer]]:
+@contextmanager
+def servers_in(folders: pytest.TempPathFactory) -> Iterator[Callable[..., LiveServer]]:
+    """What starts servers; all of them leave together at the end."""
     servers: list[LiveServer] = []
 
     def start(env: dict[str, str] | None = None, **settings: Any) -> LiveServer:
-        log = tmp_path_factory.mktemp("server") / "log"
+        log = folders.mktemp("server") / "log"
         server = LiveServer(log, env or {}, **settings)
         servers.append(server)
         return server
 
     yield start
     for server in servers:
+        server.end()
+    for server in servers:
         server.stop()
 
 
+@pytest.fixture(scope="module")
+def start_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., LiveServer]]:
+    """Servers of one file of tests."""
+    with servers_in(tmp_path_factory) as start:
+        yield start
+
+
 @pytest.fixture(scope="session")
-def server(start_server: Callable[..., LiveServer]) -> LiveServer:
+def start_shared(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., LiveServer]]:
+    """Servers that all files share."""
+    with servers_in(tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(start_shared: Callable[..., LiveServer]) -> LiveServer:
     """One server that tests share; they must leave it as they found it."""
-    return start_server()
+    return start_shared()
 
 
 @pytest.fixture(scope="session")
-def thinker(start_server: Callable[..., LiveServer]) -> LiveServer:
+def thinker(start_shared: Callable[..., LiveServer]) -> LiveServer:
     """The same for a model that reasons, with a longer context."""
-    return start_server(reasoning_parser="qwen3", max_model_len=4096)
+    return start_shared(reasoning_parser="qwen3", max_model_len=4096)
 
 
 @pytest.fixture(scope="session")

@@ -283,6 +283,9 @@ class FakeRunner:
     def collect(self) -> StepResult:
         return self._results.popleft()
 
+    def reset(self) -> None:
+        """Nothing is kept of finished requests."""
+
     def check_alive(self) -> None:
         pass
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,14 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Until it holds, which a busy machine may take its time for."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -44,7 +52,7 @@ def api_server(words: list[str], log: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 class LiveServer:
@@ -70,7 +78,7 @@ class LiveServer:
     def _wait(self) -> None:
         if not self.is_expected_to_serve:
             return
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 pytest.fail(f"the server left:\n{self.log()}")
@@ -100,7 +108,7 @@ class LiveServer:
     def stats(self) -> dict[str, Any]:
         return self.get("/stats").json()
 
-    def wait_idle(self, seconds: float = 10.0) -> dict[str, Any]:
+    def wait_idle(self, seconds: float = 60.0) -> dict[str, Any]:
         """The engine's report once nothing is open any more."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -111,12 +119,16 @@ class LiveServer:
             time.sleep(0.05)
         pytest.fail(f"requests are still open: {stats}")
 
-    def stop(self) -> int:
+    def end(self) -> None:
+        """Ask it to leave, which takes it a moment."""
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int:
+        self.end()
         try:
-            return self.process.wait(20)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +13,17 @@ import pytest
 from hunch.config import Config, SpecConfig
 from hunch.server.params import sampling_defaults
 from hunch.server.run import hiding
+from hunch.server.schemas import ChatBody
 from hunch.server.settings import ServeConfig
 from hunch.types import recommended
 from server.fake_engine import expected_text, expected_tokens
-from server.live_server import LiveServer
+from server.live_server import LiveServer, wait_for
 
 COMPLETE = "/v1/completions"
 CHAT = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: Any = [{"role": "user", "content": "hello"}]
+NO_THINKING = {"enable_thinking": False, "thinking": False}
+HIDDEN_LOW = {"reasoning_effort": "low", "include_reasoning": False}
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +89,61 @@ def test_an_unknown_name_is_an_error_with_the_nearest_known_one(server: LiveServ
         assert f"did you mean {near}?" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ({"regex": "[ab]", "min_new_tokens": 2}, {"guided_regex": "[ab]", "min_tokens": 2}),
+        ({"n_predict": -1, "repeat_penalty": 1.1}, {"max_tokens": -1, "repetition_penalty": 1.1}),
+        ({"max_new_tokens": 3, "max_tokens": 4}, {"max_tokens": 4}),
+        ({"json_schema": {"type": "object"}}, {"guided_json": {"type": "object"}}),
+        ({"enable_thinking": False}, {"chat_template_kwargs": NO_THINKING}),
+        ({"thinking": {"type": "disabled"}}, {"chat_template_kwargs": NO_THINKING}),
+        (
+            {"documents": [1], "chat_template_kwargs": {"a": 1}},
+            {"chat_template_kwargs": {"documents": [1], "a": 1}},
+        ),
+        ({"reasoning": {"effort": "low", "exclude": True}}, HIDDEN_LOW),
+        ({"use_beam_search": False, "length_penalty": 1.0, "typical_p": 1, "best_of": 1}, {}),
+        ({"provider": {}, "usage": {"include": True}, "cache_prompt": True, "rid": "a"}, {}),
+        ({"lora_path": None, "whatever": None}, {}),
+    ],
+)
+def test_names_of_other_servers_mean_ours(given: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert ChatBody(messages=HELLO, **given) == ChatBody(messages=HELLO, **ours)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("use_beam_search", True, "only False is taken"),
+        ("length_penalty", True, "only 1 is taken"),
+        ("functions", [{"name": "f"}], "as tools"),
+        ("guided_whitespace_pattern", "[ ]?", "guided_grammar or guided_regex"),
+        ("spaces_between_special_tokens", False, "only True is taken"),
+        ("extra_body", {"top_k": 1}, "beside the others"),
+        ("separate_reasoning", False, "a field of its own"),
+        ("repetiton_penalty", 1, "did you mean repetition_penalty?"),
+    ],
+)
+def test_what_other_servers_do_and_this_one_does_not_is_said(
+    server: LiveServer, field: str, value: Any, message: str
+) -> None:
+    answer = server.post(CHAT, {"messages": HELLO, field: value, "regex": "a", "rid": "b"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == field
+    assert message in error["message"]
+
+
 def test_parts_that_are_no_text_are_named(server: LiveServer) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aa"}}
     parts = [{"type": "text", "text": "what is this?"}, image]
     answer = server.post(CHAT, {"messages": [{"role": "user", "content": parts}]})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].endswith("the server takes text alone")
+    error = answer.json()["error"]
+    assert error["param"] == "messages.0.content.1.type"
+    assert "image_url are not read" in error["message"]
+    assert error["message"].endswith("the server takes text alone")
 
 
 def test_seeds_below_zero(server: LiveServer) -> None:
@@ -165,9 +216,9 @@ def test_urgent_requests_go_first(start_server: Callable[..., LiveServer]) -> No
         ends.append(priority)
 
     threads = [threading.Thread(target=ask, args=(priority,)) for priority in (0, 5, -5)]
-    for thread in threads:
+    for number, thread in enumerate(threads):
         thread.start()
-        time.sleep(0.2)
+        wait_for(lambda number=number: server.stats()["num_open"] > number)
     for thread in threads:
         thread.join()
     assert ends == [0, -5, 5]
@@ -245,15 +296,23 @@ def test_sampling_as_the_model_recommends_it(tmp_path: Any) -> None:
     assert found["temperature"] == 0.6
     assert (found["top_k"], found["max_tokens"], found["min_p"]) == (20, 99, 0.0)
     assert recommended({"do_sample": False, "temperature": 1.0})["temperature"] == 0
-    assert sampling_defaults("vllm", own)["temperature"] == 1.0
+    assert sampling_defaults(ServeConfig(generation_config="vllm"), own)["temperature"] == 1.0
     (tmp_path / "generation_config.json").write_text('{"top_p": 0.5}')
-    assert sampling_defaults(str(tmp_path), own)["top_p"] == 0.5
+    assert sampling_defaults(ServeConfig(generation_config=str(tmp_path)), own)["top_p"] == 0.5
+    for where in ("auto", "vllm", str(tmp_path)):
+        settings = ServeConfig(generation_config=where, override_generation_config='{"top_k": 7}')
+        assert sampling_defaults(settings, own)["top_k"] == 7
+
+
+def test_an_operators_values_for_templates_are_the_defaults() -> None:
+    body = ChatBody(messages=HELLO, chat_template_kwargs={"a": 2})
+    assert body.wish({"a": 1, "b": 1}).template_values == {"a": 2, "b": 1}
 
 
 def test_wrong_guesses_are_hidden_where_keys_share_texts(
     start_server: Callable[..., LiveServer], server: LiveServer
 ) -> None:
-    hiding = start_server(hides_guesses=True)
+    hiding = start_server(hides_guesses=True, force_usage=True)
     body = {"prompt": "x", "max_tokens": 60, "seed": 1, "speculation": {"origins": True}}
     lengths = {}
     for one in (server, hiding):
@@ -261,6 +320,7 @@ def test_wrong_guesses_are_hidden_where_keys_share_texts(
         pieces = [p for c in chunks for p in c.get("hunch", {}).get("pieces", [])]
         assert "".join(piece[0] for piece in pieces) == expected_text("x", 1, 60)
         lengths[one.port] = {len(piece) for piece in pieces}
+        assert ("usage" in chunks[-1]) == (one is hiding)
     assert lengths == {server.port: {2, 3}, hiding.port: {2}}
 
 

@@ -282,7 +282,7 @@ def test_tokenize_and_detokenize(server: LiveServer) -> None:
     assert answer["tokens"] == list("né".encode())
     assert answer["count"] == 3
     assert answer["max_model_len"] == 512
-    assert server.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "né"}
+    assert server.post("/detokenize", {"tokens": answer["tokens"]}).json()["prompt"] == "né"
     chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]}).json()
     assert bytes(chat["tokens"]).decode() == "user: x\nassistant: "
     assert server.post("/tokenize", {}).status_code == 400

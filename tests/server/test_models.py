@@ -14,7 +14,7 @@ from hunch.cli.serve import _adapter, _named
 from hunch.errors import ConfigError
 from hunch.server.settings import ServeConfig
 from server.fake_engine import expected_text
-from server.live_server import LiveServer
+from server.live_server import LiveServer, wait_for
 
 COMPLETE = "/v1/completions"
 
@@ -53,10 +53,7 @@ def test_models_are_loaded_on_demand_and_make_room(start_server: Callable[..., L
 
 def test_a_model_nobody_asks_for_is_unloaded(start_server: Callable[..., LiveServer]) -> None:
     server = start_server(models=[["b", "bytes"]], idle_unload=1)
-    end = time.monotonic() + 15
-    while loaded(server) and time.monotonic() < end:
-        time.sleep(0.2)
-    assert loaded(server) == set()
+    wait_for(lambda: not loaded(server))
     assert server.get("/health").status_code == 200  # it would load them again
     assert ask(server, "bytes").json()["choices"][0]["text"] == expected_text("x", 1, 9)
 

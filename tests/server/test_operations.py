@@ -10,8 +10,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.live_server import LiveServer
-from server.test_lifecycle import wait_for
+from server.live_server import LiveServer, wait_for
 
 COMPLETE = "/v1/completions"
 NAMES = [
@@ -102,6 +101,11 @@ def test_routers_of_clusters_find_the_queue_and_the_kv_memory(
     assert now["vllm:gpu_cache_usage_perc"] == now["vllm:kv_cache_usage_perc"]
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert now[f"hunch:{name}"] == now[f"vllm:{name}"]
+    shown = {"e2e_request_latency_seconds_count", "time_per_output_token_seconds_bucket"}
+    shown |= {"prompt_tokens_total", "request_success_total", "request_prompt_tokens_sum"}
+    shown |= {"prefix_cache_hits_total", "spec_decode_num_accepted_tokens_total"}
+    # What vLLM's own dashboards show.
+    assert {f"vllm:{name}" for name in shown} <= set(read(server))
     (family,) = [
         family
         for family in text_string_to_metric_families(server.get("/metrics").text)

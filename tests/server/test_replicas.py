@@ -21,8 +21,8 @@ from hunch.server.routing import PIECE, Router
 from hunch.server.settings import ServeConfig
 from parallel.test_served import followers
 from server.fake_engine import expected_text
-from server.live_server import LiveServer, api_server
-from server.test_lifecycle import COMPLETE, read_stream, wait_for
+from server.live_server import LiveServer, api_server, wait_for
+from server.test_lifecycle import COMPLETE, read_stream
 from server.test_operations import read
 from tiny_models import write_llama
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ import pytest
 
 from hunch.cli import main
 from hunch.cli.serve import run
+from hunch.compat import server_flags
+from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED
 from hunch.config import Config
 from hunch.errors import ConfigError
 from hunch.server.settings import ServeConfig
@@ -25,7 +30,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, ServeConfig]]
         return 0
 
     monkeypatch.setattr("hunch.server.run.serve", serve)
-    monkeypatch.delenv("HUNCH_API_KEY", raising=False)
+    for name in ("HUNCH_API_KEY", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     return calls
 
 
@@ -93,6 +99,57 @@ def test_flags_pasted_from_sglangs_docs(started: list[tuple[Config, ServeConfig]
     assert (config.schedule.max_num_seqs, settings.replicas) == (6, 2)
 
 
+MORE = """NAME --dtype half --kv-cache-memory-bytes 1G --scheduling-policy priority -q awq
+  --cudagraph-capture-sizes 1 2 4 --shutdown-timeout 7 --enable-reasoning --reasoning-parser qwen3
+  --override-generation-config {"temperature":0.25} --default-chat-template-kwargs {"a":1}
+  --enable-force-include-usage --attention-config.backend FLASH_ATTN -O.level=3 -O 3
+  --hf-overrides {} --max-cudagraph-capture-size 64 --enable-eplb --disable-sliding-window"""
+
+
+def test_further_flags_of_vllm(
+    started: list[tuple[Config, ServeConfig]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    run([*MORE.split(), "--hf-token", "secret"])
+    ((config, settings),) = started
+    assert (config.model.dtype, config.model.quantization) == ("float16", "awq")
+    assert (config.cache.kv_bytes, settings.drain_timeout) == (1 << 30, 7)
+    assert settings.models == ()  # sizes of graphs are no models
+    assert settings.sampling == {"temperature": 0.25}
+    assert settings.template_values == {"a": 1}
+    assert settings.force_usage
+    assert os.environ["HF_TOKEN"] == "secret"
+    run(["--model-path", "NAME", "--sampling-defaults", "openai", "--decode-log-interval", "4"])
+    assert started[1][1].generation_config == "off"
+
+
+def test_no_flag_has_two_meanings() -> None:
+    tables = [NOTHING, NOTHING_VALUED, REFUSED, server_flags._ONLY, server_flags._RENAMED]
+    names = [name for table in tables for name in table]
+    assert len(names) == len(set(names))
+    assert set(NOTHING_VALUED) >= MANY
+
+
+def test_sglangs_way_to_start_it(
+    started: list[tuple[Config, ServeConfig]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words, port in (([], 30000), (["--port=7"], 7)):
+        monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "NAME", *words])
+        with pytest.raises(SystemExit):
+            runpy.run_module("hunch.launch_server", run_name="__main__")
+        assert started[-1][1].port == port
+
+
+def test_keys_of_the_environment(
+    started: list[tuple[Config, ServeConfig]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "a,b")
+    run(["NAME"])
+    monkeypatch.setenv("HUNCH_API_KEY", "c,d")
+    run(["NAME"])
+    assert [settings.api_keys for _, settings in started] == [("a,b",), ("c", "d")]
+
+
 def test_flags_from_a_file(started: list[tuple[Config, ServeConfig]], tmp_path: Path) -> None:
     """vLLM's --config."""
     file = tmp_path / "serve.yaml"
@@ -119,6 +176,11 @@ def test_flags_from_a_file(started: list[tuple[Config, ServeConfig]], tmp_path: 
         ("--ssl-keyfile x", "go together"),
         ("--ssl-keyfile x --ssl-certfile y", "ssl_keyfile='x' is not a file"),
         ("--config nowhere.yaml", "No such file"),
+        ("--middleware a.b", "--middleware: hunch never runs code"),
+        ("--hf-overrides [1]", "--hf-overrides \\[1\\]: a JSON object is needed"),
+        ("--hf-config-path x", "write it into config.json"),
+        ("--default-chat-template-kwargs [1]", "is not a JSON object"),
+        ("--override-generation-config x", "is not JSON"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -127,6 +189,16 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(ConfigError, match=text):
         run(words.split())
     assert not started
+
+
+def test_values_in_place_of_config_jsons(started: list[tuple[Config, ServeConfig]]) -> None:
+    words = ["m", "--hf-overrides", '{"a": 1}', "--rope-theta", "5000"]
+    words += ["--rope-scaling", '{"rope_type": "yarn", "factor": 4.0}', "--hf-overrides.b=2"]
+    run([*words, "--json-model-override-args", '{"c": 3}'])
+    config, _ = started.pop()
+    rope = {"rope_type": "yarn", "factor": 4.0}
+    wanted = {"a": 1, "rope_theta": 5000, "rope_scaling": rope, "b": 2, "c": 3}
+    assert json.loads(config.model.hf_overrides) == wanted
 
 
 def test_our_own_flags(started: list[tuple[Config, ServeConfig]], tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 
 from server.fake_engine import expected_text
-from server.live_server import LiveServer
-from server.test_lifecycle import read_stream, wait_for
+from server.live_server import LiveServer, wait_for
+from server.test_lifecycle import read_stream
 from server.test_operations import read
 
 COMPLETE = "/v1/completions"

@@ -26,6 +26,8 @@ from hunch.step.capture import Graph
 from hunch.step.captured_step import Group
 from hunch.step.runner import Runner
 from hunch.step.step_graphs import StepGraph, StepKind
+from hunch.train.batches import Texts
+from hunch.train.job import Job, build_student, read_settings, write_student
 from phrase_tables import table_of
 from stand_in import lead_by_host, stand_in
 
@@ -288,3 +290,19 @@ def test_texts_that_go_on_from_ended_ones(model: Path, exact: Path) -> None:
             stats = llm.stats()
             assert stats["prefix_hits"] > 0
             assert stats["accepted"] == stats["drafted"] > 0
+
+
+@pytest.mark.slow
+def test_a_draft_with_layers_side_by_side(
+    model: Path, plain: dict[str, list[list[int]]], tmp_path: Path
+) -> None:
+    """It has other heads and units than its target."""
+    options = {"layers": "1", "abreast": "2", "precision": "float32"}
+    job = Job("draft", str(model), "", tmp_path, options, {"device": "cpu"})
+    settings = read_settings("draft", options)
+    texts = Texts(np.arange(64) % 40, np.array([0, 64]), np.array([8]))
+    write_student(job, settings, build_student(job, settings, texts)[0], job.out)
+    with LLM(str(model), speculate=f"auto:draft={tmp_path}:any_size=true", **SMALL) as llm:
+        assert not llm.engine.runner.is_host_drafting
+        assert {name: tokens(llm, params) for name, params in PARAMS.items()} == plain
+        assert llm.stats()["per_position"][0] > 0.9

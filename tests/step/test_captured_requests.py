@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("triton")
 
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
-from hunch.grammar import masks
 from hunch.grammar.matcher import Grammar
 from hunch.step import grammars
 from hunch.step.captured_step import CapturedSteps, PendingStep
@@ -205,7 +204,6 @@ def test_tokens_that_a_grammar_does_not_take_are_taken_back(
     ]
     prompts = [PROMPTS[number % 3] for number in range(len(params))]
     plain = plain_of(model, prompts, params)
-    monkeypatch.setattr(masks, "WIDE", -1.0)  # after every mask a choice without one
     monkeypatch.setattr(grammars, "PAUSE", 0)  # after every refused one further nodes
     taken_back: list[set[int]] = []
     receive = CapturedSteps.receive
@@ -215,7 +213,8 @@ def test_tokens_that_a_grammar_does_not_take_are_taken_back(
         return taken_back[-1]
 
     monkeypatch.setattr(CapturedSteps, "receive", note)
-    monkeypatch.setattr(Grammar, "probes", property(lambda _: [], lambda *_: None), raising=False)
+    # After every mask a choice without one.
+    monkeypatch.setattr(Grammar, "probe", property(lambda _: [], lambda *_: None), raising=False)
     few = {"kv_bytes": None, "block_size": 4, "num_blocks": 18, "max_model_len": 60}
     for how in ({}, few):
         with LLM(str(model), speculate=method, **SMALL | how) as llm:

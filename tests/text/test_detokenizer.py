@@ -20,7 +20,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int], skip: bool
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), data=st.data(), skip=st.booleans())
-@settings(max_examples=120)
+@settings(max_examples=50)
 def test_pushes_and_flush_are_the_whole_text(kind: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = KINDS[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=30))
@@ -28,7 +28,7 @@ def test_pushes_and_flush_are_the_whole_text(kind: str, data: st.DataObject, ski
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), data=st.data(), skip=st.booleans())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_many_at_once_say_what_one_by_one_would(kind: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = KINDS[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=30))
@@ -39,7 +39,7 @@ def test_many_at_once_say_what_one_by_one_would(kind: str, data: st.DataObject, 
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), data=st.data(), skip=st.booleans())
-@settings(max_examples=120)
+@settings(max_examples=50)
 def test_after_a_prompt_the_text_goes_on(kind: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = KINDS[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))

@@ -46,7 +46,7 @@ def test_the_default_model_there_and_back(default: Tokenizer, text: str) -> None
 
 
 @given(text=st.text(max_size=60))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_any_text_there_and_back(text: str) -> None:
     assert BYTES.decode(BYTES.encode(text), skip_special_tokens=False) == text
 
@@ -142,6 +142,9 @@ def test_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.render_chat([{"role": "user", "content": "hey"}])) == "hey"
 
 
+OTHER_WAYS = ("deepseek-llm", "deepseek-v3", "falcon", "glm4", "seed-coder", "stablelm2", "exaone4")
+
+
 @pytest.mark.parametrize(
     ("pre", "text", "expected"),
     [
@@ -152,6 +155,8 @@ def test_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
         ("qwen35", "नमस्ते world!\n\n12345", None),
         ("tekken", "hello World 12", None),
         ("default", "hello, world 12345", None),
+        ("command-r", "a 12", ["a", " ", "1", "2"]),
+        *((pre, "Hello wörld, გამარჯობა 你好!\n\n 12345 .x", None) for pre in OTHER_WAYS),
     ],
 )
 def test_ways_to_cut_text(pre: str, text: str, expected: list[str] | None) -> None:

@@ -154,10 +154,44 @@ def test_units_that_add_nothing_are_left_out(method: str, options: dict[str, str
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("method", ["draft", "block"])
-def test_the_engine_drafts_with_layers_of_fewer_units(method: str, tmp_path: Path) -> None:
-    target = write_llama(tmp_path / "target", layers=2, width=256, max_len=128)
-    given = {"layers": "1", "units": "0.5", "precision": "float32", "draft_vocab": "160"}
+def test_layers_side_by_side_add_what_each_writes() -> None:
+    """Two layers that differ by what their norms do alone: together they write twice as much."""
+    config = tiny_config("Qwen2ForCausalLM", num_hidden_layers=4)
+    weights = tiny_weights(config)
+    scale_D = torch.linspace(0.5, 2.0, weights.config["hidden_size"])
+    for name in [name for name in weights.tensors if ".layers.0." in name]:
+        tensor = weights.tensors[name]
+        if name.endswith("layernorm.weight"):
+            tensor = tensor / scale_D
+        elif name.endswith(".weight") and not name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor = tensor * scale_D
+        weights.tensors[name.replace(".0.", ".1.")] = tensor
+    target = load_decoder(weights, dtype="float32", device="cpu")
+    columns = count_columns(np.ones(target.spec.vocab_size, dtype=np.int64), None)
+    ids_BL = torch.arange(48).view(2, 24) % target.spec.vocab_size
+    batch = Batch(ids_BL, torch.full((2,), 24), torch.full((2,), 4), np.arange(2))
+    outputs, losses = run_target(target, batch, columns, ()), []
+    for layers, abreast in (("0,", "1"), ("0,1", "2")):
+        recipe = read_settings("draft", {"layers": layers, "abreast": abreast}).recipe
+        student = resolve(RECIPES, "draft").student(recipe, target, columns, weights)
+        for name, tensor in student.tensors.items():
+            if abreast == "2" and name.endswith(("o_proj.weight", "down_proj.weight")):
+                tensor.data *= 0.5
+        losses.append(float(student.loss_on(outputs).loss.detach()))
+        written, _ = student.files()
+        assert written["num_attention_heads"] == int(abreast) * config["num_attention_heads"]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("draft", {"units": "0.5"}), ("block", {"units": "0.5"}), ("draft", {"abreast": "2"})],
+)
+def test_the_engine_drafts_with_layers_of_another_width(
+    method: str, more: dict[str, str], tmp_path: Path
+) -> None:
+    target = write_llama(tmp_path / "target", layers=3, width=256, max_len=128)
+    given = {"layers": "1", "precision": "float32", "draft_vocab": "160", **more}
     job = new_job(target, tmp_path, tmp_path / "out", method, **given)
     settings = read_settings(method, job.options)
     texts = Texts(np.arange(64) % 160, np.array([0, 64]), np.array([8]))
@@ -171,7 +205,7 @@ def test_the_engine_drafts_with_layers_of_fewer_units(method: str, tmp_path: Pat
     with LLM(str(target), speculate=f"auto:draft={job.out}:any_size=true", **ENGINE) as llm:
         assert llm.generate("the model", params)[0].outputs[0].token_ids == found[0]
     asked = GoOn(target=str(target), drafter=str(job.out), out="", device="cpu")
-    assert job_for(asked).options["units"] == "0.5"
+    assert job_for(asked).options.items() >= more.items()
 
 
 def test_a_small_target_gives_half_of_its_layers() -> None:

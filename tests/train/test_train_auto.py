@@ -15,8 +15,10 @@ from test_train_command import run
 from train_setup import ENGINE, OPTIONS, write_target
 
 import hunch.train.auto
+import hunch.train.costs
 import hunch.train.phrase_job
 import hunch.train.plan
+import hunch.train.trials
 from builders import tiny_config, tiny_weights
 from hunch import LLM
 from hunch.config import ModelConfig, SpecConfig
@@ -27,14 +29,14 @@ from hunch.hub.names import resolve
 from hunch.kernels.phrases import read_phrases
 from hunch.models.spec import ModelSpec
 from hunch.models.target import load_target
-from hunch.train.auto import Run
 from hunch.train.batches import Texts
 from hunch.train.clock import Clock
-from hunch.train.costs import Costs, measure_costs
+from hunch.train.costs import Costs, cut_draft, measure_costs
 from hunch.train.count import count_bytes
 from hunch.train.expect import (
+    METHODS,
     Size,
-    best_chain,
+    best_draft,
     chain_tokens,
     expect,
     rank,
@@ -48,6 +50,7 @@ from hunch.train.outcome import Outcome, outcome_of
 from hunch.train.phrase_job import PhraseCount, stored_texts, write_table
 from hunch.train.plan import Asked, Plan
 from hunch.train.speeds import Speeds
+from hunch.train.trials import Run, with_columns
 
 LONG = 1e6  # seconds of training in which every size gets as good as it can
 COSTS = Costs(
@@ -122,7 +125,8 @@ def test_tokens_per_pass_are_those_that_were_measured() -> None:
 
 def test_no_guesses_where_rows_cost_as_much_as_passes() -> None:
     costs = replace(COSTS, passes=((1, 1.0), (12, 12.0)))
-    assert best_chain(costs, 0.7, 0.01) == (0, 1.0)
+    found = best_draft(costs, 0.7, 0.01, METHODS["draft"], "cuda")
+    assert (found.num_nodes, found.speedup) == (0, 1.0)
     ranked = rank(costs, wide_spec(*FAMILIES[0]), seconds=LONG, device="cuda")
     assert ranked[0].speedup == 1.0
     assert ranked[0].size.method == "draft"  # whoever forces one gets the best guesses for a cost
@@ -139,6 +143,27 @@ def test_costs_are_measured(architecture: str, vocab_size: int) -> None:
     assert 0 < seconds[0] <= seconds[-1]
     assert min(costs.per_layer, costs.per_column, costs.products) > 0
     assert costs.of_node(1, 4096) < costs.of_node(2, 32_768)
+
+
+def test_drafts_to_be_timed_are_as_wide_as_those_that_are_trained() -> None:
+    weights = tiny_weights(tiny_config("Qwen2ForCausalLM", head_dim=32))
+    target = load_target(ModelConfig(), weights, torch.device("cpu"))
+    few, many = (cut_draft(target, weights, [0], 64, 1.0, abreast) for abreast in (1, 3))
+    assert many.spec.num_heads == 3 * few.spec.num_heads
+    assert many.weight_bytes > few.weight_bytes
+    costs = replace(COSTS, per_abreast=1e-5)
+    assert costs.of_node(2, 64, 1.0, 3) == pytest.approx(costs.of_node(2, 64) + 4e-5)
+
+
+def test_layers_stand_side_by_side_where_that_costs_little() -> None:
+    """A draft whose layers cost what launching them takes gets more in each."""
+    spec = wide_spec(*FAMILIES[0])
+    for per_abreast, is_wide in ((1e-6, True), (3e-4, False)):
+        costs = replace(COSTS, per_abreast=per_abreast)
+        sizes = sizes_for(spec, ["draft"], can_stand_abreast=True)
+        best = rank(costs, spec, seconds=LONG, device="cuda", sizes=sizes)[0]
+        assert (best.size.abreast > 1) == is_wide
+        assert ("side by side" in best.size.text()) == is_wide
 
 
 def test_a_flat_curve_is_seen() -> None:
@@ -195,6 +220,7 @@ def test_it_says_beforehand_that_no_drafter_will_pay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     slow = replace(COSTS, passes=((1, 1.0), (12, 12.0)))
+    monkeypatch.setattr(hunch.train.plan, "least_costs", lambda _: COSTS)
     monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: slow)
     monkeypatch.setattr(hunch.train.auto, "_has_table", lambda _: True)
     out = tmp_path / "out"
@@ -206,20 +232,35 @@ def test_it_says_beforehand_that_no_drafter_will_pay(
     assert not (out / "model.safetensors").exists()
 
 
+def test_it_says_so_before_it_loads_the_target_where_computing_is_slow(
+    target: Path, prompts: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(hunch.train.costs, "_products", lambda *_: 1e6)
+    monkeypatch.setattr(hunch.train.auto, "_has_table", lambda _: True)
+    monkeypatch.setattr(hunch.train.plan, "_measure", None)  # not reached
+    given = ["--target", target, "--prompts", prompts, "--out", tmp_path / "out", *SMALL]
+    code, text, _ = run(capsys, "train", *given)
+    assert code == 3
+    first, last = text.splitlines()
+    assert first.startswith("no network will pay in 1 minutes: this CPU is too slow to train one")
+    assert "No drafter is expected to pay" in last
+
+
 def test_a_drafter_that_pays_is_found_by_auto(
     target: Path, prompts: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: COSTS)
     monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
-    monkeypatch.setattr(hunch.train.auto, "compare_speeds", speeds_of(1.1, 1.9))
+    monkeypatch.setattr(hunch.train.trials, "compare_speeds", speeds_of(1.1, 1.9))
     out = tmp_path / "out"
     given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force"]
     code, text, _ = run(capsys, "train", *given)
     assert code == 0, text
     assert "the drafter 1.90x (1.75 tokens per pass)" in text
     assert "lookups alone 1.10x" in text
-    assert text.splitlines()[-2].startswith("trains draft of 2 layers")  # before it starts
+    assert text.splitlines()[-3].startswith("trains draft of 2 layers")  # before it starts
     assert "of plain decoding expected" in text
     assert {one.path for one in trained_drafters()} == {str(out), str(out / "phrases")}
     files = resolve(str(target))
@@ -244,9 +285,9 @@ def test_the_faster_drafter_of_two_trials_goes_on(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: COSTS)
     monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
-    monkeypatch.setattr(hunch.train.auto, "compare_speeds", speeds_of(1.1, 1.9))
-    monkeypatch.setattr(hunch.train.auto, "LONG", 0.0)
-    monkeypatch.setattr(hunch.train.auto, "CLOSE", 0.0)
+    monkeypatch.setattr(hunch.train.trials, "compare_speeds", speeds_of(1.1, 1.9))
+    monkeypatch.setattr(hunch.train.trials, "LONG", 0.0)
+    monkeypatch.setattr(hunch.train.trials, "CLOSE", 0.0)
     out = tmp_path / "out"
     given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force"]
     code, text, _ = run(capsys, "train", *given)
@@ -266,9 +307,10 @@ def test_phrases_are_counted_where_no_network_pays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     slow = replace(COSTS, passes=((1, 1.0), (12, 12.0)))
+    monkeypatch.setattr(hunch.train.plan, "least_costs", lambda _: COSTS)
     monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: slow)
     monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
-    monkeypatch.setattr(hunch.train.auto, "compare_speeds", speeds_of(1.1, 0.0, 1.3))
+    monkeypatch.setattr(hunch.train.trials, "compare_speeds", speeds_of(1.1, 0.0, 1.3))
     out = tmp_path / "out"
     given = ["train", "--target", target, "--prompts", prompts, "--out", out, *SMALL]
     with monkeypatch.context() as slow_machine:
@@ -296,11 +338,11 @@ def test_a_job_that_goes_on_keeps_its_vocabulary(tmp_path: Path) -> None:
     found = []
     for spent in (10.0, 239.0):
         clock.spent = {"regenerate": spent}
-        found.append(hunch.train.auto._with_columns(run_, plan.best.size)[0].options["draft_vocab"])
+        found.append(with_columns(run_, plan.best.size)[0].options["draft_vocab"])
     stored = json.loads((tmp_path / "columns.json").read_text())
     assert found == [str(count) for count in stored.values()] * 2
     (tmp_path / "columns.json").write_text(json.dumps(dict.fromkeys(stored, 2048)))
-    job, _, chosen = hunch.train.auto._with_columns(run_, plan.best.size)
+    job, _, chosen = with_columns(run_, plan.best.size)
     assert job.options["draft_vocab"] == "2048" == str(chosen.size.columns)
 
 

@@ -13,7 +13,7 @@ from hunch.draft import Draft, Rows
 from hunch.sampling.state import SamplingState
 from hunch.types import Request, SamplingParams
 from hunch.verify.base import history_of, paths
-from hunch.verify.exact import exact, walk, walk_rows
+from hunch.verify.exact import exact, walk_choices
 
 VOCAB = 12
 PROMPT = [1, 2, 3]
@@ -117,8 +117,8 @@ def test_the_two_walks_agree(seed, num_rows, max_nodes):
     choice_M = torch.tensor([rng.randrange(VOCAB) for _ in range(num_logits)])
     logits_MV = torch.nn.functional.one_hot(choice_M, VOCAB).float()
     rows = rows_of(list(range(num_rows)), [5] * num_rows)
-    host = walk_rows(draft, logits_MV, rows, SamplingState(num_rows, VOCAB))
-    device = walk(draft, choice_M, history_of(draft, rows, num_logits).first_R)
+    host = exact(draft, logits_MV, rows, SamplingState(num_rows, VOCAB))
+    device = walk_choices(draft, choice_M, history_of(draft, rows, num_logits).first_R)
     assert torch.equal(host.num_tokens_R, device.num_tokens_R)
     num_k = host.tokens_RK.shape[1]
     assert torch.equal(host.tokens_RK, device.tokens_RK[:, :num_k])
@@ -162,7 +162,7 @@ def test_an_empty_draft_is_plain_decoding():
     logits[0, 7] = 1
     for verdict in (
         exact(Draft.empty(1), logits, rows_of([0], [3]), state),
-        walk(Draft.empty(1), torch.tensor([7]), torch.tensor([0])),
+        walk_choices(Draft.empty(1), torch.tensor([7]), torch.tensor([0])),
     ):
         assert verdict.tokens_RK.tolist() == [[7]]
         assert verdict.num_tokens_R.tolist() == [1]

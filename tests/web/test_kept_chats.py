@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from server.live_server import LiveServer
-from web.test_page import DONE, browser, keep, page_server, pytestmark, say, wait
+from web.test_page import DONE, keep, say, wait
 
 By = pytest.importorskip("selenium.webdriver.common.by").By
-
-__all__ = ["browser", "page_server", "pytestmark"]
 
 ANSWER = (
     "# Title\n\n<think>no</think><img src=x onerror=alert(1)>**bold**\n\n```python\nx = 1\n```\n"

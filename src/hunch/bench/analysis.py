@@ -205,14 +205,26 @@ def _total(run: Run, base: Run) -> float:
 
 
 def time_saved(report: Report, run: Run) -> dict[str, float | None] | None:
-    """Seconds saved against plain decoding: by the clock, and as the engine counts them."""
+    """Seconds saved against plain decoding: by the clock, and as the engine counts them.
+
+    Both are the median round's, times the rounds: a machine that stood still for a moment in one
+    round saved or lost nobody anything.
+    """
     plain = plain_of(report)
     base: Run | None = report.find(plain, run.point) if plain is not None else None
-    if base is None or run is base or not run.rounds:
+    if base is None or run is base or not run.rounds or not base.rounds:
         return None
-    pairs = zip(base.rounds, run.rounds, strict=False)
-    by_clock = sum(one.seconds - two.seconds for one, two in pairs)
-    return {"by_clock": by_clock, "by_engine": run.counts().get("time_saved_seconds")}
+    count = min(len(base.rounds), len(run.rounds))
+    plain_seconds, seconds = (
+        count * median(one.seconds for one in some.rounds[:count]) for some in (base, run)
+    )
+    counted = [one.counts.get("time_saved_seconds") for one in run.rounds[:count]]
+    known = [one for one in counted if one is not None]
+    return {
+        "plain": plain_seconds,
+        "by_clock": plain_seconds - seconds,
+        "by_engine": count * median(known) if known else None,
+    }
 
 
 def label(method: str) -> str:

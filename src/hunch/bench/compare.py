@@ -44,7 +44,7 @@ class Change:
 def other_subjects(before: Report, after: Report) -> list[str]:
     """What makes two reports ones of different things, said before their figures are compared."""
     lines = []
-    for name in ("model", "enlarged_to", "dtype", "device", "gpu", "cpu"):
+    for name in ("model", "enlarged_to", "dtype", "activation_bits", "device", "gpu", "cpu"):
         was, now = before.environment.get(name), after.environment.get(name)
         if was != now:
             lines.append(

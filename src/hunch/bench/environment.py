@@ -7,16 +7,16 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import hunch
 
-BUSY = 0.10  # share of the CPUs in other hands that is worth a word
+BUSY, TAKEN = 0.10, 0.03  # shares of the CPUs in other hands that are worth a word
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 
 _ARM_PARTS = {  # of ARM's own cores
@@ -111,26 +111,30 @@ def _gpu() -> str | None:
 
 
 class BusyWatch:
-    """The share of this machine's CPUs that others used between its making and `share`.
+    """The shares of this machine's CPUs that others used since its making, and that its host took.
 
-    Servers that are measured are no others, where their processes are known.
+    Servers that are measured are no others, where their processes are known. What a virtual
+    machine's host takes away no process of it can see, and threads that wait for each other lose
+    far more by it than the share says.
     """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
         self._pids = frozenset(pids)
         self._began = _all_seconds()
         self._own = self._own_seconds()
-        self._clock = time.monotonic()
 
-    def share(self) -> float | None:
-        """None where the system does not tell."""
+    def shares(self) -> dict[str, float]:
+        """By the names they have in a report; empty where the system does not tell."""
         now = _all_seconds()
         if now is None or self._began is None:
-            return None
-        busy, total = (after - before for after, before in zip(now, self._began, strict=True))
+            return {}
+        busy, taken, total = (
+            after - before for after, before in zip(now, self._began, strict=True)
+        )
         if total <= 0:
-            return None
-        return max(0.0, busy - (self._own_seconds() - self._own)) / total
+            return {}
+        others = max(0.0, busy - (self._own_seconds() - self._own))
+        return {"busy_share": others / total, "taken_share": taken / total}
 
     def _own_seconds(self) -> float:
         times = os.times()
@@ -149,23 +153,62 @@ def cpu_seconds(pid: int) -> float | None:
     return own + sum(cpu_seconds(int(child)) or 0.0 for child in children)
 
 
-def _all_seconds() -> tuple[float, float] | None:
-    """Seconds all CPUs were busy, and seconds they had."""
+def local_servers(urls: Iterable[str]) -> set[int]:
+    """Processes of this machine that listen where URLs of it point, as far as they can be seen."""
+    ports = set()
+    for url in urls:
+        split = urlsplit(url[url.find("http") :])
+        if split.hostname in ("localhost", "127.0.0.1", "::1"):
+            ports.add(split.port or 80)
+    wanted = {f"socket:[{socket}]" for socket in _listening(ports)} if ports else set()
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*") if wanted else ():
+        try:
+            if os.readlink(link) in wanted:
+                found.add(int(link.parts[2]))
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def _listening(ports: set[int]) -> set[str]:
+    """The sockets that listen on these ports."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) in ports:
+                found.add(fields[9])
+    return found
+
+
+def _all_seconds() -> tuple[float, float, float] | None:
+    """Seconds all CPUs were busy, seconds their host took, and seconds they had."""
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     except OSError:
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     values = [int(field) / ticks for field in fields]
-    total = sum(values)
-    return total - values[3] - values[4], total  # idle and waiting for disks are not busy
+    total, taken = sum(values), values[7]
+    # Idle and waiting for disks are not busy.
+    return total - values[3] - values[4] - taken, taken, total
 
 
-def busy_words(share: float | None) -> str | None:
-    """A word of warning where the machine was not ours alone."""
-    if share is None or share < BUSY:
-        return None
-    return (
-        f"other processes used {share:.0%} of the CPUs meanwhile: compare ratios, not tokens per "
-        "second"
-    )
+def busy_words(shares: Mapping[str, Any]) -> list[str]:
+    """Words of warning where the machine was not ours alone."""
+    said = []
+    if (shares.get("busy_share") or 0.0) >= BUSY:
+        said.append(
+            f"other processes used {shares['busy_share']:.0%} of the CPUs meanwhile: compare "
+            "ratios, not tokens per second"
+        )
+    if (shares.get("taken_share") or 0.0) >= TAKEN:
+        said.append(
+            f"the host of this virtual machine took {shares['taken_share']:.0%} of its CPUs away "
+            "meanwhile (steal): threads that wait for each other stand still then; measure again"
+        )
+    return said

@@ -57,7 +57,7 @@ def find(name: str) -> Gpu:
     if plain in known:
         return known[plain]
     near = difflib.get_close_matches(plain, known, 1, 0.5)
-    hint = f"; did you mean {known[near[0]].name}?" if near else ""
+    hint = f"; did you mean {known[near[0]].name}?" if near else "."
     raise ConfigError(
         f"--gpu {name!r} is not one of {', '.join(GPUS)}{hint} Or give --bandwidth, --tflops and "
         "--memory yourself"

@@ -70,7 +70,8 @@ def peers(
                     f"hunch {kind}",
                     "hunch.entrypoints.openai.api_server --port {port} --log-level warning "
                     f"--speculate {kind} --max-num-seqs {parallel} --max-model-len 4096 "
-                    f"--threads {threads} --model",
+                    # llama.cpp's arithmetic: activations of 8 bits whatever the model's size
+                    f"--threads {threads} --activation-bits 8 --model",
                     path,
                 )
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 from typing import Any
@@ -17,6 +17,7 @@ from hunch.errors import ConfigError, RequestError
 MAX_LENGTH = 16
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FOR_EVER = 400  # requests after half of which a load is taken to be steady
+LONG = 20_000  # requests from which on a load that ends is as good as one that does not
 ACCEPTANCE = 0.7  # where nothing is known: a draft of the same family on chat
 
 
@@ -70,13 +71,19 @@ class Planner:
         if not self.most_rows:
             raise ConfigError(
                 f"{self.machine.name} has {self.machine.memory_bytes / 1e9:.0f} GB: too little for "
-                f"{self.target.weight_bytes / 1e9:.0f} GB of weights and the KV cache; give more "
-                "GPUs (--tp) or a smaller --dtype"
+                f"{self.all_weights / 1e9:.0f} GB of weights and the KV cache; give more GPUs "
+                "(--tp), a smaller --dtype or a smaller --draft"
             )
 
     @property
     def most_rows(self) -> int:
-        return self.machine.most_rows(self.target, self.work.context + self.work.answer / 2)
+        together = replace(self.target, weight_bytes=self.all_weights)
+        return self.machine.most_rows(together, self.work.context + self.work.answer / 2)
+
+    @property
+    def all_weights(self) -> float:
+        """Bytes of the target's weights and the draft's."""
+        return self.target.weight_bytes + (self.draft.weight_bytes if self.draft else 0.0)
 
     def plain_seconds(self, rows: float) -> float:
         return self.machine.step_seconds(self.target, rows, 1, self.work.context)
@@ -142,7 +149,9 @@ class Planner:
         Prompts that came during a step are read in one pass before the next.
         """
         work, machine, target = self.work, self.machine, self.target
-        count = FOR_EVER if work.seconds is None else max(round(rate * work.seconds), 1)
+        count = FOR_EVER
+        if work.seconds is not None and rate * work.seconds < LONG:
+            count = max(round(rate * work.seconds), 1)
         came, now = 0, 0.0
         left: dict[int, float] = {}  # tokens, by request
         first: dict[int, float] = {}  # when its first token came

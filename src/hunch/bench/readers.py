@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hunch.bench.workloads import Prompt, built_in
-from hunch.errors import RequestError
+from hunch.errors import RequestError, readable
 
 Record = dict[str, Any]
 Reader = Callable[[Record, str], Prompt]
@@ -111,6 +111,14 @@ def read_file(path: Path, form: str | None = None, limit: int | None = None) -> 
         raise RequestError(f"{path}: no such file")
     if path.stat().st_size > MAX_BYTES:
         raise RequestError(f"{path}: larger than {MAX_BYTES >> 30} GiB; give a part of it")
+    with readable(path):
+        prompts = _read(path, form, limit)
+    if not prompts:
+        raise RequestError(f"{path}: no prompts in it")
+    return prompts
+
+
+def _read(path: Path, form: str | None, limit: int | None) -> list[Prompt]:
     prompts: list[Prompt] = []
     for number, record in enumerate(_records(path), 1):
         if limit is not None and len(prompts) >= limit:
@@ -130,8 +138,6 @@ def read_file(path: Path, form: str | None = None, limit: int | None = None) -> 
             if form == "sharegpt":  # real files hold conversations in which nobody asks
                 continue
             raise RequestError(f"{where}: not of the form {form!r} ({error!r})") from None
-    if not prompts:
-        raise RequestError(f"{path}: no prompts in it")
     return prompts
 
 

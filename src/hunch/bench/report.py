@@ -206,8 +206,7 @@ def findings(report: Report) -> list[str]:
     errors = [answer for run in report.runs for answer in run.errors()]
     if errors:
         said.append(f"{len(errors)} requests failed; the first: {errors[0].error}")
-    busy = busy_words(report.environment.get("busy_share"))
-    return said + ([busy] if busy else [])
+    return said + busy_words(report.environment)
 
 
 def _saved(report: Report) -> list[str]:
@@ -215,11 +214,10 @@ def _saved(report: Report) -> list[str]:
     said = []
     for run in report.runs:
         found = analysis.time_saved(report, run) if len(run.rounds) > 1 else None
-        if found is not None and found["by_engine"] and found["by_clock"] is not None:
-            whole = sum(one.seconds for one in run.rounds) + found["by_clock"]
+        if found is not None and found["by_engine"]:
             said.append(
-                f"{analysis.label(run.method)} saved {found['by_clock']:.2f} s of {whole:.2f} s by "
-                f"the clock; its engine counts {found['by_engine']:.2f} s"
+                f"{analysis.label(run.method)} saved {found['by_clock']:.2f} s of "
+                f"{found['plain']:.2f} s by the clock; its engine counts {found['by_engine']:.2f} s"
             )
     return said
 

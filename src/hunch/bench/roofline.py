@@ -5,9 +5,10 @@ tokens of KV, multiplies every weight M times, and walks its layers one after th
 
     seconds = (memory^p + arithmetic^p + layers^p) ^ (1/p)
 
-A layer takes a least time, and a little more for every token: attention and norms are computed
-row by row. The three overlap partly, which p says: 1 would add them, a large p would take the
-largest. The constants are fitted to passes of a 7B and a 135M geometry on an H200
+KV is read at less than half the rate of weights, once for each sequence however many of its tokens
+are in the pass. A layer takes a least time, and a little more for every token. The three overlap
+partly, which p says: 1 would add them, a large p would take the largest. The constants are fitted
+to passes of a 7B and a 135M geometry on an H200, and to drafts of 3 and 7 under an open load there
 (docs/benchmarks.md).
 """
 
@@ -21,11 +22,12 @@ from hunch.errors import ConfigError
 
 OVERLAP = 1.5  # p
 # Shares of the maker's peaks that were reached, seconds a layer takes at least and per token.
-BANDWIDTH_SHARE = 0.80
-DECODE_SHARE = 0.40  # of the arithmetic, in passes over few tokens
-PREFILL_SHARE = 0.71  # of the arithmetic, while prompts are read
-LAYER_SECONDS = 26.7e-6
-TOKEN_SECONDS = 78e-9
+BANDWIDTH_SHARE = 0.81
+KV_SHARE = 0.36  # of the bandwidth, while KV is read
+DECODE_SHARE = 0.61  # of the arithmetic, in passes over few tokens
+PREFILL_SHARE = 0.76  # of the arithmetic, while prompts are read
+LAYER_SECONDS = 27e-6
+TOKEN_SECONDS = 27e-9
 BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.56}  # per weight, with scales
 
 # parameters -> layers, bytes of KV per token in 16 bits; of well-known models
@@ -79,6 +81,7 @@ class Machine:
     prefill_flops: float
     memory_bytes: float
     layer_seconds: float = LAYER_SECONDS
+    kv_rate: float = KV_SHARE / BANDWIDTH_SHARE  # of reading KV, against that of weights
     scale: float = 1.0  # measured seconds over the roofline's, where a report told
 
     @staticmethod
@@ -99,7 +102,8 @@ class Machine:
 
     def step_seconds(self, size: Size, rows: float, tokens: float, context: float) -> float:
         """A pass over `tokens` tokens of each of `rows` sequences."""
-        read = (size.weight_bytes + rows * context * size.kv_bytes) / self.bytes_per_second
+        kv_bytes = rows * context * size.kv_bytes / self.kv_rate
+        read = (size.weight_bytes + kv_bytes) / self.bytes_per_second
         computed = 2 * size.params * rows * tokens / self.flops
         walked = size.num_layers * (self.layer_seconds + TOKEN_SECONDS * rows * tokens)
         parts = (read, computed, walked)

@@ -191,14 +191,15 @@ class Session:
         on_answer: OnAnswer | None = None,
     ) -> Report:
         """Measure everything that is not in the file `save` already."""
-        watch = environment.BusyWatch(self.pids.values())
+        servers = environment.local_servers(self.asked.urls)
+        watch = environment.BusyWatch({*self.pids.values(), *servers})
         report = open_report(save, Report(kind, self.asked.settings(), {}))
         report.environment = environment.describe(**self._about())
         measure(
             self.subjects, self.cells, self.asked.rounds, report,
             on_turn=on_turn, on_answer=on_answer, save=save,
         )  # fmt: skip
-        report.environment["busy_share"] = watch.share()
+        report.environment |= watch.shares()
         if save is not None:
             report.save(save)
         return report
@@ -215,6 +216,7 @@ class Session:
             "dtype": self.llm.config.model.dtype,
             "device": _device(self.llm),
             "kernels": capacity.kernels,
+            "activation_bits": capacity.activation_bits,
             "threads": torch.get_num_threads(),
             "max_num_seqs": capacity.max_rows,
             "max_model_len": capacity.max_len,

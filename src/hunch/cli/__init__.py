@@ -14,6 +14,7 @@ from hunch.cli.doctor import doctor
 from hunch.cli.drafters import drafters
 from hunch.cli.generate import generate
 from hunch.cli.models import models, pull
+from hunch.cli.options import Command, Group
 from hunch.cli.plan import plan
 from hunch.cli.serve import CONTEXT as SERVE_CONTEXT
 from hunch.cli.serve import serve
@@ -23,15 +24,17 @@ from hunch.errors import HunchError
 
 app = typer.Typer(
     name="hunch",
+    cls=Group,
     help="Language models generate faster, and not one token of their text changes.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes leave a sentence 20 columns in a terminal of 80
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (generate, chat, verify, plan, doctor, models, drafters, pull, train):
-    app.command()(command)
-app.command(context_settings=SERVE_CONTEXT)(serve)
+    app.command(cls=Command)(command)
+app.command(cls=Command, context_settings=SERVE_CONTEXT)(serve)
 app.add_typer(bench_app, name="bench")
 
 

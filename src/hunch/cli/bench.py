@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from hunch.cli import bench_tables
 from hunch.cli import measuring as m
@@ -16,7 +15,7 @@ from hunch.cli import options as o
 from hunch.errors import ConfigError
 
 
-class BenchCommands(TyperGroup):
+class BenchCommands(o.Group):
     """Says how a model is named where one stands in place of a command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -28,7 +27,7 @@ class BenchCommands(TyperGroup):
 
 app = typer.Typer(
     cls=BenchCommands,
-    help="Measure methods, servers and loads against plain decoding.",
+    help="Measure methods and servers against plain decoding.",
     no_args_is_help=False,
 )
 
@@ -43,9 +42,14 @@ def bench(
     limit: m.Limit = None,
     url: m.Url = None,
     served_model: m.ServedModel = None,
-    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1,
+    concurrency: Annotated[
+        int, typer.Option(rich_help_panel=m.LOAD, help="Requests at once.", min=1)
+    ] = 1,
     rate: Annotated[
-        float | None, typer.Option(help="Requests per second, in place of --concurrency.")
+        float | None,
+        typer.Option(
+            rich_help_panel=m.LOAD, help="Requests per second, in place of --concurrency."
+        ),
     ] = None,
     burstiness: m.Burstiness = 1.0,
     seconds: m.Seconds = 10.0,
@@ -57,7 +61,10 @@ def bench(
     ignore_eos: m.IgnoreEos = False,
     repeats: m.Repeats = 3,
     goodput: m.Goodput = None,
-    show: Annotated[bool, typer.Option(help="Print every answer, side by side.")] = False,
+    show: Annotated[
+        bool,
+        typer.Option("--show", rich_help_panel=m.RESULTS, help="Print every answer, side by side."),
+    ] = False,
     enlarge: m.Enlarge = None,
     max_model_len: m.MaxLen = None,
     max_num_seqs: m.Rows = None,
@@ -65,6 +72,7 @@ def bench(
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    activation_bits: o.ActivationBits = "auto",
     html: m.Html = None,
     csv: m.Csv = None,
     markdown: m.Markdown = None,
@@ -89,13 +97,15 @@ def bench(
         rates=() if rate is None else (rate,), burstiness=burstiness, seconds=seconds,
         num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed, ignore_eos=ignore_eos,
         rounds=repeats, enlarge=enlarge,
-        engine=m.engine(threads, dtype, device, max_model_len, max_num_seqs, kv_gib),
+        engine=m.engine(
+            threads, dtype, device, max_model_len, max_num_seqs, kv_gib, activation_bits
+        ),
     )  # fmt: skip
     outputs = m.Outputs(html, csv, markdown, as_json, goodput)
     outputs.finish(m.measure("bench", asked, outputs, show=show))
 
 
-@app.command()
+@app.command(cls=o.Command)
 def sweep(
     context: typer.Context,
     model: o.Model = o.DEFAULT_MODEL,
@@ -129,12 +139,13 @@ def sweep(
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    activation_bits: o.ActivationBits = "auto",
     html: m.Html = None,
     csv: m.Csv = None,
     markdown: m.Markdown = None,
     as_json: o.Json = False,
 ) -> None:
-    """Vary methods, draft lengths, trees, temperatures, load and context in one run.
+    """Vary methods, lengths, temperatures and load in one run.
 
     It says from which load on a method costs time, and whether `auto` ever does. Run the same
     command again to go on after a stop.
@@ -153,19 +164,24 @@ def sweep(
         concurrency=m.numbers("concurrency", concurrency or "1,2,4,8", int), seconds=seconds,
         min_requests=min_requests, num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed,
         ignore_eos=ignore_eos, rounds=repeats, enlarge=enlarge,
-        engine=m.engine(threads, dtype, device, max_model_len, max_num_seqs, kv_gib),
+        engine=m.engine(
+            threads, dtype, device, max_model_len, max_num_seqs, kv_gib, activation_bits
+        ),
     )  # fmt: skip
     outputs = m.Outputs(html, csv, markdown, as_json, goodput)
     outputs.finish(m.measure("sweep", asked, outputs, save=out))
 
 
-@app.command()
+@app.command(cls=o.Command)
 def compare(
     before: Annotated[Path, typer.Argument(help="A report of hunch bench --json or sweep --out.")],
     after: Annotated[Path, typer.Argument(help="A later one.")],
     as_json: o.Json = False,
 ) -> None:
-    """What changed between two reports beyond noise. Exit code 1 where something got slower."""
+    """Say what changed between two reports beyond noise.
+
+    Exit code 1 if something got slower.
+    """
     from rich.console import Console
 
     from hunch.bench import compare as comparing
@@ -185,7 +201,7 @@ def compare(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=o.Command)
 def show(
     report: Annotated[Path, typer.Argument(help="A report of hunch bench --json or sweep --out.")],
     goodput: m.Goodput = None,
@@ -197,7 +213,7 @@ def show(
     ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Print a report again, or write its page, its tables and its plots."""
+    """Print a report again, or write its page and plots."""
     from hunch.bench.records import load_report
 
     outputs = m.Outputs(html, csv, markdown, as_json, goodput)

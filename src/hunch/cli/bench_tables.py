@@ -23,13 +23,17 @@ Targets = Annotated[
 
 def readme(
     threads: o.Threads = None,
+    activation_bits: o.ActivationBits = "auto",
     repeats: m.Repeats = 5,
     html: m.Html = None,
     csv: m.Csv = None,
     markdown: m.Markdown = None,
     as_json: o.Json = False,
 ) -> None:
-    """README's table for a CPU: the default model, one request at a time, greedy."""
+    """Print the CPU table of README.
+
+    The default model, one request at a time, greedy.
+    """
     from hunch.bench.session import Asked, expand
 
     asked = Asked(
@@ -39,7 +43,7 @@ def readme(
         limit=4,
         max_tokens=96,
         rounds=repeats,
-        engine=m.engine(threads, "auto", "cpu", None, None, None),
+        engine=m.engine(threads, "auto", "cpu", None, None, None, activation_bits),
     )
     outputs = m.Outputs(html, csv, markdown, as_json, None)
     outputs.finish(m.measure("bench", asked, outputs))
@@ -62,7 +66,10 @@ def gpu(
     ] = Path("gpu"),
     as_json: o.Json = False,
 ) -> None:
-    """The tables for a GPU: methods by number of requests, end of text ignored, bfloat16."""
+    """Print the tables for a GPU: methods by number of requests.
+
+    In bfloat16, with the end of text ignored.
+    """
     from hunch.bench.session import Asked, expand
 
     sizes = {"small": None, "7b": "7b"}
@@ -97,7 +104,9 @@ def peers(
     workload: m.Workload = "mixed",
     prompts: o.Prompts = None,
     limit: m.Limit = None,
-    quick: Annotated[bool, typer.Option(help="2 prompts, 16 tokens, one round: a look.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="2 prompts, 16 tokens, one round: a look.")
+    ] = False,
     concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1,
     max_tokens: o.MaxTokens = 96,
     repeats: m.Repeats = 3,
@@ -114,7 +123,10 @@ def peers(
     markdown: m.Markdown = None,
     as_json: o.Json = False,
 ) -> None:
-    """Other engines beside hunch on one GGUF file: each a server, all measured the same way."""
+    """Compare other engines with hunch on one GGUF file.
+
+    Each runs as a server, and all are measured the same way.
+    """
     from hunch.bench.peers import KNOWN, running
     from hunch.bench.peers import peers as find_peers
     from hunch.bench.session import Asked
@@ -135,6 +147,7 @@ def peers(
         binaries=server or (), draft=shipped("draft", files.name, files.path),
     )  # fmt: skip
     typer.echo(f"starting {len(found)} servers, each with the model of its own", err=True)
+    typer.echo("hunch has activations of 8 bits, as llama.cpp has them", err=True)
     with running(found, lambda line: typer.echo(line, err=True)) as places:
         asked = Asked(
             model=str(model),
@@ -161,7 +174,10 @@ def served(
     threads: o.Threads = None,
     as_json: o.Json = False,
 ) -> None:
-    """What serving costs: the same requests to an engine here and to `hunch serve`, in turn."""
+    """Measure what serving costs beside the engine alone.
+
+    The same requests go to an engine in this process and to `hunch serve`, in turn.
+    """
     from hunch.bench.peers import Peer, running
     from hunch.bench.served import cost
 
@@ -196,7 +212,10 @@ def soak(
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="HUNCH_API_KEY", help="Its key.")] = None,
 ) -> None:
-    """Many clients at once, some slow or rude: nothing lost, changed or left. Exit code 1 if so."""
+    """Stress a server with many clients, some slow or rude.
+
+    Exit code 1 if an answer was lost or changed, or if memory or a request was left behind.
+    """
     try:
         from hunch.bench.soak import Soak
         from hunch.bench.soak import soak as run_soak
@@ -225,7 +244,7 @@ def verifiers(
     threads: o.Threads = None,
     as_json: o.Json = False,
 ) -> None:
-    """How much of a draft each verifier keeps: tokens and accepted nodes per pass."""
+    """Measure how much of a draft each verifier keeps."""
     from hunch.bench.readers import read_workloads
     from hunch.bench.verifiers import WAYS, measure_way
 
@@ -249,7 +268,7 @@ def part(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Which; without one, all are named.")] = None,
 ) -> None:
-    """One part measured alone: each prints a table of the docs."""
+    """Measure one part alone, as a table of the docs does."""
     from hunch.bench.parts import PARTS, main_of
 
     if name is not None and name not in ("-h", "--help"):
@@ -262,6 +281,6 @@ def part(
 
 def add_to(app: typer.Typer) -> None:
     for command in (readme, gpu, peers, served, soak, verifiers):
-        app.command()(command)
+        app.command(cls=o.Command)(command)
     others = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command(context_settings=others)(part)
+    app.command(cls=o.Command, context_settings=others)(part)

@@ -18,7 +18,8 @@ from hunch.errors import ConfigError, HunchError
 if TYPE_CHECKING:
     from hunch import LLM
 
-_LOCAL = ("model", "speculate", "threads", "dtype", "device")  # options of a model loaded here
+# Options of a model loaded here.
+_LOCAL = ("model", "speculate", "threads", "dtype", "device", "activation_bits")
 HELP = """\
 /help                 this list
 /model [NAME]         show the model, or load another; the conversation stays
@@ -45,11 +46,15 @@ def chat(
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    activation_bits: o.ActivationBits = "auto",
     server: Annotated[
         str | None, typer.Option(help="URL of a running server to talk with instead.")
     ] = None,
 ) -> None:
-    """Talk with a model; /help lists commands, an empty line or Ctrl-D ends it."""
+    """Talk with a model in the terminal.
+
+    /help lists commands; an empty line or Ctrl-D ends it.
+    """
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     talk = Conversation(sampling, server, model, speculate, system)
     if server is not None:
@@ -57,7 +62,7 @@ def chat(
             raise ConfigError(f"{given}: a server has its own; leave this out, or --server")
     else:
         talk.engine = {"threads": threads, "dtype": dtype, "device": device, "max_num_seqs": 1}
-        talk.engine |= _finer(device)
+        talk.engine["activation_bits"] = activation_bits
         talk.open()
     talk.reset()
     is_person = talk.is_person = sys.stdin.isatty()
@@ -70,17 +75,6 @@ def chat(
                 break
         else:
             talk.answer(line)
-
-
-def _finer(device: str) -> dict[str, Any]:
-    """Who talks with a small model reads every word: on a CPU, compute nearer to float32.
-
-    A reader does not notice the speed that it costs.
-    """
-    import torch
-
-    is_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-    return {"activation_bits": 14} if is_cpu else {}
 
 
 @dataclass(slots=True)

@@ -16,6 +16,8 @@ from hunch.config import SpecConfig
 from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hunch import LLM
 
 
@@ -28,7 +30,10 @@ def doctor(
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
-    skip_model: Annotated[bool, typer.Option(help="Look at the machine alone.")] = False,
+    activation_bits: o.ActivationBits = "auto",
+    skip_model: Annotated[
+        bool, typer.Option("--skip-model", help="Look at the machine alone.")
+    ] = False,
     drafter: Annotated[
         Path | None, typer.Option(help="A drafter's directory: say why it is bad.")
     ] = None,
@@ -38,7 +43,9 @@ def doctor(
     prompts: o.Prompts = None,
     as_json: o.Json = False,
 ) -> None:
-    """Check machine, kernels and model; exit code 1 if the model's speculative text differs.
+    """Check machine, kernels and model.
+
+    Exit code 1 if the model's text differs with speculation.
 
     With --speculate NAME:PATH, or --drafter: find what is wrong with the drafter by trying
     (feature layers, token map, rope layout, chat template, rounding); exit code 1 if something is.
@@ -48,26 +55,26 @@ def doctor(
     if name is not None and o.given_options(ctx, ("model",)):
         raise ConfigError(f"two models given: {name!r} and --model {model!r}; give one")
     model = name or model
+    held = {
+        "threads": threads, "dtype": dtype, "device": device, "activation_bits": activation_bits
+    }  # fmt: skip
     spec = SpecConfig.parse(speculate)
     if drafter is None and spec.path is not None and Path(spec.path).is_dir():
         o.refuse(ctx, ("always_draft", "skip_model", "target"), f"goes without {speculate}")
-        engine = {"threads": threads, "dtype": dtype, "device": device}
-        _examine(Path(spec.path), model, prompts, engine, as_json, spec)
+        _examine(Path(spec.path), model, prompts, held, as_json, spec)
         return
     others = ("speculate", "always_draft", "skip_model") if drafter is not None else ("target",)
     if given := o.given_options(ctx, others):
         raise ConfigError(f"{given} goes {'without' if drafter is not None else 'with'} --drafter")
     if drafter is not None:
-        engine = {"threads": threads, "dtype": dtype, "device": device}
-        _examine(drafter, target or model, prompts, engine, as_json)
+        _examine(drafter, target or model, prompts, held, as_json)
         return
     if skip_model and prompts is not None:
         raise ConfigError("--prompts are for the model, which --skip-model leaves out")
     findings: dict[str, Any] = {"machine": _machine()}
     if not skip_model:
         records = o.read_prompts(prompts, 16) if prompts else PROMPTS[:4]
-        engine = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
-        engine["always_draft"] = always_draft
+        engine = {**held, "quiet": as_json, "always_draft": always_draft}
         findings["model"] = _model(model, speculate, records, engine)
         findings["advice"] = _advice(findings["model"], findings["machine"])
     if as_json:
@@ -142,14 +149,19 @@ def _model(
 ) -> dict[str, Any]:
     params = o.sampling(max_tokens=48, temperature=0)
     found: dict[str, Any] = {"model": model, "speculate": speculate}
-    texts = []
+    texts: list[Any] = []
+    rounded: list[Tensor] = []
     is_always = engine.pop("always_draft")
     with o.open_llm(model, "off", max_num_seqs=4, **engine) as plain:
         found["kernels"] = plain.engine.capacity.kernels
         found["exact"] = plain.engine.capacity.exact
+        if bits := plain.engine.capacity.activation_bits:
+            found["activation_bits"] = bits
         room = plain.engine.capacity.max_len - 48
         prompts = [o.prompt_ids(plain, record)[-room:] for record in records]
         page = _page(plain)
+        if found["kernels"] == "triton" and engine["dtype"] in ("int8", "int4", "fp8"):
+            rounded = _scores(plain, page)
         with plain.sibling(speculate, always_draft=is_always) as drafting:
             for name, llm in {"off": plain, speculate: drafting}.items():
                 outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -163,9 +175,9 @@ def _model(
     )  # fmt: skip
     found["prompt_tokens"] = sum(map(len, prompts)) / len(prompts)
     if found["kernels"] == "native":
-        found |= _fidelity(model, page, engine)
-    elif found["kernels"] == "triton" and engine["dtype"] in ("int8", "int4", "fp8"):
-        found |= _rounding(model, page, engine["dtype"])
+        found |= _fidelity(model, page, engine, found.get("activation_bits", 8))
+    elif rounded:
+        found |= _rounding(model, page, rounded)
     return found | {key: stats[key] for key in keys}
 
 
@@ -175,24 +187,33 @@ def _page(llm: LLM) -> list[int]:
     return llm.tokenizer.encode(PAGE)[: min(256, llm.engine.capacity.max_len)]
 
 
-def _fidelity(model: str, page: list[int], engine: dict[str, Any]) -> dict[str, Any]:
+def _fidelity(model: str, page: list[int], engine: dict[str, Any], bits: int) -> dict[str, Any]:
     """How near the kernels come to float32 on a page of text."""
     from hunch.bench.device.fidelity import float32_bytes, measure
 
     needed = float32_bytes(model)
     if needed > _memory_bytes() // 2:
         return {"KL to float32": f"not measured: it would take {needed / 2**30:.0f} GiB"}
-    found = measure(model, page, dtype=engine["dtype"], threads=engine["threads"])
+    found = measure(model, page, dtype=engine["dtype"], bits=bits, threads=engine["threads"])
     if found is None:
         return {}
     return {"KL to float32": found.kl, "top-1 as float32": found.top1}
 
 
-def _rounding(model: str, page: list[int], dtype: str) -> dict[str, Any]:
+def _scores(llm: LLM, page: list[int]) -> list[Tensor]:
+    """What the model as it is held says to a page of text, kept in the host's memory: the GPU's is
+    full, and the model in 16 bits comes once this one is gone."""
+    from hunch.bench.device.fidelity import scores
+
+    target = llm.engine.runner.target  # type: ignore[attr-defined]
+    return [part_MV.cpu() for part_MV in scores(target, page)]
+
+
+def _rounding(model: str, page: list[int], rounded: list[Tensor]) -> dict[str, Any]:
     """How near weights that are rounded when they are loaded come to bfloat16."""
     from hunch.bench.device.fidelity import measure_rounded
 
-    found = measure_rounded(model, page, dtype=dtype)
+    found = measure_rounded(model, page, iter(rounded))
     return {"KL to bfloat16": found.kl, "top-1 as bfloat16": found.top1}
 
 

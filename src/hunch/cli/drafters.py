@@ -17,7 +17,10 @@ def drafters(
     path: Annotated[str | None, typer.Argument(help="The directory to take off.")] = None,
     as_json: o.Json = False,
 ) -> None:
-    """List the drafters `auto` finds by itself; rm DIR takes one off (its files stay)."""
+    """List the drafters that `auto` finds by itself.
+
+    rm DIR takes one off the list; its files stay.
+    """
     from hunch.hub.drafters import drop_trained, trained_drafters
 
     if action == "rm":

@@ -23,7 +23,7 @@ def generate(
     speculate: o.Speculate = "auto",
     verifier: o.Verifier = "exact",
     always_draft: o.AlwaysDraft = False,
-    chat: Annotated[bool, typer.Option(help="Apply the model's chat template.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False,
     max_tokens: o.MaxTokens = 128,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
@@ -31,11 +31,19 @@ def generate(
     min_p: o.MinP = 0.0,
     seed: o.Seed = None,
     stop: o.Stop = None,
-    ignore_eos: Annotated[bool, typer.Option(help="Go on past end-of-text.")] = False,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos", rich_help_panel=o.SAMPLING, help="Go on past the end of text."
+        ),
+    ] = False,
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
-    trace: Annotated[bool, typer.Option(help="Print every step: guesses and their fate.")] = False,
+    activation_bits: o.ActivationBits = "auto",
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Print every step: what was guessed and what was kept.")
+    ] = False,
     as_json: o.Json = False,
 ) -> None:
     """Generate text from a prompt."""
@@ -46,27 +54,14 @@ def generate(
     if not text:
         raise RequestError("the prompt is empty")
     params = o.sampling(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop,
-        ignore_eos=ignore_eos,
-        speculation=Speculation(trace=trace),
-    )
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+        seed=seed, stop=stop, ignore_eos=ignore_eos, speculation=Speculation(trace=trace),
+    )  # fmt: skip
     llm = o.open_llm(
-        model,
-        speculate,
-        quiet=as_json,
-        verifier=verifier,
-        always_draft=always_draft,
-        threads=threads,
-        dtype=dtype,
-        device=device,
+        model, speculate, quiet=as_json, verifier=verifier, always_draft=always_draft,
+        threads=threads, dtype=dtype, device=device, activation_bits=activation_bits,
         max_num_seqs=1,
-    )
+    )  # fmt: skip
     ids = llm.encode_chat([{"role": "user", "content": text}]) if chat else None
     answer = _write_as_it_comes(llm.stream(ids or text, params), is_quiet=as_json or trace)
     if as_json:
@@ -76,6 +71,8 @@ def generate(
         show_trace(llm.tokenizer, answer)
     print()
     show_stats(answer.stats)
+    if not chat and llm.has_chat_template and is_over_at_once(answer):
+        typer.echo("the model ended the text at once; to ask it a question, add --chat", err=True)
 
 
 def _write_as_it_comes(outputs: Iterable[RequestOutput], *, is_quiet: bool) -> CompletionOutput:
@@ -88,6 +85,12 @@ def _write_as_it_comes(outputs: Iterable[RequestOutput], *, is_quiet: bool) -> C
             sys.stdout.flush()
             shown = len(answer.text)
     return answer
+
+
+def is_over_at_once(answer: CompletionOutput) -> bool:
+    """Whether the model itself, and no stop string, ended a text before its first word."""
+    is_own_end = answer.finish_reason == "stop" and answer.stop_reason is None
+    return is_own_end and not answer.text.strip()
 
 
 def _as_json(answer: CompletionOutput, *, with_trace: bool) -> dict[str, Any]:

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from hunch.bench.records import Report
     from hunch.bench.session import Asked
 
+LOAD, RESULTS = "Load", "Results"  # headings of the help
+
 Methods = Annotated[
     str | None,
     typer.Option(
-        help="Methods, commas between; plain decoding (off) is always measured first. With --url: "
-        "modes of a hunch server. Default: ngram,suffix,auto."
+        metavar="METHODS",
+        help="Separated by commas; plain decoding (off) is always measured first. With --url they "
+        "are asked of a hunch server. Default: ngram,suffix,auto.",
     ),
 ]
 Workload = Annotated[
@@ -29,61 +32,125 @@ Workload = Annotated[
     typer.Option(
         "--workload",
         "-w",
-        help="What is asked, commas between: mixed, chat, code, summary, math, retrieval, rewrite, "
-        "json, random, multi-turn, long:2k to long:32k; or a file of prompts, [FORM:]PATH.",
+        metavar="NAMES",
+        help="Prompts to ask, separated by commas: mixed, chat, code, summary, math, retrieval, "
+        "rewrite, json, random, multi-turn, long:2k to long:32k; or a file, [FORM:]PATH.",
     ),
 ]
 Url = Annotated[
     list[str] | None,
     typer.Option(
-        help="Measure a server that speaks OpenAI's API: [NAME=]http://host:port. Repeat it to set "
-        "servers side by side. Its key comes from OPENAI_API_KEY."
+        metavar="[NAME=]URL",
+        help="Measure a server that speaks OpenAI's API instead; repeat it to compare several. "
+        "The key comes from OPENAI_API_KEY.",
     ),
 ]
-ServedModel = Annotated[str | None, typer.Option(help="The server's model; default: its first.")]
+ServedModel = Annotated[
+    str | None, typer.Option(help="Name of the server's model; default: its first.")
+]
 Limit = Annotated[int | None, typer.Option(help="Only the first N prompts of each kind.", min=1)]
-IgnoreEos = Annotated[bool, typer.Option(help="Always generate all of --max-tokens.")]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option("--ignore-eos", rich_help_panel=LOAD, help="Always generate all of --max-tokens."),
+]
 Repeats = Annotated[
-    int, typer.Option("--repeats", "--rounds", help="Timed rounds; medians count.", min=1)
+    int,
+    typer.Option(
+        "--repeats",
+        "--rounds",
+        rich_help_panel=LOAD,
+        help="Timed rounds; the median is shown.",
+        min=1,
+    ),
 ]
 Goodput = Annotated[
     str | None,
-    typer.Option(help="Limits in ms; counts requests within them: ttft:200,tpot:30,e2e:4000."),
+    typer.Option(
+        rich_help_panel=RESULTS,
+        help="Count the requests within these limits in ms: ttft:200,tpot:30,e2e:4000.",
+    ),
 ]
-Html = Annotated[Path | None, typer.Option(help="Write a page with plots, in one file.")]
-Csv = Annotated[Path | None, typer.Option(help="Write every figure as CSV.")]
-Markdown = Annotated[Path | None, typer.Option(help="Write the table for a README.")]
-MaxLen = Annotated[int | None, typer.Option(help="Context of the engine.", min=16)]
+Html = Annotated[
+    Path | None, typer.Option(rich_help_panel=RESULTS, help="Write a page with plots, in one file.")
+]
+Csv = Annotated[
+    Path | None, typer.Option(rich_help_panel=RESULTS, help="Write every figure as CSV.")
+]
+Markdown = Annotated[
+    Path | None, typer.Option(rich_help_panel=RESULTS, help="Write the table as Markdown.")
+]
+MaxLen = Annotated[
+    int | None,
+    typer.Option(rich_help_panel=o.ENGINE, help="Longest prompt and answer together.", min=16),
+]
 Rows = Annotated[
-    int | None, typer.Option("--max-num-seqs", help="Requests that run at once.", min=1)
+    int | None,
+    typer.Option(
+        "--max-num-seqs", rich_help_panel=o.ENGINE, help="Requests that run at once.", min=1
+    ),
 ]
 KvGib = Annotated[
-    float | None, typer.Option(help="GiB of KV cache for each method; on a GPU 8.", min=0.01)
+    float | None,
+    typer.Option(
+        rich_help_panel=o.ENGINE,
+        help="GiB of KV cache for each method; default on a GPU: 8.",
+        min=0.01,
+    ),
 ]
 Enlarge = Annotated[
     str | None,
-    typer.Option(help="The same text at a larger model's cost: 7b, or 1b for a look on a CPU."),
+    typer.Option(
+        rich_help_panel=o.ENGINE,
+        help="Pad the model to a larger one's cost, with the same text: 7b, or 1b on a CPU.",
+    ),
 ]
 Burstiness = Annotated[
-    float, typer.Option(help="Of arrivals: 1 is Poisson, less comes in bursts.", min=0.01)
+    float,
+    typer.Option(
+        rich_help_panel=LOAD,
+        help="With --rate: 1 is Poisson arrivals, less comes in bursts.",
+        min=0.01,
+    ),
 ]
-Seconds = Annotated[float, typer.Option(help="Of arrivals in a round of an open load.", min=0.1)]
-Warmup = Annotated[int, typer.Option(help="First requests of a round that do not count.", min=0)]
+Seconds = Annotated[
+    float,
+    typer.Option(
+        rich_help_panel=LOAD, help="With --rate: how long requests arrive in a round.", min=0.1
+    ),
+]
+Warmup = Annotated[
+    int,
+    typer.Option(
+        rich_help_panel=LOAD, help="Leave out the first so many requests of a round.", min=0
+    ),
+]
 # What a sweep varies.
 DraftLengths = Annotated[str | None, typer.Option(help="Fixed draft lengths of each method: 3,7.")]
 Trees = Annotated[str | None, typer.Option(help="Tree shapes of each method: chain,dynamic.")]
-Temperatures = Annotated[str, typer.Option(help="0 is greedy: 0,0.7,1,1.5.")]
-Concurrencies = Annotated[str | None, typer.Option(help="Requests at once: 1,2,4,8 (the default).")]
+Temperatures = Annotated[
+    str, typer.Option(help="Temperatures, 0 for the likeliest token: 0,0.7,1,1.5.")
+]
+Concurrencies = Annotated[
+    str | None, typer.Option(rich_help_panel=LOAD, help="Requests at once: 1,2,4,8 (the default).")
+]
 Rates = Annotated[
-    str | None, typer.Option(help="Requests per second, in place of --concurrency: 1,4,16.")
+    str | None,
+    typer.Option(
+        rich_help_panel=LOAD, help="Requests per second, in place of --concurrency: 1,4,16."
+    ),
 ]
 Contexts = Annotated[
     str | None, typer.Option(help="Context lengths, in place of a workload: 2k,8k.")
 ]
 MinRequests = Annotated[
-    int, typer.Option(help="Fewest requests of a round of an open load.", min=1)
+    int,
+    typer.Option(
+        rich_help_panel=LOAD, help="With --rates: at least so many requests in a round.", min=1
+    ),
 ]
-Saved = Annotated[Path, typer.Option(help="The report; a stopped sweep goes on from it.")]
+Saved = Annotated[
+    Path, typer.Option(rich_help_panel=RESULTS, help="The report; a stopped sweep goes on from it.")
+]
 
 
 class Outputs:
@@ -161,7 +228,8 @@ def asked_for(
 # Options that mean something only together with others.
 _OPEN_LOAD = ("burstiness", "seconds", "min_requests")
 _ENGINE = (
-    "model", "enlarge", "max_model_len", "max_num_seqs", "kv_gib", "threads", "dtype", "device"
+    "model", "enlarge", "max_model_len", "max_num_seqs", "kv_gib", "threads", "dtype", "device",
+    "activation_bits",
 )  # fmt: skip
 
 
@@ -244,6 +312,7 @@ def engine(
     max_model_len: int | None,
     max_num_seqs: int | None,
     kv_gib: float | None,
+    activation_bits: str = "auto",
 ) -> dict[str, Any]:
     given = {
         "threads": threads,
@@ -252,6 +321,7 @@ def engine(
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "kv_bytes": None if kv_gib is None else int(kv_gib * 2**30),
+        "activation_bits": None if activation_bits == "auto" else activation_bits,
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -18,16 +18,17 @@ def models(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     as_json: o.Json = False,
 ) -> None:
-    """List the models hunch knows by name and those on this machine; rm NAME deletes one."""
-    from hunch.hub.catalogue import entries, remove
+    """List models, known and downloaded; rm NAME deletes one."""
+    from hunch.hub.catalogue import entries, find_here, remove
 
     if action == "rm":
         if name is None:
             raise ConfigError("models rm needs a name; `hunch models` lists them")
-        if not (yes or as_json):
-            typer.confirm(f"Delete {name} from this machine?", abort=True, err=True)
-        gone = remove(name)
+        gone = find_here(name)
         size = size_of(gone.num_bytes)
+        if not (yes or as_json):
+            typer.confirm(f"Delete {gone.name} ({size}) from this machine?", abort=True, err=True)
+        remove(gone)
         print(json.dumps({"removed": gone.name}) if as_json else f"deleted {gone.name} ({size})")
         return
     if action != "list":
@@ -57,7 +58,7 @@ def pull(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Fetch a model and print where it lies, so that later starts need no network."""
+    """Download a model now and print where it is."""
     from hunch.hub import resolve
 
     files = resolve(model, revision=revision, progress=not as_json)

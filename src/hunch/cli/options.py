@@ -1,19 +1,23 @@
-"""Options several commands share, and what they turn into."""
+"""Options several commands share, how help lists them, and what they turn into."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from hunch.config import DEFAULT_MODEL, SpecConfig
-from hunch.errors import ConfigError, RequestError
+from hunch.errors import ConfigError, RequestError, readable
 
 if TYPE_CHECKING:
     from hunch import LLM, SamplingParams
+
+SAMPLING, ENGINE = "Sampling", "Engine"  # headings of the help
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A known name, a directory, a .gguf file or a hub id.")
@@ -21,8 +25,9 @@ Model = Annotated[
 Speculate = Annotated[
     str,
     typer.Option(
-        help="What drafts: NAME[:PATH][:KEY=VALUE]..., e.g. ngram:max_match=4. auto: lookups and, "
-        "where it pays, a draft model (auto:draft=PATH, or the one that comes with hunch)."
+        metavar="METHOD",
+        help="What guesses: NAME[:PATH][:KEY=VALUE]..., e.g. ngram:max_match=4. auto takes lookups "
+        "and, where it pays, a drafter: yours, or the one that comes with hunch.",
     ),
 ]
 VERIFIER_HELP = (
@@ -31,30 +36,111 @@ VERIFIER_HELP = (
 )
 AlwaysDraft = Annotated[
     bool,
-    typer.Option(help="Draft whether it pays or not: the same guesses and figures in every run."),
+    typer.Option(
+        "--always-draft",
+        help="Draft whether it pays or not: the same guesses and figures in every run.",
+    ),
 ]
 Verifier = Annotated[str, typer.Option(help=VERIFIER_HELP)]
-MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.", min=1)]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
-TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
-TopK = Annotated[int, typer.Option(help="Keep the K likeliest tokens; 0: all.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same text.", min=0)]
-Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")]
+MaxTokens = Annotated[
+    int, typer.Option(rich_help_panel=SAMPLING, help="Generate at most so many tokens.", min=1)
+]
+Temperature = Annotated[
+    float,
+    typer.Option(rich_help_panel=SAMPLING, help="0 always takes the likeliest token.", min=0.0),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        rich_help_panel=SAMPLING,
+        help="Keep the likeliest tokens that together have this probability.",
+    ),
+]
+TopK = Annotated[
+    int, typer.Option(rich_help_panel=SAMPLING, help="Keep the K likeliest tokens; 0: all.")
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        rich_help_panel=SAMPLING,
+        help="Drop tokens with less than this share of the likeliest one's probability.",
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option(rich_help_panel=SAMPLING, help="Same seed, same text.", min=0)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(rich_help_panel=SAMPLING, help="End before this text; may be repeated."),
+]
 Threads = Annotated[
-    int | None, typer.Option(help="CPU threads; default: OMP_NUM_THREADS, or the cores.", min=1)
+    int | None,
+    typer.Option(
+        rich_help_panel=ENGINE, help="CPU threads; default: OMP_NUM_THREADS, or the cores.", min=1
+    ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.")
+    str,
+    typer.Option(
+        rich_help_panel=ENGINE,
+        help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.",
+    ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Device = Annotated[str, typer.Option(rich_help_panel=ENGINE, help="auto, cpu or cuda.")]
+ActivationBits = Annotated[
+    str,
+    typer.Option(
+        rich_help_panel=ENGINE,
+        metavar="BITS",
+        help="Of activations, where a CPU has quantised weights: 8 is faster, 14 nearer to "
+        "float32; auto takes 14 for small models.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
     Path | None,
     typer.Option(help="JSON lines with `turns` (chat template on the first) or `prompt` (raw)."),
 ]
 
 __all__ = ["DEFAULT_MODEL"]
+
+
+class Listed:
+    """Lists options under their headings, a word for each kind of value, at any width."""
+
+    VALUES = (  # as different releases of typer write them
+        (r"<(?:list\[)?int[^>]*>|INTEGER( RANGE)?", "N"),
+        (r"<(?:list\[)?float[^>]*>|FLOAT( RANGE)?", "X"),
+        (r"<path>", "PATH"),
+        (r"<(?:list\[)?str[^>]*>", "TEXT"),
+    )
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):  # type: ignore[attr-defined]
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            flags, text = record
+            is_argument = param.param_type_name == "argument"
+            for kind, word in self.VALUES:
+                flags = re.sub(kind, "" if is_argument else word, flags)
+            usual = "Arguments" if is_argument else "Options"
+            heading = getattr(param, "rich_help_panel", None) or usual
+            sections.setdefault(heading, []).append((flags, text))
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+class Command(Listed, TyperCommand):
+    pass
+
+
+class Group(Listed, TyperGroup):
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
 
 def open_llm(model: str, speculate: str, *, quiet: bool = False, **arguments: Any) -> LLM:
@@ -74,7 +160,9 @@ def read_prompts(path: Path, limit: int | None) -> list[dict[str, Any]]:
     if not path.is_file():
         raise RequestError(f"{path}: no such file")
     records: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    with readable(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,49 +18,68 @@ if TYPE_CHECKING:
     from hunch.bench.roofline import Machine
 
 
+Target = Annotated[str, typer.Option("--target", "-t", help="Its parameters: 8B, 70B.")]
+Drafter = Annotated[
+    str | None, typer.Option(help="The draft's parameters: 1B. Without: lookups, for free.")
+]
+GpuName = Annotated[str | None, typer.Option(help="A GPU's name; --list-gpus shows them.")]
+Ranks = Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)]
+Stages = Annotated[int, typer.Option(help="Stages of layers; with --link.", min=1)]
+WeightType = Annotated[str, typer.Option(help="Of the weights: bf16, fp8, int8, int4.")]
+Acceptance = Annotated[
+    float | None, typer.Option(help="Chance that a guess is right; default 0.7.")
+]
+PromptTokens = Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)]
+AnswerTokens = Annotated[int, typer.Option(help="Tokens of an answer.", min=1)]
+Rate = Annotated[float | None, typer.Option(help="Requests per second to serve.", min=0.001)]
+Seconds = Annotated[
+    float | None, typer.Option(help="They come for so long; else for ever.", min=0.01)
+]
+Price = Annotated[float | None, typer.Option(help="Of a GPU hour, for the cost.")]
+Bandwidth = Annotated[float | None, typer.Option(help="GB/s, in place of --gpu; as advertised.")]
+Tflops = Annotated[float | None, typer.Option(help="Dense 16-bit TFLOP/s.")]
+Memory = Annotated[float | None, typer.Option(help="GB of memory.")]
+Layers = Annotated[int | None, typer.Option(help="Of the target, if it is unusual.")]
+KvBytes = Annotated[float | None, typer.Option(help="Per token, if it is unusual.")]
+FromReport = Annotated[
+    Path | None, typer.Option("--from", help="Calibrate by a report of hunch bench.")
+]
+Link = Annotated[
+    str | None,
+    typer.Option(help="Print what --tp ranks exchange over it (nvlink4, pcie5, ndr) and leave."),
+]
+ListGpus = Annotated[bool, typer.Option("--list-gpus", help="Print the table of GPUs and leave.")]
+
+
 def plan(
     ctx: typer.Context,
-    target: Annotated[str, typer.Option("--target", "-t", help="Its parameters: 8B, 70B.")] = "8B",
-    draft: Annotated[
-        str | None, typer.Option(help="The draft's parameters: 1B. Without: lookups, for free.")
-    ] = None,
-    gpu: Annotated[str | None, typer.Option(help="A GPU's name; --list-gpus shows them.")] = None,
-    tp: Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)] = 1,
-    pp: Annotated[int, typer.Option(help="Stages of layers; with --link.", min=1)] = 1,
-    dtype: Annotated[str, typer.Option(help="Of the weights: bf16, fp8, int8, int4.")] = "bf16",
-    acceptance: Annotated[
-        float | None, typer.Option(help="Chance that a guess is right; default 0.7.")
-    ] = None,
-    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 512,
-    answer: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 256,
-    rps: Annotated[float | None, typer.Option(help="Requests per second to serve.")] = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="They come for so long; else for ever.", min=0.01)
-    ] = None,
-    price: Annotated[float | None, typer.Option(help="Of a GPU hour, for the cost.")] = None,
-    bandwidth: Annotated[
-        float | None, typer.Option(help="GB/s, in place of --gpu; as advertised.")
-    ] = None,
-    tflops: Annotated[float | None, typer.Option(help="Dense 16-bit TFLOP/s.")] = None,
-    memory: Annotated[float | None, typer.Option(help="GB of memory.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Of the target, if it is unusual.")] = None,
-    kv_bytes: Annotated[float | None, typer.Option(help="Per token, if it is unusual.")] = None,
-    from_report: Annotated[
-        Path | None, typer.Option("--from", help="Calibrate by a report of hunch bench.")
-    ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="Print what --tp ranks exchange over it (nvlink4, pcie5, ndr) and leave."
-        ),
-    ] = None,
-    list_gpus: Annotated[bool, typer.Option(help="Print the table of GPUs and leave.")] = False,
+    target: Target = "8B",
+    draft: Drafter = None,
+    gpu: GpuName = None,
+    tp: Ranks = 1,
+    pp: Stages = 1,
+    dtype: WeightType = "bf16",
+    acceptance: Acceptance = None,
+    prompt: PromptTokens = 512,
+    answer: AnswerTokens = 256,
+    rps: Rate = None,
+    seconds: Seconds = None,
+    price: Price = None,
+    bandwidth: Bandwidth = None,
+    tflops: Tflops = None,
+    memory: Memory = None,
+    layers: Layers = None,
+    kv_bytes: KvBytes = None,
+    from_report: FromReport = None,
+    link: Link = None,
+    list_gpus: ListGpus = False,
     as_json: o.Json = False,
 ) -> None:
-    """Expected speed-up by load, the load from which drafting costs time, GPU hours and cost.
+    """Estimate speed-up and cost on a GPU, from sizes alone.
 
-    A roofline with constants measured on an H200 (docs/benchmarks.md says how near it comes);
-    --from calibrates it by your own report.
+    It prints the expected speed-up by load, the load from which drafting costs time, GPU hours and
+    their price. It is a roofline with constants measured on an H200 (docs/benchmarks.md says how
+    near it comes); --from calibrates it by your own report.
     """
     used = {"as_json"}
     if list_gpus:
@@ -76,6 +96,10 @@ def plan(
     o.refuse(ctx, ("pp",), "goes with --link, which says what stages exchange")
     if rps is None:
         o.refuse(ctx, ("price", "seconds"), "goes with --rps, the load that it is about")
+    _check_above_zero(
+        rps=rps, seconds=seconds, price=price, bandwidth=bandwidth, tflops=tflops, memory=memory,
+        layers=layers, kv_bytes=kv_bytes,
+    )  # fmt: skip
     machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype)
     planner = _planner(
         machine, target, draft, dtype, acceptance, (prompt, answer, rps, seconds), layers, kv_bytes,
@@ -86,6 +110,13 @@ def plan(
         print(json.dumps(found))
     else:
         _show(found, rps, price)
+
+
+def _check_above_zero(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and not 0 < value < math.inf:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} {value:g} must be a number above 0")
 
 
 def _planner(

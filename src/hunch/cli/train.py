@@ -22,13 +22,14 @@ _NEEDS_OUT = "train needs --out DIR (where the drafter goes), or --resume DIR"
 Method = Annotated[
     str | None,
     typer.Argument(
-        help="draft, block, eagle3, medusa, mlp or phrases; none: what is fastest for the "
-        "target on this device."
+        metavar="METHOD",
+        help="draft, block, eagle3, medusa, mlp or phrases; without one, what is fastest for the "
+        "target on this device.",
     ),
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Argument(help="KEY=VALUE, say layers=4, draft_vocab=8192, loss=blend."),
+    typer.Argument(metavar="KEY=VALUE", help="Say layers=4, draft_vocab=8192 or loss=blend."),
 ]
 Prompts = Annotated[
     Path | None,
@@ -40,16 +41,21 @@ Prompts = Annotated[
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="How long it may take in all; with a method named, its training stage alone."
+        help="How long it may take in all [default: 10]; with a method named, its training alone."
     ),
 ]
 Resume = Annotated[
     Path | None,
-    typer.Option(help="Go on with a job; with --prompts, fine-tune its drafter on new ones."),
+    typer.Option(
+        metavar="DIR",
+        help="Go on with a method's job; with --prompts, fine-tune its drafter on new ones.",
+    ),
 ]
-Force = Annotated[bool, typer.Option(help="Train even where no drafter is expected to pay.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Train even where no drafter is expected to pay.")
+]
 Register = Annotated[
-    bool, typer.Option(help="Let auto find the drafter by its target, if it pays.")
+    bool, typer.Option(help="Let auto use the drafter for this target from now on, if it pays.")
 ]
 
 
@@ -58,22 +64,33 @@ def train(
     method: Method = None,
     options: Options = None,
     target: Annotated[
-        str | None, typer.Option("--target", "-t", help="The model to draft for.")
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            metavar="MODEL",
+            help="The model to draft for: a name, a directory, a .gguf file or a hub id. "
+            f"[default: {o.DEFAULT_MODEL}]",
+        ),
     ] = None,
     prompts: Prompts = None,
     minutes: Minutes = None,
-    out: Annotated[Path | None, typer.Option(help="Where the drafter goes.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the drafter goes; needed.")
+    ] = None,
     resume: Resume = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Context of the engine.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt and answer together.")
+    ] = None,
     force: Force = False,
     register: Register = True,
     device: o.Device = "auto",
     as_json: o.Json = False,
 ) -> None:
-    """Train a drafter from the target's own answers. Run it again to go on after a stop.
+    """Train a drafter for a model, from the model's own answers.
 
-    Without a method it measures, chooses, trains, and says whether the drafter pays: exit code 0 if
-    it does, 3 if not.
+    Without a METHOD it measures, chooses one, trains, and says whether the drafter pays: exit code
+    0 if it does, 3 if not. After a stop the same command goes on.
     """
     if method is not None and "=" in method:  # KEY=VALUE without a method
         options, method = [method, *(options or [])], None
@@ -180,8 +197,9 @@ def _job(
 ) -> tuple[Job, Path | None]:
     """The job asked for, and the drafter it starts from where it goes on with a finished one."""
     from hunch.train.files import read_json
-    from hunch.train.job import JOB, Job, job_of
+    from hunch.train.job import JOB, Job, job_of, read_settings
 
+    read_settings(method, {})  # a method that is none is said first
     if resume is None:
         if out is None:
             raise ConfigError(_NEEDS_OUT)

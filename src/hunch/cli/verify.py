@@ -74,9 +74,12 @@ def verify(
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    activation_bits: o.ActivationBits = "auto",
     as_json: o.Json = False,
 ) -> None:
-    """Check that speculation changes no token. Exit code 1 where it does.
+    """Check that speculation changes no token.
+
+    Exit code 1 if it does.
 
     Verifiers other than exact give other tokens under the same seed; above temperature 0 they are
     checked by chi-square on the model's own next-token chances, over many samples. Guesses are
@@ -93,6 +96,7 @@ def verify(
         frequency_penalty=frequency_penalty, logit_bias=_read_bias(logit_bias),
     )  # fmt: skip
     arguments = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
+    arguments["activation_bits"] = activation_bits
     check = _Check(model, records, params, arguments, verifier, samples)
     temperatures, batches = (
         _numbers("temperature", temperature, float),

@@ -1,7 +1,10 @@
 """vLLM's and SGLang's argument names, translated to our config. All knowledge of them is here."""
 
+from hunch.compat.calls import NotCovered, wishes_of
 from hunch.compat.server_flags import translate_flags
 from hunch.compat.sglang import (
+    Scores,
+    answer_of,
     config_from_sglang,
     known_to_sglang,
     sampling_from_sglang,
@@ -16,6 +19,9 @@ from hunch.compat.vllm import (
 )
 
 __all__ = [
+    "NotCovered",
+    "Scores",
+    "answer_of",
     "config_from_sglang",
     "config_from_vllm",
     "known_arguments",
@@ -24,6 +30,7 @@ __all__ = [
     "spec_from_vllm",
     "translate_flags",
     "unused_arguments",
+    "wishes_of",
     "without_effect",
     "words_of_sglang",
 ]

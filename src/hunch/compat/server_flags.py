@@ -7,11 +7,13 @@ and said once. Arguments of the engine itself are in vllm.py and sglang.py.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED
 from hunch.config import say_once
 from hunch.errors import ConfigError
 
@@ -33,50 +35,50 @@ _RENAMED = {
     "--model-path": "--model",
     "--enable-log-requests": "--no-disable-log-requests",
     "--no-enable-log-requests": "--disable-log-requests",
-}
-_COMPILED = "hunch's kernels and graphs are made by themselves"
-_LOG = "the log has a line for each request, without its text"
-_NOTHING = {  # switch -> why it changes nothing
-    "--enable-prompt-tokens-details": "usage always counts tokens found in the prefix cache",
-    "--enable-request-id-headers": "answers always carry X-Request-Id",
-    "--enable-server-load-tracking": "/metrics has the load",
-    "--enable-metrics": "/metrics is always there",
-    "--disable-fastapi-docs": "there are no such pages; /openapi.json has the schema",
-    "--disable-uvicorn-access-log": _LOG,
-    "--disable-frontend-multiprocessing": "the engine is always a process of its own",
-    "--enable-expert-parallel": "experts are split over ranks by their width",
-    "--disable-cascade-attn": "a row's result never depends on other rows",
-    "--disable-hybrid-kv-cache-manager": "every kind of layer has its own KV",
-    "--language-model-only": "only text is served",
-    "-O0": _COMPILED, "-O1": _COMPILED, "-O2": _COMPILED, "-O3": _COMPILED,
-}  # fmt: skip
-_NOTHING_VALUED = {  # flag with a value -> why it changes nothing
-    "--allowed-methods": "the methods that the API has are allowed",
-    "--allowed-headers": "all headers are allowed to the origins that are",
-    "--max-log-len": _LOG,
-    "--chat-template-content-format": "the template itself shows how it reads content",
-    "--guided-decoding-backend": "there is one grammar engine",
-    "--grammar-backend": "there is one grammar engine",
-    "--structured-outputs-config": "there is one grammar engine",
-    "--optimization-level": _COMPILED,
-    "-cc": _COMPILED,
-    "--cudagraph-capture-sizes": _COMPILED,
-    "--max-num-partial-prefills": "prompts share a step as its tokens allow",
-    "--num-scheduler-steps": "a step is always planned while the last one runs",
-    "--prefix-caching-hash-algo": "there is one",
-    "--code-revision": "hunch never runs a model's own code",
-    "--tokenizer-revision": "the tokenizer is read from the model's own revision",
+    "--log-requests": "--no-disable-log-requests",
+    "--shutdown-timeout": "--drain-timeout",
+    "--watchdog-timeout": "--engine-timeout",
+    "--fastapi-root-path": "--root-path",
+    "--preferred-sampling-params": "--override-generation-config",
+    "--lora-paths": "--lora-modules",
+    "-q": "--quantization",
+    "--enable-force-include-usage": "--force-usage",
+    "--kv-cache-memory": "--kv-bytes",
+    "--stream-output": "--incremental-streaming-output",
 }
 _ONLY = {  # flag -> values that ask for what is done anyway; others are refused
     "--convert": ("auto", "none"),
     "--response-role": ("assistant",),
-    "--scheduling-policy": ("fcfs",),
+    "--scheduling-policy": ("fcfs", "priority"),  # a request's own is heeded always
     "--schedule-policy": ("fcfs", "lpm"),
     "--preemption-mode": ("recompute",),
     "--stream-interval": ("1",),
     "--nnodes": ("1",),
     "--node-rank": ("0",),
+    "--base-gpu-id": ("0",),
+    "--gpu-id-step": ("1",),
+    "--config-format": ("auto", "hf"),
+    "--worker-cls": ("auto",),
+    "--decode-context-parallel-size": ("1",),
+    "--num-redundant-experts": ("0",),
+    "--ep-size": ("1",),
+    "--expert-parallel-size": ("1",),
+    "--data-parallel-rank": ("0",),
+    "--data-parallel-start-rank": ("0",),
+    "--data-parallel-size-local": ("1",),
+    "--kv-transfer-config": ("{}",),
+    "--disaggregation-mode": ("null",),
+    "--speculative-accept-threshold-single": ("1", "1.0"),
+    "--speculative-accept-threshold-acc": ("1", "1.0"),
 }
+_INSTEAD = dict.fromkeys(("--base-gpu-id", "--gpu-id-step"), "set CUDA_VISIBLE_DEVICES")
+_BYTES = ("--kv-cache-memory-bytes", "--kv-cache-memory", "--kv-bytes")
+_DEFAULTS = {
+    "model": "auto",
+    "openai": "off",
+}  # SGLang's --sampling-defaults as --generation-config
+_OVERRIDES = ("--hf-overrides", "--json-model-override-args")  # vLLM's and SGLang's
+_ROPE = {"--rope-scaling": "rope_scaling", "--rope-theta": "rope_theta"}  # keys of config.json
 _DOTTED = re.compile(r"--[a-z-]+\.[\w-]+")  # --speculative-config.method
 _SIZES = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -94,26 +96,48 @@ def translate_flags(words: Sequence[str]) -> list[str]:
             found += translate_flags(_config_words(value or ""))
         elif flag == "--allowed-origins":
             found += [word for origin in _list(value or "") for word in ("--cors-origins", origin)]
-        elif flag in _NOTHING:
-            say_once(f"{flag} has no effect: {_NOTHING[flag]}")
-        elif flag in _NOTHING_VALUED:
-            say_once(f"{flag} {value} has no effect: {_NOTHING_VALUED[flag]}")
+        elif flag == "--hf-token":
+            os.environ["HF_TOKEN"] = value or ""
+        elif flag == "--sampling-defaults":
+            found += ["--generation-config", _DEFAULTS.get(value or "", value or "")]
+        elif flag in _ROPE:
+            bundles.setdefault("--hf-overrides", {})[_ROPE[flag]] = _json(value or "null")
+        elif flag in _OVERRIDES:
+            given_here = _json(value or "{}")
+            if not isinstance(given_here, dict):
+                raise ConfigError(f"{flag} {value}: a JSON object is needed")
+            bundles.setdefault("--hf-overrides", {}).update(given_here)
+        elif flag in REFUSED:
+            raise ConfigError(f"{flag}: {REFUSED[flag]}")
+        elif flag in NOTHING or flag.startswith("-O."):
+            say_once(f"{flag} has no effect: {NOTHING.get(flag) or NOTHING['-O0']}")
+        elif flag in NOTHING_VALUED:
+            say_once(f"{flag} {value} has no effect: {NOTHING_VALUED[flag]}")
         elif flag in _ONLY:
             if value not in _ONLY[flag]:
                 allowed = " or ".join(_ONLY[flag])
+                if flag in _INSTEAD:
+                    allowed += f"; {_INSTEAD[flag]}"
                 raise ConfigError(f"{flag} {value} is not supported; only {allowed}")
         elif flag in ("--max-model-len", "--context-length") and value is not None:
             found += [] if value in ("auto", "-1") else ["--max-model-len", _size(value)]
+        elif flag in _BYTES and value is not None:
+            found += ["--kv-bytes", _size(value)]
         else:
             found += [_RENAMED.get(flag, flag)] + ([] if value is None else [value])
-    return found + [word for name, keys in bundles.items() for word in (name, json.dumps(keys))]
+    for name, keys in bundles.items():
+        if name in NOTHING_VALUED:
+            say_once(f"{name} has no effect: {NOTHING_VALUED[name]}")
+        else:
+            found += [name, json.dumps(keys)]
+    return found
 
 
 def _with_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Flags whose meaning is decided here with their values; other words one by one."""
     rest = list(words)
-    valued = {"--config", "--allowed-origins", "--max-model-len", "--context-length"}
-    valued |= {*_NOTHING_VALUED, *_ONLY}
+    valued = {"--config", "--allowed-origins", "--max-model-len", "--context-length", "--hf-token"}
+    valued |= {*NOTHING_VALUED, *_ONLY, *_BYTES, *_ROPE, *_OVERRIDES, "--sampling-defaults"}
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
@@ -122,6 +146,8 @@ def _with_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield flag, value
         elif is_valued and rest and not rest[0].startswith("--"):
             yield flag, rest.pop(0)
+            while flag in MANY and rest and not rest[0].startswith("-"):
+                rest.pop(0)
         else:
             yield word, None
 

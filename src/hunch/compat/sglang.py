@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hunch.compat.vllm import (
@@ -18,7 +19,7 @@ from hunch.compat.vllm import (
 from hunch.config import Config, say_once
 from hunch.errors import ConfigError, RequestError
 from hunch.registry import unknown
-from hunch.types import SamplingParams
+from hunch.types import Logprob, RequestOutput, SamplingParams
 
 _SGLANG_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "cuda_graph_max_bs": ((), GRAPHS),
@@ -162,3 +163,83 @@ def sampling_from_sglang(given: Mapping[str, Any] | None) -> SamplingParams:
             raise RequestError(f"sampling parameter {unknown(name, known)}")
         values[ours] = value
     return SamplingParams(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """Which log-probabilities an answer of SGLang's shows."""
+
+    num_top: int = 0  # likeliest tokens per place
+    first: int = -1  # place of the prompt from which on its tokens have theirs; -1: none of them
+    has_text: bool = False  # tokens are written out
+
+
+def answer_of(output: RequestOutput, index: int, scores: Scores | None = None) -> dict[str, Any]:
+    """One of a request's answers, or what there is of it, as SGLang's dict."""
+    answer = output.outputs[index]
+    about: dict[str, Any] = {
+        "id": output.request_id,
+        "finish_reason": None,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "completion_tokens": len(answer.token_ids),
+        "cached_tokens": output.num_cached_tokens,
+        "weight_version": "default",
+    }
+    if scores is not None:
+        about |= _scored(output, index, scores)
+    if answer.finish_reason is not None:
+        reason: dict[str, Any] = {"type": answer.finish_reason}
+        if answer.finish_reason == "length":
+            reason["length"] = len(answer.token_ids)
+        elif answer.finish_reason == "stop":
+            last = answer.token_ids[-1] if answer.token_ids else None  # end-of-text
+            reason["matched"] = last if answer.stop_reason is None else answer.stop_reason
+        about |= {"finish_reason": reason, "hunch": answer.stats, **_speculated(answer.stats)}
+    return {"text": answer.text, "output_ids": list(answer.token_ids), "meta_info": about}
+
+
+def _speculated(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """How drafting went, where anything was drafted."""
+    drafted, passes = stats.get("drafted"), stats.get("tokens_per_pass")
+    if not drafted or passes is None:
+        return {}
+    accepted = stats.get("accepted") or 0
+    return {
+        "spec_accept_rate": accepted / drafted,
+        "spec_accept_length": passes,
+        "spec_num_correct_drafts": accepted,
+        "spec_num_proposed_drafts": drafted,
+    }
+
+
+def _scored(output: RequestOutput, index: int, scores: Scores) -> dict[str, Any]:
+    """Log-probability, id and text of each token; the prompt's first one has nothing before it."""
+    answer = output.outputs[index]
+    first = scores.first if scores.first >= 0 else len(output.prompt_token_ids)
+    prompt = list(
+        zip(output.prompt_token_ids[first:], (output.prompt_logprobs or ())[first:], strict=False)
+    )
+    said = list(zip(answer.token_ids, answer.logprobs or (), strict=False))
+    told = {"input": [(token, entry if at else None) for at, (token, entry) in enumerate(prompt)]}
+    told["output"] = [(token, entry) for token, entry in said]
+    found: dict[str, Any] = {}
+    for name, entries in told.items():
+        found[f"{name}_token_logprobs"] = [
+            _triple(token, None if entry is None else entry[token], scores)
+            for token, entry in entries
+        ]
+        if scores.num_top:
+            found[f"{name}_top_logprobs"] = [
+                entry and [_triple(*one, scores) for one in _likeliest(entry.items(), scores)]
+                for _, entry in entries
+            ]
+    return found
+
+
+def _likeliest(entry: Iterable[tuple[int, Logprob]], scores: Scores) -> list[tuple[int, Logprob]]:
+    return sorted(entry, key=lambda one: -one[1].logprob)[: scores.num_top]
+
+
+def _triple(token: int, score: Logprob | None, scores: Scores) -> list[Any]:
+    text = score.decoded_token if score is not None and scores.has_text else None
+    return [None if score is None else score.logprob, token, text]

@@ -50,6 +50,7 @@ _ADAPTERS = "an adapter is merged into weights of its own: lora=PATH, or --lora-
 _RANKS = "ranks are processes of this machine, or those that torchrun started"
 _TEXT = "hunch reads text alone"
 _FILES = "the files say themselves what they are"
+_GRAMMARS = "llguidance reads every grammar"
 _PAYS = "how much is drafted and checked follows what is accepted and what passes cost"
 _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     # argument -> values that ask for what hunch does anyway, and why others change nothing
@@ -82,6 +83,17 @@ _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_lora": ((True,), _ADAPTERS),
     "max_loras": ((), _ADAPTERS),
     "max_lora_rank": ((), _ADAPTERS),
+    "guided_decoding_backend": ((), _GRAMMARS),
+    "structured_outputs_config": ((), _GRAMMARS),
+    "max_logprobs": ((), "a request may ask for as many as there are tokens"),
+    "model_impl": (("auto", "vllm"), "hunch has one of each family"),
+    "enable_expert_parallel": ((False,), "experts are split over ranks as layers are"),
+    "disable_cascade_attn": ((), "attention walks positions in one order, always"),
+    "disable_async_output_proc": ((), "depth says how many steps are launched ahead"),
+    "enable_sleep_mode": ((False,), "close() frees all memory"),
+    "model_loader_extra_config": (({},), _FILES),
+    "mm_processor_kwargs": (({},), _TEXT),
+    "use_tqdm_on_load": ((), "models are loaded without a bar"),
     "enable_auto_tool_choice": ((False,), "a model may call tools wherever a request brings some"),
 }
 _ONLY = {  # taken with these values alone
@@ -92,7 +104,13 @@ _ONLY = {  # taken with these values alone
     "dp_size": (1,),
     "task": ("generate", "auto"),
     "runner": ("generate", "auto"),
+    "scheduling_policy": ("fcfs", "priority"),
+    "skip_tokenizer_init": (False,),
 }
+_IN_CONFIG = ("hf_config_path", "rope_scaling", "rope_theta")
+_COPY = "give it in hf_overrides, whose values stand in place of config.json's"
+_BUNDLES = ("kv_events_config", "hf_overrides")  # kept as JSON
+_DTYPES = {"half": "float16", "float": "float32"}
 _SPECULATIVE_CONFIG = {  # key of vLLM's speculative_config -> the flat argument it replaced
     "model": "speculative_model",
     "method": "method",
@@ -151,13 +169,18 @@ def config_from_vllm(**given: Any) -> Config:
         if name in _ONLY and value not in _ONLY[name]:
             allowed = " or ".join(map(repr, _ONLY[name]))
             raise ConfigError(f"{name}={value!r} is not supported; only {allowed}")
+        if name == "dtype" and (isinstance(value, str) or type(value).__module__ == "torch"):
+            value = str(value).removeprefix("torch.")  # torch.float32 is "float32" too
+            value = _DTYPES.get(value, value)
         if name in _PLAIN:
-            is_bundle = name == "kv_events_config" and isinstance(value, Mapping)
+            is_bundle = name in _BUNDLES and isinstance(value, Mapping)
             sections[_PLAIN[name]][name] = json.dumps(dict(value)) if is_bundle else value
         elif name in _SPEC:
             spec[name] = value
         elif name in _NO_EFFECT:
             tell_no_effect(name, value, *_NO_EFFECT[name])
+        elif name in _IN_CONFIG:
+            raise ConfigError(f"{name}: {_COPY}")
         elif name not in _ONLY:
             raise ConfigError(f"argument {unknown(name, known_arguments())}")
     parts: dict[str, Any] = {name: make(**sections[name]) for name, make in _SECTIONS.items()}
@@ -185,7 +208,9 @@ def unused_arguments(config: Config, device: str) -> list[str]:
         words.append("gpu_memory_utilization has no effect beside kv_bytes or num_blocks")
     elif "gpu_memory_utilization" in given and device == "cpu":
         words.append("gpu_memory_utilization has no effect on a CPU: kv_bytes says how much KV")
-    if "activation_bits" in given and (device != "cpu" or config.model.kernels == "torch"):
+    if config.model.activation_bits != "auto" and (
+        device != "cpu" or config.model.kernels == "torch"
+    ):
         words.append("activation_bits has no effect: only a CPU's own kernels round activations")
     if {"kv_bytes", "num_blocks"} <= given:
         words.append("kv_bytes has no effect beside num_blocks")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import torch
 
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.base import Drafter, DrafterContext
+from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
 from hunch.drafting.trees import side_by_side
 from hunch.errors import ConfigError
 from hunch.kernels.build import num_cores
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 METHODS = ("draft", "text")  # that read nothing of the target but its tokens
 MAX_OTHERS = 3  # verdicts besides the likeliest that drafts are prepared for
 FEW = 16  # tokens that the model may lack of a row that it prepares a draft for
-NOWHERE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(slots=True)
@@ -72,8 +71,9 @@ class AheadDrafter:
         """`context` is the method's; the target is at `home`."""
         self._home = home
         self.method, self.context, self.needs = method, context, method.needs
-        self.is_adaptive = getattr(method, "is_adaptive", False)
-        self.shape = getattr(method, "shape", None)
+        self.is_adaptive, self.shape = False, None
+        if isinstance(method, GrowsLevels):
+            self.is_adaptive, self.shape = method.is_adaptive, method.shape
         self.num_prepared = self.num_ready = 0  # drafts prepared, and those that could be used
         self.num_other = 0  # of these, for verdicts that left the draft
         self._chains: dict[int, Chain] = {}  # the draft that a row waits with
@@ -134,7 +134,7 @@ class AheadDrafter:
 
     @torch.inference_mode()
     def _go_on(self, rows: Rows) -> None:
-        self.method.observe(TargetStep(rows, NOWHERE, NOWHERE, NOWHERE, None))
+        self.method.observe(TargetStep.without_states(rows))
         draft = self.method.propose(rows)
         counts = draft.num_nodes_R.tolist()
         for row, chain in zip(rows.ids_R.tolist(), _chains_of(draft), strict=True):

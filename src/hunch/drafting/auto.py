@@ -24,14 +24,14 @@ from hunch.config import MERGE, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.ahead import METHODS as BESIDE
 from hunch.drafting.ahead import load_beside
-from hunch.drafting.auto_device import MERGED_TREE, DeviceAuto
-from hunch.drafting.auto_head import DeviceAutoHead
+from hunch.drafting.auto_device import MERGED_TREE, DeviceAuto, DeviceAutoHead
 from hunch.drafting.base import (
     PREDICTION,
     Clears,
     DeviceDrafter,
     Drafter,
     DrafterContext,
+    GrowsLevels,
     RowSource,
     TakesPhrases,
     WorksOnDevice,
@@ -81,7 +81,7 @@ class RoutedDrafter:
         context: DrafterContext,
     ) -> None:
         self.default, self.lookup, self.network, self.lookups = default, lookup, network, lookups
-        self.cost, self.device, self._context = context.cost, context.device, context
+        self.cost, self.device, self.only_chains = context.cost, context.device, context.only_chains
         self.margin = 0.0 if lookup is None else lookup.margin
         method: Drafter | None = lookup
         if method is None and network is not None:
@@ -225,7 +225,7 @@ class RoutedDrafter:
         found: DeviceDrafter | None = network if self.lookup is None else matches
         if matches is not None and network is not None:
             assert isinstance(matches, DeviceLookup)
-            room, only_chains = self.needs.max_nodes, self._context.only_chains
+            room, only_chains = self.needs.max_nodes, self.only_chains
             if isinstance(network, DeviceFollower):
                 found = DeviceAutoHead(matches, network, room, only_chains=only_chains)
             else:
@@ -332,9 +332,9 @@ def _build(
 def _asked_where_it_pays(
     name: str, method: Drafter, context: DrafterContext, *, is_adaptive: bool = True
 ) -> NetworkDrafts:
-    share = method.needs.weight_bytes / max(getattr(context.target, "weight_bytes", 0), 1)
+    share = method.needs.weight_bytes / max(context.target.weight_bytes, 1)
     share = min(share, MAX_SHARE)  # what was never asked would never be timed
-    is_adaptive &= getattr(method, "is_adaptive", False) and not context.wants_q
+    is_adaptive &= isinstance(method, GrowsLevels) and method.is_adaptive and not context.wants_q
     return NetworkDrafts(name, method, context, share=share, is_adaptive=is_adaptive)
 
 

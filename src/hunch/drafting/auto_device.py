@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter, Network
+from hunch.drafting.block import DeviceBlock
 from hunch.drafting.costs import SURE, DraftSource, StepShape, levels_after
-from hunch.drafting.draft_model import DeviceDraft
+from hunch.drafting.draft_model import DeviceDraftModel
+from hunch.drafting.following import DeviceFollower
 from hunch.drafting.lookup import DeviceLookup
 from hunch.kernels.step import NEVER
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
-    from hunch.kernels.step import RowState, StepRows
+    from hunch.kernels.step import Draws, RowState, StepRows
 
 CHAIN_NODES = (1, 3, 7, 11)  # checked in steps of a network's chains, where it drafts as many
 
@@ -34,7 +38,7 @@ class TreeSize(NamedTuple):
 TREE, MERGED_TREE = TreeSize(3, 5), TreeSize(4, 7)
 
 
-class DeviceBoth(DeviceDrafter):
+class DeviceWithLookups(DeviceDrafter):
     """What lookups beside a network of any kind have in common.
 
     In steps of the network it guesses for every row, a chain or a small tree, and rows whose end
@@ -78,8 +82,6 @@ class DeviceBoth(DeviceDrafter):
         return (*self.matches.shapes, *chains, *trees)
 
     def levels(self, source: int) -> int:
-        if source == DraftSource.MERGED:
-            return max(self.matches.num_nodes, self.tree_sizes[source].num_levels)
         return self.tree_sizes[source].num_levels if source in self.sizes else self.chain_sizes[-1]
 
     def depth(self, source: int) -> int:
@@ -106,7 +108,7 @@ class DeviceBoth(DeviceDrafter):
         return self.matches.name if source <= 0 or matched >= SURE else network
 
 
-class DeviceAuto(DeviceBoth):
+class DeviceAuto(DeviceWithLookups):
     """Lookups beside a draft model or Medusa's kind of heads.
 
     The cheaper source of its steps is the lookup alone. Tokens that were accepted from a lookup
@@ -121,13 +123,13 @@ class DeviceAuto(DeviceBoth):
     def __init__(
         self, matches: DeviceLookup, model: DeviceDrafter, room: int, *, only_chains: bool
     ) -> None:
-        has_trees = isinstance(model, DeviceDraft) and not only_chains
+        has_trees = isinstance(model, DeviceDraftModel) and not only_chains
         super().__init__(matches, model, room, has_trees=has_trees)
         # Guesses of both stand in one place.
         self.model = replace(model, num_nodes=self.num_nodes)
-        self.trees: dict[int, DeviceDraft] = {}
+        self.trees: dict[int, DeviceDraftModel] = {}
         for source, (width, num_levels) in self.tree_sizes.items():
-            assert isinstance(self.model, DeviceDraft)
+            assert isinstance(self.model, DeviceDraftModel)
             self.trees[source] = replace(
                 self.model, num_levels=num_levels, level_size=width, width=width, branch=width
             )
@@ -139,7 +141,7 @@ class DeviceAuto(DeviceBoth):
     @property
     def goes_on(self) -> bool:
         """Whether a phrase table goes on where the model's chains end."""
-        return self.matches.phrases is not None and isinstance(self.model, DeviceDraft)
+        return self.matches.phrases is not None and isinstance(self.model, DeviceDraftModel)
 
     def _of_model(self, num_nodes: int) -> int:
         """Levels of a chain that the model drafts."""
@@ -153,7 +155,7 @@ class DeviceAuto(DeviceBoth):
         return sorted({min(size, most) for size in CHAIN_NODES})
 
     def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         model = self.model
         if not source:
@@ -163,13 +165,13 @@ class DeviceAuto(DeviceBoth):
         drafted = (0, 0)
         if source in self.trees:
             tree = self.trees[source]
-            tree.grow(state, step, kind, tree.num_levels, num_tokens)
-        elif isinstance(model, DeviceDraft):
+            tree.grow(state, step, draws, tree.num_levels, num_tokens)
+        elif isinstance(model, DeviceDraftModel):
             size = levels_after(num_tokens, self.levels(source))
             drafted = self._of_model(size), size
-            model.grow(state, step, kind, drafted[0], num_tokens)
+            model.grow(state, step, draws, drafted[0], num_tokens)
         else:
-            model.draft(state, step, hidden, kind, source)
+            model.draft(state, step, hidden, draws, source)
         self.add_matches(state, step, source, drafted)
 
     def writes_kv(self, source: int) -> bool:
@@ -180,3 +182,58 @@ class DeviceAuto(DeviceBoth):
 
     def drafted_by(self, source: int, matched: int) -> str:
         return self.name_of(source, matched, self.model.name)
+
+
+class DeviceAutoHead(DeviceWithLookups):
+    """The head keeps up with the states of every step, whoever drafted for it, or it is left.
+
+    In steps of the lookup it only keeps up. Where it does not pay, lookups go on without it: rows
+    of such a step are drafted for by lookups to their end.
+    """
+
+    def __init__(
+        self, matches: DeviceLookup, head: DeviceFollower, room: int, *, only_chains: bool
+    ) -> None:
+        has_trees = isinstance(head, DeviceBlock) and not only_chains
+        super().__init__(matches, head, room, has_trees=has_trees)
+        # Guesses of both stand in one place.
+        self.head = replace(head, num_nodes=self.num_nodes)
+        self.trees: dict[int, DeviceBlock] = {}
+        for source, (width, num_levels) in self.tree_sizes.items():
+            assert isinstance(self.head, DeviceBlock)
+            self.trees[source] = replace(self.head, width=width, num_levels=num_levels)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.head.feature_layers
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        alone = [StepShape(n, DraftSource.LOOKUP_ALONE) for n, _ in self.matches.shapes]
+        return (*super().shapes, *(alone if self.matches.is_adaptive else ()))
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
+    ) -> None:
+        if source != DraftSource.LOOKUP_ALONE:
+            head = self.trees.get(source, self.head)
+            head.draft(state, step, hidden, draws, source)
+        if source > 0:
+            self.add_matches(state, step, source)
+        else:
+            self.matches.look(state, step, self.num_nodes)
+
+    def writes_kv(self, source: int) -> bool:
+        return source >= 0
+
+    def can_follow(self, rows: Rows) -> bool:
+        return self.head.can_follow(rows)
+
+    def needs_host(self, rows: Rows) -> bool:
+        return self.head.needs_host(rows)
+
+    def is_ready(self, rows: Rows) -> np.ndarray | None:
+        return self.head.is_ready(rows)
+
+    def drafted_by(self, source: int, matched: int) -> str:
+        return self.name_of(source, matched, self.head.name)

@@ -12,7 +12,7 @@ import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.costs import CostCurve, DraftSource, StepShape, chains_of
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import AS_OTHERS
@@ -22,7 +22,8 @@ from hunch.sampling.state import SamplingState
 from hunch.types import TextCodec
 
 if TYPE_CHECKING:
-    from hunch.kernels.step import RowState, StepRows
+    from hunch.drafting.choosing import TreeShape
+    from hunch.kernels.step import Draws, RowState, StepRows
 
 
 PREDICTION = "prediction"  # drafts from what a request expects; stands beside every other method
@@ -61,6 +62,14 @@ class TakesPhrases(Protocol):
     """A drafter that guesses from a phrase table, which may be replaced between two steps."""
 
     def take_phrases(self, table: PhraseTable) -> None: ...
+
+
+@runtime_checkable
+class GrowsLevels(Protocol):
+    """A drafter whose network is asked level by level."""
+
+    shape: TreeShape | None  # of its drafts; None: they are not grown
+    is_adaptive: bool  # fewer levels, or none, where they do not pay
 
 
 class Prepares(Protocol):
@@ -144,12 +153,12 @@ class DeviceDrafter:
         return ()
 
     def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         """Put a draft for each row of the step into its state: kernels only, no host.
 
         hidden: the target's states of the step's packed tokens.
-        kind: all rows are greedy (0), some are sampled (1), some with filters (2).
+        draws: how the rows' tokens are drawn.
         source: one of those its shapes name.
         """
         raise NotImplementedError

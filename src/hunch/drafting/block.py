@@ -29,9 +29,9 @@ from hunch.drafting.following import DeviceFollower, StateFollower, on_path
 from hunch.drafting.grow import grow
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.policy import share_nodes
-from hunch.drafting.trees import Node, side_by_side, to_draft
+from hunch.drafting.trees import Node, likeliest, side_by_side, to_draft
 from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import slots_at
 from hunch.models.decoder import Hidden
 from hunch.models.heads.block_files import load_block
@@ -41,7 +41,7 @@ from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_tiling import Tiling  # these need Triton, which a CPU may not have
-    from hunch.kernels.step import RowState, StepRows
+    from hunch.kernels.step import Draws, RowState, StepRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,12 +72,7 @@ class BlockDrafter(StateFollower):
         self.needs = Needs(
             max_nodes=shape.num_nodes,
             feature_layers=net.feature_layers,
-            kv=KVShape(
-                num_layers=net.num_kv_layers,
-                num_kv_heads=net.spec.num_kv_heads,
-                head_dim=net.spec.head_dim,
-                dtype=net.kv_dtype,
-            ),
+            kv=KVShape.of([net.kv_shape], net.kv_dtype),
             # A position's KV is made of the target's state there, whatever token comes next.
             group=GroupInfo(name=self.method, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
@@ -231,20 +226,14 @@ class BlockTree:
         return sorted((node.chance for node in tree), reverse=True)[limit - 1]
 
     def _select(self) -> Draft:
-        trees = [_best(tree, limit) for tree, limit in zip(self.trees, self.limits, strict=True)]
+        trees = [
+            likeliest(tree, limit) for tree, limit in zip(self.trees, self.limits, strict=True)
+        ]
         counts = [len(tree) for tree in trees]
         if self.drafter.is_adaptive:
             chances = [[node.chance for node in tree] for tree in trees]
             counts = share_nodes(chances, self.limits, self.drafter.context.cost)
         return to_draft(trees, counts, self.drafter.context.device)
-
-
-def _best(tree: list[Node], limit: int) -> list[Node]:
-    """The likeliest nodes, likeliest first; of equals the one nearer to the root."""
-    order = sorted(range(len(tree)), key=lambda n: (-tree[n].chance, n))[:limit]
-    number = {old: new for new, old in enumerate(order)}
-    number[-1] = -1
-    return [tree[old]._replace(parent=number[tree[old].parent]) for old in order]
 
 
 @dataclass(kw_only=True)
@@ -259,7 +248,7 @@ class DeviceBlock(DeviceFollower):
     _tilings: dict[int, Tiling] = field(default_factory=dict)
 
     def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
         from hunch.kernels.gpu_grow import grow_level
@@ -284,7 +273,7 @@ class DeviceBlock(DeviceFollower):
             following = None if level + 1 == num_levels else new_inputs(state, num_rows * width)
             grow_level(
                 state, step, logits_TC, chances_RW, self.sampling, depth=level,
-                num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self._ids_C,
+                num_nodes=self.num_nodes, draws=draws, row_T=row_T, ids_C=self._ids_C,
                 following=following, least=self.least,
             )  # fmt: skip
             if following is not None:
@@ -318,7 +307,7 @@ class DeviceBlock(DeviceFollower):
         """Made before a capture, as it comes from the host."""
         size = self.net.shape.num_places
         if num_rows not in self._tilings:
-            spans = tuple(Span(r * size, (r + 1) * size, r, 0, size) for r in range(num_rows))
+            spans = row_spans(num_rows, size, size)
             self._tilings[num_rows] = self.net.tiler(attn).tiling(spans, num_rows * size)
         return self._tilings[num_rows]
 

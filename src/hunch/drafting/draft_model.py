@@ -22,10 +22,11 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext, comes_with_hunch
 from hunch.drafting.choosing import Array, Level, TokenChooser, second_choices
 from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
-from hunch.drafting.native_chain import ChainDrafts, RowArrays
+from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions, can_capture, device_shape, need_path
-from hunch.drafting.window import MAX_PASS, KvWindow, host
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, host
+from hunch.kernels.attention import AttnInputs, row_spans
+from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
 from hunch.models.heads.draft_model import (
     MAX_SHARE,
@@ -41,7 +42,7 @@ from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
-    from hunch.kernels.step import RowState, StepRows
+    from hunch.kernels.step import Draws, RowState, StepRows
     from hunch.models.cuda import CudaDecoder
 
 log = logging.getLogger("hunch")
@@ -136,7 +137,7 @@ class DraftModelDrafter:
             return None
         if not can_capture(context, shape, self.options.draft_temperature, has_trees=True):
             return None
-        return DeviceDraft(
+        return DeviceDraftModel(
             name="draft",
             model=cast("CudaDecoder", self.model),
             kv=context.kv,
@@ -171,7 +172,7 @@ class DraftModelDrafter:
             path.append(pending.numbers[node])
         if path != list(range(len(path))):
             row_P = np.full(len(path), row)
-            self.window.move(
+            self.window.kv.compact(
                 self.window.slots(rows, row_P, pending.base + np.array(path)),
                 self.window.slots(rows, row_P, pending.base + np.arange(len(path))),
             )
@@ -273,7 +274,7 @@ class DraftModelDrafter:
 
 
 @dataclass(kw_only=True)
-class DeviceDraft(DeviceDrafter):
+class DeviceDraftModel(DeviceDrafter):
     """Chains, or trees of `num_levels` levels, drafted within the step.
 
     Every draft begins with the last tokens of the row, so that whatever the target accepted of the
@@ -290,7 +291,7 @@ class DeviceDraft(DeviceDrafter):
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     @property
-    def network(self) -> DeviceDraft:
+    def network(self) -> DeviceDraftModel:
         return self
 
     @property
@@ -311,14 +312,16 @@ class DeviceDraft(DeviceDrafter):
         return np.asarray(rows.end_X.numpy()[rows.ids_R.numpy()] <= self.max_len)
 
     def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         num_levels = self.num_levels
         if self.level_size == 1:
             num_levels = levels_after(step.path_RK.shape[1], num_levels)
-        self.grow(state, step, kind, num_levels, self.num_again)
+        self.grow(state, step, draws, num_levels, self.num_again)
 
-    def grow(self, state: RowState, step: StepRows, kind: int, num_levels: int, again: int) -> None:
+    def grow(
+        self, state: RowState, step: StepRows, draws: Draws, num_levels: int, again: int
+    ) -> None:
         """So many levels, after the last `again` known tokens were processed anew."""
         from hunch.kernels.gpu_draft import known_inputs
         from hunch.kernels.gpu_grow import grow_level
@@ -335,7 +338,7 @@ class DeviceDraft(DeviceDrafter):
             following = None if is_last else self._inputs(state, num_rows, self.width, most)
             grow_level(
                 state, step, self.model.logits(hidden_TD), chances_RW, self.sampling, depth=level,
-                num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self.ids_C,
+                num_nodes=self.num_nodes, draws=draws, row_T=row_T, ids_C=self.ids_C,
                 following=following, branch=self.branch, least=self.least,
             )  # fmt: skip
             if following is None:
@@ -352,8 +355,7 @@ class DeviceDraft(DeviceDrafter):
         ids_T, attn = new_inputs(state, num_tokens, depth)
         key = num_rows, width
         if key not in self._tilings:  # made before a capture, as it comes from the host
-            spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
-            self._tilings[key] = self.model.tiling(spans, num_tokens)
+            self._tilings[key] = self.model.tiling(row_spans(num_rows, width), num_tokens)
         attn.memo["tiling"] = self._tilings[key]
         return ids_T, attn
 

@@ -23,17 +23,18 @@ from hunch.drafting.choosing import Array, Level, TokenChooser
 from hunch.drafting.costs import levels_after
 from hunch.drafting.following import DeviceFollower, StateFollower, joined, on_path
 from hunch.drafting.grow import grow
-from hunch.drafting.native_chain import ChainDrafts, RowArrays
+from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions
+from hunch.drafting.window import RowArrays
 from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import MARGIN, StepNet
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_tiling import Tiling  # these need Triton, which a CPU may not have
-    from hunch.kernels.step import RowState, StepRows
+    from hunch.kernels.step import Draws, RowState, StepRows
 
 PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for
 
@@ -66,12 +67,7 @@ class FeatureDrafter(StateFollower):
             max_nodes=self.shape.num_nodes,
             feature_layers=net.feature_layers,
             hidden=net.needs_hidden,
-            kv=KVShape(
-                num_layers=net.num_kv_layers,
-                num_kv_heads=net.spec.num_kv_heads,
-                head_dim=net.spec.head_dim,
-                dtype=net.kv_dtype,
-            ),
+            kv=KVShape.of([net.kv_shape], net.kv_dtype),
             # Where steps are captured, a row with a hole stays with the host to its end.
             group=GroupInfo(name=name, is_ahead=True, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
@@ -163,7 +159,7 @@ class DeviceFeature(DeviceFollower):
     _tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)
 
     def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         from hunch.kernels.gpu_draft import committed_inputs
         from hunch.kernels.gpu_grow import grow_level
@@ -193,7 +189,7 @@ class DeviceFeature(DeviceFollower):
                 following = self._inputs(state, num_rows, self.width, depth)
             grow_level(
                 state, step, net.logits(state_TD), chances_RW, self.sampling, depth=level,
-                num_nodes=self.num_nodes, kind=kind, row_T=row_T, ids_C=self._ids_C,
+                num_nodes=self.num_nodes, draws=draws, row_T=row_T, ids_C=self._ids_C,
                 following=following, is_ahead=True, branch=self.branch, least=self.least,
             )  # fmt: skip
             if following is None:
@@ -218,16 +214,7 @@ class DeviceFeature(DeviceFollower):
         """Kernels that cover prompts are compiled now: at their first use somebody would wait."""
         for count in PROMPTS:
             zero_T = state.flat.new_zeros(count)
-            attn = AttnInputs(
-                pos_T=zero_T,
-                slot_T=zero_T - 1,  # nothing is written
-                seq_T=zero_T,
-                table_SB=state.table_XB,
-                base_T=zero_T + 1,
-                tree_TP=None,
-                block_size=state.block_size,
-                spans=(Span(0, count, 0, 0, count),),
-            )
+            attn = AttnInputs.nobody(zero_T, state.table_XB, state.block_size)
             size, dtype = (count, self.net.spec.width), self.net.kv_dtype
             state_TD = torch.zeros(size, dtype=dtype, device=zero_T.device)
             self.net.step(zero_T, state_TD, attn, self.kv)
@@ -240,7 +227,7 @@ class DeviceFeature(DeviceFollower):
         ids_T, attn = new_inputs(state, num_rows * width, depth)
         key = num_rows, width
         if key not in self._tilings:  # made before a capture, as it comes from the host
-            spans = tuple(Span(r * width, (r + 1) * width, r, 0, 1) for r in range(num_rows))
-            self._tilings[key] = self.net.tiler(attn).tiling(spans, num_rows * width)
+            tiler, num_tokens = self.net.tiler(attn), num_rows * width
+            self._tilings[key] = tiler.tiling(row_spans(num_rows, width), num_tokens)
         attn.memo["tiling"] = self._tilings[key]
         return ids_T, attn

@@ -15,10 +15,9 @@ from torch import Tensor
 from hunch.draft import Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.choosing import Array, TreeShape
-from hunch.drafting.native_chain import RowArrays
 from hunch.drafting.options import GrowOptions, can_capture, device_shape
-from hunch.drafting.window import MAX_PASS, KvWindow, covered, host
-from hunch.kernels.attention import KVCache
+from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, covered, host
+from hunch.kernels.kv_store import KVCache
 from hunch.sampling.state import SamplingState
 
 if TYPE_CHECKING:

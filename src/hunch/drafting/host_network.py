@@ -8,8 +8,8 @@ from time import perf_counter
 from typing import NamedTuple
 
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.base import Drafter, DrafterContext
-from hunch.drafting.policy import HostPolicy
+from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
+from hunch.drafting.policy import AcceptanceEstimate, HostPolicy
 
 READS = 4  # tokens worth reading to a network for one that a row may still get
 FEW = 16  # tokens a row may lack in a pass whose time says what a level costs
@@ -32,6 +32,37 @@ class Sent(NamedTuple):
         return run, run + (run < len(new_tokens) and at in self.parents)
 
 
+class SentDrafts:
+    """The drafts of a method that wait to be compared, and the estimate that learns from them."""
+
+    def __init__(self, estimate: AcceptanceEstimate) -> None:
+        self.estimate = estimate
+        self._sent: dict[int, Sent] = {}
+        self._met: set[int] = set()
+
+    def add(self, row: int, sent: Sent) -> None:
+        self._sent[row] = sent
+
+    def compare(self, rows: Rows, *, fades: bool = False) -> None:
+        """Learn from what the target decided; `fades`: rows that had no draft are forgotten."""
+        ids: list[int] = rows.ids_R.tolist()
+        for row in ids:
+            if row not in self._met:
+                self._met.add(row)
+                self.estimate.start([row])
+            sent = self._sent.pop(row, None)
+            if sent is not None:
+                new_tokens = rows.tokens_XL[row, sent.base : int(rows.known_X[row])].tolist()
+                self.estimate.learn(row, *sent.compare(new_tokens), weight=1.0 / len(ids))
+            elif fades:
+                self.estimate.fade([row])
+
+    def forget(self, rows: list[int]) -> None:
+        self._met.difference_update(rows)
+        for row in rows:
+            self._sent.pop(row, None)
+
+
 class NetworkDrafts:
     """A method with a network on the host, asked where the policy says that it pays."""
 
@@ -45,7 +76,7 @@ class NetworkDrafts:
         is_adaptive: bool,
     ) -> None:
         self.name, self.method = name, method
-        needs, shape = method.needs, getattr(method, "shape", None)
+        needs, shape = method.needs, method.shape if isinstance(method, GrowsLevels) else None
         self.policy = HostPolicy(
             context.cost,
             num_rows=context.max_rows,
@@ -54,29 +85,15 @@ class NetworkDrafts:
             share=share,
             is_adaptive=is_adaptive and context.cost.is_measured,
         )
-        self._sent: dict[int, Sent] = {}
-        self._met: set[int] = set()
+        self._drafts = SentDrafts(self.policy.estimate)
 
     def observe(self, step: TargetStep) -> None:
         self.method.observe(step)
-        rows, estimate = step.rows, self.policy.estimate
-        ids: list[int] = rows.ids_R.tolist()
-        for row in ids:
-            if row not in self._met:
-                self._met.add(row)
-                estimate.start([row])
-            sent = self._sent.pop(row, None)
-            if sent is None:
-                estimate.fade([row])
-                continue
-            new_tokens = rows.tokens_XL[row, sent.base : int(rows.known_X[row])].tolist()
-            estimate.learn(row, *sent.compare(new_tokens), weight=1.0 / len(ids))
+        self._drafts.compare(step.rows, fades=True)
 
     def forget(self, rows: list[int]) -> None:
         self.method.forget(rows)
-        self._met.difference_update(rows)
-        for row in rows:
-            self._sent.pop(row, None)
+        self._drafts.forget(rows)
 
     def plan(
         self, rows: Rows, ids: list[int], limits: list[int], others: Sequence[tuple[int, float]]
@@ -107,6 +124,6 @@ class NetworkDrafts:
         known, counts = rows.known_X[ids_R].tolist(), draft.num_nodes_R.tolist()
         tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
         for place, row in enumerate(ids_R.tolist()):
-            count = counts[place]
-            self._sent[row] = Sent(known[place], tokens[place][:count], parents[place][:count])
+            nodes = slice(counts[place])
+            self._drafts.add(row, Sent(known[place], tokens[place][nodes], parents[place][nodes]))
         return draft

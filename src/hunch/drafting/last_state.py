@@ -28,7 +28,7 @@ from hunch.drafting.window import host
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
-    from hunch.kernels.step import RowState, StepRows
+    from hunch.kernels.step import Draws, RowState, StepRows
 
 # Logits of one level after another, each after the token of the level before was sent.
 Guesses = Generator[Tensor, Tensor, None]
@@ -122,7 +122,7 @@ class DeviceLastState(DeviceDrafter):
     ids_C: Tensor | None  # the target's id of each column; None: the same
 
     def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
         from hunch.kernels.gpu_grow import grow_level
@@ -141,7 +141,7 @@ class DeviceLastState(DeviceDrafter):
             following = None if is_last else new_inputs(state, num_rows)
             grow_level(
                 state, step, logits_RC.float(), chances_R1, self.method.context.sampling,
-                depth=level, num_nodes=self.num_nodes, kind=kind, row_T=row_R, ids_C=self.ids_C,
+                depth=level, num_nodes=self.num_nodes, draws=draws, row_T=row_R, ids_C=self.ids_C,
                 following=following, least=self.least,
             )  # fmt: skip
             if following is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.costs import CostCurve, DraftSource, StepShape
-from hunch.drafting.policy import share_nodes
+from hunch.drafting.policy import log_odds, share_nodes
 from hunch.drafting.trees import Node, to_draft
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
 from hunch.models.decoder import Hidden
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from hunch.kernels.gpu_lookup import (
         DevicePhrases,  # these need Triton, which a CPU may not have
     )
-    from hunch.kernels.step import RowState, StepRows
-
-
-def log_odds(chance: float) -> float:
-    return log(chance / (1.0 - chance))
+    from hunch.kernels.step import Draws, RowState, StepRows
 
 
 class Chances:
@@ -180,7 +176,7 @@ class DeviceLookup(DeviceDrafter):
         return (StepShape(0), *(StepShape(n) for n in sizes if n <= self.num_nodes))
 
     def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, kind: int, source: int = 0
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         self.look(state, step, self.num_nodes)
 

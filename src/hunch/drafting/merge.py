@@ -15,10 +15,10 @@ from hunch.config import SpecConfig, read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import Clears, Drafter, DrafterContext
 from hunch.drafting.costs import DraftSource
-from hunch.drafting.host_network import Sent
+from hunch.drafting.host_network import Sent, SentDrafts
 from hunch.drafting.lookup import LookupDrafter
 from hunch.drafting.policy import HOST_PRIOR, AcceptanceEstimate, share_nodes
-from hunch.drafting.trees import Node, to_draft
+from hunch.drafting.trees import Node, likeliest, to_draft
 from hunch.errors import ConfigError
 from hunch.registry import DRAFTERS, resolve
 
@@ -49,23 +49,12 @@ class Part:
         self.estimate = AcceptanceEstimate(
             num_rows, {DraftSource.LOOKUP: HOST_PRIOR}, rate=0.1, num_levels=self.depth
         )
-        self._sent: dict[int, Sent] = {}
-        self._met: set[int] = set()
+        self._drafts = SentDrafts(self.estimate)
 
     def observe(self, step: TargetStep) -> None:
         self.method.observe(step)
-        if isinstance(self.method, LookupDrafter):
-            return  # it learns by itself
-        rows = step.rows
-        ids: list[int] = rows.ids_R.tolist()
-        for row in ids:
-            if row not in self._met:
-                self._met.add(row)
-                self.estimate.start([row])
-            sent = self._sent.pop(row, None)
-            if sent is not None:
-                new_tokens = rows.tokens_XL[row, sent.base : int(rows.known_X[row])].tolist()
-                self.estimate.learn(row, *sent.compare(new_tokens), weight=1.0 / len(ids))
+        if not isinstance(self.method, LookupDrafter):  # which learns by itself
+            self._drafts.compare(step.rows)
 
     def trees(self, rows: Rows) -> list[list[Node]]:
         """For each row; parents before children."""
@@ -81,7 +70,7 @@ class Part:
             count = counts[place]
             sent = Sent(known_X[row], tokens[place][:count], parents[place][:count])
             if count:
-                self._sent[row] = sent
+                self._drafts.add(row, sent)
             found.append(self._with_chances(row, sent))
         return found
 
@@ -105,9 +94,7 @@ class Part:
 
     def forget(self, rows: list[int]) -> None:
         self.method.forget(rows)
-        self._met.difference_update(rows)
-        for row in rows:
-            self._sent.pop(row, None)
+        self._drafts.forget(rows)
 
 
 class _Graft:
@@ -143,10 +130,7 @@ def graft(trees: Sequence[Sequence[Node]]) -> list[Node]:
             own = chance * child.chance / most
             waiting.append((child, len(nodes), own))
             nodes.append(Node(child.token, number, own))
-    order = sorted(range(len(nodes)), key=lambda n: (-nodes[n].chance, n))
-    number_of = {old: new for new, old in enumerate(order)}
-    number_of[-1] = -1
-    return [nodes[old]._replace(parent=number_of[nodes[old].parent]) for old in order]
+    return likeliest(nodes, len(nodes))
 
 
 class MergeDrafter:

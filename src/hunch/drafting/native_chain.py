@@ -8,56 +8,19 @@ this keeps the arrays behind the rows, and asks for nothing twice.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Rows
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.choosing import Array, TreeShape
-from hunch.drafting.window import KvWindow, host
-from hunch.kernels.attention import KVCache
+from hunch.drafting.choosing import TreeShape
+from hunch.drafting.trees import ReusedChain
+from hunch.drafting.window import KvWindow, RowArrays
+from hunch.kernels.kv_store import KVCache, put_slots
 from hunch.kernels.native import NativeNetwork
 from hunch.kernels.native_draft import NativeChain
 from hunch.kernels.noise import TARGET
 from hunch.types import Request
-
-
-class RowArrays:
-    """The arrays behind a view of the rows; the same view comes back step after step."""
-
-    def __init__(self) -> None:
-        self.rows: Rows | None = None
-        self.is_shared = False  # the memory is that of the rows
-
-    def read(self, rows: Rows) -> RowArrays:
-        if rows is not self.rows or not self.is_shared:
-            self.rows = rows
-            self.is_shared = rows.ids_R.device.type == "cpu"
-            self.ids_R = host(rows.ids_R)
-            self.ids: list[int] = self.ids_R.tolist()
-            self.tokens_XL, self.known_X = host(rows.tokens_XL), host(rows.known_X)
-            self.table_XB, self.max_draft_X = host(rows.table_XB), host(rows.max_draft_X)
-            assert self.tokens_XL.strides[1] == 8
-            self._tokens_at, self._tokens_step = (
-                self.tokens_XL.ctypes.data,
-                self.tokens_XL.strides[0],
-            )
-        return self
-
-    def address(self, row: int, position: int) -> int:
-        """Of a token."""
-        return self._tokens_at + row * self._tokens_step + 8 * position
-
-
-class ReusedDraft(NamedTuple):
-    """A draft that is made once and whose tokens are overwritten each time."""
-
-    tokens_N: Array
-    address: int  # of the tokens
-    draft: Draft
 
 
 class ChainDrafts:
@@ -78,20 +41,9 @@ class ChainDrafts:
         self._offset, self._slot = np.arange(0), np.arange(0)
         self._slots_at = 0
         self._placed: tuple[Tensor | None, KVCache | None] = (None, None)
-        sampling = context.sampling
-        self._columns = [
-            column.numpy()
-            for column in (
-                sampling.temperature_X,
-                sampling.top_k_X,
-                sampling.top_p_X,
-                sampling.log_min_p_X,
-                sampling.seed_X,
-                sampling.sample_X,
-            )
-        ]
+        self._columns = [column.numpy() for column in context.sampling.columns_X]
         self._request: Request | None = None  # whom it chooses for
-        self._drafts: dict[tuple[int, int], ReusedDraft] = {}  # by row, so that a draft can wait
+        self._drafts: dict[tuple[int, int], ReusedChain] = {}  # by row, so that a draft can wait
 
     @staticmethod
     def fit(shape: TreeShape, context: DrafterContext) -> bool:
@@ -122,7 +74,9 @@ class ChainDrafts:
         row = arrays.ids[0]
         self._place(rows, row)
         self._ask(rows, row)
-        reused = self._drafts.get((row, limit)) or self._new_draft(row, limit)
+        reused = self._drafts.get((row, limit))
+        if reused is None:
+            reused = self._drafts[row, limit] = ReusedChain(limit)
         num_known = position - first if state_1D is None else 0
         self._find_slots(arrays, row, first, num_known + limit)
         self.chain.run(
@@ -144,14 +98,8 @@ class ChainDrafts:
         if len(self._slot) < count:
             self._offset, self._slot = np.arange(2 * count), np.arange(2 * count)
             self._slots_at = self._slot.ctypes.data
-        size, table_B = arrays.rows.block_size, arrays.table_XB[row]
-        done, last = 0, len(table_B) - 1
-        while done < count:
-            block, offset = divmod(first + done, size)
-            stop = min(done + size - offset, count)
-            slot = int(table_B[min(block, last)]) * size + offset
-            np.add(self._offset[: stop - done], slot, out=self._slot[done:stop])
-            done = stop
+        table_B, size = arrays.table_XB[row], arrays.rows.block_size
+        put_slots(table_B, first, size, self._offset, self._slot[:count])
 
     def _place(self, rows: Rows, row: int) -> None:
         """Tell the kernels where the KV is, if that changed; a window that moved always has."""
@@ -173,13 +121,3 @@ class ChainDrafts:
         if self.temperature is not None and temperature > 0:
             temperature = self.temperature
         self.chain.choose_by(temperature, top_k, top_p, log_min_p, seed, index, TARGET)
-
-    def _new_draft(self, row: int, limit: int) -> ReusedDraft:
-        tokens_1N, parents_1N = (
-            torch.zeros(1, limit, dtype=torch.int64),
-            torch.arange(-1, limit - 1)[None],
-        )
-        tokens_N, parents_N = tokens_1N[0].numpy(), parents_1N[0].numpy()
-        draft = Draft(tokens_1N, parents_1N, torch.tensor([limit]), arrays=[(tokens_N, parents_N)])
-        reused = self._drafts[row, limit] = ReusedDraft(tokens_N, tokens_N.ctypes.data, draft)
-        return reused

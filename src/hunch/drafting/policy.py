@@ -38,11 +38,11 @@ DOUBT_FADE = 0.03
 NEW_MATCH = 1.0  # doublings of the match taken for a row of which nothing was heard
 
 HOPE = 0.8  # log-odds that a network is given until it was tried
-# A tree of 15 nodes had 3.03 tokens per pass with the default draft, merged ones 3.95 (10 prompts).
+# Of a merged tree what the network guesses: a lookup's guesses beside it have an estimate already.
 NETWORK_PRIORS = {
     DraftSource.CHAIN: (0.5, 0.6),
     DraftSource.TREE: (0.65, 0.65),
-    DraftSource.MERGED: (0.72, 0.71),
+    DraftSource.MERGED: (0.7, 0.68),
 }
 
 
@@ -83,7 +83,7 @@ class AcceptanceEstimate:
         hope: float = 0.0,  # and that a source is given of which nothing was heard
     ) -> None:
         self.priors = {
-            source: (_log_odds(first), _log_odds(further))
+            source: (log_odds(first), log_odds(further))
             for source, (first, further) in priors.items()
         }
         self.rate, self.by_match, self.doubt, self.hope = rate, by_match, doubt, hope
@@ -124,35 +124,44 @@ class AcceptanceEstimate:
         source: int = DraftSource.LOOKUP,
         weight: float = 1.0,  # for the shared terms: one over the rows of the step
         num_checked: int = 0,  # of its guesses, by the target
+        *,
+        is_most: bool = False,
     ) -> None:
-        """So many of the row's guesses were right in a row, of so many that could be compared."""
+        """So many of the row's guesses were right in a row, of so many that could be compared;
+        is_most: or fewer, as others were checked beside them that were right as far."""
         self.doubts[row] *= 1.0 - DOUBT_FADE
         if not compared:
             return
-        prior, by_match, levels, before = (
-            self.priors[source], self.by_match, self.num_levels[source], self.before[row],
-        )  # fmt: skip
-        odds = prior[0] + by_match[0] * before + self.common_first + self.first[row]
+        levels = self.num_levels[source]
+        odds, again = self.odds(row, source, self.before[row])
         if num_checked:
-            again = prior[1] + by_match[1] * before + self.common_further + self.further[row]
             most = min(num_checked, levels)
-            (gain,) = _gains(round(FINE * odds), round(FINE * again), (most,), levels)
-            self._calibrate(source, gain, min(run, most), weight)
-        chance, scale = _chance(round(FINE * odds))
-        step = self.rate * scale * ((1.0 if run else 0.0) - chance)
+            (gain,) = _gains(odds, again, (most,), levels)
+            self.calibrate(source, gain, min(run, most), weight)
+        (chance, scale), (further, further_scale) = _chance(odds), _chance(again)
+        right, num_further = 1.0 if run else 0.0, min(run, levels) - 1.0
+        asked = min(compared, levels) - 1.0
+        if is_most and run:
+            right, num_further, asked = _up_to(odds, again, min(run, levels))
+        step = self.rate * scale * (right - chance)
         self.first[row] += step
         self.num_heard += 1.0
         common = max(weight * COMMON_RATE, 1.0 / (DOUBTED + self.num_heard)) / self.rate
         self.common_first += common * step
-        if compared > 1 and levels > 1:
-            odds = prior[1] + by_match[1] * before + self.common_further + self.further[row]
-            chance, scale = _chance(round(FINE * odds))
-            asked = (compared if compared < levels else levels) - 1
-            step = self.rate * scale * ((run if run < levels else levels) - 1 - asked * chance)
+        if asked:
+            step = self.rate * further_scale * (num_further - asked * further)
             self.further[row] += step
             self.common_further += common * step
 
-    def _calibrate(self, source: int, gain: float, came: float, weight: float) -> None:
+    def odds(self, row: int, source: int, match: float, more: float = 0.0) -> tuple[int, int]:
+        """Log-odds in steps of a row's first guess after such a match, and of a further one."""
+        (first, further), (by_first, by_further) = self.priors[source], self.by_match
+        first += by_first * match + self.common_first + self.first[row] + more
+        further += by_further * match + self.common_further + self.further[row] + more
+        return round(FINE * first), round(FINE * further)
+
+    def calibrate(self, source: int, gain: float, came: float, weight: float) -> None:
+        """So many tokens were expected of guesses of this source, and so many came."""
         for other, (expected, was) in self.checked.items():
             if other == source:
                 kept = 1.0 - weight / CALIBRATED
@@ -213,7 +222,7 @@ class AcceptanceEstimate:
         return min(max(came / expected, 1.0 / MAX_WRONG), MAX_WRONG)
 
 
-def _log_odds(chance: float) -> float:
+def log_odds(chance: float) -> float:
     return log(chance / (1.0 - chance))
 
 
@@ -229,6 +238,29 @@ def _gains(odds: int, again: int, sizes: tuple[int, ...], most: int) -> tuple[fl
     """Tokens that so many guesses bring; those past `most` bring none."""
     (first, _), (further, _) = _chance(odds), _chance(again)
     return tuple([first * (1.0 - further ** min(size, most)) / (1.0 - further) for size in sizes])
+
+
+@lru_cache(maxsize=1 << 12)
+def _up_to(odds: int, again: int, most: int) -> tuple[float, float, float]:
+    """Of guesses of which at most so many were right: first ones and further ones expected right,
+    and further ones compared."""
+    (first, _), (further, _) = _chance(odds), _chance(again)
+    shares = [1.0 - first, *(first * (1.0 - further) * further**n for n in range(most))]
+    total = sum(shares)
+    right = 1.0 - shares[0] / total
+    num_right = sum(run * share for run, share in enumerate(shares)) / total
+    return right, num_right - right, num_right
+
+
+@lru_cache(maxsize=1 << 14)
+def of_either(one: tuple[int, int], most: int, other: tuple[int, int], other_most: int) -> float:
+    """Tokens that two drafts bring which are checked beside each other, by their log-odds."""
+    missed = [1.0] * max(most, other_most)  # by level: chances that neither is right so far
+    for (odds, again), levels in ((one, most), (other, other_most)):
+        (first, _), (further, _) = _chance(odds), _chance(again)
+        for level in range(levels):
+            missed[level] *= 1.0 - first * further**level
+    return len(missed) - sum(missed)
 
 
 # --- the chooser ----------------------------------------------------------------------------------

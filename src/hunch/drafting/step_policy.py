@@ -8,8 +8,8 @@ Shape letters: R rows of the step, C columns of a result.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from math import log2
 
 import numpy as np
 
@@ -24,15 +24,8 @@ from hunch.drafting.costs import (
     StepShapes,
     target_seconds,
 )
-from hunch.drafting.policy import (
-    HOPE,
-    NETWORK_PRIORS,
-    OWN_TEXT,
-    WITH_PHRASES,
-    AcceptanceEstimate,
-    best_rate,
-    gain_of_rows,
-)
+from hunch.drafting.gains import SourceGains
+from hunch.drafting.policy import best_rate, gain_of_rows
 from hunch.drafting.sides import Reader, RowLengths, Sides
 from hunch.drafting.trials import SourceTrials
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
@@ -47,7 +40,6 @@ TIRED, PAUSE = 8, 32
 # learned from: choosing and learning in each took a third of a small target's step (16 rows, 135M,
 # H200), while the mean of many rows moves slowly.
 MANY, HELD, TAUGHT = 16, 4, 3
-SURE_MATCH = log2(1 + SURE)
 LITTLE_HOPE = 0.05  # log-odds: less changes nothing
 
 
@@ -71,24 +63,8 @@ class Policy:
         self.costs = StepCosts(is_measured=is_measured)
         self._other_costs: dict[int, StepCosts] = {}  # by what else they ask for
         self.margin = 0.0 if drafter is None else drafter.margin
-        is_guided = drafter is not None and drafter.is_guided
-        prior = WITH_PHRASES if is_guided else OWN_TEXT
-        sources = self.shapes.network_sources
-        self.lookup = AcceptanceEstimate(
-            num_rows,
-            {DraftSource.LOOKUP: prior.chances},
-            rate=prior.rate,
-            num_levels=max(self.shapes.max_looked_up, 1),
-            by_match=prior.by_match,
-            doubt=prior.doubt,
-        )
-        self.network = AcceptanceEstimate(
-            num_rows,
-            {source: NETWORK_PRIORS[source] for source in sources},
-            rate=0.06,
-            hope=HOPE,
-            num_levels={} if drafter is None else {s: drafter.levels(s) for s in sources},
-        )
+        self.gains = SourceGains(drafter, self.shapes, num_rows)
+        self.lookup, self.network = self.gains.lookup, self.gains.network
         self.sides = Sides(drafter, self.shapes, rows)
         self.guesses: list[list[int]] = [[]] * num_rows  # by lookup, that wait to be compared
         self.is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
@@ -97,7 +73,8 @@ class Policy:
         # Whether a row's request names a network or a lookup; None: it names neither.
         self.by_network: list[bool | None] = [None] * num_rows
         self.flow = 0.0
-        self.load, self.host = PromptLoad(), HostTime()
+        self.load = PromptLoad()
+        self._host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
         self.trials = SourceTrials(self.sides)
         self._num_learned = 0  # rows of the step that was learned from last
         self._num_plain = self._num_pause = 0
@@ -171,7 +148,7 @@ class Policy:
     def _best(self, row_R: np.ndarray, num_rows: int, asks: int) -> StepShape:
         shapes = self.shapes.at(num_rows)
         tokens, costs = self._tokens(row_R, num_rows), self.costs_of(asks)
-        seconds = [self._seconds(costs, num_rows, len(row_R), shape) for shape in shapes]
+        seconds = [self._seconds(asks, num_rows, len(row_R), shape) for shape in shapes]
         if self.network.priors:
             tokens = self._without_unnamed(row_R, shapes, tokens)
         if costs.is_measured and not shapes[0].num_nodes:
@@ -194,53 +171,25 @@ class Policy:
         some = [(one, gain) for one, gain in pairs if one.source > 0 and one.num_nodes]
         return max((gain / seconds[one], one) for one, gain in some if one in seconds)[1]
 
-    def _seconds(self, costs: StepCosts, num_rows: int, num_here: int, shape: StepShape) -> float:
+    def _seconds(self, asks: int, num_rows: int, num_here: int, shape: StepShape) -> float:
         """From one step of so many rows to the next, prompts and the host's work included."""
+        costs = self.costs_of(asks)
         seconds = costs.seconds(num_rows, shape)
         if not costs.is_measured:
             return seconds
-        return self.load.with_reading(max(seconds, self.host.seconds(num_here, shape)))
+        return self.load.with_reading(max(seconds, self._host[asks].seconds(num_here, shape)))
 
     def _tokens(self, row_R: np.ndarray, num_rows: int, *, is_hopeful: bool = True) -> list[float]:
         """Tokens that a row gets in a step of each shape."""
         ids, is_flowing = row_R.tolist(), self.flow > LEAST_FLOW
         by_shape: dict[tuple[int, int], float] = {}
         for source, sizes in self.shapes.sizes_at(num_rows).items():
-            gains = self._gains(ids, sizes, source, not is_flowing, is_hopeful)
+            gains = self.gains.of_rows(
+                ids, sizes, source, is_doubtful=not is_flowing, is_hopeful=is_hopeful
+            )
             for size, some in zip(sizes, zip(*gains, strict=True), strict=True):
                 by_shape[size, source] = 1.0 + gain_of_rows(some, source, is_flowing=is_flowing)
         return [by_shape.get(shape, 1.0) for shape in self.shapes.at(num_rows)]
-
-    def _gains(
-        self,
-        ids: list[int],
-        sizes: tuple[int, ...],
-        source: int,
-        is_doubtful: bool,
-        is_hopeful: bool,
-    ) -> list[tuple[float, ...]]:
-        """Tokens that so many guesses of a source bring each row.
-
-        Beside lookups, a network's step takes long matches as theirs does, and drafts itself for
-        rows whose match has just ended.
-        """
-        if source <= 0:
-            return self.lookup.gains(ids, sizes, is_doubtful=is_doubtful)
-        gains = self.network.gains(
-            ids, sizes, source, is_doubtful=is_doubtful, is_hopeful=is_hopeful
-        )
-        if not self.shapes.has_lookup:
-            return gains
-        match = self.lookup.match
-        sure = [place for place, row in enumerate(ids) if match[row] >= SURE_MATCH]
-        if sure:
-            looked = self.lookup.gains([ids[place] for place in sure], (1, *sizes))
-            for place, (first, *found) in zip(sure, looked, strict=True):
-                own = gains[place]
-                gains[place] = tuple(
-                    gain + (1.0 - first) * other for gain, other in zip(found, own, strict=True)
-                )
-        return gains
 
     def _without_unnamed(
         self, row_R: np.ndarray, shapes: Sequence[StepShape], tokens: list[float]
@@ -311,7 +260,7 @@ class Policy:
             own = None if since is None else max(since - reading, 0.0)
             costs.record(num_rows, shape, seconds, own)
             if own is not None:
-                self.host.record(self._num_learned, shape, own, seconds)
+                self._host[graph.asks].record(self._num_learned, shape, own, seconds)
         plain = costs.seconds(num_rows, StepShape(0), is_target=True)
         share = plain / costs.seconds(num_rows, shape, is_target=True)
         return target, target * min(share, 1.0)
@@ -341,7 +290,7 @@ class Policy:
         if self.costs_of(graph.asks).is_measured:
             self._try([line[TOKENS] for line in lines], runs, graph)
         if self.network.priors:
-            self._learn_network(ids, lines, graph)
+            self._learn_network(ids, lines, runs, graph)
         return drafted_by
 
     def _note(self, ids: list[int], result_RC: np.ndarray, graph: CapturedStep) -> None:
@@ -357,13 +306,12 @@ class Policy:
 
     def _try(self, tokens: list[int], runs: list[int], graph: CapturedStep) -> None:
         """Whether the step was better than the best without its source would have been."""
-        num_rows, costs = graph.num_rows, self.costs_of(graph.asks)
-        shape = StepShape(graph.num_nodes, graph.source)
+        num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
         if not self.trials.is_one(shape):
             self.trials.rest(num_rows)
             return
         steps = (shape, StepShape(0), self.trials.instead)
-        seconds = [self._seconds(costs, num_rows, len(tokens), one) for one in steps]
+        seconds = [self._seconds(graph.asks, num_rows, len(tokens), one) for one in steps]
         self.trials.learn(num_rows, shape, seconds, tokens, runs or [0] * len(tokens))
 
     def _learn_lookup(self, ids: list[int], lines: list[list[int]], num_nodes: int) -> list[int]:
@@ -382,19 +330,27 @@ class Policy:
             runs.append(run)
         return runs
 
-    def _learn_network(self, ids: list[int], lines: list[list[int]], graph: CapturedStep) -> None:
+    def _learn_network(
+        self, ids: list[int], lines: list[list[int]], runs: list[int], graph: CapturedStep
+    ) -> None:
         """Of a network's guesses those teach that were checked."""
         assert self.drafter is not None
-        weight, has_lookup = 1.0 / len(ids), self.shapes.has_lookup
-        for row, line in zip(ids, lines, strict=True):
+        network, weight = self.network, 1.0 / len(ids)
+        for place, (row, line) in enumerate(zip(ids, lines, strict=True)):
             (source, matched), run = self.drafted[row], line[TOKENS] - 1
-            if line[CHECKED] > 0 and source > 0 and not (has_lookup and matched >= SURE):
-                # Of a row that ended nobody knows what would have come.
-                is_missed = not line[REASON] and run < graph.num_nodes
-                checked = graph.num_nodes if is_missed or run == graph.num_nodes else 0
-                self.network.learn(
-                    row, run, run + is_missed, source, weight=weight, num_checked=checked
-                )
+            # Of a row that ended nobody knows what would have come.
+            is_missed = not line[REASON] and run < graph.num_nodes
+            checked = graph.num_nodes if is_missed or run == graph.num_nodes else 0
+            if line[CHECKED] <= 0 or source <= 0:
+                pass
+            elif source == DraftSource.MERGED:
+                if checked:
+                    expected = self.gains.of_both(row, self.lookup.before[row])
+                    network.calibrate(source, expected, run, weight)
+                is_most = runs[place] >= run
+                network.learn(row, run, run + is_missed, source, weight, is_most=is_most)
+            elif not (runs and matched >= SURE):
+                network.learn(row, run, run + is_missed, source, weight, checked)
             self.drafted[row] = (graph.source, line[MATCHED])
         if graph.source <= 0:
-            self.network.fade(ids)
+            network.fade(ids)

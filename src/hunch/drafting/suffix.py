@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow, log_odds
-from hunch.drafting.policy import best_count
-from hunch.drafting.trees import Node, best_first
+from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
+from hunch.drafting.policy import best_count, log_odds
+from hunch.drafting.trees import Node, ReusedChain, best_first
 from hunch.errors import ConfigError
 from hunch.kernels.guided import GuidedLookup
 from hunch.kernels.lookup import (
@@ -306,7 +305,7 @@ class Guide:
         self._have: dict[int, int] = {}  # tokens of each row that were followed
         self._rows: Rows | None = None
         self._ids_R: Tensor | None = None
-        self._drafts: dict[tuple[int, int], tuple[np.ndarray, Draft]] = {}  # by row and length
+        self._drafts: dict[tuple[int, int], ReusedChain] = {}  # by row and length
         self.native: NativeLookup | None = None
         self.plain: GuidedLookup | None = None
         self._own_odds, self._max_rows = own_odds, context.max_rows
@@ -380,17 +379,9 @@ class Guide:
             tokens = tokens[:count]
         reused = self._drafts.get((row, count))
         if reused is None:
-            reused = self._drafts[row, count] = self._new_draft(count)
-        reused[0][:] = tokens
-        return reused[1] if self._is_host else reused[1].to(self.device)
-
-    def _new_draft(self, num_nodes: int) -> tuple[np.ndarray, Draft]:
-        tokens_N, parents_N = np.zeros(num_nodes, np.int64), np.arange(-1, num_nodes - 1)
-        tokens_1N, parents_1N = torch.from_numpy(tokens_N)[None], torch.from_numpy(parents_N)[None]
-        draft = Draft(tokens_1N, parents_1N, torch.tensor([num_nodes]))
-        if num_nodes:
-            draft.arrays = ((tokens_N, parents_N),)
-        return tokens_N, draft
+            reused = self._drafts[row, count] = ReusedChain(count)
+        reused.tokens_N[:] = tokens
+        return reused.draft if self._is_host else reused.draft.to(self.device)
 
     def forget(self, row: int) -> None:
         self._have.pop(row, None)

@@ -24,7 +24,8 @@ from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.options import need_path
 from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.kv_store import KVCache
 from hunch.models.target import Target
 from hunch.models.weights import open_weights
 from hunch.types import TextCodec
@@ -73,6 +74,7 @@ class TextDrafter:
         if context.codec is None or context.load_codec is None:
             raise ConfigError("text: the target has no tokenizer, so there is no text to continue")
         self.context, self.codec, self.is_adaptive = context, context.codec, self.options.adaptive
+        self.shape = None  # its chains are not grown level by level
         self.own: TextCodec = context.load_codec(path)
         weights = open_weights(path)
         self.model: Target = context.target.backend.load_draft(

@@ -55,6 +55,13 @@ def best_first(
     return nodes
 
 
+def likeliest(tree: list[Node], limit: int) -> list[Node]:
+    """So many of its nodes, likeliest first; of equals the one nearer to the root."""
+    order = sorted(range(len(tree)), key=lambda n: (-tree[n].chance, n))[:limit]
+    number = {old: new for new, old in enumerate(order)} | {-1: -1}
+    return [tree[old]._replace(parent=number[tree[old].parent]) for old in order]
+
+
 @lru_cache(maxsize=8)
 def _nothing(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The columns of an empty draft; nobody writes to a draft's tensors."""
@@ -80,6 +87,20 @@ def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | 
         torch.from_numpy(np.array(counts)),
     )
     return draft.to(torch.device(device))
+
+
+class ReusedChain:
+    """A chain of one row that is made once for its length; its tokens are written over."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self.tokens_N, parents_N = np.zeros(num_nodes, np.int64), np.arange(-1, num_nodes - 1)
+        self.address: int = self.tokens_N.ctypes.data  # of the tokens
+        self.draft = Draft(
+            torch.from_numpy(self.tokens_N)[None],
+            torch.from_numpy(parents_N)[None],
+            torch.tensor([num_nodes]),
+            arrays=((self.tokens_N, parents_N),) if num_nodes else None,
+        )
 
 
 def side_by_side(num_rows: int, drafts: Sequence[tuple[list[int], Draft]]) -> Draft:

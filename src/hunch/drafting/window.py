@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.drafting.base import DrafterContext
-from hunch.kernels.attention import AttnInputs, KVCache, Span
-from hunch.kernels.kv_store import slots_at
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.kv_store import KVCache, slots_at
 
 if TYPE_CHECKING:
     from hunch.drafting.choosing import Level, TreeShape
@@ -32,6 +32,33 @@ Array = np.ndarray
 def host(tensor: Tensor) -> Array:
     """The values on the host; on a CPU the same memory, so writing to it is writing to the rows."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
+
+
+class RowArrays:
+    """The arrays behind a view of the rows; the same view comes back step after step."""
+
+    def __init__(self) -> None:
+        self.rows: Rows | None = None
+        self.is_shared = False  # the memory is that of the rows
+
+    def read(self, rows: Rows) -> RowArrays:
+        if rows is not self.rows or not self.is_shared:
+            self.rows = rows
+            self.is_shared = rows.ids_R.device.type == "cpu"
+            self.ids_R = host(rows.ids_R)
+            self.ids: list[int] = self.ids_R.tolist()
+            self.tokens_XL, self.known_X = host(rows.tokens_XL), host(rows.known_X)
+            self.table_XB, self.max_draft_X = host(rows.table_XB), host(rows.max_draft_X)
+            assert self.tokens_XL.strides[1] == 8
+            self._tokens_at, self._tokens_step = (
+                self.tokens_XL.ctypes.data,
+                self.tokens_XL.strides[0],
+            )
+        return self
+
+    def address(self, row: int, position: int) -> int:
+        """Of a token."""
+        return self._tokens_at + row * self._tokens_step + 8 * position
 
 
 def covered(rows: Rows, group: int, max_len: int) -> Array:
@@ -199,12 +226,6 @@ class KvWindow:
         if self.first_X[row_T].any():
             return self._shifted(rows, row_T)
         return rows.table_XB.to(self.context.device)
-
-    def move(self, source_P: Array, target_P: Array) -> None:
-        """Bring an accepted path's KV to the slots of its positions."""
-        moved = source_P != target_P
-        if moved.any():
-            self.kv.move(self.put(source_P[moved]), self.put(target_P[moved]))
 
 
 class ChainInputs:

@@ -214,7 +214,8 @@ class Engine:
                 self._take(member, row, share, now)
             return
         rows, scheduler, gaps = iter(result.rows), self._scheduler, []
-        for member, token in zip(members, result.single_tokens, strict=True):
+        all_scores = result.single_scores or [None] * len(members)
+        for member, token, scores in zip(members, result.single_tokens, all_scores, strict=True):
             if token < 0:
                 self._take(member, next(rows), share, now)
                 continue
@@ -223,7 +224,7 @@ class Engine:
             if not sequence.is_over:
                 output = sequence.output
                 gaps.append(output.tally.add_token(share, now))
-                if output.push_token(token):
+                if output.push_token(token, scores):
                     self._end(self._jobs[sequence.job_id], sequence, now)
                 elif sequence.handle >= 0:
                     self._new_tokens += (sequence.handle, token)

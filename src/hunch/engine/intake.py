@@ -183,6 +183,7 @@ class Intake:
             spaced = tuple(self._codec.encode(" " + bare, add_special_tokens=False))
             found.append(plain)
             # Where the space is a token of its own, `plain` already stands after it.
-            if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            is_other = len(spaced) == len(plain) and spaced[0] != plain[0]
+            if is_other or word.startswith(" "):
                 found.append(spaced)
         return tuple(found)

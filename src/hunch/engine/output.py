@@ -112,12 +112,16 @@ class SequenceOutput:
             return True
         return False
 
-    def push_token(self, token: int) -> bool:
+    def push_token(self, token: int, scores: dict[int, Logprob] | None = None) -> bool:
         """The same for a row that did nothing but say a token."""
-        if not self._is_simple or self.logprobs is not None:
-            return self.push(RowResult(row=-1, tokens=[token], num_processed=1), 0)
+        if not self._is_simple:
+            logprobs = None if scores is None else [scores]
+            row = RowResult(row=-1, tokens=[token], num_processed=1, logprobs=logprobs)
+            return self.push(row, 0)
         self.token_ids.append(token)
         self._snapshot = None
+        if scores is not None:
+            self._add_logprobs(scores, token)
         return False
 
     def _read(self) -> None:

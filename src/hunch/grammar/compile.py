@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from hunch.errors import GrammarError
-from hunch.grammar.matcher import Budget, Grammar
+from hunch.grammar.matcher import Budget, Grammar, ends_of
 from hunch.grammar.source import source_of
 from hunch.types import StructuredOutput
 
@@ -64,7 +64,7 @@ class GrammarCompiler:
 
     def __call__(self, asked: StructuredOutput) -> Grammar:
         """The compiled grammar, or GrammarError within the time limit."""
-        if not self._codec.eos_ids:
+        if not ends_of(self._codec):
             raise GrammarError("structured_outputs needs an end-of-text token; the model has none")
         source, budget = source_of(asked), self._budget(asked)
         with self._lock:
@@ -123,7 +123,7 @@ def _tokenizer_of(codec: Codec) -> LLTokenizer:
     Masks need texts encoded. The engine's own tokenizer does that without the interpreter's lock,
     so that the masks of many rows are made at the same time.
     """
-    ends = list(codec.eos_ids)
+    ends = ends_of(codec)
     how: dict[str, Any] = {"n_vocab": codec.vocab_size, "eos_token": ends, "slices": SLICES}
     spelling = _Spelling(codec)
     try:
@@ -144,10 +144,10 @@ class _Spelling:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self.eos_token_id: int = codec.eos_ids[0]
+        self.eos_token_id: int = ends_of(codec)[0]
         self.bos_token_id = codec.bos_id
         self.tokens: Sequence[bytes] = [codec.token_bytes(t) for t in range(codec.vocab_size)]
-        self.special_token_ids = sorted({*codec.special_ids, *codec.eos_ids})
+        self.special_token_ids = sorted({*codec.special_ids, *ends_of(codec)})
 
     def __call__(self, text: bytes) -> list[int]:
         return self._codec.encode(text.decode("utf-8", "replace"), add_special_tokens=False)

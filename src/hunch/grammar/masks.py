@@ -1,9 +1,9 @@
 """The masks of many sequences at once: who makes them, and where they are put.
 
 Most masks take a few microseconds, less than waking another thread. Where much of the vocabulary
-may follow, as inside strings of a bounded length, they can take a hundred times as long. So the
-caller makes the short ones itself, and other threads meanwhile make the rest, unless these have
-no core to run on: what all of it takes in either way is measured as it goes on.
+may follow, as inside strings of a bounded length, they can take a hundred times as long. Then other
+threads make them, unless these have no core to run on: what all of it takes in either way is
+measured as it goes on.
 
 Shape letters: M the roots and nodes of a step's sequences, W words of a mask, J jobs.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from time import perf_counter
 from typing import NamedTuple
@@ -30,8 +29,6 @@ THREADS = (1, 2, 4, 8)
 WAKE = 35e-6  # seconds that each thread adds, measured on the host of an H200
 MIN_SHARED = 150e-6  # seconds of masks below which nobody is woken
 AGAIN = 32  # every so often masks are made in the other way, to know what it takes
-EVERY = 16  # word of a mask that is looked at
-WIDE = 0.5  # of these words, and more, allow something: the next mask may take long
 RATE, MAX_RISE = 0.25, 4.0  # of the newest masks, in what one is thought to take
 CHEAP = 10e-6  # seconds of a mask
 
@@ -63,11 +60,7 @@ def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
         _fill_roots(roots, mask_MW)
     if drafts:
         _fill_drafts(drafts, mask_MW)
-    seen_JW = mask_MW[[job.first for job in jobs], ::EVERY]
-    is_wide_J = np.count_nonzero(seen_JW, axis=1) > WIDE * seen_JW.shape[1]
-    for job, is_wide in zip(jobs, is_wide_J.tolist(), strict=True):
-        matcher, tokens, _, first = job
-        matcher.found(is_wide=is_wide)
+    for matcher, tokens, _, first in jobs:
         if matcher.recover():
             mask_MW[first : first + 1 + len(tokens)] = 0  # one that cannot be told allows nothing
 
@@ -77,44 +70,20 @@ def _fill_roots(jobs: list[Job], mask_MW: Words) -> None:
     found_MW, size = mask_MW, jobs[0].matcher.grammar.num_words
     if size != mask_MW.shape[1]:  # the engine's masks are not as long as ours
         found_MW = np.zeros((len(mask_MW), size), dtype=np.int32)
-    short: list[Root] = []
-    long: list[Root] = []
-    for matcher, _, _, first in jobs:
-        (long if matcher.is_wide else short).append((matcher.place, first))
-    work, began = _COSTS.short * len(short) + _COSTS.long * len(long), perf_counter()
+    roots = [(job.matcher.place, job.first) for job in jobs]
+    work, began = _COSTS.root * len(roots), perf_counter()
     if _COSTS.shares(work):
-        num_kept = min(len(short), int(work / 2 / _COSTS.short))
-        long += short[num_kept:]
-        others = _COSTS.helper.submit(_fill_there, long, found_MW)
-        _fill_here(short[:num_kept], found_MW)
-        others.result()
+        executor = _COSTS.executor(_COSTS.count(len(roots), work))
+        fill_next_token_bitmask_par(executor, roots, found_MW)
         _COSTS.shared(work, perf_counter() - began)
     else:
-        _COSTS.short = _moved(_COSTS.short, _fill_here(short, found_MW), len(short))
-        _COSTS.long = _moved(_COSTS.long, _fill_here(long, found_MW), len(long))
+        where, size = found_MW.ctypes.data, found_MW.strides[0]
+        for place, row in roots:
+            place.unsafe_compute_mask_ptr(where + row * size, size)
+        _COSTS.root = _moved(_COSTS.root, perf_counter() - began, len(roots))
     if found_MW is not mask_MW:
         for job in jobs:
             _put(found_MW[job.first], mask_MW[job.first])
-
-
-Root = tuple[LLMatcher, int]  # a place in a grammar, and the row of its mask
-
-
-def _fill_here(roots: list[Root], mask_MW: Words) -> float:
-    """By this thread, one after another; returns the seconds."""
-    where, size, began = mask_MW.ctypes.data, mask_MW.strides[0], perf_counter()
-    for place, row in roots:
-        place.unsafe_compute_mask_ptr(where + row * size, size)
-    return perf_counter() - began
-
-
-def _fill_there(roots: list[Root], mask_MW: Words) -> None:
-    """By other threads, at the same time."""
-    if len(roots) == 1:
-        _fill_here(roots, mask_MW)
-    else:
-        executor = _COSTS.executor(_COSTS.count(len(roots), _COSTS.long * len(roots)))
-        fill_next_token_bitmask_par(executor, roots, mask_MW)
 
 
 def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
@@ -157,18 +126,9 @@ class _Costs:
 
     def __init__(self) -> None:
         self._executors: dict[int, LLExecutor] = {}
-        self._helper: ThreadPoolExecutor | None = None
-        # Seconds of a mask by one thread: of a root's that is narrow, or wide; of a draft's.
-        self.short = self.long = self.node = CHEAP
-        self._share = 0.6  # of the caller's own time for all masks, if others make a part
+        self.root = self.node = CHEAP  # seconds of a mask by one thread, with a draft or without
+        self._share = 0.6  # of the caller's own time for all masks, if others make them
         self._num_asked = 0
-
-    @property
-    def helper(self) -> ThreadPoolExecutor:
-        """A thread that waits for the others, while the caller makes masks itself."""
-        if self._helper is None:
-            self._helper = ThreadPoolExecutor(1, thread_name_prefix="hunch-masks")
-        return self._helper
 
     def executor(self, count: int) -> LLExecutor:
         if count not in self._executors:
@@ -176,7 +136,7 @@ class _Costs:
         return self._executors[count]
 
     def shares(self, work: float) -> bool:
-        """Whether others make a part of masks that would take the caller so long."""
+        """Whether others make masks that would take the caller so long."""
         self._num_asked += 1
         is_worth = self._share < 0.9
         if self._num_asked % AGAIN == 0:
@@ -184,7 +144,7 @@ class _Costs:
         return work > MIN_SHARED and is_worth
 
     def shared(self, work: float, seconds: float) -> None:
-        """Others made a part."""
+        """Others made them."""
         self._share += RATE * (min(seconds / work, 2.0) - self._share)
 
     def count(self, num_chains: int, work: float) -> int:

@@ -18,6 +18,9 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 Words = npt.NDArray[np.int32]  # bit v % 32 of word v // 32: token v is allowed
+ForcedText = tuple[int, bytes]  # what must follow, and the token before it
+
+MAX_SPELLINGS = 4096  # kept of a grammar
 
 
 class Codec(Protocol):
@@ -27,6 +30,11 @@ class Codec(Protocol):
     eos_ids: tuple[int, ...]
 
     def token_bytes(self, token: int) -> bytes: ...
+
+
+def ends_of(codec: Codec) -> list[int]:
+    """Tokens that end a text and that the vocabulary has: files name others, too."""
+    return [token for token in codec.eos_ids if token < codec.vocab_size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +63,13 @@ class Grammar:
         self, start: LLMatcher, tokenizer: LLTokenizer, codec: Codec, budget: Budget | None = None
     ) -> None:
         self.tokenizer, self.codec, self.budget = tokenizer, codec, budget
-        self.eos_ids, self.vocab_size = frozenset(codec.eos_ids), codec.vocab_size
-        self.end = codec.eos_ids[0]
+        ends = ends_of(codec)
+        self.eos_ids, self.vocab_size, self.end = frozenset(ends), codec.vocab_size, ends[0]
         self.num_words = -(-tokenizer.vocab_size // 32)  # of the grammar engine's masks
-        # Tokens of a letter, a digit and a space: where all may follow, most tokens may.
-        self.probes = [tokenizer.tokenize_str(text) for text in ("e", "7", " ")]
-        self.before_wide: set[int] = set()  # tokens after which a mask allowed most tokens
+        # A letter, a digit and a space: where they may follow, most tokens may.
+        self.probe = [token for text in "e7 " for token in tokenizer.tokenize_str(text)]
+        # Where a text is forced, by the token before it: the first token of its usual spelling.
+        self.spellings: dict[ForcedText, int] = {}
         self.scratch_W: Words = np.zeros(self.num_words, dtype=np.int32)
         self.scratch_at = self.scratch_W.ctypes.data, self.scratch_W.nbytes
         self._start = start
@@ -111,12 +120,15 @@ class Matcher:
         self._tokens: list[int] = []  # consumed for good
         self._is_over = False  # end-of-text was consumed
         self._error = ""  # the last limit it met
-        self.is_wide = False  # most of the vocabulary may follow, by the last mask
-        self._needs_mask = False
+        self._needs_mask = False  # a choice without one was refused
+        self._forced: ForcedText | None = None  # after the tokens; None: not asked yet
+        # Forced texts that this sequence wrote before; False: another choice was refused there.
+        self._wrote: dict[ForcedText, bool] = {}
         self._reasoning = [grammar.start_reasoning()]  # after the tokens, then after each branch
 
     def consume(self, tokens: Sequence[int]) -> int:
         """Go on by the tokens for good; how many the grammar takes."""
+        self._forced = None
         is_simple = self._reasoning[0] is None and not self._is_over
         if is_simple and self.grammar.eos_ids.isdisjoint(tokens):  # the grammar alone decides
             taken: int = self.place.try_consume_tokens(tokens)
@@ -130,17 +142,48 @@ class Matcher:
             self._reasoning[0] = self.grammar.reason(self._reasoning[0], token)
         return len(tokens)
 
-    def consume_unmasked(self, tokens: Sequence[int]) -> int:
-        """The same of tokens that were chosen without a mask: how many a mask would have allowed.
+    def consume_chosen(self, tokens: Sequence[int], num_masked: int) -> int:
+        """The same of tokens of which only the first had masks: how many masks would have allowed.
 
         Where the grammar forces a text, a mask allows its usual spelling alone.
         """
-        for count, token in enumerate(tokens):
-            if self.place.compute_ff_bytes() and not self._is_in_mask(token):
-                return count
+        taken = self.consume(tokens[:num_masked]) if num_masked else 0
+        if taken < num_masked:
+            return taken
+        spellings, wrote = self.grammar.spellings, self._wrote
+        for token in tokens[num_masked:]:
+            forced = self._forced_text()
+            if forced[1]:
+                is_right = spellings.get(forced) == token or self._is_spelling(forced, token)
+                wrote[forced] = is_right and wrote.get(forced, True)
+                if not is_right:
+                    break
             if not self.consume([token]):
-                return count
-        return len(tokens)
+                break
+            taken += 1
+        if taken < len(tokens):
+            self._needs_mask = True
+            self.recover()
+        return taken
+
+    def _forced_text(self) -> ForcedText:
+        if self._forced is None:
+            self._forced = self._last, self.place.compute_ff_bytes()
+        return self._forced
+
+    def _is_spelling(self, forced: ForcedText, token: int) -> bool:
+        """Whether a mask would allow the token here.
+
+        It would allow the first token of the text's usual spelling, which depends on the token
+        before, and no other, unless that token may also be the beginning of a longer one.
+        """
+        spellings, spelled = self.grammar.spellings, self.place.compute_ff_tokens()
+        if not spelled:
+            return self._is_in_mask(token)
+        if len(spellings) >= MAX_SPELLINGS:
+            spellings.clear()
+        spellings[forced] = spelled[0]
+        return bool(spelled[0] == token)
 
     def _is_in_mask(self, token: int) -> bool:
         self.place.unsafe_compute_mask_ptr(*self.grammar.scratch_at)
@@ -226,30 +269,23 @@ class Matcher:
         """Nothing but the grammar decides what follows: it is not over and has no budget."""
         return not self._is_over and self.grammar.budget is None
 
-    def allows_most(self) -> bool:
-        """Whether most tokens may follow: then a mask takes long, and forbids little.
+    def can_wait(self) -> bool:
+        """Whether a choice without a mask is likely one that the mask would allow.
 
-        It is asked only where the last mask, or one after the same token, was such.
+        So it is where the grammar forces a text that the sequence wrote before, and where most
+        tokens may follow: there a mask takes long, too.
         """
-        if not self.is_wide and self._last not in self.grammar.before_wide:
+        if self._needs_mask or self._is_over:
+            self._needs_mask = False
             return False
-        if self._needs_mask or self._is_over or self.place.compute_ff_bytes():
-            self.is_wide = False
-            return False
-        probes = self.grammar.probes
-        self.is_wide = all(self.place.validate_tokens(probe) == len(probe) for probe in probes)
-        return self.is_wide
-
-    def found(self, *, is_wide: bool) -> None:
-        """A mask was made, which allows most tokens or not."""
-        if is_wide and not self.is_wide:
-            self.grammar.before_wide.add(self._last)
-        self.is_wide, self._needs_mask = is_wide, False
-
-    def refused(self) -> None:
-        """A choice without a mask was taken back: the next one has a mask."""
-        self._needs_mask = True
-        self.recover()
+        forced = self._forced_text()
+        if forced[1]:
+            can_wait = self._wrote.get(forced)
+            if can_wait is None:
+                self._wrote[forced] = True  # from the next time on
+            return bool(can_wait)
+        probe = self.grammar.probe
+        return bool(self.place.validate_tokens(probe) == len(probe))
 
     def recover(self) -> bool:
         """After others used `place`: make it anew where it met a limit."""

@@ -57,17 +57,21 @@ def entries() -> list[Entry]:
     return found
 
 
-def remove(name: str) -> Entry:
-    """Delete a model's files from this machine; returns what was there."""
-    wanted = ALIASES.get(name.lower(), name).partition(":")[0]
+def remove(entry: Entry) -> None:
+    """Delete a model's files from this machine."""
+    assert entry.path is not None
+    if entry.path.is_dir():
+        shutil.rmtree(entry.path)
+    else:
+        entry.path.unlink()
+
+
+def find_here(name: str) -> Entry:
+    """A model whose files are on this machine."""
+    wanted = ALIASES.get(name.lower(), name).partition(":")[0].lower()
     for entry in entries():
-        if entry.path is None or wanted.lower() not in (entry.name.lower(), entry.source.lower()):
-            continue
-        if entry.path.is_dir():
-            shutil.rmtree(entry.path)
-        else:
-            entry.path.unlink()
-        return entry
+        if entry.path is not None and wanted in (entry.name.lower(), entry.source.lower()):
+            return entry
     here = ", ".join(entry.name for entry in entries() if entry.path) or "none"
     raise ModelNotFoundError(f"{name!r} is not on this machine; models that are: {here}")
 

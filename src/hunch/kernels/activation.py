@@ -41,11 +41,16 @@ def gelu(x: Tensor) -> Tensor:
     return (functional.relu(y) - 0.5 * size * rest).to(x.dtype)
 
 
+def relu2(x: Tensor) -> Tensor:
+    return functional.relu(x).square()
+
+
 # Hugging Face's names of `hidden_act`.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "swish": functional.silu,
     "relu": functional.relu,
+    "relu2": relu2,
     "gelu": gelu,
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
@@ -67,6 +72,7 @@ KERNEL_NAMES = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",

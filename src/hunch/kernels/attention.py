@@ -1,23 +1,19 @@
 """Paged attention: a packed token reads its sequence's keys by block table and tree path.
 
 Shape letters: T packed tokens, S sequences of the step, B blocks of a table, P tree depth, N heads,
-M KV heads, H head width, L layers, C slots of the cache, W tokens of one span, K its keys.
+M KV heads, H head width, C slots of the cache, W tokens of one span, K its keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.kv_store import slots_at
-
-if TYPE_CHECKING:
-    from hunch.kernels.delta import RowStates
 
 
 @dataclass(slots=True)
@@ -53,83 +49,30 @@ class AttnInputs:
     # What backends derive from the fields above, made once per step and read by every layer.
     memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @staticmethod
+    def over(packed_5T: Tensor, table_SB: Tensor, block_size: int, depth: int = 0) -> AttnInputs:
+        """Of a pass whose inputs are written into one buffer: ids, then the columns above."""
+        return AttnInputs(
+            pos_T=packed_5T[1],
+            slot_T=packed_5T[2],
+            seq_T=packed_5T[3],
+            table_SB=table_SB,
+            base_T=packed_5T[4],
+            tree_TP=packed_5T.new_zeros(packed_5T.shape[1], depth) if depth else None,
+            block_size=block_size,
+        )
 
-@dataclass(slots=True)
-class KVCache:
-    """One KV group: slot c of layer l holds the key and value of one position.
-
-    Where keys serve as values, both are one tensor.
-    """
-
-    k_LCMH: Tensor
-    v_LCMH: Tensor
-    states: RowStates | None = None  # what recurrent layers remember of rows
-    scales: KVCache | None = None  # of codes of 8 bits: a float32 per slot and head, [L, C, M, 1]
-    others: KVCache | None = None  # the last layers, where their heads are of another shape
-    # Who holds the other heads of the same slots, and must move them too.
-    on_move: list[Callable[[Tensor, Tensor], None]] = field(default_factory=list)
-
-    def move(self, source_P: Tensor, target_P: Tensor) -> None:
-        """Copy what slots hold to others; an accepted path goes where its positions are."""
-        self.k_LCMH[:, target_P] = self.k_LCMH[:, source_P]
-        if self.v_LCMH is not self.k_LCMH:
-            self.v_LCMH[:, target_P] = self.v_LCMH[:, source_P]
-        for more in (self.scales, self.others):
-            if more is not None:
-                more.move(source_P, target_P)
-        for tell in self.on_move:
-            tell(source_P, target_P)
-
-    def layer(self, number: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, [C, M, H] each."""
-        if number < len(self.k_LCMH) or self.others is None:
-            return self.k_LCMH[number], self.v_LCMH[number]
-        return self.others.layer(number - len(self.k_LCMH))
-
-    def scales_of(self, number: int) -> tuple[Tensor, Tensor] | None:
-        """Of a layer's keys and values, [C, M, 1] each; None where they are no codes."""
-        if number >= len(self.k_LCMH) and self.others is not None:
-            return self.others.scales_of(number - len(self.k_LCMH))
-        return None if self.scales is None else self.scales.layer(number)
-
-    def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of all layers."""
-        own = list(zip(self.k_LCMH.unbind(0), self.v_LCMH.unbind(0), strict=True))
-        return own if self.others is None else own + self.others.layers()
+    @staticmethod
+    def nobody(zero_T: Tensor, table_SB: Tensor, block_size: int) -> AttnInputs:
+        """Of a pass over padding: nothing is written, nothing is read."""
+        spans = (Span(0, len(zero_T), 0, 0, len(zero_T)),)
+        columns = zero_T, zero_T - 1, zero_T, table_SB, zero_T + 1
+        return AttnInputs(*columns, None, block_size, spans)
 
 
-def zero_kv(
-    shapes: Sequence[tuple[int, int, int]],  # layers, KV heads, head width; others after the first
-    num_slots: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    is_shared: bool = False,  # keys serve as values
-) -> KVCache:
-    """An empty cache."""
-    (num_layers, num_kv_heads, head_dim), *rest = shapes
-    size = (num_layers, num_slots, num_kv_heads, head_dim)
-    k_LCMH = torch.zeros(size, dtype=dtype, device=device)
-    kv = KVCache(k_LCMH, k_LCMH if is_shared else torch.zeros_like(k_LCMH))
-    if has_scales(dtype):
-        k_scale_LCM1 = torch.zeros(*size[:3], 1, device=device)
-        kv.scales = KVCache(k_scale_LCM1, torch.zeros_like(k_scale_LCM1))
-    kv.others = zero_kv(rest, num_slots, dtype, device, is_shared) if rest else None
-    return kv
-
-
-def has_scales(dtype: torch.dtype) -> bool:
-    """Whether keys and values of a precision are codes, which a scale per slot and head makes
-    numbers."""
-    return dtype.itemsize == 1
-
-
-def codes_ref(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes and scales of heads, [..., H] to [..., H] and [..., 1]: the largest has the highest."""
-    most = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
-    scale = x.float().abs().amax(-1, keepdim=True) / most
-    scale = torch.where(scale > 0, scale, 1.0)
-    code = x.float() / scale
-    return (code.round() if dtype == torch.int8 else code).to(dtype), scale
+def row_spans(num_rows: int, width: int, num_known: int = 1) -> tuple[Span, ...]:
+    """Of a pass over as many tokens of each row, whose positions the host does not know."""
+    return tuple(Span(r * width, (r + 1) * width, r, 0, num_known) for r in range(num_rows))
 
 
 def first_seen(pos: Any, window: int | None) -> Any:
@@ -143,8 +86,7 @@ def first_seen(pos: Any, window: int | None) -> Any:
 def seen_slots(attn: AttnInputs, token: int, window: int | None = None) -> Tensor:
     """The slots packed token `token` reads, in order of position."""
     pos, base, seq = (int(x[token]) for x in (attn.pos_T, attn.base_T, attn.seq_T))
-    positions = torch.arange(min(base, pos + 1), device=attn.pos_T.device)
-    slots = slots_at(attn.table_SB, seq, positions, attn.block_size)
+    slots = _table_slots(attn, seq, 0, min(base, pos + 1))
     if attn.tree_TP is not None and pos >= base:
         slots = torch.cat([slots, attn.tree_TP[token, : pos - base + 1]])
     return slots[first_seen(pos, window) :]

@@ -20,10 +20,13 @@ SOURCES = Path(__file__).parent / "cpu"  # a model's pass on a CPU
 # Contraction would let the compiler fuse a product and a sum in one place and not in another.
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off")
 # What `make wheels` puts into a wheel. By machine and best first: the compiler's flags, and what
-# /proc/cpuinfo must name for the CPU to run it (macOS has no such file: every Apple CPU has NEON).
+# /proc/cpuinfo must name for the CPU to run it (macOS has no such file: see _apple_cpu).
 PREBUILT = Path(__file__).parent / "prebuilt"
 VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], set[str]]]] = {
-    "aarch64": {"neon": (("-march=armv8.2-a+dotprod+fp16",), {"asimddp", "asimdhp"})},
+    "aarch64": {
+        "i8mm": (("-march=armv8.2-a+dotprod+fp16+i8mm",), {"asimddp", "asimdhp", "i8mm"}),
+        "neon": (("-march=armv8.2-a+dotprod+fp16",), {"asimddp", "asimdhp"}),
+    },
     "x86_64": {
         "avx512": (("-march=icelake-server",), {"avx512_vnni", "avx512bw", "gfni", "vaes"}),
         "avx2": (("-march=haswell",), {"avx2", "fma", "f16c", "bmi2", "movbe"}),
@@ -66,7 +69,7 @@ def prebuilt(sources: Path) -> Path | None:
     machine, has = platform.machine().lower(), set(_cpu().split())
     for kind, (_, needed) in VARIANTS.get(machine.replace("arm64", "aarch64"), {}).items():
         file = PREBUILT / f"{sources.name}-{kind}.so"
-        if (needed <= has or sys.platform == "darwin") and file.is_file():
+        if needed <= has and file.is_file():
             return file
     return None
 
@@ -156,6 +159,8 @@ def _version(compiler: str) -> str:
 
 def _cpu() -> str:
     """What the compiler's idea of this CPU depends on."""
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return _apple_cpu()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -164,14 +169,20 @@ def _cpu() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
 
 
+def _apple_cpu() -> str:
+    """By Linux's names: what every Apple CPU has, and the matrix instructions of an M2."""
+    command = ["/usr/sbin/sysctl", "-n", "hw.optional.arm.FEAT_I8MM"]
+    has_i8mm = subprocess.run(command, capture_output=True, text=True).stdout.strip() == "1"
+    return "asimddp asimdhp i8mm" if has_i8mm else "asimddp asimdhp"
+
+
 def vector_unit() -> str:
     """What the built kernels compute with; 'none' where they could not be built."""
     library = load_library()
     if library is None:
         return "none"
-    if platform.machine() in ("aarch64", "arm64"):
-        return "NEON"
-    return {16: "AVX-512", 8: "AVX2"}.get(int(library.hunch_panel()), "plain C++")
+    library.hunch_vector_unit.restype = ctypes.c_char_p
+    return str(library.hunch_vector_unit().decode())
 
 
 def num_cores() -> int:

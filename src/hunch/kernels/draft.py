@@ -22,6 +22,7 @@ from hunch.kernels.step import (
     DRAFTED,
     MATCHED,
     TOKENS,
+    Draws,
     RowState,
     StepRows,
     path_of,
@@ -264,7 +265,7 @@ def add_nodes_ref(
 
 def grow_level_ref(
     state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Any, *,
-    depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
+    depth: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
@@ -281,7 +282,7 @@ def grow_level_ref(
         draft_paths_ref(*nodes, first_node, path_TP)
         tables = asked.processors.tables
         logits_TC = process_ref(logits_TC, row_T, pos_T, path_TP, tables, ids_C=ids_C)
-    score_TC = asked.scores(logits_TC, row_T, pos_T, ids_C) if kind else logits_TC
+    score_TC = asked.scores(logits_TC, row_T, pos_T, ids_C) if draws != Draws.GREEDY else logits_TC
     column_TB = score_TC.sort(dim=1, descending=True, stable=True).indices[:, :branch]
     token_TB = column_TB if ids_C is None else ids_C[column_TB]
     value_RNB = score_TC.log_softmax(-1).gather(1, column_TB).view(num_rows, -1, branch)

@@ -19,11 +19,15 @@ assert (CLIP_LIMIT, CLIP_SLOPE) == (7.0, 1.702), "the kernels have these numbers
 def activate(a, ACT: tl.constexpr):
     """act(a) in float32; ACT is one of `activation.KERNEL_NAMES`."""
     # One return at the end: what follows a return in a branch is compiled all the same.
-    tl.static_assert(ACT == "silu" or ACT == "relu" or ACT == "gelu" or ACT == "gelu_tanh")
+    tl.static_assert(
+        ACT == "silu" or ACT == "relu" or ACT == "relu2" or ACT == "gelu" or ACT == "gelu_tanh"
+    )
     if ACT == "silu":
         y = a / (1.0 + tl.exp(-a))
     elif ACT == "relu":
         y = tl.maximum(a, 0.0)
+    elif ACT == "relu2":
+        y = tl.maximum(a, 0.0) * tl.maximum(a, 0.0)
     elif ACT == "gelu":
         y = 0.5 * a * (1.0 + tl.math.erf(a * 0.7071067811865476))
     else:  # a * (1 + tanh(u)) / 2 is a / (1 + e^-2u)

@@ -72,15 +72,9 @@ def _committed_kernel(
 def new_inputs(state: RowState, num_tokens: int, depth: int = 0) -> tuple[Tensor, AttnInputs]:
     """Room for the inputs of a pass: token ids, and what attention needs."""
     packed_5T = state.flat.new_empty(5, num_tokens)
-    attn = AttnInputs(
-        pos_T=packed_5T[1],
-        slot_T=packed_5T[2],
-        seq_T=packed_5T[3],
-        table_SB=state.table_XB,
-        base_T=packed_5T[4],
-        tree_TP=packed_5T.new_empty(num_tokens, depth) if depth else None,
-        block_size=state.block_size,
-    )
+    attn = AttnInputs.over(packed_5T, state.table_XB, state.block_size)
+    if depth:
+        attn.tree_TP = packed_5T.new_empty(num_tokens, depth)
     return packed_5T[0], attn
 
 

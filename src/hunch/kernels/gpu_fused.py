@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.attention import codes_ref
 from hunch.kernels.gpu_gemm import rope_ref
 from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
+from hunch.kernels.kv_store import codes_ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,10 @@ def rope_kv_ref(
         x = torch.cat((x, x[:, :1].expand(-1, 2 * num_kv, -1)), dim=1)
     q, k, v = x.split([x.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
     if norms is not None:
-        q, k = (norm_ref(y, w, eps) for y, w in zip((q, k), norms, strict=True))
+        q, k = (
+            norm_ref(y.reshape(len(y), -1, len(w)), w, eps).view_as(y)  # of heads, or of all
+            for y, w in zip((q, k), norms, strict=True)
+        )
     if is_v_normed:
         v = norm_ref(v, torch.ones_like(v), eps)
     if table_LH is not None:
@@ -191,9 +194,12 @@ def _rope_kv_kernel(
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     NUM_ALL: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_TEMPER: tl.constexpr, IS_V_NORMED: tl.constexpr,
-    IS_EAGER: tl.constexpr,
+    WHOLE_PAD: tl.constexpr, IS_EAGER: tl.constexpr,
 ):  # fmt: skip
-    """With head norms: one program per token and head: q heads, then k heads, then v heads."""
+    """With head norms: one program per token and head: q heads, then k heads, then v heads.
+
+    With WHOLE_PAD a norm is over all heads of q, or of k: each program sums them up once more.
+    """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD // 2
     offs = tl.arange(0, HALF_PAD)
@@ -205,7 +211,16 @@ def _rope_kv_kernel(
     hi = _summed(row_ptr + HALF + offs, is_in, part_stride, NUM_PARTS, dtype)
     if head < NUM_HEADS + NUM_KV:
         norm_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
-        rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
+        if WHOLE_PAD:
+            first = 0 if head < NUM_HEADS else NUM_HEADS
+            count = NUM_HEADS * HEAD if head < NUM_HEADS else NUM_KV * HEAD
+            all_offs = tl.arange(0, WHOLE_PAD)
+            all_ptrs = qkv_ptr + (token * NUM_ALL + first) * HEAD + all_offs
+            every = _summed(all_ptrs, all_offs < count, part_stride, NUM_PARTS, dtype)
+            rstd = tl.math.rsqrt(tl.sum(every * every, 0) / count + eps)
+            norm_ptr += (head - first) * HEAD
+        else:
+            rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
         lo = lo * rstd * tl.load(norm_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
         hi = hi * rstd * tl.load(norm_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
         if HAS_ROPE:
@@ -334,8 +349,10 @@ def rope_kv(
     """Head norms and rotation (where given), KV write, for products that did not do it.
 
     A product may come as sums of its slices, [S, T, K] in float32. A cache of 8 bits has scales,
-    [C, M, 1], of keys and values. With norms, heads of v may be divided by their root mean square,
-    and a reader has q alone. Queries are multiplied with what `temper_L` has for their position.
+    [C, M, 1], of keys and values. Norms are of a head each, or, where they have a weight for every
+    number of every head, of all heads of q and of k at once. With norms, heads of v may be divided
+    by their root mean square, and a reader has q alone. Queries are multiplied with what `temper_L`
+    has for their position.
     """
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_tokens, width = qkv_TK.shape[-2:]
@@ -355,9 +372,11 @@ def rope_kv(
         )  # fmt: skip
         return
     q_norm, k_norm = norms
+    whole = next_power_of_2(num_heads * head) if len(q_norm) > head else 0
     _rope_kv_kernel[(num_tokens, num_all)](
         qkv_TK, *where, q_norm, k_norm, eps, stride, HEAD=head,
         HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, NUM_ALL=num_all,
         HAS_ROPE=has_rope, NUM_PARTS=num_parts, HAS_SCALES=scales is not None,
-        HAS_TEMPER=has_temper, IS_V_NORMED=is_v_normed, IS_EAGER=is_eager, **options(1),
+        HAS_TEMPER=has_temper, IS_V_NORMED=is_v_normed, WHOLE_PAD=whole, IS_EAGER=is_eager,
+        **options(4 if whole else 1),
     )  # fmt: skip

@@ -25,7 +25,7 @@ from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, opti
 from hunch.kernels.gpu_process import process_level
 from hunch.kernels.gpu_sampling import scores_of
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, slots_of
-from hunch.kernels.step import RowState, StepRows
+from hunch.kernels.step import Draws, RowState, StepRows
 
 CHUNK = 1024  # columns of one program: many small ones finish sooner than a few large ones
 
@@ -241,14 +241,14 @@ def _grow_kernel(
 
 def grow_level(
     state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
-    depth: int, num_nodes: int, kind: int, row_T: Tensor, ids_C: Tensor | None,
+    depth: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
     """The level under the nodes whose logits these are: W nodes per row, and the next inputs.
 
     The first level has depth 0 and one row of logits per row of the step. chances_RW keeps the
-    log of each path's chance between levels. kind: 0 greedy, 1 sampled, 2 filtered; row_T names
+    log of each path's chance between levels. row_T names
     the engine's row of each line of logits. A node past a row's room is padding to the next pass.
     is_ahead: a network that keeps a token's key one position early, beside the state before it.
     The pass over them may take the first of each row's nodes alone; then only those have children.
@@ -270,7 +270,7 @@ def grow_level(
     rank_TKB = logits_TC.new_empty(len(logits_TC), num_chunks, branch, dtype=torch.int64)
     top_TK, mass_TK = logits_TC.new_empty(2, len(logits_TC), num_chunks, dtype=torch.float32)
     edge_T, best_T = rank_TKB, top_TK
-    if kind > 1:
+    if draws == Draws.FILTERED:
         part = logits_TC.new_empty(len(logits_TC), cdiv(num_columns, gpu_filters.CHUNK))
         edge_T, best_T = edges(
             logits_TC, row_T.contiguous(), asked.temperature_X, asked.top_k_X, asked.top_p_X,
@@ -280,8 +280,9 @@ def grow_level(
     _children_kernel[(len(logits_TC), num_chunks)](
         logits_TC, step.ids_R, state.known_X, ids, asked.temperature_X, asked.log_min_p_X,
         asked.seed_X, asked.sample_X, edge_T, best_T, rank_TKB, top_TK, mass_TK, num_columns,
-        num_parents, depth, IS_SAMPLED=kind > 0, HAS_EDGE=kind > 1, HAS_IDS=ids_C is not None,
-        BRANCH=branch, HAS_CHANCES=has_chances, ID_BITS=ID_BITS, CHUNK=CHUNK, **options(4),
+        num_parents, depth, IS_SAMPLED=draws != Draws.GREEDY, HAS_EDGE=draws == Draws.FILTERED,
+        HAS_IDS=ids_C is not None, BRANCH=branch, HAS_CHANCES=has_chances, ID_BITS=ID_BITS,
+        CHUNK=CHUNK, **options(4),
     )  # fmt: skip
     ids_T, attn = (step.ids_R, None) if following is None else following
     tree_TP = None if attn is None else attn.tree_TP

@@ -109,6 +109,14 @@ def _remove_word_ends(
             tl.store(out_ptr + last, float("-inf"), mask=is_match)
 
 
+@triton.jit
+def _bits(mask_ptr, chunk, num_words, CHUNK: tl.constexpr):
+    """A chunk's bits of a mask. It may lie in the host's memory: each word is read once."""
+    word = chunk * (CHUNK // 32) + tl.arange(0, CHUNK // 32)
+    words = tl.load(mask_ptr + word, mask=word < num_words, other=0)
+    return tl.reshape((words[:, None] >> tl.arange(0, 32)[None, :]) & 1, (CHUNK,))
+
+
 @triton.jit(do_not_specialize=["max_path"])
 def _process_kernel(
     logits_ptr, row_ptr, pos_ptr, path_ptr, mask_ptr, is_masked_ptr, rules_ptr, min_pos_ptr,
@@ -138,8 +146,8 @@ def _process_kernel(
         x = tl.load(logits_ptr + columns, mask=is_in, other=0.0).to(tl.float32)
         if HAS_MASK:  # noqa: SIM102 - known when compiled, unlike what follows
             if is_masked != 0:
-                bits = tl.load(mask_ptr + m * mask_stride + ids // 32, mask=is_in, other=0)
-                x = tl.where(((bits >> (ids % 32)) & 1) > 0, x, float("-inf"))
+                bits = _bits(mask_ptr + m * mask_stride, chunk, mask_stride, CHUNK)
+                x = tl.where(bits > 0, x, float("-inf"))
         if rules != 0:
             x = _ruled(x, ids, is_in, m, row, rules, pos_ptr, path_ptr, min_pos_ptr,
                        penalties_ptr, counts_ptr, bias_ptr, flags_ptr, vocab_size,
@@ -163,6 +171,7 @@ def process(
     vocab_size = tables.counts_XV.shape[1]
     assert num_columns == (vocab_size if ids_C is None else len(ids_C))
     assert (mask_MB is None) == (is_masked_M is None)
+    assert mask_MB is None or ids_C is None
     if out_MV is None:
         out_MV = torch.empty_like(logits_MV, dtype=torch.float32)
     has_mask = mask_MB is not None

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import (
     IS_INTERPRETED,
     let_next_start,
@@ -23,6 +23,7 @@ from hunch.kernels.gpu_launch import (
     wait_for_inputs,
     warp_block,
 )
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import (
     CHECKED,
     DRAFTED,

@@ -1,13 +1,42 @@
-"""Where a position's keys and values are, and writing them into the slots of the paged cache.
+"""The paged cache of keys and values: its tensors, the slot of a position, writing into slots.
 
-Shape letters: T packed tokens, M KV heads, H head width, C slots, S sequences, B blocks of a table.
+Shape letters: L layers, C slots, M KV heads, H head width, T packed tokens, P moved slots, S
+sequences, B blocks of a table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from hunch.kernels.delta import RowStates
+
+
+def slots_at(table_SB: Any, seq: Any, positions: Any, block_size: int) -> Any:
+    """The KV slots of positions, by the blocks of their sequences; of tensors or of arrays."""
+    return table_SB[seq, positions // block_size] * block_size + positions % block_size
+
+
+def put_slots(
+    table_B: np.ndarray, first: int, block_size: int, positions: np.ndarray, slot_T: np.ndarray
+) -> None:
+    """The slots of the few positions of a step from `first` on: they lie in a block or two.
+
+    `positions` are 0, 1, 2, ... Past the table, where nothing is written, its last block is named.
+    """
+    done, last = 0, len(table_B) - 1
+    while done < len(slot_T):
+        block, offset = divmod(first + done, block_size)
+        stop = min(done + block_size - offset, len(slot_T))
+        slot = int(table_B[min(block, last)]) * block_size + offset
+        np.add(positions[: stop - done], slot, out=slot_T[done:stop])
+        done = stop
 
 
 def kv_store_ref(
@@ -26,6 +55,86 @@ def kv_store(k_TMH: Tensor, v_TMH: Tensor, k_CMH: Tensor, v_CMH: Tensor, slot_T:
     v_CMH.index_copy_(0, slot_T, v_TMH)
 
 
-def slots_at(table_SB: Any, seq: Any, positions: Any, block_size: int) -> Any:
-    """The KV slots of positions, by the blocks of their sequences; of tensors or of arrays."""
-    return table_SB[seq, positions // block_size] * block_size + positions % block_size
+@dataclass(slots=True)
+class KVCache:
+    """One KV group: slot c of layer l holds the key and value of one position.
+
+    Where keys serve as values, both are one tensor.
+    """
+
+    k_LCMH: Tensor
+    v_LCMH: Tensor
+    states: RowStates | None = None  # what recurrent layers remember of rows
+    scales: KVCache | None = None  # of codes of 8 bits: a float32 per slot and head, [L, C, M, 1]
+    others: KVCache | None = None  # the last layers, where their heads are of another shape
+    # Who holds the other heads of the same slots, and must move them too.
+    on_move: list[Callable[[Tensor, Tensor], None]] = field(default_factory=list)
+
+    def move(self, source_P: Tensor, target_P: Tensor) -> None:
+        """Copy what slots hold to others; an accepted path goes where its positions are."""
+        self.k_LCMH[:, target_P] = self.k_LCMH[:, source_P]
+        if self.v_LCMH is not self.k_LCMH:
+            self.v_LCMH[:, target_P] = self.v_LCMH[:, source_P]
+        for more in (self.scales, self.others):
+            if more is not None:
+                more.move(source_P, target_P)
+        for tell in self.on_move:
+            tell(source_P, target_P)
+
+    def compact(self, source: np.ndarray, target: np.ndarray) -> None:
+        """`move` by slots that the host knows; those that stay where they are take no time."""
+        moved = source != target
+        if moved.any():
+            device = self.k_LCMH.device
+            self.move(*(torch.from_numpy(slots[moved]).to(device) for slots in (source, target)))
+
+    def layer(self, number: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, [C, M, H] each."""
+        if number < len(self.k_LCMH) or self.others is None:
+            return self.k_LCMH[number], self.v_LCMH[number]
+        return self.others.layer(number - len(self.k_LCMH))
+
+    def scales_of(self, number: int) -> tuple[Tensor, Tensor] | None:
+        """Of a layer's keys and values, [C, M, 1] each; None where they are no codes."""
+        if number >= len(self.k_LCMH) and self.others is not None:
+            return self.others.scales_of(number - len(self.k_LCMH))
+        return None if self.scales is None else self.scales.layer(number)
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of all layers."""
+        own = list(zip(self.k_LCMH.unbind(0), self.v_LCMH.unbind(0), strict=True))
+        return own if self.others is None else own + self.others.layers()
+
+
+def zero_kv(
+    shapes: Sequence[tuple[int, int, int]],  # layers, KV heads, head width; others after the first
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_shared: bool = False,  # keys serve as values
+) -> KVCache:
+    """An empty cache."""
+    (num_layers, num_kv_heads, head_dim), *rest = shapes
+    size = (num_layers, num_slots, num_kv_heads, head_dim)
+    k_LCMH = torch.zeros(size, dtype=dtype, device=device)
+    kv = KVCache(k_LCMH, k_LCMH if is_shared else torch.zeros_like(k_LCMH))
+    if has_scales(dtype):
+        k_scale_LCM1 = torch.zeros(*size[:3], 1, device=device)
+        kv.scales = KVCache(k_scale_LCM1, torch.zeros_like(k_scale_LCM1))
+    kv.others = zero_kv(rest, num_slots, dtype, device, is_shared) if rest else None
+    return kv
+
+
+def has_scales(dtype: torch.dtype) -> bool:
+    """Whether keys and values of a precision are codes, which a scale per slot and head makes
+    numbers."""
+    return dtype.itemsize == 1
+
+
+def codes_ref(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes and scales of heads, [..., H] to [..., H] and [..., 1]: the largest has the highest."""
+    most = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+    scale = x.float().abs().amax(-1, keepdim=True) / most
+    scale = torch.where(scale > 0, scale, 1.0)
+    code = x.float() / scale
+    return (code.round() if dtype == torch.int8 else code).to(dtype), scale

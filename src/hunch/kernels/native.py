@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.build import load_library, num_cores
 from hunch.kernels.delta import RowStates, sequences_of
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.native_structs import (
     _F32,
     _I32,
     _I64,
     _POINTER,
     KVPlaces,
-    NativeLayer,
+    LayerStruct,
+    NativePart,
     NativeShape,
     NativeTable,
     Reduce,
     _address,
-    _Layer,
     _Pass,
     _Spec,
     _States,
@@ -87,6 +88,11 @@ def _library() -> ctypes.CDLL | None:
         "hunch_lookup_forget": (None, _POINTER, _I64),
         "hunch_lookup_follow": (None, _POINTER, _I64, _POINTER, _I64),
         "hunch_lookup_guess": (_I64, _POINTER, _I64, _I64, _POINTER, _POINTER),
+        "hunch_shared_bytes": (_I64, _I32),
+        "hunch_shared_end": (None, _POINTER),
+        "hunch_shared_gather": (_I32, _POINTER, _I32, _I32, _POINTER, _I64, _POINTER),
+        "hunch_shared_sum": (_I32, _POINTER, _I32, _I32, _POINTER, _I64, _POINTER),
+        "hunch_shared_broadcast": (_I32, _POINTER, _I32, _I32, _POINTER, _I64),
     }
     # fmt: on
     for name, (result, *arguments) in signatures.items():
@@ -224,7 +230,7 @@ class NativeNetwork:
     def __init__(
         self,
         shape: NativeShape,
-        layers: Sequence[NativeLayer],
+        layers: Sequence[NativePart],
         *,
         embedding: NativeMatrix,
         head: NativeMatrix,
@@ -238,14 +244,13 @@ class NativeNetwork:
         is_fine: bool = False,
         reduce: Callable[[Tensor], Tensor] | None = None,
         table: NativeTable | None = None,
+        head_bias: Tensor | None = None,
     ) -> None:
         """`reduce`: from this process's part of a sum to the sum, where others hold the rest."""
         self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
         self.team = team(num_threads)
         self._reduce = None if reduce is None else Reduce(reduce)
-        self._structs = (_Layer * len(layers))(
-            *(layer._struct(at) for at, layer in enumerate(layers))
-        )
+        self._structs = (LayerStruct * len(layers))(*(layer.struct for layer in layers))
         self._keep = (
             embedding,
             head,
@@ -255,6 +260,7 @@ class NativeNetwork:
             positions_LD,
             join,
             table,
+            head_bias,
         )
         self.num_out = head.num_out
         self._kv: KVCache | None = None
@@ -271,6 +277,7 @@ class NativeNetwork:
             final_norm_bias=_address(final_norm_bias),
             rope=_address(rope_LH),
             positions=_address(positions_LD),
+            head_bias=_address(head_bias),
             layers=ctypes.addressof(self._structs),
             **(join.fields() if join else {}),
             **(table.fields() if table else {}),

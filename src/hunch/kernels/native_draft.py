@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.native import (
     NativeMatrix,
     NativeNetwork,
@@ -25,25 +25,9 @@ from hunch.kernels.native_structs import (
     _I64,
     _JOINS,
     _POINTER,
-    NativeLayer,
-    _Layer,
     _Pass,
     kv_places,
 )
-
-
-@dataclass(kw_only=True, slots=True)
-class FusedLayer(NativeLayer):
-    """A layer with q, k, v in one matrix, and gate and up in another: where the parts begin."""
-
-    k_row: int
-    v_row: int
-    up_row: int
-
-    def _struct(self, number: int) -> _Layer:
-        struct = NativeLayer._struct(self, number)
-        struct.k_row, struct.v_row, struct.up_row = self.k_row, self.v_row, self.up_row
-        return struct
 
 
 @dataclass(kw_only=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import slots_at
 from hunch.kernels.native import _address, _floats, _lib, is_available, team
 
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # weights that are read in place
@@ -79,8 +80,8 @@ def _read_by_step(attn: AttnInputs) -> tuple[Tensor, Tensor, Tensor | None]:
     if "read by step" not in attn.memo:
         highest = int(attn.pos_T.max()) + 1
         pos_P = torch.arange(highest)
-        block_P = (pos_P // attn.block_size).clamp(max=attn.table_SB.shape[1] - 1)
-        slot_SP = attn.table_SB[:, block_P] * attn.block_size + pos_P % attn.block_size
+        last = attn.table_SB.shape[1] * attn.block_size - 1
+        slot_SP = slots_at(attn.table_SB, slice(None), pos_P.clamp(max=last), attn.block_size)
         reach_S = torch.zeros(len(attn.table_SB), dtype=torch.int64)
         reach_S.scatter_reduce_(0, attn.seq_T, attn.pos_T + 1, "amax")
         slot_SP = slot_SP.masked_fill(pos_P >= reach_S[:, None], 0).clamp(min=0)

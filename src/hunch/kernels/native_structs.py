@@ -5,60 +5,70 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hunch.kernels.activation import KERNEL_NAMES
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 
 if TYPE_CHECKING:
     from hunch.kernels.native import NativeMatrix
-    from hunch.kernels.native_delta import NativeDelta
-    from hunch.kernels.native_experts import NativeExperts
-    from hunch.kernels.native_latent import NativeLatent
 
 _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
-_MATRICES = ("q", "k", "v", "out", "gate", "up", "down")
-_NORMS = ("attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm")  # each with a bias
-_ROWS = ("q_norm", "k_norm", "sinks", "rope")
-_ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "clipped")  # in the order of activation.h
+MATRICES = ("q", "k", "v", "out", "gate", "up", "down")  # of a layer, each with a bias
+NORMS = ("attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm")
+DELTA_NUMBERS = ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps", "is_tiled")
+_ORDER = ("is_layer_norm", "is_post_norm", "is_parallel", "is_qk_norm_whole")
+_ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "clipped", "relu2")  # as in activation.h
 _JOINS = ("joins", "is_state_first", "is_first_masked", "is_residual_normed")
-# Of experts beside an MLP; then what queries are multiplied with, by position.
-_LAST = ("experts_norm", "experts_out_norm", "beside_norm", "temper")
-_BIASES = tuple(f"{name}_bias" for name in _MATRICES)
 
 
-class _Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
+    """One decoder layer. Matrices are None where another part stands in their place: experts for
+    gate, up and down, `delta` or `latent` for q, k and v. Norms and biases are float32."""
+
     _fields_ = (
-        *((name, _POINTER) for name in _MATRICES),
-        *((name + kind, _POINTER) for name in _NORMS for kind in ("", "_bias")),
-        *((name, _POINTER) for name in (*_ROWS, *_BIASES)),
-        *((name, _I64) for name in ("window", "k_row", "v_row", "up_row")),
-        ("experts", _POINTER),
-        *((name, _POINTER) for name in ("delta", "attn_gate", "attn_gate_bias")),
-        ("place", _I64),
+        *((name, _POINTER) for name in MATRICES),
+        # mlp_norm None: the stream as it is, or what attention read if parallel. Norms of what is
+        # added to the stream stand last.
+        *((name + kind, _POINTER) for name in NORMS for kind in ("", "_bias")),
+        *((name, _POINTER) for name in ("q_norm", "k_norm", "sinks", "rope")),
+        *((f"{name}_bias", _POINTER) for name in MATRICES),
+        ("window", _I64),  # 0: all positions are seen
+        # Where k and v begin in q's matrix, and up in gate's, if they are one.
+        *((name, _I64) for name in ("k_row", "v_row", "up_row")),
+        *((name, _POINTER) for name in ("experts", "delta", "attn_gate", "attn_gate_bias")),
+        ("place", _I64),  # among the layers of its kind
         *((name, _POINTER) for name in ("latent", "v_norm", "inputs")),
-        ("stream_scale", _F32),
-        *((name, _I32) for name in ("is_reader", "is_other", "ffn_width")),
-        *((name, _POINTER) for name in _LAST),
+        ("stream_scale", _F32),  # of the stream at its end
+        ("is_reader", _I32),  # it has q alone, and reads keys and values in its place
+        ("is_other", _I32),  # its heads are of the network's other shape
+        ("ffn_width", _I32),  # 0: the network's
+        # Of experts beside an MLP: what they read, what they answer, and what the MLP answers.
+        *((name, _POINTER) for name in ("experts_norm", "experts_out_norm", "beside_norm")),
+        ("temper", _POINTER),  # of queries, by position
     )
 
 
-class _Inputs(ctypes.Structure):
+class InputsStruct(ctypes.Structure):
+    """A layer's use of what a table says of its tokens."""
+
     _fields_ = tuple((name, _POINTER) for name in ("gate", "project", "norm"))
 
 
-class _Delta(ctypes.Structure):
+class DeltaStruct(ctypes.Structure):
+    """A gated delta net: what the recurrence and its gate come from. Beta and decay are float
+    matrices, as small differences add up in a state; conv is [tap, channel]."""
+
     _fields_ = (
         *(
             (name, _POINTER)
             for name in ("qkv", "beta", "decay", "gate", "conv", "rate", "bias", "norm")
         ),
-        *((name, _I32) for name in ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps")),
-        ("is_tiled", _I32),
+        *((name, _I32) for name in DELTA_NUMBERS),
         ("eps", _F32),
     )
 
@@ -71,7 +81,10 @@ class _States(ctypes.Structure):
     )
 
 
-class _Latent(ctypes.Structure):
+class LatentStruct(ctypes.Structure):
+    """Latent attention. q_down None: q reads the stream; q_bias is of q_down. Of k_up each head's
+    matrix is [latent, flat], flat being the width of a head's part without a position."""
+
     _fields_ = (
         *(
             (name, _POINTER)
@@ -84,7 +97,10 @@ class _Latent(ctypes.Structure):
     )  # fmt: skip
 
 
-class _Experts(ctypes.Structure):
+class ExpertsStruct(ctypes.Structure):
+    """A layer's experts. Router and shared gate are float matrices. The matrices of all experts are
+    one: `up` holds each expert's gate and up, `down` each expert's outputs; so does shared_up."""
+
     _fields_ = (
         *(
             (name, _POINTER)
@@ -101,7 +117,7 @@ class _Experts(ctypes.Structure):
             )
         ),
         ("scale", _F32),
-        ("factor", _POINTER),
+        ("factor", _POINTER),  # of the weights of each expert
         ("is_of_input", _I32),
     )  # fmt: skip
 
@@ -128,7 +144,7 @@ class _Spec(ctypes.Structure):
             )
         ),
         *((name, _I32) for name in (*_JOINS, "is_fine")),
-        *((name, _I32) for name in ("is_layer_norm", "is_post_norm", "activation")),
+        *((name, _I32) for name in (*_ORDER, "activation")),
         *(
             (name, _F32)
             for name in ("embed_scale", "residual_scale", "logits_scale", "attn_cap", "logits_cap")
@@ -137,6 +153,7 @@ class _Spec(ctypes.Structure):
         *((name, _I32) for name in ("other_kv_heads", "other_head_dim", "table_width")),
         ("table_scale", _F32),
         *((name, _POINTER) for name in ("input_table", "input_project", "input_norm")),
+        ("head_bias", _POINTER),
     )  # fmt: skip
 
 
@@ -184,19 +201,35 @@ def activation_number(name: str) -> int:
     return _ACTIVATIONS.index(KERNEL_NAMES[name])
 
 
-class NativeInputs:
-    """A layer's use of what a table says of its tokens."""
+class NativePart:
+    """One of the kernels' structs, filled; what it points at lives as long as this object.
 
-    def __init__(self, gate: NativeMatrix, project: NativeMatrix, norm: Tensor) -> None:
-        self._keep = gate, project, norm
-        self._struct = _Inputs(gate.handle, project.handle, norm.data_ptr())
+    `values` are matrices, tensors, other parts and numbers, by the names of the struct's fields.
+    """
 
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self._struct)
+    def __init__(self, form: type[ctypes.Structure], **values: Any) -> None:
+        unknown = values.keys() - {name for name, *_ in form._fields_}
+        assert not unknown, f"{form.__name__} has no {', '.join(sorted(unknown))}"
+        self.values = values
+        self.struct = form(**{name: _handed(value) for name, value in values.items()})
 
     def matrices(self) -> list[NativeMatrix]:
-        return list(self._keep[:2])
+        found: list[NativeMatrix] = []
+        for value in self.values.values():
+            if isinstance(value, NativePart):
+                found += value.matrices()
+            elif hasattr(value, "handle"):
+                found.append(value)
+        return found
+
+
+def _handed(value: Any) -> Any:
+    """How a struct holds it: by its address or handle, or a number as it is."""
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    if isinstance(value, NativePart):
+        return ctypes.addressof(value.struct)
+    return getattr(value, "handle", value)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -220,80 +253,6 @@ class NativeTable:
 
 
 @dataclass(kw_only=True, slots=True)
-class NativeLayer:
-    """One decoder layer; norms and biases are float32."""
-
-    MATRICES: ClassVar[tuple[str, ...]] = _MATRICES
-
-    q: NativeMatrix | None  # None, as k and v: there is `delta` or `latent`
-    k: NativeMatrix | None
-    v: NativeMatrix | None
-    out: NativeMatrix
-    delta: NativeDelta | None = None
-    attn_gate: NativeMatrix | None = None  # of what attention read
-    place: int | None = None  # among the layers of its kind; None: all are of one kind
-    gate: NativeMatrix | None = None  # None, as up and down: there are experts
-    up: NativeMatrix | None = None
-    down: NativeMatrix | None = None
-    experts: NativeExperts | None = None
-    latent: NativeLatent | None = None
-    attn_norm: Tensor | None
-    mlp_norm: Tensor | None  # None: the MLP reads what attention read
-    attn_out_norm: Tensor | None = None  # of what is added to the stream
-    mlp_out_norm: Tensor | None = None
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    v_norm: Tensor | None = None
-    sinks: Tensor | None = None
-    rope: Tensor | None = None  # None: the network's
-    biases: dict[str, Tensor | None]  # by the name of the matrix or norm
-    window: int | None = None
-    inputs: NativeInputs | None = None  # what it takes of a table
-    stream_scale: float = 1.0  # of the stream at its end
-    is_reader: bool = False  # it has q alone, and reads keys and values in its place
-    is_other: bool = False  # its heads are of the network's other shape
-    ffn_width: int = 0  # 0: the network's
-    # Of experts beside an MLP: what they read, what they answer, and what the MLP answers.
-    experts_norm: Tensor | None = None
-    experts_out_norm: Tensor | None = None
-    beside_norm: Tensor | None = None
-    temper: Tensor | None = None  # of queries, by position
-
-    def matrices(self) -> list[NativeMatrix]:
-        found = [getattr(self, name) for name in _MATRICES]
-        for part in (self.experts, self.delta, self.latent, self.inputs):
-            found += [] if part is None else part.matrices()
-        found.append(self.attn_gate)
-        return [matrix for matrix in found if matrix is not None]
-
-    def _struct(self, number: int) -> _Layer:
-        place = number if self.place is None else self.place
-        struct = _Layer(window=self.window or 0, place=place, stream_scale=self.stream_scale)
-        struct.is_reader, struct.is_other = self.is_reader, self.is_other
-        struct.ffn_width, struct.v_norm = self.ffn_width, _address(self.v_norm)
-        if self.inputs is not None:
-            struct.inputs = self.inputs.address
-        if self.delta is not None:
-            struct.delta = self.delta.address
-        if self.attn_gate is not None:
-            struct.attn_gate = self.attn_gate.handle
-            struct.attn_gate_bias = _address(self.biases.get("attn_gate"))
-        if self.experts is not None:
-            struct.experts = self.experts.address
-        if self.latent is not None:
-            struct.latent = self.latent.address
-        for name in _MATRICES:
-            matrix = getattr(self, name)
-            setattr(struct, name, None if matrix is None else matrix.handle)
-            setattr(struct, f"{name}_bias", _address(self.biases.get(name)))
-        for name in (*_NORMS, *_ROWS, *_LAST):
-            setattr(struct, name, _address(getattr(self, name)))
-        for name in _NORMS:
-            setattr(struct, f"{name}_bias", _address(self.biases.get(name)))
-        return struct
-
-
-@dataclass(kw_only=True, slots=True)
 class NativeShape:
     """The numbers a pass needs; names as in the model's spec."""
 
@@ -307,6 +266,8 @@ class NativeShape:
     scale: float
     is_layer_norm: bool = False
     is_post_norm: bool = False
+    is_parallel: bool = False
+    is_qk_norm_whole: bool = False
     activation: int = 0  # its place in _ACTIVATIONS
     embed_scale: float = 1.0
     residual_scale: float = 1.0

@@ -16,14 +16,25 @@ room of a buffer, columns of rules, Q slots for results on the host, E tokens of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
-from hunch.kernels.kv_store import slots_at
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache, slots_at
 
 GOES_ON, STOP, LENGTH = 0, 1, 2  # why a row ended
+
+
+class Draws(IntEnum):
+    """How the tokens of a step's rows are drawn; a captured step is made for one of these."""
+
+    GREEDY = 0  # not at all: every row takes its best
+    SAMPLED = 1  # some rows are
+    FILTERED = 2  # and some of them by filters: top-k, top-p, min-p
+
+
 TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
 MAX_STOPS = 64  # stop ids of a row
 BY_PREDICTION = 1 << 20  # added to MATCHED where the draft comes from the request's prediction
@@ -177,18 +188,14 @@ def commit_ref(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int
                     found = child if int(state.draft_XG[row, child]) == token else found
             step.path_RK[r, count] = found
             count += 1
-            reason = 1 if token in stops else 2 if known + count >= end else 0
+            reason = STOP if token in stops else LENGTH if known + count >= end else GOES_ON
             node = found
             if found < 0 or reason:
                 break
-        line[TOKENS], line[REASON], line[CHECKED], line[KNOWN] = (
-            count,
-            reason,
-            checked,
-            known + count,
-        )
+        line[TOKENS], line[REASON], line[CHECKED] = count, reason, checked
+        line[KNOWN] = known + count
         state.known_X[row] = known + count
-        state.is_done_X[row] = int(reason > 0)
+        state.is_done_X[row] = int(reason != GOES_ON)
         state.count_X[row] = 0
 
 

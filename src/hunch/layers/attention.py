@@ -13,15 +13,9 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.activation import sigmoid
-from hunch.kernels.attention import (
-    AttnInputs,
-    KVCache,
-    attention,
-    attention_by_token,
-    live_tokens,
-)
+from hunch.kernels.attention import AttnInputs, attention, attention_by_token, live_tokens
 from hunch.kernels.delta import DeltaShape, DeltaWeights, recur
-from hunch.kernels.kv_store import kv_store
+from hunch.kernels.kv_store import KVCache, kv_store
 from hunch.kernels.native_rows import attend, can_attend
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.linear import Linear
@@ -164,5 +158,10 @@ class Attention(Part):
             return q_norm(qkv_TAH)
         sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
         q, k, v = qkv_TAH.split_with_sizes(sizes, 1)
+        if len(q_norm.weight_D) > heads.head_dim:  # over all heads at once
+            q, k = (
+                norm(some.flatten(1)).view_as(some) for norm, some in ((q_norm, q), (k_norm, k))
+            )
+            return torch.cat((q, k, v), dim=1)
         v = v if self.v_norm is None else self.v_norm(v)
         return torch.cat((q_norm(q), k_norm(k), v), dim=1)

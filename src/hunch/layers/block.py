@@ -18,8 +18,8 @@ from hunch.layers.part import Part
 class Block(Part):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    Without attn_norm its input goes in bare; without mlp_norm both halves read one norm of x, and
-    both are added to it. What a half gives may be normed and scaled before it is added.
+    Without its norm a half reads x as it is. What a half gives may be normed and scaled before it
+    is added.
     """
 
     def __init__(
@@ -59,8 +59,7 @@ class Block(Part):
     def mix(self, residual_TD: Tensor, input_TE: Tensor, attend: Attend) -> Tensor:
         """The layer with an attention input of the caller's making, say [embedding; hidden]."""
         x_TD = self._add(residual_TD, self.attn(input_TE, attend), self.attn_out_norm)
-        h_TD = input_TE if self.mlp_norm is None else self.mlp_norm(x_TD)
-        branch_TD = self.mlp(h_TD)
+        branch_TD = self.mlp(x_TD if self.mlp_norm is None else self.mlp_norm(x_TD))
         if self.beside is not None:
             branch_TD = self.beside(x_TD, branch_TD)
         return self._add(x_TD, branch_TD, self.mlp_out_norm)
@@ -71,6 +70,15 @@ class Block(Part):
         if self.residual_scale != 1.0:
             branch_TD = branch_TD * self.residual_scale
         return x_TD + branch_TD
+
+
+class ParallelBlock(Block):
+    """x + attention(norm(x)) + mlp(norm(x)); without mlp_norm both read one norm."""
+
+    def mix(self, residual_TD: Tensor, input_TE: Tensor, attend: Attend) -> Tensor:
+        h_TD = input_TE if self.mlp_norm is None else self.mlp_norm(residual_TD)
+        x_TD = self._add(residual_TD, self.attn(input_TE, attend), self.attn_out_norm)
+        return self._add(x_TD, self.mlp(h_TD), self.mlp_out_norm)
 
 
 class PostNormBlock(Block):

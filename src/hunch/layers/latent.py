@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.linear import linear, linear_in_tiles
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.attention import Attend, ExactPaged, Heads, Paged

@@ -1,6 +1,7 @@
 """Rotary frequencies and their scalings, and the table every step reads.
 
-Shape letters: T packed tokens, H head width, L positions of the table.
+Shape letters: T packed tokens, H head width, F pairs of a head, L positions of the table, P some of
+them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from hunch.kernels.rope import Rotation, rotation
 from hunch.layers.part import Part
+
+_PART = 1024  # positions at once: memory beside the table would not be given back
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,10 +134,14 @@ class Rope(Part):
     ) -> None:
         head_dim = spec.head_dim or head_dim
         positions = torch.arange(max_len, dtype=torch.float32, device=device)
-        angle = torch.outer(positions, frequencies(spec, head_dim).to(device))
+        freq_F = frequencies(spec, head_dim).to(device)
         scale_F = torch.ones(head_dim // 2, device=device)
         scale_F[: (spec.dim or head_dim) // 2] = amplitude(spec)
-        self.table_LH = torch.cat((angle.cos() * scale_F, angle.sin() * scale_F), dim=-1)
+        self.table_LH = torch.empty(max_len, head_dim, device=device)
+        for first in range(0, max_len, _PART):
+            angle_PF = torch.outer(positions[first : first + _PART], freq_F)
+            turn_PH = torch.cat((angle_PF.cos() * scale_F, angle_PF.sin() * scale_F), dim=-1)
+            self.table_LH[first : first + _PART] = turn_PH
         self.temper_L = None
         if spec.temper:
             spans = ((positions + spec.temper_shift) / spec.temper_span).floor()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_fused import rope_kv
 from hunch.kernels.gpu_tiling import Tiling
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Heads
 
 

@@ -62,10 +62,13 @@ class Arranged(WeightsOver):
     def _arrange_layer(self, spec: ModelSpec, names: Names, prefix: str) -> None:
         sizes = (spec.num_heads * spec.head_dim, *(2 * (spec.num_kv_heads * spec.head_dim,)))
         qkv = tuple(prefix + name for name in (names.q, names.k, names.v))
-        self._split(prefix + names.qkv, qkv, sizes, spec.head_dim if names.is_qkv_by_head else 0)
+        for theirs, ours in names.aliases:
+            self._rename(prefix + theirs, prefix + ours)
+        num_groups = spec.num_kv_heads if spec.is_qkv_by_head else 1
+        self._split(prefix + names.qkv, qkv, sizes, num_groups)
         both = (qkv[0], prefix + names.attn_gate)
         if spec.has_attn_gate and f"{both[1]}.weight" not in self._places:
-            self._split(qkv[0], both, (sizes[0],) * 2, spec.head_dim)
+            self._split(qkv[0], both, (sizes[0],) * 2, spec.num_heads)
         if spec.delta is not None:
             self._arrange_delta(spec.delta, prefix + names.recurrent)
         up = (prefix + names.gate, prefix + names.up)
@@ -174,20 +177,26 @@ class Arranged(WeightsOver):
             if router is not None:
                 self._places[f"{prefix}{names.router}.{kind}"] = router
 
+    def _rename(self, theirs: str, ours: str) -> None:
+        for kind in ("weight", "bias"):
+            place = self._places.pop(f"{theirs}.{kind}", None)
+            if place is not None:
+                self._places[f"{ours}.{kind}"] = place
+
     def _split(
-        self, fused: str, parts: tuple[str, ...], sizes: tuple[int, ...], head_dim: int = 0
+        self, fused: str, parts: tuple[str, ...], sizes: tuple[int, ...], num_groups: int = 1
     ) -> None:
-        """Name the parts of a fused tensor; with head_dim, each head has its parts side by side."""
+        """Name the parts of a fused tensor; each of its groups has a share of all, side by side."""
         for kind in ("weight", "bias"):
             place = self._places.pop(f"{fused}.{kind}", None)
             if place is None:
                 continue
             first = 0
-            for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            for part, size in zip(parts, sizes, strict=True):
                 rows: Rows = slice(first, first + size)
-                if head_dim:
-                    rows = torch.arange(sum(sizes)).view(-1, len(parts), head_dim)
-                    rows = rows[:, index].flatten()
+                if num_groups > 1:
+                    rows = torch.arange(sum(sizes)).view(num_groups, -1)
+                    rows = rows[:, first // num_groups : (first + size) // num_groups].flatten()
                 self._places[f"{part}.{kind}"] = Place(place.name, rows)
                 first += size
 

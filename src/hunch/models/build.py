@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from hunch.errors import UnsupportedModelError
 from hunch.layers.attention import Attention, Heads
-from hunch.layers.block import Block, PostNormBlock
+from hunch.layers.block import Block, ParallelBlock, PostNormBlock
 from hunch.layers.experts import Experts
 from hunch.layers.inputs import InputGate, TokenTable
 from hunch.layers.mlp import MLP, GatedMLP, PlainMLP
@@ -56,10 +57,10 @@ class Names:
     scale: str = "layer_scalar"  # of the stream at a layer's end
     # How files fuse or add to them; see arrange.py.
     qkv: str = "self_attn.qkv_proj"
-    is_qkv_by_head: bool = False  # q, k and v of a head stand side by side
     gate_up: str = "mlp.gate_up_proj"
     project_in: str = "project_in"  # of an embedding narrower than the model
     project_out: str = "project_out"
+    aliases: tuple[tuple[str, str], ...] = ()  # what some files call a layer's part, and we
     unread: str = ""  # a pattern of tensors that text does not need
 
 
@@ -139,15 +140,23 @@ def _head_norms(
     if not spec.has_qk_norm:
         return None, None, None
 
-    def norm(name: str) -> RMSNorm:
-        size, eps = spec.head_dim, spec.norm_eps
+    is_whole = spec.is_qk_norm_whole
+    if is_whole and source.group.size > 1:
+        raise UnsupportedModelError(
+            f"{spec.architecture} norms all heads of q and k at once, which processes that each "
+            "have some of them cannot: leave tensor_parallel_size at 1"
+        )
+
+    def norm(name: str, num_heads: int = 1) -> RMSNorm:
+        size, eps = spec.head_dim * (num_heads if is_whole else 1), spec.norm_eps
         if not name:
             return RMSNorm(torch.ones(size, dtype=source.dtype, device=source.device), eps)
         return source.rms_norm(prefix + name, size, eps, is_whole=spec.is_norm_shifted)
 
     if is_reader:
         return norm(names.q_norm), None, None
-    return norm(names.q_norm), norm(names.k_norm), norm("") if spec.has_v_norm else None
+    q_norm, k_norm = norm(names.q_norm, spec.num_heads), norm(names.k_norm, spec.num_kv_heads)
+    return q_norm, k_norm, norm("") if spec.has_v_norm else None
 
 
 def build_mlp(
@@ -175,16 +184,17 @@ def build_block(
     has_attn_norm: bool = True,
 ) -> Block:
     """One decoder layer whose tensors are named `prefix` + the family's names."""
-    kind, experts = PostNormBlock if spec.is_post_norm else Block, spec.experts
+    kind, experts = ParallelBlock if spec.is_parallel else Block, spec.experts
+    kind = PostNormBlock if spec.is_post_norm else kind
     is_beside = experts is not None and experts.is_beside and experts.layers[layer]
 
     def norm(name: str, is_there: bool) -> Norm | None:
         return build_norm(spec, source, prefix + name) if is_there else None
 
     return kind(
-        norm(names.attn_norm, has_attn_norm),
+        norm(names.attn_norm, has_attn_norm and spec.has_input_norms),
         build_attention(spec, source, prefix, layer, names=names, input_width=input_width),
-        norm(names.mlp_norm, not spec.is_parallel),
+        norm(names.mlp_norm, spec.has_mlp_norm and spec.has_input_norms),
         build_mlp(spec, source, prefix, layer, names=names),
         attn_out_norm=norm(names.attn_out_norm, spec.has_branch_norms),
         mlp_out_norm=norm(names.mlp_out_norm, spec.has_branch_norms),

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_fused import Places, add_norm
 from hunch.kernels.gpu_inputs import make_inputs
 from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import is_exact
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Quantised, slices_of
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden, finish_logits
@@ -33,6 +34,7 @@ class CudaDecoder:
 
     backend = TRITON
     is_quantised = False
+    activation_bits: int | None = None
 
     def __init__(self, decoder: Decoder) -> None:
         check_supported(decoder)
@@ -103,7 +105,7 @@ class CudaDecoder:
         x_PD = torch.empty(size, dtype=self.dtype, device=self.device)
         h_PD = torch.empty_like(x_PD)
         x_TD, h_TD, first_norm = x_PD[:num_tokens], h_PD[:num_tokens], self.layers[0].attn_norm
-        if self.spec.is_post_norm:
+        if self.fused.is_bare:
             x_TD, first_norm = h_TD, None
         places = None
         if self.positions_LD is not None:
@@ -122,7 +124,7 @@ class CudaDecoder:
         num_tokens, width = x_TD.shape
         h_PD = x_TD.new_empty(self.fused.num_rows(num_tokens), width)
         h_TD, first_norm = h_PD[:num_tokens], self.layers[0].attn_norm
-        if self.spec.is_post_norm or first_norm is None:
+        if self.fused.is_bare or first_norm is None:
             h_TD.copy_(x_TD)
         else:
             add_norm(x_TD, first_norm, self.spec.norm_eps, h_TD)
@@ -167,7 +169,7 @@ class CudaDecoder:
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state, never rounded to 16 bits."""
-        logits_MV = float_logits(hidden_MD, self.decoder.head.weight)
+        logits_MV = float_logits(hidden_MD, self.decoder.head.weight, self.decoder.head.bias_N)
         logits_MV = self.decoder.group.gather(logits_MV, self.decoder.head_sizes)
         return finish_logits(logits_MV, self.spec)
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hunch.kernels.attention import AttnInputs, KVCache, zero_kv
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.delta import RowStates, StatesShape
+from hunch.kernels.kv_store import KVCache, zero_kv
 from hunch.kernels.quant import Weight
 from hunch.layers.attention import Attend, ExactPaged, Paged
 from hunch.layers.block import Block
@@ -61,6 +62,7 @@ class Decoder(Part):
     names: ClassVar[Names] = LLAMA_NAMES
     backend: ClassVar[Backend] = TORCH
     is_quantised = False
+    activation_bits: int | None = None
 
     def __init__(
         self, spec: ModelSpec, source: Source, progress: Progress = lambda names: names
@@ -122,7 +124,8 @@ class Decoder(Part):
         if not self.spec.has_head:
             return Linear(self.embedding_VD[:0])
         if not self.spec.is_tied:
-            return source.head(self.names.head, vocab_size, self.spec.width)
+            has_bias = self.spec.has_head_bias
+            return source.head(self.names.head, vocab_size, self.spec.width, has_bias=has_bias)
         if self.group.size == 1:
             return source.tied_head(self.names.embed, self.embedding_VD)
         first, last = span(vocab_size, self.group)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_activation import activated, gated_by
 from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_delta import MAX_TAPS
@@ -23,6 +23,7 @@ from hunch.kernels.gpu_inputs import add_branches, take_inputs
 from hunch.kernels.gpu_route import Timing
 from hunch.kernels.gpu_tiling import Tiling
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Quantised, Weight, slices_of
 from hunch.layers.block import Block
 from hunch.layers.inputs import InputGate
@@ -57,7 +58,11 @@ class FusedLayers:
         self.group = group
         self.timing = Timing(blocks[0].attn.out.weight.device)
         self.layers = [layer_of(block, self.timing) for block in blocks]
-        assert all(layer.attn_norm is not None for layer in self.layers[1:])
+        first = self.layers[0]
+        is_unnormed = first.attn_norm is None and first.mlp_norm is None
+        # Branches read the stream as it is; else, and but for the first, a norm of it.
+        self.is_bare = first.is_post_norm or is_unnormed
+        assert self.is_bare or all(layer.attn_norm is not None for layer in self.layers[1:])
         self.tables = tables  # rotary, LH each; none: positions are not in the heads
         self.tempers = tempers or [None] * len(tables)
         self.eps, self.is_wide = eps, is_wide
@@ -88,8 +93,8 @@ class FusedLayers:
         Returns the stream after 0, 1, ... layers and, where a norm is given, the last one's norm.
         Only the last stream and the `kept` ones are sure to be whole: others are written over.
         """
-        if self.layers[0].is_post_norm:
-            return self._run_post(input_PE, attn, kv, tiling, kept)
+        if self.is_bare:
+            return self._run_bare(input_PE, attn, kv, tiling, norm=norm, kept=kept)
         eps, (num_tokens, width) = self.eps, x_TD.shape
         is_eager = num_tokens in self.eager_rows
         h_PD = x_TD.new_empty(len(input_PE), width)
@@ -99,9 +104,15 @@ class FusedLayers:
             input_PE = input_PE if index == 0 else h_PD
             parts_SPD = self._attend(input_PE, layer, attn, kv, tiling)
             y_TD = torch.empty_like(x_TD) if index in kept else x_TD
-            mlp_PD = input_PE if layer.mlp_norm is None else h_PD
+            mlp_PD, mlp_norm = h_PD, layer.mlp_norm
+            if layer.is_parallel:
+                if mlp_norm is None:
+                    mlp_PD = input_PE
+                else:
+                    add_norm(x_TD, mlp_norm, eps, h_TD, is_eager=is_eager)
+                mlp_norm = None
             add_norm(
-                x_TD, layer.mlp_norm, eps, None if layer.mlp_norm is None else h_TD, sum_TD=y_TD,
+                x_TD, mlp_norm, eps, None if mlp_norm is None else h_TD, sum_TD=y_TD,
                 parts_SVD=parts_SPD, branch=layer.attn_out_norm, part_scale=layer.residual_scale,
                 is_eager=is_eager,
             )  # fmt: skip
@@ -121,27 +132,46 @@ class FusedLayers:
             streams.append(x_TD)
         return streams, None if norm is None else h_TD
 
-    def _run_post(
+    def _run_bare(
         self,
         x_PD: Tensor,
         attn: AttnInputs,
         kv: KVCache,
         tiling: Tiling,
+        *,
+        norm: RowNorm | Tensor | None,
         kept: Collection[int],
-    ) -> tuple[list[Tensor], None]:
-        """`run` where a sum is normed before it is the stream: the input is the stream itself."""
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """`run` where branches read the stream itself: what they give is normed before it is added,
+        or the sum after."""
         num_tokens = len(attn.pos_T)
         streams = [x_PD[:num_tokens]]
         for index, layer in enumerate(self.layers):
             parts_SPD = self._attend(x_PD, layer, attn, kv, tiling)
             y_PD = torch.empty_like(x_PD) if index in kept else x_PD
             x_TD, y_TD = x_PD[:num_tokens], y_PD[:num_tokens]
-            add_norm(x_TD, layer.attn_norm, self.eps, y_TD, parts_SVD=parts_SPD)
-            parts_SPD = self._mlp(y_PD, layer, num_tokens)
-            add_norm(y_TD, layer.mlp_norm, self.eps, y_TD, parts_SVD=parts_SPD)
+            self._add_bare(x_TD, y_TD, parts_SPD, layer, layer.attn_norm, layer.attn_out_norm)
+            parts_SPD = self._answer(y_TD, y_PD, layer, attn)
+            self._add_bare(y_TD, y_TD, parts_SPD, layer, layer.mlp_norm, layer.mlp_out_norm)
             streams.append(y_TD)
             x_PD = y_PD
-        return streams, None
+        if norm is None:
+            return streams, None
+        h_TD = torch.empty_like(streams[-1])
+        add_norm(streams[-1], norm, self.eps, h_TD)
+        return streams, h_TD
+
+    def _add_bare(
+        self, x_TD: Tensor, y_TD: Tensor, parts_SPD: Tensor, layer: Layer, after: RowNorm | None,
+        branch: RowNorm | None,
+    ) -> None:  # fmt: skip
+        if layer.is_post_norm:
+            add_norm(x_TD, after, self.eps, y_TD, parts_SVD=parts_SPD)
+            return
+        add_norm(
+            x_TD, None, self.eps, None, sum_TD=y_TD, parts_SVD=parts_SPD, branch=branch,
+            part_scale=layer.residual_scale,
+        )  # fmt: skip
 
     def _attend(
         self, h_PE: Tensor, layer: Layer, attn: AttnInputs, kv: KVCache, tiling: Tiling
@@ -277,11 +307,11 @@ class FusedLayers:
         return self.is_wide and num_tokens >= self.min_rows
 
 
-def float_logits(hidden_MD: Tensor, weight_VD: Weight) -> Tensor:
+def float_logits(hidden_MD: Tensor, weight_VD: Weight, bias_V: Tensor | None = None) -> Tensor:
     """Scores in float32, never rounded to 16 bits."""
     size = (len(hidden_MD), len(weight_VD))
     logits_MV = torch.empty(size, dtype=torch.float32, device=hidden_MD.device)
-    gemm(hidden_MD, weight_VD, logits_MV)
+    gemm(hidden_MD, weight_VD, logits_MV, bias_V)
     return logits_MV
 
 

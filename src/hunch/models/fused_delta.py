@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.delta import DeltaWeights
 from hunch.kernels.gpu_delta import MAX_TAPS, fold, gated_norm, keep
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.recurrent import GatedDelta
 
 

@@ -14,7 +14,7 @@ from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.gpu_fused import RowNorm
 from hunch.kernels.gpu_route import Timing
 from hunch.layers.attention import Heads
-from hunch.layers.block import Block, PostNormBlock
+from hunch.layers.block import Block, ParallelBlock, PostNormBlock
 from hunch.layers.experts import Experts, ExpertsBeside
 from hunch.layers.inputs import InputGate
 from hunch.layers.latent import LatentAttention, LatentBlock
@@ -38,7 +38,7 @@ class Layer:
     sinks_N: Tensor | None
     out: Linear
     attn_out_norm: RowNorm | None  # of what is added to the stream
-    mlp_norm: RowNorm | None  # None: the MLP reads what attention read
+    mlp_norm: RowNorm | None  # None: the stream as it is, or what attention read if parallel
     gate_up: Linear | None  # up alone where there is no gate; None, as down: there are experts
     activation: str  # one of KERNEL_NAMES' values
     is_gated: bool
@@ -46,6 +46,7 @@ class Layer:
     mlp_out_norm: RowNorm | None
     residual_scale: float  # of what is added to the stream
     is_post_norm: bool  # norms stand after the sums
+    is_parallel: bool  # the MLP reads the stream of before attention
     number: int  # of the cache's layer
     experts: FusedExperts | None = None
     latent: FusedLatent | None = None
@@ -97,6 +98,7 @@ def _other_layer(block: LatentBlock | DeltaBlock, timing: Timing) -> Layer:
         mlp_out_norm=None,
         residual_scale=1.0,
         is_post_norm=False,
+        is_parallel=False,
         number=attn.layer,
         experts=FusedExperts(mlp, timing) if isinstance(mlp, Experts) else None,
         latent=None if latent is None else FusedLatent(latent),
@@ -130,6 +132,7 @@ def layer_of(block: Block | LatentBlock | DeltaBlock, timing: Timing) -> Layer:
         mlp_out_norm=row_norm(block.mlp_out_norm),
         residual_scale=block.residual_scale,
         is_post_norm=isinstance(block, PostNormBlock),
+        is_parallel=isinstance(block, ParallelBlock),
         number=attn.layer,
         experts=None if experts is None else FusedExperts(experts, timing),
         attn_gate=attn.gate,

@@ -46,7 +46,7 @@ def load_decoder(
     `hold` says how matrices are held (source.HOLDS); None: in few bits where dtype says so or, on
     a GPU, the file has them so.
     """
-    spec = ModelSpec.from_config(weights.config)
+    spec = spec_of(weights)
     device = torch.device(device)
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     read_ahead(weights.path)
@@ -63,6 +63,17 @@ def load_decoder(
         kinds, name = ", ".join(sorted(source.expanded)), str(source.dtype).removeprefix("torch.")
         log.warning("no GPU kernel for %s: these matrices are expanded to %s", kinds, name)
     return decoder
+
+
+def spec_of(weights: Weights) -> ModelSpec:
+    """What the config says. Where it does not say whether the embedding is the output matrix too,
+    the files do: defaults differ between families, and files of newer tools leave them out."""
+    spec = ModelSpec.from_config(weights.config)
+    head = resolve(MODELS, spec.architecture).names.head
+    is_given = weights.config.get("tie_word_embeddings") is not None
+    has_head = is_given or any(name.endswith(head) for name in weights.names())
+    is_whole = not spec.embed_width  # a projected table is no output matrix
+    return replace(spec, is_tied=spec.is_tied or (is_whole and not has_head))
 
 
 def dtype_of(model: ModelConfig, weights: Weights) -> str:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, KVCache, zero_kv
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.delta import DeltaShape, RowStates, StatesShape
+from hunch.kernels.kv_store import KVCache, zero_kv
 from hunch.kernels.native import (
     FLOAT,
     NativeMatrix,
@@ -27,18 +28,20 @@ from hunch.models.arrange import Arranged
 from hunch.models.backends import NATIVE
 from hunch.models.build import local_heads
 from hunch.models.decoder import Decoder, Hidden, Progress
-from hunch.models.load import check_tensors
+from hunch.models.load import check_tensors, spec_of
 from hunch.models.native_layers import Reader, build_native_layer, build_native_table
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
-from hunch.models.source import FileSource
+from hunch.models.source import FileSource, bias_of
 from hunch.models.spec import MAX_NODES, ModelSpec
 from hunch.models.stage import WHOLE, Stage, StageWeights, stage_spec
 from hunch.models.weights.base import Weights, iterate, read_ahead
-from hunch.parallel.group import SINGLE, Group, spans
+from hunch.parallel.group import SINGLE, Group, span, spans
 from hunch.registry import MODELS, resolve
 
 DTYPES = ("auto", "int8", "int4", "float32")
 ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
+# Up to this width 8 bits of activations change more than a tenth of simple answers: decision 023.
+SMALL_WIDTH = 768
 _LANES = 16  # widths and heads are whole vectors on every CPU
 MAX_HEAD_DIM = 1024
 
@@ -74,16 +77,14 @@ class NativeDecoder:
         self.device, self.dtype, self.group = torch.device("cpu"), torch.float32, group
         self.heads: Heads = local_heads(spec, group)
         source = FileSource(arranged, torch.float32)
-        given = (self.names.embed, self.names.head, ID_MAP) if tables else ()
-        check_tensors(spec, source, given)
+        check_tensors(spec, source, (self.names.embed, self.names.head, ID_MAP) if tables else ())
         local = local_spec(spec, group)
         self.head_sizes = spans(spec.vocab_size, group.size)
-        self._whole: Reader | None = None
-        if group.size > 1:
-            self._whole = Reader(source, dtype, num_threads)
-            shared = SharedWeights(source.weights, spec, self.names, group)
-            source = FileSource(shared, torch.float32)
         reader = Reader(source, dtype, num_threads)
+        self._whole = reader if group.size > 1 else None
+        if group.size > 1:  # each process has a share of every matrix
+            shared = SharedWeights(source.weights, spec, self.names, group)
+            reader = Reader(FileSource(shared, torch.float32), dtype, num_threads)
         ropes = [Rope(rope, spec.turned_dim, spec.max_len) for rope in spec.ropes]
         prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         layers = [
@@ -92,14 +93,14 @@ class NativeDecoder:
         ]
         table = build_native_table(spec, reader, self.names)
         self.embedding, self.head = tables or self._tables(reader)
-        own = (self.head,) if tables else (self.embedding, self.head)
-        matrices = {id(m): m for m in own}
-        matrices |= {id(m): m for layer in layers for m in layer.matrices()}
-        matrices |= {} if table is None else {id(m): m for m in (table.table, table.project)}
-        self.weight_bytes = sum(matrix.nbytes for matrix in matrices.values())
-        is_float = all(matrix.kind == FLOAT for matrix in matrices.values())
+        held = [self.head] if tables else [self.embedding, self.head]
+        held += [matrix for layer in layers for matrix in layer.matrices()]
+        held += [] if table is None else [table.table, table.project]
+        self.weight_bytes = sum({id(matrix): matrix.nbytes for matrix in held}.values())
+        is_float = all(matrix.kind == FLOAT for matrix in held)
         self.kv_dtype = torch.float32 if is_float else torch.float16
-        norm_D, norm_bias_D, positions_LD = self._vectors(reader)
+        self.activation_bits = None if is_float else 14 if is_fine else 8
+        norm_D, norm_bias_D, positions_LD, head_bias_V = self._vectors(reader)
         self.network = NativeNetwork(
             _shape(local, self.heads),
             layers,
@@ -114,17 +115,24 @@ class NativeDecoder:
             is_fine=is_fine,
             reduce=group.all_reduce if group.size > 1 else None,
             table=table,
+            head_bias=head_bias_V,
         )
 
-    def _vectors(self, reader: Reader) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The last norm's weight and bias, and learned positions; None for what there is not."""
+    def _vectors(self, reader: Reader) -> tuple[Tensor | None, ...]:
+        """The last norm's weight and bias, learned positions, and the bias of this process's part
+        of the output matrix; None for what there is not."""
         spec, norm = self.spec, self.names.final_norm
         has_bias = spec.has_final_norm and spec.norm == "layer" and spec.has_norm_bias
         positions_LD = None
         if spec.rope is None and not spec.takes_stream:
             positions_LD = reader.tensor(self.names.positions)[spec.position_offset :]
         norm_D = reader.tensor(f"{norm}.weight") if spec.has_final_norm else None
-        return norm_D, reader.tensor(f"{norm}.bias") if has_bias else None, positions_LD
+        norm_bias_D = reader.tensor(f"{norm}.bias") if has_bias else None
+        head_bias_V = None
+        if spec.has_head_bias and spec.has_head:
+            head_bias_V = reader.tensor(bias_of(self.names.head))
+            head_bias_V = head_bias_V[slice(*span(spec.vocab_size, self.group))].clone()
+        return norm_D, norm_bias_D, positions_LD, head_bias_V
 
     def _tables(self, reader: Reader) -> tuple[NativeMatrix, NativeMatrix]:
         """Embedding and output matrix, as far as this process has them."""
@@ -215,10 +223,10 @@ def load_native(
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
-    spec = ModelSpec.from_config(weights.config)
+    spec = spec_of(weights)
     # What the native pass does not split.
     parts = (spec.experts, spec.delta, spec.latent, spec.other_heads)
-    is_whole = any(part is not None for part in parts)
+    is_whole = any(part is not None for part in parts) or spec.is_qk_norm_whole
     if not is_supported(spec) or (is_whole and group.size > 1) or not is_available():
         return None
     read_ahead(weights.path)
@@ -226,6 +234,13 @@ def load_native(
     return NativeDecoder(
         spec, weights, dtype, num_threads, progress, is_fine=is_fine, group=group, stage=stage
     )
+
+
+def activation_bits(spec: ModelSpec, asked: int | str) -> int:
+    """8 or 14, for a model before whose quantised weights a user asked for so many, or "auto"."""
+    if isinstance(asked, int):
+        return asked
+    return 14 if spec.width <= SMALL_WIDTH else 8
 
 
 def is_supported(spec: ModelSpec) -> bool:
@@ -236,7 +251,7 @@ def is_supported(spec: ModelSpec) -> bool:
 def not_native(spec: ModelSpec) -> list[str]:
     """What keeps a model from the native kernels, in words."""
     sizes = [spec.head_dim, *([spec.other_heads.head_dim] if spec.other_heads else [])]
-    heads = any(size % (2 * _LANES) != 0 or size > MAX_HEAD_DIM for size in sizes)
+    heads = any(size % _LANES != 0 or size > MAX_HEAD_DIM for size in sizes)
     if spec.latent is not None:
         heads = spec.head_dim > MAX_HEAD_DIM  # they are whole vectors where their parts are
     problems = {
@@ -279,6 +294,8 @@ def _shape(spec: ModelSpec, heads: Heads) -> NativeShape:
         scale=heads.scale,
         is_layer_norm=spec.norm == "layer",
         is_post_norm=spec.is_post_norm,
+        is_parallel=spec.is_parallel,
+        is_qk_norm_whole=spec.is_qk_norm_whole,
         activation=activation_number(spec.activation),
         embed_scale=1.0 if spec.takes_stream else spec.embed_scale,
         residual_scale=spec.residual_scale,

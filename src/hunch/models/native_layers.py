@@ -5,17 +5,27 @@ from __future__ import annotations
 import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hunch.kernels.build import num_cores
+from hunch.kernels.experts import SCORES
 from hunch.kernels.native import EXACT_KIND, FLOAT, INT4, INT8, NativeMatrix
-from hunch.kernels.native_delta import NativeDelta
-from hunch.kernels.native_experts import NativeExperts
-from hunch.kernels.native_latent import NativeLatent
-from hunch.kernels.native_structs import NativeInputs, NativeLayer, NativeTable
+from hunch.kernels.native_structs import (
+    DELTA_NUMBERS,
+    MATRICES,
+    DeltaStruct,
+    ExpertsStruct,
+    InputsStruct,
+    LatentStruct,
+    LayerStruct,
+    NativePart,
+    NativeTable,
+    activation_number,
+)
 from hunch.layers.latent import LatentShape
 from hunch.layers.rope import Rope
 from hunch.models.build import Names
@@ -118,7 +128,7 @@ def build_native_layer(
     names: Names,
     layer: int,
     ropes: list[Rope],
-) -> NativeLayer:
+) -> NativePart:
     model, spec = spec, spec.at(layer)
     rope = ropes[spec.rope_index(layer)] if ropes else None
     has_experts = spec.experts is not None and spec.experts.layers[layer]
@@ -128,15 +138,7 @@ def build_native_layer(
     is_alone = has_experts and not is_beside
     where = _matrices(spec, prefix, names, has_experts=is_alone, is_recurrent=is_recurrent)
     where = {name: path for name, path in where.items() if not is_reader or name not in ("k", "v")}
-    has_bias = dict.fromkeys(("q", "k", "v", "attn_gate"), spec.has_qkv_bias)
-    has_bias["out"] = spec.has_out_bias and not is_recurrent
-    has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
-
-    norms = {"attn_norm": True, "mlp_norm": not spec.is_parallel}
-    norms |= dict.fromkeys(("attn_out_norm", "mlp_out_norm"), spec.has_branch_norms)
-    paths = {name: prefix + getattr(names, name) for name, is_there in norms.items() if is_there}
-    has_bias |= dict.fromkeys(paths, spec.norm == "layer" and spec.has_norm_bias)
-
+    norms = _norms(spec, prefix, names)
     has_norms = spec.has_qk_norm and not is_recurrent
     num_before = spec.kv_shapes(1)[0][0]  # layers of the cache before those of other heads
 
@@ -144,15 +146,11 @@ def build_native_layer(
         return reader.tensor(f"{prefix}{name}.weight") if name else torch.ones(spec.head_dim)
 
     parts: dict[str, Any] = {name: reader.matrix(f"{path}.weight") for name, path in where.items()}
-    parts = dict.fromkeys(("q", "k", "v")) | parts | dict.fromkeys(norms)
-    parts |= {name: reader.tensor(f"{path}.weight") for name, path in paths.items()}
-    return NativeLayer(
+    parts |= {name: reader.tensor(f"{path}.weight") for name, path in norms.items()}
+    return NativePart(
+        LayerStruct,
         **parts,
-        biases={
-            name: reader.tensor(f"{path}.bias")
-            for name, path in (where | paths).items()
-            if has_bias[name]
-        },
+        **_biases(spec, reader, where, norms, is_recurrent=is_recurrent),
         experts=_experts(spec, reader, prefix, names.experts) if has_experts else None,
         delta=_delta(spec, reader, prefix + names.recurrent) if is_recurrent else None,
         latent=_latent(spec, spec.latent, reader, prefix) if spec.latent else None,
@@ -163,7 +161,7 @@ def build_native_layer(
         sinks=reader.tensor(prefix + names.sinks) if spec.has_sinks else None,
         rope=None if rope is None else rope.table_LH,
         temper=None if rope is None else rope.temper_L,
-        window=spec.windows[layer],
+        window=spec.windows[layer] or 0,
         inputs=_inputs(spec, reader, prefix, names),
         stream_scale=float(reader.tensor(prefix + names.scale)) if spec.has_layer_scale else 1.0,
         is_reader=is_reader,
@@ -175,13 +173,39 @@ def build_native_layer(
     )
 
 
-def _inputs(spec: ModelSpec, reader: Reader, prefix: str, names: Names) -> NativeInputs | None:
+def _norms(spec: ModelSpec, prefix: str, names: Names) -> dict[str, str]:
+    """Where the norms that a layer has are in the file."""
+    norms = {"attn_norm": spec.has_input_norms}
+    norms["mlp_norm"] = spec.has_input_norms and spec.has_mlp_norm
+    norms |= dict.fromkeys(("attn_out_norm", "mlp_out_norm"), spec.has_branch_norms)
+    return {name: prefix + getattr(names, name) for name, is_there in norms.items() if is_there}
+
+
+def _biases(
+    spec: ModelSpec,
+    reader: Reader,
+    where: dict[str, str],
+    norms: dict[str, str],
+    *,
+    is_recurrent: bool,
+) -> dict[str, Tensor]:
+    """Those of its matrices and norms, under the names that the kernels have for them."""
+    has_bias = dict.fromkeys(("q", "k", "v", "attn_gate"), spec.has_qkv_bias)
+    has_bias["out"] = spec.has_out_bias and not is_recurrent
+    has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
+    has_bias |= dict.fromkeys(norms, spec.norm == "layer" and spec.has_norm_bias)
+    paths = {name: path for name, path in (where | norms).items() if has_bias[name]}
+    return {f"{name}_bias": reader.tensor(f"{path}.bias") for name, path in paths.items()}
+
+
+def _inputs(spec: ModelSpec, reader: Reader, prefix: str, names: Names) -> NativePart | None:
     if spec.inputs is None:
         return None
-    return NativeInputs(
-        reader.matrix(f"{prefix}{names.input_gate}.weight"),
-        reader.matrix(f"{prefix}{names.input_project}.weight"),
-        reader.tensor(f"{prefix}{names.input_norm}.weight"),
+    return NativePart(
+        InputsStruct,
+        gate=reader.matrix(f"{prefix}{names.input_gate}.weight"),
+        project=reader.matrix(f"{prefix}{names.input_project}.weight"),
+        norm=reader.tensor(f"{prefix}{names.input_norm}.weight"),
     )
 
 
@@ -205,7 +229,7 @@ def _matrices(
     absent |= {"q", "k", "v"} if spec.latent else set()
     absent |= {"q", "k", "v", "out"} if is_recurrent else set()
     absent |= set() if spec.is_gated else {"gate"}
-    where = {n: prefix + getattr(names, n) for n in NativeLayer.MATRICES if n not in absent}
+    where = {n: prefix + getattr(names, n) for n in MATRICES if n not in absent}
     if is_recurrent:
         where["out"] = f"{prefix}{names.recurrent}out_proj"
     elif spec.has_attn_gate:
@@ -213,10 +237,11 @@ def _matrices(
     return where
 
 
-def _delta(spec: ModelSpec, reader: Reader, prefix: str) -> NativeDelta:
+def _delta(spec: ModelSpec, reader: Reader, prefix: str) -> NativePart:
     assert spec.delta is not None
-    return NativeDelta(
-        shape=spec.delta,
+    return NativePart(
+        DeltaStruct,
+        **{name: getattr(spec.delta, name) for name in DELTA_NUMBERS},
         qkv=reader.matrix(f"{prefix}in_proj_qkv.weight"),
         beta=reader.floats(f"{prefix}in_proj_b.weight"),
         decay=reader.floats(f"{prefix}in_proj_a.weight"),
@@ -229,7 +254,7 @@ def _delta(spec: ModelSpec, reader: Reader, prefix: str) -> NativeDelta:
     )
 
 
-def _latent(spec: ModelSpec, shape: LatentShape, reader: Reader, prefix: str) -> NativeLatent:
+def _latent(spec: ModelSpec, shape: LatentShape, reader: Reader, prefix: str) -> NativePart:
     prefix = f"{prefix}self_attn."
     has_bias, is_narrow = spec.has_qkv_bias, shape.q_latent_dim is not None
     names = {"q": "q_b_proj" if is_narrow else "q_proj", "kv": "kv_a_proj_with_mqa"}
@@ -239,7 +264,8 @@ def _latent(spec: ModelSpec, shape: LatentShape, reader: Reader, prefix: str) ->
         q_down = reader.matrix(f"{prefix}q_a_proj.weight")
         q_norm = reader.tensor(f"{prefix}q_a_layernorm.weight")
         q_bias = reader.tensor(f"{prefix}q_a_proj.bias") if has_bias else None
-    return NativeLatent(
+    return NativePart(
+        LatentStruct,
         **matrices,
         q_down=q_down,
         k_up=reader.turned(f"{prefix}k_up.weight", spec.num_heads),
@@ -256,7 +282,7 @@ def _latent(spec: ModelSpec, shape: LatentShape, reader: Reader, prefix: str) ->
     )
 
 
-def _experts(spec: ModelSpec, reader: Reader, prefix: str, names: ExpertNames) -> NativeExperts:
+def _experts(spec: ModelSpec, reader: Reader, prefix: str, names: ExpertNames) -> NativePart:
     experts = spec.experts
     assert experts is not None
     count, shared = experts.routing.num_experts, prefix + names.shared
@@ -283,10 +309,13 @@ def _experts(spec: ModelSpec, reader: Reader, prefix: str, names: ExpertNames) -
     if experts.has_bias:
         found["up_bias"] = torch.cat([reader.tensor(f"{path}.bias") for path in up])
         found["down_bias"] = torch.cat([reader.tensor(f"{path}.bias") for path in down])
-    return NativeExperts(
-        routing=experts.routing,
+    routing = asdict(experts.routing)
+    routing["scores"] = SCORES.index(experts.routing.scores)
+    return NativePart(
+        ExpertsStruct,
+        **routing,
         width=experts.width,
-        activation=spec.activation,
+        activation=activation_number(spec.activation),
         router=NativeMatrix.from_floats(router, FLOAT, reader.num_threads),
         up=stack(*up),
         down=stack(*down),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hunch.config import say_once
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.layers.rope import RopeSpec, stretch
 from hunch.registry import unknown
@@ -32,12 +33,14 @@ _HARMLESS = re.compile(
     r"|vision_config|audio_config"
     r"|projector_.*|multimodal_projector_bias|spatial_merge_size|vision_feature_.*"
     r"|aux_loss_alpha|seq_aux|ep_size|use_parallel_embedding"
-    r"|mm_tokens_per_image|pretraining_tp|from_gguf|cut_from|cut_layers|unit_share|draft_vocab_size"
+    r"|mm_tokens_per_image|pretraining_tp|from_gguf|cut_from|cut_layers|unit_share|abreast|draft_vocab_size"
     r"|draft_layers"
     r"|num_nextn_predict_layers|mtp_.*|num_mtp_.*|speculators_.*|model_max_length"
     r"|attention_softmax_in_fp32|scale_attention_softmax_in_fp32|reorder_and_upcast_attn"
 )
 _OFF: tuple[Any, ...] = (None, False, 0, "", (), [], {})
+# transformers' version whose settings of every family here are read or known to be harmless.
+READ_VERSION = (5, 22)
 
 
 class Recorded(Mapping[str, Any]):
@@ -45,18 +48,18 @@ class Recorded(Mapping[str, Any]):
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._read: set[str] = set()
+        self.read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
-        self._read.add(key)
+        self.read.add(key)
         return self._config[key]
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._read.add(key)
+        self.read.add(key)
         return self._config.get(key, default)
 
     def __contains__(self, key: object) -> bool:
-        self._read.add(str(key))
+        self.read.add(str(key))
         return key in self._config
 
     def __iter__(self) -> Iterator[str]:
@@ -70,7 +73,7 @@ class Recorded(Mapping[str, Any]):
         return {
             key: value
             for key, value in self._config.items()
-            if key not in self._read and not _HARMLESS.fullmatch(key) and not _is_off(value)
+            if key not in self.read and not _HARMLESS.fullmatch(key) and not _is_off(value)
         }
 
 
@@ -91,6 +94,29 @@ class Defaulted(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len({*self._defaults, *self._config})
+
+
+def refuse_unread(config: Config, extra: Config, where: str) -> None:
+    """Raise for settings that nobody here reads.
+
+    Those of a file that transformers' own code reads, of a version that is known here, are none of
+    its settings: they change nothing there, and a word in the log is enough.
+    """
+    version = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version")))
+    is_known = version is not None and (int(version[1]), int(version[2])) <= READ_VERSION
+    if is_known and not config.get("auto_map"):
+        say_once(
+            f"{where} has {shown(extra)}: nothing in transformers reads it, and hunch passes it by"
+        )
+        return
+    raise UnsupportedModelError(
+        f"{where} has {shown(extra)}, which hunch does not know and which may change what the "
+        "model computes. Where it does not, take it out of config.json"
+    )
+
+
+def shown(settings: Config) -> str:
+    return ", ".join(f"{key}={str(value)[:40]}" for key, value in sorted(settings.items()))
 
 
 def _is_off(value: Any) -> bool:
@@ -162,6 +188,7 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     readers: dict[str, Callable[[Config], dict[str, Any]]] = {
         "default": lambda _: {},
+        "dynamic": lambda _: {},  # up to max_position_embeddings, which is what is served
         "linear": lambda r: {"factor": read_float(r, "factor")},
         "llama3": _read_llama3,
         "yarn": lambda r: _read_yarn(r, config),
@@ -177,7 +204,7 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
         raise UnsupportedModelError(f"rope_type {unknown(str(kind), readers)}")
     spec = RopeSpec(
         theta=read_float(rope, "rope_theta", 10000.0),
-        kind="longrope" if kind == "su" else str(kind),
+        kind={"su": "longrope", "dynamic": "default"}.get(kind, str(kind)),
         dim=0 if dim == head_dim or kind == "proportional" else dim,
         **readers[kind](rope),
     )
@@ -186,8 +213,25 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     for key in ("type", "rope_type", "factor", "original_max_position_embeddings"):
         rope.get(key)  # said by some files for kinds that do not need them
     if extra := rope.unread():
-        raise UnsupportedModelError(f"rope settings {extra} are not known for rope_type {kind!r}")
+        refuse_unread(config, extra, f"config.json: rope settings of rope_type {kind!r}")
     return spec
+
+
+_PICTURES = ("mrope_section", "mrope_interleaved")  # text has the same position on all axes
+
+
+def without_pictures(config: Config) -> Config:
+    """Rope settings of a model of text and pictures, as they are for text alone."""
+    changed: dict[str, Any] = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        given = config.get(key)
+        if isinstance(given, Mapping):
+            changed[key] = {
+                name: "default" if value == "mrope" else value
+                for name, value in given.items()
+                if name not in _PICTURES
+            }
+    return Defaulted(changed, config)
 
 
 def _read_llama3(rope: Config) -> dict[str, Any]:
@@ -261,3 +305,13 @@ def read_windows(
     if types is None:
         return tuple(window if layer >= first else None for layer in range(num_layers))
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def windows_of(config: Config, num_layers: int, every: int) -> tuple[int | None, ...]:
+    """By `layer_types`, or one layer without a window to so many with one."""
+    kinds = ("full_attention", "sliding_attention")
+    every = read_int({"sliding_window_pattern": every}, "sliding_window_pattern")
+    types = config.get("layer_types") or [
+        kinds[(layer + 1) % every > 0] for layer in range(num_layers)
+    ]
+    return read_windows(Defaulted({"layer_types": types}, config), num_layers)

@@ -108,9 +108,11 @@ class Source:
         bias_N = self.take(f"{name}.bias", num_out) if has_bias else None
         return RowLinear(weight, bias_N, self.group)
 
-    def head(self, name: str, vocab_size: int, width: int) -> Linear:
+    def head(self, name: str, vocab_size: int, width: int, *, has_bias: bool = False) -> Linear:
         """The output matrix, each rank with a part of the vocabulary."""
-        return Linear(self.matrix([(name, (vocab_size, width), None)], 0, is_table=True))
+        weight = self.matrix([(name, (vocab_size, width), None)], 0, is_table=True)
+        bias_V = self.take(bias_of(name), vocab_size, split=0) if has_bias else None
+        return Linear(weight, bias_V)
 
     def tied_head(self, name: str, table_VD: Tensor) -> Linear:
         """The embedding as the output matrix, too. In few bits it is a second, smaller copy."""
@@ -161,6 +163,11 @@ class Source:
             found.append(codes)
         joined = join(found)
         return joined if joined is not None and can_pack(joined) else None
+
+
+def bias_of(weight: str) -> str:
+    """The name of the bias beside a matrix."""
+    return f"{weight.removesuffix('.weight')}.bias"
 
 
 def _join(parts: list[Tensor]) -> Tensor:

@@ -11,7 +11,15 @@ from hunch.kernels.delta import DeltaShape, StatesShape
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.layers.rope import RopeSpec
-from hunch.models.reading import Config, Recorded, read_float, read_int, read_rope
+from hunch.models.reading import (
+    Config,
+    Recorded,
+    read_float,
+    read_int,
+    read_rope,
+    refuse_unread,
+    shown,
+)
 from hunch.registry import MODELS, resolve, unknown
 
 MAX_NODES = 32  # of a draft, where nobody says how many there may be
@@ -53,11 +61,14 @@ class ModelSpec:
     norm_eps: float = 1e-6
     has_norm_bias: bool = True  # of layer norms
     has_qk_norm: bool = False  # each head of q and k is normed before it is turned
+    is_qk_norm_whole: bool = False  # and that over all heads at once
     unnormed: tuple[bool, ...] = ()  # per layer: q and k are not, in spite of it; (): none
     has_v_norm: bool = False  # each head of v is divided by its root mean square
+    has_input_norms: bool = True  # of the stream, before attention and MLP read it
     has_branch_norms: bool = False  # what attention and MLP give is normed before it is added
     is_post_norm: bool = False  # norms stand after the residual sums, none before the branches
-    is_parallel: bool = False  # attention and MLP read the same norm, and both are added
+    is_parallel: bool = False  # attention and MLP read the same stream, and both are added
+    has_mlp_norm: bool = True  # False: the MLP of a parallel layer reads attention's norm
     has_final_norm: bool = True
     # The MLP
     activation: str = "silu"
@@ -87,6 +98,7 @@ class ModelSpec:
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     has_mlp_bias: bool = False
+    has_head_bias: bool = False  # of the output matrix
     # Embedding, residual stream and output
     inputs: TokenInputs | None = None
     has_layer_scale: bool = False  # the stream is scaled at the end of each layer
@@ -104,6 +116,7 @@ class ModelSpec:
     dtype: str | None = None  # precision it was saved in
     is_norm_shifted: bool = False  # norms are stored as w and mean 1 + w
     is_transposed: bool = False  # matrices are stored [in, out]
+    is_qkv_by_head: bool = False  # a KV head's queries, key and value stand side by side
     is_rope_interleaved: bool = False  # pairs that are turned are neighbours in a head
 
     @staticmethod
@@ -111,7 +124,10 @@ class ModelSpec:
         """Read a config.json of Hugging Face's form."""
         names = config.get("architectures") or []
         if not isinstance(names, list | tuple) or not names:
-            raise ModelFormatError("config.json names no architectures")
+            raise ModelFormatError(
+                "config.json names no architectures; add the one of its family, such as "
+                '"architectures": ["LlamaForCausalLM"]'
+            )
         if names[0] not in MODELS:
             raise UnsupportedModelError(_not_known(config, str(names[0])))
         if config.get("quantization_config"):
@@ -124,10 +140,7 @@ class ModelSpec:
         spec: ModelSpec = family.read_config(recorded, str(names[0]))
         spec.check()
         if extra := recorded.unread():
-            raise UnsupportedModelError(
-                f"{names[0]}: config.json has {_shown(extra)}, which hunch does not know and which "
-                "may change what the model computes"
-            )
+            refuse_unread(config, extra, f"{names[0]}: config.json")
         return spec
 
     def check(self) -> None:
@@ -251,10 +264,6 @@ class ModelSpec:
         return self.rope_of[layer] if self.rope_of else 0
 
 
-def _shown(extra: Config) -> str:
-    return ", ".join(f"{key}={str(value)[:40]}" for key, value in sorted(extra.items()))
-
-
 def _not_known(config: Config, name: str) -> str:
     """Which family reads most of the config, and what would be left."""
     left: dict[str, Config] = {}
@@ -271,7 +280,7 @@ def _not_known(config: Config, name: str) -> str:
     nearest = min(left, key=lambda known: len(left[known]))
     differs = "whose config has the same keys; its layers may compute otherwise"
     if left[nearest]:
-        differs = f"which has no {_shown(left[nearest])}"
+        differs = f"which has no {shown(left[nearest])}"
     words += "" if words.endswith("?") else "."
     return f"{words} By its config it is nearest to {nearest}, {differs}"
 
@@ -289,6 +298,8 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
     rope, max_len = read_rope(config, head_dim), read_int(config, "max_position_embeddings", 2048)
     if rope.kind == "linear":  # the number of positions may be that of before they were stretched
         max_len = max(max_len, read_int(config, "max_sequence_length", max_len))
+    elif rope.kind == "yarn" and max_len <= rope.original_len:
+        max_len = int(rope.original_len * rope.factor)
     return {
         "architecture": architecture,
         "vocab_size": read_int(config, "vocab_size"),

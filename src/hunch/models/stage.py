@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.models.build import Names
+from hunch.models.source import bias_of
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed, ReadsParts, Weights, WeightsOver
 
@@ -102,7 +103,7 @@ class StageWeights(WeightsOver):
         in_layer = re.compile(re.escape(names.layer).replace(r"\{\}", r"(\d+)"))
         absent = [] if part.has_embedding else [names.embed]
         absent += [names.positions] if part.takes_stream else []
-        absent += [] if part.has_head else [names.head, f"{names.final_norm}."]
+        absent += [] if part.has_head else [names.head, bias_of(names.head), f"{names.final_norm}."]
         self._stored: dict[str, str] = {}
         for name in weights.names():
             found = in_layer.match(name)

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from hunch.config import KV_DTYPES, ModelConfig
 from hunch.errors import ConfigError, UnsupportedModelError
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.delta import StatesShape
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
-from hunch.models.decoder import Hidden
+from hunch.models.decoder import Decoder, Hidden
 from hunch.models.load import dtype_of, load_decoder
-from hunch.models.native import DTYPES, load_native, not_native
+from hunch.models.native import DTYPES, activation_bits, load_native, not_native
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import WHOLE, Stage
 from hunch.models.weights import Weights
@@ -60,6 +61,10 @@ class Target(Protocol):
     @property
     def is_quantised(self) -> bool:
         """Whether its weights are held in fewer than 16 bits; a drafter beside it is, too."""
+
+    @property
+    def activation_bits(self) -> int | None:
+        """Bits that its products round activations to; None: they are not rounded."""
 
     @property
     def tables(self) -> tuple[Tensor, Weight] | None:
@@ -168,11 +173,28 @@ class OverProcesses(Protocol):
         """End the other processes."""
 
 
+@runtime_checkable
+class HoldsKV(Protocol):
+    """A target whose kernels read keys and values of another precision than its own."""
+
+    def hold_kv(self, dtype: torch.dtype) -> None:
+        """Hold them so, before a cache is made."""
+
+
 def exactness(target: Target) -> str:
     """Whether a row's bits depend on nothing but the row, and what sees to it."""
-    is_exact = getattr(target, "is_exact", True)  # torch's own pass alone may not be
+    is_exact = not isinstance(target, Decoder) or target.is_exact  # torch's alone may not be
     how = f"{target.backend.name}: {target.backend.about}"
     return f"bit for bit ({how})" if is_exact else "no (torch: sums go by the number of rows)"
+
+
+def pick_device(device: str) -> str:
+    """cpu or cuda, where a user may have said auto."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda': torch sees no CUDA device here; use device='cpu'")
+    return device
 
 
 def load_target(
@@ -191,11 +213,12 @@ def load_target(
         weights = AdaptedWeights(weights, model.lora)
     is_native = model.kernels == "auto" and dtype in DTYPES
     if device.type == "cpu" and is_native:
+        bits = activation_bits(ModelSpec.from_config(weights.config), model.activation_bits)
         target = load_native(
             weights,
             dtype=dtype,
             num_threads=model.threads,
-            bits=model.activation_bits,
+            bits=bits,
             group=group,
             stage=stage,
         )
@@ -224,11 +247,10 @@ def with_kv(target: Target, kv_dtype: str) -> Target:
         return target
     if kv_dtype not in KV_DTYPES:
         raise ConfigError(f"kv_dtype={kv_dtype!r} is not one of {', '.join(KV_DTYPES)}")
-    hold = getattr(target, "hold_kv", None)
-    if hold is None or target.spec.latent is not None:
+    if not isinstance(target, HoldsKV) or target.spec.latent is not None:
         raise ConfigError(
             f"KV in {kv_dtype}: only a GPU's fused layers read it, no latent attention; "
             "leave it out for this model and device"
         )
-    hold(torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn)
+    target.hold_kv(torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn)
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import count
@@ -28,6 +30,7 @@ from hunch.parallel.part import Layout, Part, dump_model
 
 BLAME_SECONDS = 2.0  # after a broken line, until the rank that broke it must be known
 LEAVE_SECONDS = 5.0  # that a rank has to leave when it is told to
+MEMORY_FOLDER = "/dev/shm"  # whose files are in memory
 FOLLOWER = "hunch.parallel.follower"  # what other ranks run
 
 
@@ -55,6 +58,7 @@ class Ranks:
         ]
         for watch in self._watches:
             watch.start()
+        atexit.register(_close, weakref.ref(self))  # else those of torchrun see a line that breaks
 
     def load(self, path: Path, config: ModelConfig, layout: Layout) -> tuple[int, Part]:
         """A model over the first ranks: its number, and the part of this one."""
@@ -164,13 +168,18 @@ class Ranks:
             self.close()
 
 
+def _close(ranks: weakref.ref[Ranks]) -> None:
+    if (there := ranks()) is not None:
+        there.close()
+
+
 def start_ranks(size: int, device: str, num_threads: int | None = None) -> Ranks:
     """`size` ranks of which this process is the first; torchrun's where it started us."""
-    threads = num_threads or max(1, num_cores() // size)
+    threads = num_threads or threads_of_rank(size)
     if torchrun_rank(size) == 0:
         return Ranks(Link.of_torchrun(rank_device(device, 0, size)), [])
     own_device = rank_device(device, 0, size)  # raises where there are too few
-    folder = tempfile.TemporaryDirectory(prefix="hunch-ranks-")  # of this user alone
+    folder = tempfile.TemporaryDirectory(prefix="hunch-ranks-", dir=memory_folder())
     place = Path(folder.name)
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -186,6 +195,11 @@ def start_ranks(size: int, device: str, num_threads: int | None = None) -> Ranks
             process.wait()
         folder.cleanup()
         raise
+
+
+def memory_folder() -> str | None:
+    """Where files are in memory; None: nowhere."""
+    return MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
 
 
 def _start(
@@ -211,9 +225,14 @@ def _wait_here(rank: int, process: subprocess.Popen[bytes], stdout: IO[bytes]) -
         raise EngineError(f"rank {rank} did not start {said}".rstrip())
 
 
+def threads_of_rank(num_ranks: int) -> int:
+    """Of those that share this machine's cores."""
+    return max(1, num_cores() // num_ranks)
+
+
 def model_of_rank(config: ModelConfig, num_ranks: int) -> ModelConfig:
     """The config as every rank takes it: cores are shared out."""
-    threads = config.threads or max(1, num_cores() // num_ranks)
+    threads = config.threads or threads_of_rank(num_ranks)
     return replace(config, threads=threads)
 
 
@@ -224,5 +243,5 @@ def follow_torchrun(size: int, device: str, num_threads: int | None) -> int | No
         return None
     from hunch.parallel.follower import follow
 
-    torch.set_num_threads(num_threads or max(1, num_cores() // size))
+    torch.set_num_threads(num_threads or threads_of_rank(size))
     return follow(Link.of_torchrun(rank_device(device, rank, size)))

@@ -17,7 +17,7 @@ import torch
 
 from hunch.config import ModelConfig
 from hunch.errors import HunchError
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.parallel.link import Link, Numbers, rank_device
 from hunch.parallel.orders import Op, Pass, read_load
 from hunch.parallel.part import Layout, Part
@@ -142,17 +142,24 @@ class Follower:
             part.forward(asked.ids_T, asked.attn, kv, asked.feature_layers)
 
 
-def _leave_with_parent() -> None:
-    """Rank 0 holds the other end of this process's standard input."""
-    while os.read(0, 1):
-        pass
-    os._exit(0)
+def leave_with_parent() -> None:
+    """From now on this process ends when rank 0 does, which holds the end of its standard input."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def main(rank: int, size: int, kind: str, folder: Path) -> int:
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    leave_with_parent()
     torch.set_num_threads(int(os.environ["HUNCH_RANK_THREADS"]))
-    print("here", flush=True)
+    try:
+        print("here", flush=True)
+    except BrokenPipeError:  # rank 0 is gone already
+        os._exit(0)
     link = Link.in_folder(folder, rank, size, rank_device(kind, rank, size))
     return follow(link)
 

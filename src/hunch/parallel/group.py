@@ -63,6 +63,17 @@ class SingleGroup:
         return tensor
 
 
+class Memory(Protocol):
+    """See `kernels/native_shared.py`; parts are contiguous."""
+
+    rank: int
+    size: int
+
+    def gather(self, part: Tensor) -> Tensor: ...
+    def sum(self, part: Tensor) -> Tensor: ...
+    def broadcast(self, tensor: Tensor) -> None: ...
+
+
 SINGLE: Group = SingleGroup()
 
 
@@ -126,6 +137,35 @@ class DistGroup:
         parts = sent.new_empty(self.size, *sent.shape)
         self._group._allgather_base(parts.view(-1), sent.view(-1)).wait()
         return parts.to(part.device)
+
+
+class NearGroup:
+    """Processes of one machine that join parts in the CPU's memory, which all of them map."""
+
+    is_captured = False
+
+    def __init__(self, memory: Memory) -> None:
+        self.rank, self.size, self._memory = memory.rank, memory.size, memory
+
+    def all_reduce(self, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        if part.dtype == torch.float32:
+            return self._memory.sum(part)
+        return added(self._memory.gather(part))
+
+    def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        parts = self._memory.gather(padded(part, max(sizes)).contiguous())
+        return part if self.rank else joined(parts, sizes)
+
+    def all_slices(self, part_STD: Tensor) -> Tensor:
+        return self._memory.gather(added(part_STD).contiguous())
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        sent = tensor.contiguous()
+        self._memory.broadcast(sent)
+        if sent is not tensor:
+            tensor.copy_(sent)
+        return tensor
 
 
 class Line:

@@ -23,7 +23,8 @@ import torch
 import torch.distributed
 
 from hunch.errors import ConfigError
-from hunch.parallel.group import SINGLE, DistGroup, Group, Line
+from hunch.kernels import native
+from hunch.parallel.group import SINGLE, DistGroup, Group, Line, NearGroup
 
 log = logging.getLogger("hunch")
 
@@ -37,21 +38,27 @@ HEAD = 512  # numbers of an order that travel with its length
 TEXT_BYTES = 1024  # of what a rank has to say about an order
 MAX_AHEAD = 64  # orders under way that nobody has read yet
 SHARE_GPUS = "HUNCH_RANKS_SHARE_GPUS"  # set to 1: several ranks on one GPU, for tests
-EXCHANGE = "HUNCH_RANKS_EXCHANGE"  # set to "messages": not through the GPUs' memory
+EXCHANGE = "HUNCH_RANKS_EXCHANGE"  # set to "messages": not through memory that ranks share
 
 
 class Link:
     """One rank's end. All ranks call `group` and `tell_rank_0` in the same order."""
 
     def __init__(
-        self, store: Any, rank: int, size: int, device: torch.device, *, is_local: bool
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        device: torch.device,
+        folder: Path | None = None,  # that ranks of this machine share
     ) -> None:
         self.rank, self.size, self.device = rank, size, device
-        self._store, self._is_local = store, is_local
+        self._store, self._folder = store, folder
         self._orders = self._gloo("orders", rank, size)
         self._groups: dict[tuple[int, int], Group] = {}
         self._buffers: list[Any] = []  # of GPUs, shared with other ranks
         self._waiting: Any = None  # and whether they may still wait for each other in it
+        self._memories: list[Any] = []  # of the CPU, shared with other ranks
         self._lines: dict[int, Line] = {}
         self._head = np.zeros(HEAD, dtype=np.int64)
         self.is_ahead = False  # rank 0 goes on before the others have read what it sent
@@ -62,20 +69,21 @@ class Link:
         """Ranks on this machine that share a folder."""
         store = dist.FileStore(str(folder / "ranks"), size)
         store.set_timeout(timedelta(seconds=JOIN_SECONDS))
-        return Link(store, rank, size, device, is_local=True)
+        return Link(store, rank, size, device, folder)
 
     @staticmethod
     def of_torchrun(device: torch.device) -> Link:
         """Ranks that torchrun started, on one machine or several."""
         store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
-        return Link(store, rank, size, device, is_local=False)
+        return Link(store, rank, size, device)
 
     def group(self, size: int, first: int = 0) -> Group:
         """`size` ranks from `first` on; only they may ask."""
         if size == 1:
             return SINGLE
         if (size, first) not in self._groups:
-            self._groups[size, first] = self._shared(size, first) or self._joined(size, first)
+            made = self._shared(size, first) or self._near(size, first)
+            self._groups[size, first] = made or self._joined(size, first)
         return self._groups[size, first]
 
     def _joined(self, size: int, first: int) -> Group:
@@ -101,8 +109,32 @@ class Link:
         exchange = Exchange(rank, buffers.addresses, self._waiting.stop_1, self.device)
         return SharedGroup(exchange)
 
+    def _near(self, size: int, first: int) -> Group | None:
+        """Through memory of this machine's CPU; None: it cannot be, on any rank."""
+        by_messages = os.environ.get(EXCHANGE) == "messages" or not native.is_available()
+        if self.device.type != "cpu" or self._folder is None or by_messages:
+            return None
+        from hunch.kernels.native_shared import SharedMemory
+
+        file, rank = self._folder / f"group-{size}-{first}", self.rank - first
+        if rank and self._store.get(file.name) != b"made":
+            return None
+        try:
+            memory = SharedMemory(file, rank, size)
+        except OSError as error:
+            if rank:
+                raise
+            log.warning("ranks exchange by messages, not through memory: %s", error)
+            self._store.set(file.name, "not made")
+            return None
+        self._store.set(file.name, "made")
+        self._memories.append(memory)
+        return NearGroup(memory)
+
     def stop_waiting(self) -> None:
         """Let no kernel wait any more for a rank that is gone."""
+        for memory in self._memories:
+            memory.end()
         if self._waiting is not None:
             self._waiting.end()
 
@@ -135,7 +167,7 @@ class Link:
     def _gloo(self, name: str, rank: int, size: int) -> Any:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = FOREVER
-        if self._is_local:
+        if self._folder is not None:
             interface = "lo0" if sys.platform == "darwin" else "lo"
             options._devices = [dist.ProcessGroupGloo.create_device(interface=interface)]
         else:

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from hunch.config import ModelConfig
 from hunch.draft import KVShape
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
+from hunch.models.load import spec_of
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import Stage
 from hunch.models.target import Target, load_target
-from hunch.models.weights import open_weights
+from hunch.models.weights import open_weights, with_overrides
 from hunch.parallel.group import Group, Line, span
 from hunch.parallel.link import Link
 from hunch.step.kv_cache import allocate, allocate_states
@@ -66,10 +68,10 @@ class Part:
         stage = layout.stage_of(link.rank)
         group = link.group(layout.num_ranks, layout.first_rank(stage.index))
         line = link.line(layout.size) if layout.num_stages > 1 else None
-        weights = open_weights(path)
+        weights = with_overrides(open_weights(path), config.hf_overrides)
         model = load_target(config, weights, link.device, group, stage)
         before, after = (layout.first_rank(stage.index + step) + group.rank for step in (-1, 1))
-        spec = ModelSpec.from_config(weights.config)
+        spec = spec_of(weights)
         return Part(model, spec, group, stage, line, before, after)
 
     def new_kv(

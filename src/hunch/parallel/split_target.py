@@ -22,14 +22,21 @@ import torch
 from torch import Tensor
 
 from hunch.config import Config, ModelConfig
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Weight
 from hunch.models.backends import Backend
 from hunch.models.decoder import Hidden
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import stage_spec
 from hunch.models.target import BegunPass
-from hunch.parallel.executor import Ranks, follow_torchrun, model_of_rank, start_ranks
+from hunch.parallel.executor import (
+    Ranks,
+    follow_torchrun,
+    model_of_rank,
+    start_ranks,
+    threads_of_rank,
+)
 from hunch.parallel.orders import Op, Pass, order
 from hunch.parallel.part import Layout
 from hunch.parallel.split_backend import SplitBackend
@@ -65,6 +72,7 @@ class SplitTarget:
         self.weight_bytes, self.is_quantised = model.weight_bytes, model.is_quantised
         self.kv_shapes, self.new_kv, self.embed = model.kv_shapes, model.new_kv, model.embed
         self.states_of = model.states_of
+        self.activation_bits = model.activation_bits
         self.backend: Backend = SplitBackend(model.backend, self.layout)
         self.backend.captures_steps = self._can_capture()
         ranks.link.is_ahead |= self.backend.captures_steps
@@ -326,6 +334,8 @@ def load_split(config: Config, path: Path, device: torch.device) -> SplitTarget:
     if ended is not None:
         raise SystemExit(ended)
     ranks = start_ranks(size, device.type, threads)
+    if device.type == "cpu":
+        torch.set_num_threads(threads or threads_of_rank(size))
     try:
         layout = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         return SplitTarget(ranks, path, config.model, *layout)

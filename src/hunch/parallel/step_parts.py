@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.gpu_step import compact
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import TOKENS, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.target import FusedTarget
@@ -229,16 +230,8 @@ class StepParts:
         if asked.kv not in self._tables:
             size_XB = asked.table_rows, asked.table_blocks
             self._tables[asked.kv] = packed_5T.new_zeros(size_XB)
-        attn = AttnInputs(
-            pos_T=packed_5T[1],
-            slot_T=packed_5T[2],
-            seq_T=packed_5T[3],
-            table_SB=self._tables[asked.kv],
-            base_T=packed_5T[4],
-            tree_TP=packed_5T.new_zeros(num_tokens, asked.depth) if asked.depth else None,
-            block_size=asked.block_size,
-        )
-        spans = [Span(r * num_k, (r + 1) * num_k, r, 0, 1) for r in range(asked.num_rows)]
-        attn.memo["tiling"] = model.tiling(tuple(spans), num_tokens)
+        table_XB = self._tables[asked.kv]
+        attn = AttnInputs.over(packed_5T, table_XB, asked.block_size, asked.depth)
+        attn.memo["tiling"] = model.tiling(row_spans(asked.num_rows, num_k), num_tokens)
         self._buffers[asked] = packed_5T[0], attn
         return self._buffers[asked]

@@ -28,6 +28,7 @@ from hunch.kernels.noise import (
     gumbel_row,
     stream_at,
 )
+from hunch.kernels.step import Draws
 from hunch.sampling.dense import DeviceProcessors
 from hunch.sampling.filters import filter_ref, keep
 from hunch.sampling.processors import HostProcessors, needs_history
@@ -121,13 +122,12 @@ class SamplingState:
         """Whether the row's logits are more than divided, filtered and drawn from."""
         return bool(self.asks_X[row] & HISTORY)
 
-    def kind(self, row_R: npt.NDArray[np.int64]) -> int:
-        """What rows ask of a step's choices, by the host alone: 0 greedy, 1 sampled, 2 filtered.
-
-        A captured step is made for one of these, and serves rows that ask for less.
-        """
+    def draws(self, row_R: npt.NDArray[np.int64]) -> Draws:
+        """What a step of these rows must be made for, by what the host knows alone."""
         asks = int(np.bitwise_or.reduce(self.asks_X[row_R], initial=0))
-        return 0 if not asks & SAMPLED else 2 if asks & FILTERED else 1
+        if not asks & SAMPLED:
+            return Draws.GREEDY
+        return Draws.FILTERED if asks & FILTERED else Draws.SAMPLED
 
     def _asks(self, row_M: Tensor) -> int:
         # Reading row_M from a device would wait for it; there, any row in use counts.
@@ -200,22 +200,23 @@ class SamplingState:
 
         is_filtered = bool(self._asks(row_M) & FILTERED)
         row_M, pos_M = row_M.to(self.device), pos_M.to(self.device)
-        state = (self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X)
-        return choose(
-            logits_MC.float().contiguous(), row_M, pos_M, *state, self.seed_X, self.sample_X,
-            is_filtered=is_filtered, ids_V=ids_C,
-        )  # fmt: skip
+        x_MC, asked = logits_MC.float().contiguous(), self.columns_X
+        return choose(x_MC, row_M, pos_M, *asked, is_filtered=is_filtered, ids_V=ids_C)
+
+    @property
+    def filters_X(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What rows' tokens are drawn from follows from these, in the order the kernels take."""
+        return self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X
+
+    @property
+    def columns_X(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """These, and what keys rows' noise, in the order the kernels take."""
+        return *self.filters_X, self.seed_X, self.sample_X
 
     def columns(self, row_M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The parameters of each row, in the order the kernels take them."""
-        return (
-            self.temperature_X[row_M],
-            self.top_k_X[row_M],
-            self.top_p_X[row_M],
-            self.log_min_p_X[row_M],
-            self.seed_X[row_M],
-            self.sample_X[row_M],
-        )
+        """The same of each of these rows."""
+        temperature_M, top_k_M, top_p_M, log_min_p_M, *key = (c[row_M] for c in self.columns_X)
+        return temperature_M, top_k_M, top_p_M, log_min_p_M, key[0], key[1]
 
     def scores(
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
@@ -279,8 +280,7 @@ class SamplingState:
         if x_MV.device.type == "cuda":  # by the kernels that choices are made with
             from hunch.kernels.gpu_scores import filtered
 
-            state = (self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X)
-            return filtered(x_MV.contiguous(), row_M.to(self.device), *state)
+            return filtered(x_MV.contiguous(), row_M.to(self.device), *self.filters_X)
         if self.is_dense:
             is_greedy_M = temperature_M1[:, 0] == 0
             return filter_ref(
@@ -352,17 +352,9 @@ class SamplingState:
         if not asks & SAMPLED:
             return int(logits_V.argmax())
         if native.is_available():
-            return native_sampling.choose_row(
-                np.ascontiguousarray(logits_V),
-                float(self.temperature_X[row]),
-                int(self.top_k_X[row]),
-                float(self.top_p_X[row]),
-                float(self.log_min_p_X[row]),
-                int(self.seed_X[row]),
-                int(self.sample_X[row]),
-                pos,
-                TARGET,
-            )
+            temperature, k, p, log_min_p, seed, index = (c[row].item() for c in self.columns_X)
+            asked = temperature, int(k), p, log_min_p, int(seed), int(index)
+            return native_sampling.choose_row(np.ascontiguousarray(logits_V), *asked, pos, TARGET)
         z_V = logits_V / self.temperature_X.numpy()[row]
         if asks & FILTERED:
             ids = self._keep(z_V, row)

@@ -33,7 +33,7 @@ class Shape(Protocol):
 
     @property
     def needs_prompt(self) -> bool:
-        """Whether an answer can be opened only once its prompt was read."""
+        """Whether an answer is opened only once its prompt was read, with its first token."""
 
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
         """What comes before the text of the answer with this index."""
@@ -106,7 +106,7 @@ class ChatShape(OpenAIStream):
 
     @property
     def needs_prompt(self) -> bool:
-        return False
+        return True  # clients take the first chunk for the first token
 
     @property
     def head(self) -> Json:

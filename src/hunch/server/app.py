@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from hunch.errors import HunchError
 from hunch.server.embeddings import add_embeddings
+from hunch.server.events import chat_body, completion_body
 from hunch.server.guard import App, Guard, Keys
 from hunch.server.llamacpp import add_llamacpp
 from hunch.server.message_shape import fault_response
@@ -30,6 +31,7 @@ from hunch.server.schemas import (
     TokenizeBody,
 )
 from hunch.server.service import Service
+from hunch.server.sglang import add_sglang
 from hunch.server.streaming import ClientGoneError
 from hunch.types import SamplingParams
 
@@ -81,10 +83,12 @@ def build_routes(service: Service) -> FastAPI:
         responses=FAULTS,
     )
     _add_openai(app, service)
+    _add_tokens(app, service)
     add_responses(app, service)
     add_messages(app, service)
     add_ollama(app, service)
     add_llamacpp(app, service)
+    add_sglang(app, service)
     add_embeddings(app, service)
     _add_operations(app, service)
     if service.settings.has_page:
@@ -106,7 +110,7 @@ def _guarded(app: FastAPI, inner: App, service: Service) -> Guard | CORSMiddlewa
         inner,
         keys=Keys(settings.api_keys),
         public_paths=frozenset(
-            {"/health", "/ready", "/ping", *(PAGE if settings.has_page else ())}
+            {"/health", "/v1/health", "/ready", "/ping", *(PAGE if settings.has_page else ())}
         ),
         body_paths=frozenset(posts),
         max_body_bytes=settings.limits.max_body_bytes,
@@ -136,6 +140,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
             "max_model_len": service.engine.info.max_len,
         }
 
+    @app.get("/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         names = service.settings.served_model_names
@@ -150,31 +155,67 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionBody, request: Request) -> Response:
         return await service.complete(body, request)
 
+    @app.post("/chat/completions", response_class=Response)  # llama.cpp has it too
     @app.post("/v1/chat/completions", response_class=Response)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         return await service.chat(body, request)
 
+    @app.post("/v1/chat/completions/input_tokens")
+    async def chat_tokens(body: ChatBody) -> dict[str, Any]:
+        service.check_model(body.model)
+        turn = await service.open_turn(body, SamplingParams())
+        return {"object": "response.input_tokens", "input_tokens": len(turn.prompt_ids)}
+
+    @app.post("/invocations", response_class=Response)
+    async def invocations(body: dict[str, Any], request: Request) -> Response:
+        """SageMaker's one path: a chat or a prompt, by what the body holds."""
+        if "messages" in body:
+            return await service.chat(chat_body(body), request)
+        return await service.complete(completion_body(body), request)
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         service.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise ProblemError(400, "give either prompt or messages")
+        given = [one for one in (body.prompt, body.messages, body.content) if one is not None]
+        if len(given) != 1:
+            raise ProblemError(400, "give one of prompt, messages and content")
         if body.messages is not None:
-            chat = ChatBody(messages=body.messages, tools=body.tools)
+            chat = ChatBody(
+                messages=body.messages,
+                tools=body.tools,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                chat_template_kwargs=body.chat_template_kwargs,
+            )
             ids = (await service.open_turn(chat, SamplingParams())).prompt_ids
+        elif body.content is not None:
+            ids = await service.encode(body.content, body.add_special) if body.content else []
         else:
-            ids = await service.encode(body.prompt or "", body.add_special_tokens)
-        return {"tokens": ids, "count": len(ids), "max_model_len": service.engine.info.max_len}
+            ids = await service.encode(body.prompt or "", body.add_special_tokens is not False)
+        found: dict[str, Any] = {"tokens": ids, "count": len(ids)}
+        found["max_model_len"] = service.engine.info.max_len
+        if body.return_token_strs or body.with_pieces:
+            pieces = [service.piece(token) for token in ids]
+            found["token_strs"] = [p if isinstance(p, str) else "\ufffd" for p in pieces]
+            if body.with_pieces:
+                pairs = zip(ids, pieces, strict=True)
+                found["tokens"] = [{"id": token, "piece": piece} for token, piece in pairs]
+        return found
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
         service.check_model(body.model)
         service.check_ids(body.tokens)
-        return {"prompt": service.text.decode(body.tokens, skip_special_tokens=False)}
+        text = service.text.decode(body.tokens, skip_special_tokens=False)
+        return {"prompt": text, "content": text, "text": text}  # vLLM's, llama.cpp's, SGLang's
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.post("/ping", include_in_schema=False)
     @app.get("/ping", include_in_schema=False)  # as other servers and their platforms call it
+    @app.get("/v1/health", include_in_schema=False)
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -190,6 +231,11 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         if service.is_draining:
             raise ProblemError(503, "the server is shutting down", code="shutting_down")
         return await health()
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Requests that are open, as vLLM counts them."""
+        return {"server_load": service.engine.num_open}
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -239,7 +285,10 @@ def _add_faults(app: FastAPI, service: Service) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = respond(request, ProblemError(error.status_code, str(error.detail)))
+        text = str(error.detail)
+        if error.status_code in (404, 405):
+            text = f"this server has no {request.method} {request.url.path[:100]}"
+        response = respond(request, ProblemError(error.status_code, text))
         response.headers.update(error.headers or {})  # 405 says what is allowed
         return response
 

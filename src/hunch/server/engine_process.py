@@ -63,6 +63,8 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, Any]: ...
 
+    def reset_cache(self) -> None: ...
+
     def check_alive(self) -> None: ...
 
     def close(self) -> None: ...
@@ -213,6 +215,11 @@ class Loop:
                 self._submit(channel, message)
             case "abort":
                 self._abort(message["id"])
+            case "reset":
+                is_idle = not self.engine.has_work()
+                if is_idle:
+                    self.engine.reset_cache()
+                channel.send({"op": "reset", "is_done": is_idle})
             case "counts":
                 self._counts[self.lines.channels.index(channel)] = message["families"]
             case "gone":

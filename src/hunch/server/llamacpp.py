@@ -1,26 +1,48 @@
-"""llama.cpp's own paths, for the editors that call them: /infill, /props, /apply-template."""
+"""llama.cpp's own paths, for its clients and editors: /completion, /infill, /props, /slots."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from hunch.chat.turn import Turn
+from hunch.server.answers import token_text
 from hunch.server.cursor import Delta
-from hunch.server.events import completion_body, only
+from hunch.server.events import completion_body
 from hunch.server.middle import middle_of
 from hunch.server.problems import ProblemError
-from hunch.server.schemas import MAX_COUNT, Body, ChatBody, Many, Message, Some, ToolBody
+from hunch.server.schemas import (
+    MAX_COUNT,
+    Body,
+    ChatBody,
+    Limit,
+    Many,
+    Message,
+    SamplingBody,
+    Some,
+    TokenId,
+    ToolBody,
+)
 from hunch.server.service import Service
 from hunch.server.summary import Json
-from hunch.types import RequestOutput, SamplingParams
+from hunch.server.text import Text
+from hunch.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
+
+# Of samplers that are off, and the order of those that are on.
+# fmt: off
+IDLE_SAMPLERS = frozenset({
+    "samplers", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "dry_base", "min_keep",
+    "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold",
+    "response_fields", "n_cache_reuse",
+})
+# fmt: on
 
 
 class ExtraFile(Body):
@@ -47,6 +69,40 @@ class InfillBody(Body):
     stream: bool = False
 
 
+class NativeBody(SamplingBody):
+    """POST /completion. The order of samplers is hunch's own; what only shapes others is passed by.
+
+    A prompt is text, token ids or both in turn; several of them are several prompts.
+    """
+
+    prompt: str | Some[str | TokenId | Some[str | TokenId]]
+    max_tokens: Limit | None = -1
+    n_probs: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+    return_tokens: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_idle(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        given = {name: value for name, value in given.items() if name not in IDLE_SAMPLERS}
+        if given.get("repeat_penalty") in (None, 1):
+            given.pop("repeat_last_n", None)
+        if isinstance(given.get("logit_bias"), list):
+            given["logit_bias"] = _biases(given["logit_bias"])
+        return given
+
+
+def _biases(pairs: list[Any]) -> dict[str, Any]:
+    """[[token, bias]] as OpenAI writes it; a bias of false forbids the token."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        if not (isinstance(pair, list) and len(pair) == 2):
+            raise ProblemError(400, "logit_bias: a list of [token, bias] is needed")
+        found[str(pair[0])] = -100 if pair[1] is False else pair[1]
+    return found
+
+
 class TemplateBody(Body):
     """POST /apply-template."""
 
@@ -57,6 +113,8 @@ class TemplateBody(Body):
 
 
 def add_llamacpp(app: FastAPI, service: Service) -> None:
+    _add_about(app, service)
+
     @app.post("/infill", response_class=Response)
     async def infill(body: InfillBody, request: Request) -> Response:
         marks = middle_of(service.text)
@@ -74,7 +132,52 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         }
         for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "stream"):
             fields[name] = getattr(body, name)
-        return await service.complete(completion_body(fields), request, InfillShape)
+        return await service.complete(completion_body(fields), request, lambda: NativeShape())
+
+    @app.post("/completion", response_class=Response)
+    async def completion(body: NativeBody, request: Request) -> Response:
+        own = {"prompt", "n_probs", "return_tokens"}
+        fields = body.model_dump(exclude_unset=True, by_alias=True, exclude=own)
+        fields["max_tokens"] = body.max_tokens
+        if body.n_probs:
+            fields["logprobs"] = body.n_probs
+        is_many = isinstance(body.prompt, list) and all(
+            isinstance(part, str | list) for part in body.prompt
+        )
+        prompts = [
+            await _mixed(service, one) for one in (body.prompt if is_many else [body.prompt])
+        ]
+        shape = NativeShape(
+            model=body.model or service.settings.served_model_names[0],
+            text=service.text,
+            num_probs=body.n_probs,
+            has_tokens=body.return_tokens or body.stream,
+            is_many=is_many or body.n > 1,
+            num_answers=body.n,
+        )
+        asked = completion_body({**fields, "prompt": prompts})
+        return await service.complete(asked, request, lambda: shape)
+
+
+def _add_about(app: FastAPI, service: Service) -> None:
+    """What is served, and how busy it is."""
+
+    @app.get("/slots")
+    async def slots(fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
+        """Which rows are taken; nothing of what is written in them."""
+        info, stats = service.engine.info, service.engine.stats()
+        num_running = stats.get("num_running") or 0
+        if fail_on_no_slot and num_running >= info.max_rows:
+            raise ProblemError(503, "no slot is free", code="slots_busy")
+        return [
+            {
+                "id": row,
+                "n_ctx": info.max_len,
+                "speculative": bool(set(info.methods) - {"off"}),
+                "is_processing": row < num_running,
+            }
+            for row in range(info.max_rows)
+        ]
 
     @app.get("/props")
     async def props() -> dict[str, Any]:
@@ -108,45 +211,124 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
         return {"prompt": service.text.decode(turn.prompt_ids, skip_special_tokens=False)}
 
 
-@dataclass(kw_only=True)
-class InfillShape:
-    """`content`, whole or piece by piece."""
+async def _mixed(service: Service, prompt: str | int | list[Any]) -> list[int]:
+    """Token ids of a prompt of texts and ids; a text at the beginning has its special tokens."""
+    parts = prompt if isinstance(prompt, list) else [prompt]
+    ids: list[int] = []
+    for number, part in enumerate(parts):
+        if isinstance(part, str):
+            ids += await service.encode(part) if not number else await service.tokens(part)
+        else:
+            ids.append(part)
+    return ids
 
-    id: str = field(default_factory=lambda: f"infill-{uuid.uuid4().hex}")
+
+@dataclass(kw_only=True)
+class NativeShape:
+    """`content`, whole or piece by piece; of several answers a list, and events name theirs."""
+
+    model: str = ""
+    text: Text | None = None  # for scores
+    num_probs: int = 0
+    has_tokens: bool = False
+    is_many: bool = False
+    num_answers: int = 1  # of each prompt
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     turn: Turn | None = None
     media_type: str = "text/event-stream"
     last: bytes = b""
     is_plain: bool = False
-    needs_prompt: bool = False
+    needs_prompt: bool = True
+    _outputs: dict[int, RequestOutput] = field(default_factory=dict)
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> Json:
-        choice = only(outputs)
-        num_cached = outputs[0].num_cached_tokens
-        return {
-            "index": 0,
-            "content": choice.text,
-            "stop": True,
-            "stop_type": {"length": "limit"}.get(choice.finish_reason or "", "eos"),
-            "truncated": False,
-            "tokens_predicted": len(choice.token_ids),
-            "tokens_evaluated": len(outputs[0].prompt_token_ids) - num_cached,
-            "tokens_cached": num_cached,
-            "generation_settings": {"seed": choice.seed},
-        }
+    def whole(self, outputs: Sequence[RequestOutput]) -> Any:
+        found: list[Json] = []
+        for output in outputs:
+            for choice in output.outputs:
+                told = {**self._ending(len(found), output, choice), "content": choice.text}
+                if self.has_tokens:
+                    told["tokens"] = choice.token_ids
+                told |= self._scored(choice.token_ids, choice.logprobs)
+                found.append(told)
+        return found if self.is_many else found[0]
 
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
+        self._outputs[index] = output
         return iter(())
 
     def chunks(self, delta: Delta) -> list[Json]:
-        return [{"index": 0, "content": delta.text, "stop": False}] if delta.text else []
+        told: Json = {"index": delta.index, "content": delta.text, "stop": False}
+        told["tokens"] = delta.token_ids
+        told |= self._scored(delta.token_ids, delta.logprobs)
+        found: list[Json] = [told] if delta.text else []
+        if delta.finish_reason is not None:
+            output = self._outputs[delta.index]
+            choice = output.outputs[delta.index % self.num_answers]
+            ending = self._ending(delta.index, output, choice)
+            found.append({**ending, "content": "", "tokens": []})
+        return found
 
     def closing(
         self, chunks: list[Json], outputs: Sequence[RequestOutput], has_usage: bool
     ) -> list[Json]:
-        return [*chunks, {**self.whole(outputs), "content": ""}]
+        return chunks
+
+    def _ending(self, index: int, output: RequestOutput, choice: CompletionOutput) -> Json:
+        num_cached, reason = output.num_cached_tokens, choice.stop_reason
+        is_word = isinstance(reason, str)
+        kind = "limit" if choice.finish_reason == "length" else "word" if is_word else "eos"
+        return {
+            "index": index,
+            "stop": True,
+            "model": self.model,
+            "stop_type": kind,
+            "stopping_word": reason if is_word else "",
+            "truncated": False,
+            "tokens_predicted": len(choice.token_ids),
+            "tokens_evaluated": len(output.prompt_token_ids),
+            "tokens_cached": num_cached,
+            "generation_settings": {"seed": choice.seed},
+            "timings": _timings(len(output.prompt_token_ids) - num_cached, choice),
+        }
+
+    def _scored(self, ids: Sequence[int], entries: Sequence[Mapping[int, Logprob]] | None) -> Json:
+        if not self.num_probs or entries is None or self.text is None:
+            return {}
+        text = self.text
+
+        def one(token: int, score: Logprob | None) -> Json:
+            told: Json = {"id": token, "token": token_text(text, token, score)}
+            told["bytes"] = list(text.token_bytes(token))
+            return told | {"logprob": max(score.logprob, -9999.0) if score is not None else None}
+
+        found = []
+        for token, entry in zip(ids, entries, strict=False):
+            best = sorted(entry.items(), key=lambda pair: -pair[1].logprob)[: self.num_probs]
+            told = one(token, entry.get(token))
+            found.append({**told, "top_logprobs": [one(*pair) for pair in best]})
+        return {"completion_probabilities": found}
 
     def encode(self, chunk: Json) -> bytes:
         return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
     def fault(self, problem: ProblemError) -> bytes:
         return self.encode(problem.body())
+
+
+def _timings(num_read: int, choice: CompletionOutput) -> Json:
+    """How long reading and writing took, and how drafting went."""
+    stats, num_said = choice.stats, len(choice.token_ids)
+    speed = stats.get("tokens_per_second") or 0.0
+    waited = stats.get("first_token_seconds") or 0.0
+    read = max(0.0, waited - (stats.get("queue_seconds") or 0.0))
+    wrote = max(0.0, num_said / speed - read) if speed else 0.0
+    return {
+        "prompt_n": num_read,
+        "prompt_ms": 1000 * read,
+        "prompt_per_second": num_read / read if read else 0.0,
+        "predicted_n": num_said,
+        "predicted_ms": 1000 * wrote,
+        "predicted_per_second": (num_said - 1) / wrote if wrote else 0.0,
+        "draft_n": stats.get("drafted") or 0,
+        "draft_n_accepted": stats.get("accepted") or 0,
+    }

@@ -1,7 +1,7 @@
 """What Prometheus scrapes: vLLM's metric names under the prefix `hunch:`.
 
-What routers of clusters read (llm-d, the Gateway API's inference extension) stands there a second
-time under vLLM's own names, which are the ones they look for unless told otherwise.
+What vLLM has too stands there a second time under its own prefix, which dashboards and routers of
+clusters (llm-d, the Gateway API's inference extension) look for unless told otherwise.
 Requests' sizes and ends are counted here. Everything about time and speculation comes from the
 engine's own report, whose totals only grow.
 """
@@ -28,7 +28,7 @@ from hunch.server.remote import EngineInfo
 from hunch.types import SamplingParams
 
 PREFIX = "hunch:"
-VLLM = "vllm:"  # the prefix of what routers read
+VLLM = "vllm:"
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 SEQUENCES = (1, 2, 5, 10, 20)
 SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -47,12 +47,6 @@ _REPLICAS = (  # with --replicas
     ("num_replicas_up", "num_replicas_up", "Engines that can answer now."),
 )
 _MOVED = "Requests that began or went on in another engine because theirs had died."
-_ROUTED = (
-    ("num_requests_running", "num_running"),
-    ("num_requests_waiting", "num_waiting"),
-    ("kv_cache_usage_perc", "kv_usage"),
-    ("gpu_cache_usage_perc", "kv_usage"),  # what older routers call it
-)
 _COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens taken in."),
     ("generation_tokens", "generation_tokens", "Tokens generated."),
@@ -76,7 +70,20 @@ _HISTOGRAMS = (
     ("request_decode_time_seconds", "decode", "From the first token to the last."),
     ("request_inference_time_seconds", "inference", "From a row to the last token."),
 )
-
+# What vLLM has under the same name, and what it once called it.
+_AS_VLLM = frozenset(
+    {name for name, *_ in _HISTOGRAMS}
+    | {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"}
+    | {"prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"}
+    | {"num_preemptions", "spec_decode_num_drafts", "spec_decode_num_draft_tokens"}
+    | {"spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos"}
+    | {"request_prompt_tokens", "request_generation_tokens", "request_params_n"}
+    | {"request_params_max_tokens", "request_success"}
+)
+_OLDER = {
+    "kv_cache_usage_perc": "gpu_cache_usage_perc",
+    "inter_token_latency_seconds": "time_per_output_token_seconds",
+}
 
 Labels = tuple[tuple[str, str], ...]
 Family = tuple[
@@ -136,7 +143,7 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """The text Prometheus reads."""
-        return generate_latest(self.registry) + generate_latest(_Sum(self._all_families()))
+        return generate_latest(_Sum([*_plain(self.registry), *self._all_families()]))
 
     def families(self) -> list[Family]:
         """What this process has counted, as plain values."""
@@ -202,7 +209,7 @@ def adapters_family(loaded: Sequence[str], waiting: Sequence[str], most: int) ->
     return (name, "Adapters; the value is the time.", "gauge"), [(name, labels, time.time())]
 
 
-def _plain(registry: CollectorRegistry) -> list[Family]:
+def _plain(registry: CollectorRegistry | Collector) -> list[Family]:
     return [
         (
             (metric.name, metric.documentation, metric.type),
@@ -212,11 +219,26 @@ def _plain(registry: CollectorRegistry) -> list[Family]:
     ]
 
 
+def _for_vllm(family: Family) -> Iterator[Family]:
+    """The same under the names that vLLM has for it."""
+    (name, text, kind), samples = family
+    own = name.removeprefix(PREFIX)
+    if own == name or own not in _AS_VLLM:
+        return
+    for theirs in (own, _OLDER.get(own)):
+        if theirs is not None:
+            renamed = [
+                (VLLM + theirs + sample.removeprefix(name), labels, value)
+                for sample, labels, value in samples
+            ]
+            yield (VLLM + theirs, text, kind), renamed
+
+
 class _Sum:
     """Families of several processes as one."""
 
     def __init__(self, families: list[Family]) -> None:
-        self._families = families
+        self._families = [*families, *(one for family in families for one in _for_vllm(family))]
 
     def collect(self) -> Iterator[Metric]:
         sums: dict[tuple[str, str, str], dict[tuple[str, Labels], float]] = {}
@@ -230,6 +252,16 @@ class _Sum:
                 if not sample.endswith("_created"):
                     metric.add_sample(sample, dict(labels), value)
             yield metric
+
+
+class BothNames(Collector):
+    """What a collector tells, also under the names that vLLM has for it."""
+
+    def __init__(self, own: Collector) -> None:
+        self._own = own
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _Sum(_plain(self._own)).collect()
 
 
 class EngineCollector(Collector):
@@ -248,7 +280,7 @@ class EngineCollector(Collector):
             for name, key, text in _REPLICAS:
                 yield self._gauge(PREFIX + name, text, stats[key])
             yield self._counter("requests_moved", _MOVED, stats["num_moved"])
-        yield from self._routed(stats)
+        yield self._cache_config()
         # A gauge: drafting that did not pay makes it fall.
         saved = PREFIX + "spec_decode_time_saved_seconds"
         yield self._gauge(saved, _SAVED, stats.get("time_saved_seconds"))
@@ -269,18 +301,13 @@ class EngineCollector(Collector):
         counter.add_metric(self._values, float(value or 0))
         return counter
 
-    def _routed(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
-        """What routers read, under vLLM's names."""
-        for name, key in _ROUTED:
-            yield self._gauge(VLLM + name, "For routers that know vLLM.", stats.get(key))
+    def _cache_config(self) -> Metric:
         info = self._engine.info
         sizes = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
         text = "The size of the KV memory, in its labels."
-        for prefix in (PREFIX, VLLM):
-            name = prefix + "cache_config_info"
-            gauge = GaugeMetricFamily(name, text, labels=[*self._names, *sizes])
-            gauge.add_metric([*self._values, *sizes.values()], 1.0)
-            yield gauge
+        gauge = GaugeMetricFamily(PREFIX + "cache_config_info", text, labels=[*self._names, *sizes])
+        gauge.add_metric([*self._values, *sizes.values()], 1.0)
+        return gauge
 
     def _histogram(self, name: str, text: str, snapshot: Mapping[str, Any] | None) -> Metric:
         metric = HistogramMetricFamily(PREFIX + name, text, labels=self._names)

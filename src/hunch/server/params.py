@@ -10,7 +10,7 @@ from typing import Any
 from hunch.errors import ConfigError
 from hunch.server.problems import ProblemError, at_most
 from hunch.server.schemas import ChatBody, CompletionBody, SamplingBody, SpeculationBody
-from hunch.server.settings import Limits
+from hunch.server.settings import Limits, ServeConfig
 from hunch.server.structured import structured_output
 from hunch.types import (
     MAX_SEED,
@@ -72,12 +72,13 @@ def is_scoring(body: SamplingBody) -> bool:
     return (body.max_tokens if most is None else most) == 0
 
 
-def sampling_defaults(where: str, own: Mapping[str, Any]) -> Defaults:
+def sampling_defaults(settings: ServeConfig, own: Mapping[str, Any]) -> Defaults:
     """What a request gets that does not say: by the model's `own` advice, a file's, or none."""
+    where = settings.generation_config
     if where in ("vllm", "off"):
-        return USUAL_SAMPLING
+        return recommended(settings.sampling)
     if where == "auto":
-        return recommended(own)
+        return recommended({**own, **settings.sampling})
     path = Path(where)
     try:
         found = json.loads((path / "generation_config.json" if path.is_dir() else path).read_text())
@@ -85,7 +86,7 @@ def sampling_defaults(where: str, own: Mapping[str, Any]) -> Defaults:
         raise ConfigError(f"generation_config={where!r} cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"generation_config={where!r} is not a JSON object")
-    return recommended(found)
+    return recommended({**found, **settings.sampling})
 
 
 def _params(

@@ -111,8 +111,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
         errors = [error for error in errors if error["type"] == "not_text"]
     for error in errors[:3]:
         extra = error.get("ctx") or {}
-        place = [*error["loc"], *([extra["field"]] if "field" in extra else ())]
-        where = ".".join(str(part) for part in place if part != "body")
+        place = [part for part in error["loc"] if not str(part).startswith(("body", "list["))]
+        where = ".".join(map(str, [*place, *([extra["field"]] if "field" in extra else ())]))
         where = where.encode("utf-8", "replace").decode()[:120]
         param = param or where or None
         texts.append(f"{where}: {error['msg']}" if where else str(error["msg"]))

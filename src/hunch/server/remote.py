@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from hunch.config import Config
 from hunch.errors import EngineError, HunchError, QueueFullError, RequestError
 from hunch.server import wire
+from hunch.server.line import Line, ending_of
 from hunch.server.remote_stream import RemoteStream
 from hunch.types import Detokenizer, SamplingParams
 
@@ -42,27 +42,6 @@ class Watcher(Protocol):
     """Who wants to know when requests end (metrics, logs)."""
 
     def finished(self, stream: RemoteStream, reason: str) -> None: ...
-
-
-class _Line(asyncio.Protocol):
-    """The socket: messages are taken in as they are read, without waking a task for each."""
-
-    def __init__(
-        self,
-        take: Callable[[wire.Message], None],
-        tell: Callable[[], None],
-        lost: Callable[[], None],
-    ) -> None:
-        self._take, self._tell, self._lost = take, tell, lost
-        self._unpacker = wire.Unpacker()
-
-    def data_received(self, data: bytes) -> None:
-        for message in self._unpacker.feed(data):
-            self._take(message)
-        self._tell()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lost()
 
 
 class RemoteEngine:
@@ -92,6 +71,7 @@ class RemoteEngine:
         self._last_handle = -1
         self._told: dict[RemoteStream, None] = {}  # an ordered set: streams with news
         self._stats: dict[str, Any] = {}
+        self._resets: deque[asyncio.Future[bool]] = deque()  # that were asked for, in order
         self._fatal: str | None = None
         self._is_closing = False
         self._line: asyncio.Transport | None = None
@@ -144,7 +124,7 @@ class RemoteEngine:
         self._ready: asyncio.Future[None] = loop.create_future()
         self._buried: asyncio.Future[None] = loop.create_future()
         self._line, _ = await loop.create_unix_connection(
-            lambda: _Line(self._take, self._tell, self._lose), sock=line
+            lambda: Line(self._take, self._tell, self._lose), sock=line
         )
 
     @property
@@ -238,6 +218,15 @@ class RemoteEngine:
         self._leave(stream, "abort")
         stream.fail(error or RequestError("the request was aborted"))
 
+    async def reset_cache(self) -> bool:
+        """Forget cached prefixes; False: requests run, and nothing was forgotten."""
+        if self.death is not None:
+            raise EngineError(self.death)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._resets.append(done)
+        self._send({"op": "reset"})
+        return await done
+
     def stats(self) -> dict[str, Any]:
         """The engine's last report, at most a second old while it works."""
         return self._stats
@@ -316,6 +305,9 @@ class RemoteEngine:
                 if stream := self._streams.get(message["id"]):
                     self._leave(stream, "refused")
                     stream.fail(wire.load_error(message))
+            case "reset":
+                if not (done := self._resets.popleft()).done():  # else nobody waits any more
+                    done.set_result(message["is_done"])
             case "ready":
                 self.info = EngineInfo(**message["info"])
                 if not self._ready.done():  # nobody waits if loading was interrupted
@@ -363,7 +355,7 @@ class RemoteEngine:
 
     async def _wait_process(self) -> str:
         """How it ended."""
-        return f"the engine's process {_how(await asyncio.to_thread(_wait, self._process))}"
+        return f"the engine's process {await asyncio.to_thread(ending_of, self._process)}"
 
     async def _bury(self) -> None:
         ending = await self._wait_process()
@@ -379,22 +371,9 @@ class RemoteEngine:
             if self.watcher is not None:
                 self.watcher.finished(stream, "error")
             stream.fail(EngineError(self.death))
-        if not self._ready.done():
-            self._ready.set_exception(EngineError(self.death))
+        waiting: list[asyncio.Future[Any]] = [self._ready, *self._resets]
+        for one in waiting:
+            if not one.done():
+                one.set_exception(EngineError(self.death))
+        self._resets.clear()
         self.died.set()
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    try:
-        return process.wait(1.0)
-    except subprocess.TimeoutExpired:  # it closed its end but goes on: it is of no use any more
-        process.kill()
-        return process.wait()
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"was killed by signal {-code}"

@@ -134,6 +134,10 @@ class Replicas:
         for engine in self.engines:
             engine.abort(request_id)
 
+    async def reset_cache(self) -> bool:
+        up = [engine for engine in self.engines if engine.death is None]
+        return all(await asyncio.gather(*(engine.reset_cache() for engine in up)))
+
     def stats(self) -> dict[str, Any]:
         """All engines' reports as one."""
         return merged([engine.stats() for engine in self.engines]) | {

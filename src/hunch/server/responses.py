@@ -19,6 +19,7 @@ from hunch.server.response_shape import ResponseShape
 from hunch.server.schemas import MAX_COUNT, Body, ChatBody, Many, SpeculationBody
 from hunch.server.service import Service
 from hunch.server.summary import Json
+from hunch.types import SamplingParams
 
 MAX_STORED = 1000  # responses, and
 MAX_STORED_BYTES = 64 * 1024 * 1024  # of conversation, of all of them together
@@ -133,6 +134,16 @@ def add_responses(app: FastAPI, service: Service) -> None:
             return ResponseShape(turn=turn, echo=echo, keep=keep, count=count, id=echo["id"])
 
         return await service.chat(_chat(body, items), request, shape)
+
+    @app.post("/v1/responses/input_tokens")
+    async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
+        """How many tokens such a request would read."""
+        service.check_model(body.model)
+        items = _items(body.input)
+        if body.previous_response_id is not None:
+            items = [*stored.conversation(body.previous_response_id), *items]
+        turn = await service.open_turn(_chat(body, items), SamplingParams())
+        return {"object": "response.input_tokens", "input_tokens": len(turn.prompt_ids)}
 
     @app.get("/v1/responses/{response_id}")
     async def one_response(response_id: str) -> dict[str, Any]:

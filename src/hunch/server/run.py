@@ -22,9 +22,10 @@ from hunch.server.connections import KEEP_ALIVE_SECONDS, protocol
 from hunch.server.engine_process import resolve
 from hunch.server.guard import App
 from hunch.server.models import Model, Switch
+from hunch.server.prompts import AnyEngine
 from hunch.server.remote import RemoteEngine
 from hunch.server.replicas import Replicas
-from hunch.server.service import AnyEngine, Service
+from hunch.server.service import Service
 from hunch.server.settings import ServeConfig
 from hunch.server.status import StatusLines
 from hunch.server.text import Text
@@ -180,6 +181,7 @@ def new_service(config: Config, settings: ServeConfig, engine: AnyEngine, text: 
         text,
         chat_template=config.model.chat_template,
         parsers=config.model,
+        paths=(config.model.model, config.model.tokenizer or config.model.model),
     )
 
 
@@ -193,6 +195,7 @@ def _other(
 ) -> Model:
     """A further model. A drafter or template that was given belongs to the first one."""
     model = replace(config.model, model=path, tokenizer=None, revision=None, chat_template=None)
+    model = replace(model, hf_overrides="")
     spec = config.spec if config.spec.path is None else SpecConfig()
     return _lazy(replace(_untold(config), model=model, spec=spec), settings, name, factories)
 

@@ -6,7 +6,7 @@ anything a right body could ask for.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,6 +15,7 @@ from pydantic import VERSION, BaseModel, ConfigDict, Field, StringConstraints, m
 from pydantic_core import PydanticCustomError
 
 from hunch.chat.turn import Wish
+from hunch.server.other_names import as_ours
 from hunch.types import MAX_SEED
 
 MAX_COUNT = 2**31 - 1
@@ -47,10 +48,14 @@ class Body(BaseModel):
         if not isinstance(given, dict):
             return given
         known = _known(cls)
-        for name in given:
-            if name not in known and cls.model_config["extra"] == "forbid":
-                raise _unknown(name, known)
+        if cls.model_config["extra"] == "forbid" and not known.issuperset(given):
+            given = cls._renamed(given, known)
         return {name: value for name, value in given.items() if value is not None}
+
+    @classmethod
+    def _renamed(cls, given: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+        """A body with fields that are not known, in known names."""
+        raise _unknown(next(name for name in given if name not in known), known)
 
 
 class SpeculationBody(Body):
@@ -70,8 +75,8 @@ class TextPart(Body):
     def _only_text(cls, given: Any) -> Any:
         kind = given.get("type", "text") if isinstance(given, dict) else "text"
         if isinstance(kind, str) and kind != "text":
-            text = "parts of this kind are not read: the server takes text alone"
-            raise PydanticCustomError("not_text", text, {"field": "type"})
+            text = "parts of the kind {kind} are not read: the server takes text alone"
+            raise PydanticCustomError("not_text", text, {"field": "type", "kind": kind[:40]})
         return given
 
 
@@ -117,7 +122,18 @@ class StructuredBody(Body):
     grammar: Text | None = None
 
 
-class SamplingBody(Body):
+class KnownElsewhere(Body):
+    """A body in which fields that clients of other servers send are known."""
+
+    @classmethod
+    def _renamed(cls, given: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+        found, refused = as_ours(given, known)
+        for name, reason in refused.items():
+            raise PydanticCustomError("refused", "{text}", {"text": reason, "field": name})
+        return found if known.issuperset(found) else super()._renamed(found, known)
+
+
+class SamplingBody(KnownElsewhere):
     """What /v1/completions and /v1/chat/completions have in common."""
 
     model: str | None = None
@@ -258,8 +274,8 @@ class ChatBody(SamplingBody):
     include_reasoning: bool | None = None  # False: it is not shown
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
 
-    def wish(self) -> Wish:
-        """What is asked for besides sampling."""
+    def wish(self, values: Mapping[str, Any]) -> Wish:
+        """What is asked for besides sampling; `values` are for templates, unless it has others."""
         many = self.parallel_tool_calls
         return Wish(
             tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
@@ -267,18 +283,26 @@ class ChatBody(SamplingBody):
             parallel_tool_calls=many is None or many,
             reasoning_effort=self.reasoning_effort,
             thinking_token_budget=self.thinking_token_budget,
-            template_values=self.chat_template_kwargs or {},
+            template_values={**values, **(self.chat_template_kwargs or {})},
         )
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: a prompt, or the messages of a chat."""
+    """POST /tokenize: a prompt, the messages of a chat, or llama.cpp's content."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Some[Message] | None = None
     tools: Many[ToolBody] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None  # default: of a prompt
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+    content: str | None = None
+    add_special: bool = False
+    parse_special: Literal[True] = True  # names of special tokens in a prompt are those tokens
+    with_pieces: bool = False  # with their text
 
 
 class DetokenizeBody(Body):

@@ -27,13 +27,11 @@ from hunch.server.origins import Painter
 from hunch.server.params import chat_params, completion_params, is_scoring, sampling_defaults
 from hunch.server.problems import ProblemError, at_most
 from hunch.server.prompt_log import PromptLog
-from hunch.server.remote import RemoteEngine
+from hunch.server.prompts import AnyEngine, Prompts, prompts_of
 from hunch.server.remote_stream import RemoteStream
-from hunch.server.replicas import Replicas
 from hunch.server.schemas import (
     ChatBody,
     CompletionBody,
-    PredictionBody,
     SamplingBody,
     StreamOptions,
 )
@@ -44,15 +42,13 @@ from hunch.server.summary import best, check_ends
 from hunch.server.text import Text
 from hunch.types import SamplingParams
 
-INLINE_CHARS = 2048  # longer prompts are tokenized beside the event loop
 MAX_RETRY_SECONDS = 60.0
 
-AnyEngine = RemoteEngine | Replicas
 T = TypeVar("T")
 MakeShape = Callable[[Turn], Shape]
 
 
-class Service:
+class Service(Prompts):
     """What the routes share."""
 
     def __init__(
@@ -63,16 +59,17 @@ class Service:
         *,
         chat_template: str | None = None,
         parsers: Parsers | None = None,
+        paths: tuple[str, str] | None = None,  # of model and tokenizer, as they were given
     ) -> None:
         self.settings = settings
         self.chat_template = chat_template
         self.parsers = parsers or ModelConfig()
         self.chat_format = chat_format(self.parsers, text, chat_template)
-        self.engine = engine
-        self.text = text
+        self.model_path, self.tokenizer_path = paths or settings.served_model_names[:1] * 2
+        super().__init__(engine, text)
         self.metrics = Metrics(settings.served_model_names[0], engine)
         self.prompt_log = PromptLog(settings.prompt_log) if settings.prompt_log else None
-        self.defaults = sampling_defaults(settings.generation_config, text.generation_config)
+        self.defaults = sampling_defaults(settings, text.generation_config)
         self.started = time.time()
         self.is_draining = False
         self._mean_seconds = 1.0  # of recent requests, for Retry-After
@@ -139,41 +136,64 @@ class Service:
 
     async def complete(
         self,
-        body: CompletionBody,
+        body: CompletionBody | list[CompletionBody],
         request: Request,
         make_shape: Callable[[], Shape] | None = None,
     ) -> Response:
-        """POST /v1/completions, or another API's: then `make_shape` gives its form."""
-        return await self.run(body.timeout, request, partial(self._complete, body, make_shape))
+        """POST /v1/completions, or another API's: then `make_shape` gives its form.
+
+        Several bodies of one prompt each, with as many answers, are one request of another API.
+        """
+        bodies = body if isinstance(body, list) else [body]
+        work = partial(self._complete, bodies, make_shape)
+        return await self.run(bodies[0].timeout, request, work)
 
     async def _complete(
-        self, body: CompletionBody, make_shape: Callable[[], Shape] | None, deadline: float
+        self,
+        bodies: list[CompletionBody],
+        make_shape: Callable[[], Shape] | None,
+        deadline: float,
     ) -> Response:
+        body, limits = bodies[0], self.settings.limits
         self.check_model(body.model)
         self.check_speculation(body)
-        prompts = _prompts(body)
-        limits = self.settings.limits
-        at_most("prompt", len(prompts), limits.max_prompts, "prompts")
-        params = completion_params(body, limits, self.engine.info.max_len, self.defaults)
-        at_most("n", len(prompts) * params.n, limits.max_sequences, "sequences in all")
-        self.engine.check_size(len(prompts) * params.n)
-        params = await self._with_prediction(params, body.prediction)
+        counts = [len(prompts_of(one)) for one in bodies]
+        at_most("prompt", sum(counts), limits.max_prompts, "prompts")
+        num_sequences = sum(counts) * (body.best_of or body.n)
+        at_most("n", num_sequences, limits.max_sequences, "sequences in all")
+        prompts: list[list[int]] = []
+        params: list[SamplingParams] = []
+        for one in bodies:
+            asked, ids = await self._asked(one)
+            prompts += ids
+            params += [asked] * len(ids)
+        self.engine.check_size(num_sequences)
+        shape = self.completion_shape(body, params[0]) if make_shape is None else make_shape()
+        return await self._answer(body, prompts, params, shape, deadline)
+
+    async def _asked(self, body: CompletionBody) -> tuple[SamplingParams, list[list[int]]]:
+        """The parameters of a body's prompts, and their tokens."""
+        prompts = prompts_of(body)
+        max_len = self.engine.info.max_len
+        params = completion_params(body, self.settings.limits, max_len, self.defaults)
+        params = await self.with_prediction(params, body.prediction)
         if body.suffix is not None:
             marks = middle_of(self.text)
             ids = [await marks.fill(self, prompt, body.suffix) for prompt in prompts]
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *marks.ends))
         else:
             ids = [await self.encode(prompt, body.add_special_tokens) for prompt in prompts]
-        ids = [self.truncated(one, body.truncate_prompt_tokens) for one in ids]
+        return params, [self.truncated(one, body.truncate_prompt_tokens) for one in ids]
+
+    def completion_shape(self, body: CompletionBody, params: SamplingParams) -> CompletionShape:
+        """/v1/completions' own form."""
         echo = None
         if body.echo:
             echo = [
                 prompt if isinstance(prompt, str) else self.text.decode(prompt)
-                for prompt in prompts
+                for prompt in prompts_of(body)
             ]
-        if make_shape is not None:
-            return await self._answer(body, ids, params, make_shape(), deadline)
-        shape = CompletionShape(
+        return CompletionShape(
             id=f"cmpl-{uuid.uuid4().hex}",
             model=body.model or self.settings.served_model_names[0],
             text=self.text,
@@ -184,7 +204,6 @@ class Service:
             has_token_ids=body.return_token_ids,
             has_prompt_logprobs=body.prompt_logprobs is not None,
         )
-        return await self._answer(body, ids, params, shape, deadline)
 
     async def chat(
         self, body: ChatBody, request: Request, make_shape: MakeShape | None = None
@@ -203,10 +222,10 @@ class Service:
             )
         at_most("n", body.n, self.settings.limits.max_sequences, "sequences in all")
         params = chat_params(body, self.settings.limits, self.engine.info.max_len, self.defaults)
-        params = await self._with_prediction(params, body.prediction)
+        params = await self.with_prediction(params, body.prediction)
         turn = await self.open_turn(body, params)
         shape = self.chat_shape(body, turn) if make_shape is None else make_shape(turn)
-        return await self._answer(body, [turn.prompt_ids], turn.params, shape, deadline)
+        return await self._answer(body, [turn.prompt_ids], [turn.params], shape, deadline)
 
     def chat_shape(self, body: ChatBody, turn: Turn) -> ChatShape:
         """/v1/chat/completions' own form."""
@@ -238,102 +257,53 @@ class Service:
             "max_tokens": self.engine.info.max_len,
         }
         plain = [message.plain() for message in body.messages]
-        turn = await asyncio.to_thread(
-            open_turn, form, self.text, plain, params, body.wish(), **rendering
-        )
-        return replace(
-            turn, prompt_ids=self.truncated(turn.prompt_ids, body.truncate_prompt_tokens)
-        )
-
-    async def tokens(self, text: str) -> list[int]:
-        """Token ids of a part of a prompt."""
-        return await self._encode(text, False) if text else []
-
-    async def encode(
-        self, prompt: str | list[int], add_special_tokens: bool = True, param: str = "prompt"
-    ) -> list[int]:
-        """Token ids of a prompt; ids are checked instead."""
-        if isinstance(prompt, str):
-            ids = await self._encode(prompt, add_special_tokens)
-        else:
-            self.check_ids(prompt)
-            ids = prompt
-        if not ids:
-            raise ProblemError(400, f"the {param} is empty", param=param)
-        return ids
-
-    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) <= INLINE_CHARS:
-            return self.text.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(
-            self.text.encode,
-            text,
-            add_special_tokens=add_special_tokens,
-            max_tokens=self.engine.info.max_len,
-        )
-
-    def truncated(self, ids: list[int], most: int | None) -> list[int]:
-        """The prompt's end, where somebody says how much of it is enough; -1: what fits."""
-        if most is None:
-            return ids
-        if most == 0:
-            message = "truncate_prompt_tokens must be -1 (what fits) or 1 and more"
-            raise ProblemError(400, message, param="truncate_prompt_tokens")
-        most = self.engine.info.max_len - 1 if most == -1 else most
-        return ids[-most:]
-
-    async def _with_prediction(
-        self, params: SamplingParams, prediction: PredictionBody | None
-    ) -> SamplingParams:
-        """What the client expects, as token ids: the engine's process has better to do."""
-        if prediction is None:
-            return params
-        ids = await self._encode(prediction.plain(), False)
-        return replace(params, prediction=ids[: self.engine.info.max_len])
-
-    def check_ids(self, ids: Sequence[int]) -> None:
-        if ids and max(ids) >= self.text.vocab_size:
-            raise ProblemError(
-                400, f"token ids must be below {self.text.vocab_size}, the vocabulary's size"
-            )
+        wish = body.wish(self.settings.template_values)
+        turn = await asyncio.to_thread(open_turn, form, self.text, plain, params, wish, **rendering)
+        ids = self.truncated(turn.prompt_ids, body.truncate_prompt_tokens)
+        return replace(turn, prompt_ids=ids)
 
     async def _answer(
         self,
         body: SamplingBody,
         prompts: list[list[int]],
-        params: SamplingParams,
+        params: list[SamplingParams],
         shape: Shape,
         deadline: float,
     ) -> Response:
+        """All prompts with their parameters, which differ at most in how tokens are chosen."""
         streams = await self._submit(prompts, params, shape.id, body)
         if self.prompt_log is not None:
             for ids in prompts:
                 self.prompt_log.write(ids, self.text.decode(ids, skip_special_tokens=False))
         if body.stream:
-            return self._stream(body, streams, params, shape, deadline)
+            return self._stream(body, streams, params[0], shape, deadline)
         outputs = await collect(streams)
         check_ends(outputs)
-        if params.n > body.n:
+        if params[0].n > body.n:
             outputs = [best(output, body.n) for output in outputs]
         return JSONResponse(shape.whole(outputs))
 
     async def _submit(
-        self, prompts: list[list[int]], params: SamplingParams, answer_id: str, body: SamplingBody
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        answer_id: str,
+        body: SamplingBody,
     ) -> list[RemoteStream]:
         """All prompts or none."""
         options: dict[str, Any] = {"stream": body.stream, "is_scoring": is_scoring(body)}
         options |= {"priority": body.priority, "cache_salt": body.cache_salt or ""}
         streams: list[RemoteStream] = []
         try:
-            for number, ids in enumerate(prompts):
+            for number, (ids, asked) in enumerate(zip(prompts, params, strict=True)):
                 detokenizer = None
-                if body.stream and _is_tokens_enough(params):
+                if body.stream and _is_tokens_enough(asked):
                     detokenizer = self.text.detokenizer(
-                        ids, skip_special_tokens=params.skip_special_tokens
+                        ids, skip_special_tokens=asked.skip_special_tokens
                     )
                 opened = await self.engine.submit(
                     ids,
-                    params,
+                    asked,
                     request_id=f"{answer_id}-{number}",
                     detokenizer=detokenizer,
                     **options,
@@ -370,7 +340,7 @@ class Service:
                 reader = new_reader() if new_reader else None
                 row.append(Cursor(number * params.n + index, painter, reader))
             cursors.append(row)
-        options = body.stream_options or StreamOptions()
+        options = body.stream_options or StreamOptions(include_usage=self.settings.force_usage)
         return EventStream(streams, shape, cursors, deadline=deadline, options=options)
 
     def overview(self) -> dict[str, Any]:
@@ -389,12 +359,3 @@ def _is_tokens_enough(params: SamplingParams) -> bool:
     """Whether the engine needs to say nothing but tokens; then their text is made here."""
     is_scored = params.logprobs is not None or params.prompt_logprobs is not None
     return params.n == 1 and not (params.stop or is_scored or params.speculation.trace)
-
-
-def _prompts(body: CompletionBody) -> list[str | list[int]]:
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt[0], int):
-        return [prompt]  # one prompt, given as ids
-    return list(prompt)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from hunch.errors import ConfigError
 
@@ -69,6 +71,10 @@ class ServeConfig:
     log_format: str = "text"
     log_level: str = "info"
     generation_config: str = "auto"  # auto: the model's; vllm or off: none; or a file
+    override_generation_config: str = ""  # a JSON object that goes before it
+    default_chat_template_kwargs: str = ""  # a JSON object that templates read
+    force_usage: bool = False  # streams end with their usage, asked for or not
+    incremental_streaming_output: bool = False  # events of /generate hold what is new, not all
     disable_log_requests: bool = False  # no line per request, unless it failed
     prompt_log: str = ""  # a file that every prompt is added to; empty: none is kept
     allow_request_chat_template: bool = False
@@ -104,7 +110,18 @@ class ServeConfig:
             return None
         return frozenset({"localhost", *(name.lower() for name in self.allowed_hosts)})
 
+    @property
+    def template_values(self) -> dict[str, Any]:
+        return _object("default_chat_template_kwargs", self.default_chat_template_kwargs)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What goes before a model's own advice."""
+        return _object("override_generation_config", self.override_generation_config)
+
     def __post_init__(self) -> None:
+        for name in ("default_chat_template_kwargs", "override_generation_config"):
+            _object(name, getattr(self, name))
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} must be from 0 to 65535")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
@@ -147,3 +164,13 @@ class ServeConfig:
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more")
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name}={text!r} is not a JSON object")
+    return found

@@ -142,7 +142,7 @@ class EventStream(Response):
         try:
             async with asyncio.timeout_at(self._deadline):
                 if len(self._streams) == 1:
-                    if self._writer is not None and self._is_plain and all(self._is_opened):
+                    if self._writer is not None and self._is_plain:
                         self._streams[0].sink = self._push
                     async for output in self._streams[0]:
                         await self._tell(send, 0, output)
@@ -178,7 +178,7 @@ class EventStream(Response):
         text = cursor.plain(stream.read().outputs[0])
         if text is None:
             return False
-        self._writer.write(self._frame(cursor.index, text))
+        self._writer.write(b"".join(self._open(0)) + self._frame(cursor.index, text))
         return True
 
     async def _tell(self, send: Send, number: int, output: RequestOutput) -> None:

@@ -4,9 +4,9 @@ Both are the same interpreter, one started by the other, so marshal serves: a to
 a tenth of JSON's time, and that time is taken from the engine where cores are few.
 
 To the engine:   start {factory, config, logs}, submit {id, prompt_ids, params, options},
-                 abort {id}, close {}
+                 abort {id}, reset {}, close {}
 From the engine: ready {info}, accepted {id}, refused {id, kind, message}, deltas {items, said},
-                 stats {stats}, alive {}, fatal {message}
+                 reset {is_done}, stats {stats}, alive {}, fatal {message}
 """
 
 from __future__ import annotations

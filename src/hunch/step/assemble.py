@@ -13,14 +13,20 @@ from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.costs import CostCurve, FixedCurve
 from hunch.errors import ConfigError
-from hunch.kernels.attention import KVCache
 from hunch.kernels.delta import RowStates
+from hunch.kernels.kv_store import KVCache
 from hunch.models.target import OverProcesses, Target, exactness
 from hunch.registry import VERIFIERS, resolve
 from hunch.sampling.state import SamplingState
 from hunch.step.calibrate import calibrate
-from hunch.step.kv_cache import allocate, allocate_states, bytes_per_slot, count_blocks
-from hunch.step.profile import working_bytes
+from hunch.step.kv_cache import (
+    allocate,
+    allocate_states,
+    bytes_per_slot,
+    count_blocks,
+    working_bytes,
+)
+from hunch.step.parts import RunnerParts
 from hunch.step.runner import Runner
 from hunch.types import Capacity, GroupInfo, TextCodec
 from hunch.verify.base import Verifier
@@ -43,7 +49,7 @@ def assemble(
         schedule.num_rows, target.spec.vocab_size, device, dense=captures or None
     )
     found = resolve(VERIFIERS, spec.verifier)
-    verify = found if isinstance(found, Verifier) else Verifier(found)
+    verify = found if isinstance(found, Verifier) else Verifier(in_tensors=found)
     context = _context(config, target, sampling, vocab, codec, load_codec)
     context.wants_q = verify.wants_q
     context.draft_device = _draft_device(spec.device, target)
@@ -62,7 +68,7 @@ def assemble(
     if drafter.needs.kv is not None:
         for one in filter(None, (context, context.beside)):
             one.kv, one.group = kv[1], 1
-    runner = Runner(
+    parts = RunnerParts(
         capacity=capacity,
         target=target,
         kv=kv,
@@ -72,9 +78,9 @@ def assemble(
         scores_processed=config.model.logprobs_mode == "processed_logprobs",
         cost=context.cost,
         prepares=context.prepares,
-        depth=_depth(schedule.depth, capacity.num_ahead, captures),
-        captures=captures,
     )
+    depth = _depth(schedule.depth, capacity.num_ahead, captures)
+    runner = Runner(parts, depth=depth, captures=captures)
     if runner.is_host_drafting:
         calibrate(runner)
     return runner
@@ -97,6 +103,7 @@ def _capacity(
         window=None if is_beside else target.spec.widest_window,
         kernels=target.backend.name,
         exact=exactness(target),
+        activation_bits=target.activation_bits,
         methods=needs.methods or {config.spec.method: needs.max_nodes},
         drafter_bytes=needs.weight_bytes + slot_bytes * num_blocks * block_size,
         num_ahead=target.num_ahead if isinstance(target, OverProcesses) else 1,

@@ -1,4 +1,4 @@
-"""Gather: the rows of a plan become one packed batch of tokens with their slots and key paths.
+"""Pack: the rows of a plan become one packed batch of tokens with their slots and key paths.
 
 Shape letters: T packed tokens, S sequences of the step, B blocks, P tree depth, N nodes.
 """
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from hunch.draft import Draft
 from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.kv_store import put_slots
 from hunch.step.rows import MAX_STAGED, NOTHING, Nodes, RowBuffers, Stage
 from hunch.types import RowWork
 
 
 @dataclass(slots=True)
-class Part:
+class RowPart:
     """One row's share of the packed step: known tokens first, then the nodes of its draft."""
 
     row: int
@@ -62,7 +63,7 @@ class Batch:
 
     ids_T: Tensor
     attn: AttnInputs
-    parts: list[Part]  # in the order of the plan's work; rows with nothing to do are left out
+    parts: list[RowPart]  # in the order of the plan's work; rows with nothing to do are left out
 
     def to(self, device: torch.device) -> Batch:
         """The tensors where the target reads them; what the host knows stays."""
@@ -82,7 +83,7 @@ class Batch:
         copied = {name: getattr(attn, name).clone() for name in columns}
         return Batch(self.ids_T.clone(), replace(attn, **copied, memo={}), self.parts)
 
-    def draft(self, parts: list[Part]) -> Draft:
+    def draft(self, parts: list[RowPart]) -> Draft:
         """The drafts of `parts`, one row each."""
         num_nodes = max((part.num_nodes for part in parts), default=0)
         tokens_RN = np.zeros((len(parts), num_nodes), dtype=np.int64)
@@ -97,7 +98,7 @@ class Batch:
         return draft
 
 
-def _add_draws(draft: Draft, parts: list[Part]) -> None:
+def _add_draws(draft: Draft, parts: list[RowPart]) -> None:
     """What nodes were drawn from, where a drafter said so."""
     some = next((part.nodes.q_NV for part in parts if part.nodes.q_NV is not None), None)
     if some is None:
@@ -111,9 +112,9 @@ def _add_draws(draft: Draft, parts: list[Part]) -> None:
             draft.is_sampled_RN[place, : len(q_NV)] = is_sampled_N
 
 
-def gather(rows: RowBuffers, work: list[RowWork]) -> Batch:
+def pack(rows: RowBuffers, work: list[RowWork]) -> Batch:
     """Pack what the plan asks for; a row that is behind the plan's guess gives what it has."""
-    parts: list[Part] = []
+    parts: list[RowPart] = []
     first = 0
     for item in work:
         if rows.requests[item.row] is None:
@@ -123,28 +124,28 @@ def gather(rows: RowBuffers, work: list[RowWork]) -> Batch:
         is_caught_up = start + num_known == known
         max_nodes = item.num_nodes if is_caught_up else 0
         nodes = rows.take_draft(item.row, max_nodes)
-        parts.append(Part(item.row, first, start, num_known, nodes, is_caught_up))
+        parts.append(RowPart(item.row, first, start, num_known, nodes, is_caught_up))
         first += parts[-1].num_tokens
     return _pack(rows, parts, first)
 
 
 def pack_known(rows: RowBuffers, spans: list[tuple[int, int, int]]) -> Batch:
     """Known tokens alone: (row, start, stop) each, whoever processed them before."""
-    parts: list[Part] = []
+    parts: list[RowPart] = []
     first = 0
     for row, start, stop in spans:
-        parts.append(Part(row, first, start, stop - start, NOTHING, is_caught_up=False))
+        parts.append(RowPart(row, first, start, stop - start, NOTHING, is_caught_up=False))
         first += stop - start
     return _pack(rows, parts, first)
 
 
-def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
+def _pack(rows: RowBuffers, parts: list[RowPart], num_tokens: int) -> Batch:
     stage = rows.stage(num_tokens)
     if len(parts) == 1 and num_tokens <= MAX_STAGED and not parts[0].is_tree:
         return _pack_chain(rows, parts, stage)
     ids_T, pos_T, slot_T, seq_T, base_T = stage.arrays
     spans: list[Span] = []
-    paths: list[tuple[Part, np.ndarray]] = []
+    paths: list[tuple[RowPart, np.ndarray]] = []
     for place, part in enumerate(parts):
         known = part.start + part.num_known
         here, last = slice(part.first, part.first + part.num_tokens), part.first + part.num_tokens
@@ -177,7 +178,7 @@ def _pack(rows: RowBuffers, parts: list[Part], num_tokens: int) -> Batch:
     return Batch(ids, attn, parts)
 
 
-def _pack_chain(rows: RowBuffers, parts: list[Part], stage: Stage) -> Batch:
+def _pack_chain(rows: RowBuffers, parts: list[RowPart], stage: Stage) -> Batch:
     """The same for one row that decodes: nothing is made that is there already."""
     (part,) = parts
     ids_T, pos_T, slot_T, seq_T, base_T = stage.arrays
@@ -186,7 +187,7 @@ def _pack_chain(rows: RowBuffers, parts: list[Part], stage: Stage) -> Batch:
     ids_T[:num_known] = rows.tokens[row, start : start + num_known]
     ids_T[num_known:] = part.nodes.tokens_N
     pos_T[:] = rows.positions[start:stop]
-    rows.put_slots(row, start, slot_T)
+    put_slots(rows.table[row], start, rows.block_size, rows.positions, slot_T)
     seq_T[:] = 0
     base_T[:] = stop
     ids, pos, slot, seq, base = stage.tensors
@@ -197,7 +198,7 @@ def _pack_chain(rows: RowBuffers, parts: list[Part], stage: Stage) -> Batch:
     return Batch(ids, attn, parts)
 
 
-def _tables(rows: RowBuffers, parts: list[Part]) -> np.ndarray:
+def _tables(rows: RowBuffers, parts: list[RowPart]) -> np.ndarray:
     longest = max((rows.num_blocks[part.row] for part in parts), default=0)
     return np.ascontiguousarray(rows.table[[part.row for part in parts], :longest])
 
@@ -213,7 +214,7 @@ def _paths(parents_N: np.ndarray) -> np.ndarray:
     return path_NP
 
 
-def _tree_slots(slot_T: np.ndarray, paths: list[tuple[Part, np.ndarray]]) -> Tensor | None:
+def _tree_slots(slot_T: np.ndarray, paths: list[tuple[RowPart, np.ndarray]]) -> Tensor | None:
     """Slots of each branching node's ancestors and its own, by depth."""
     if not paths:
         return None

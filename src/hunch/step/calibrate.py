@@ -6,7 +6,7 @@ from time import perf_counter
 
 import torch
 
-from hunch.step.batch import gather
+from hunch.step.batch import pack
 from hunch.step.runner import Runner
 from hunch.types import Request, RowStart, RowWork, SamplingParams
 
@@ -36,7 +36,7 @@ def calibrate(runner: Runner) -> None:
         for _ in range(3):  # the first pass at a size warms caches and is dropped with the slowest
             runner.rows.start(start)
             work = RowWork(row=0, num_tokens=size, num_nodes=0, max_draft=0)
-            batch = gather(runner.rows, [work])
+            batch = pack(runner.rows, [work])
             began = perf_counter()
             hidden = runner.host.forward(batch)
             runner.target.logits(hidden.last_TD).argmax(-1).tolist()  # waits for a device

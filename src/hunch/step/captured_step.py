@@ -23,8 +23,9 @@ import torch
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.costs import StepShape
 from hunch.drafting.step_policy import Policy
+from hunch.kernels.step import Draws
 from hunch.models.target import FusedTarget
-from hunch.step.parts import Parts
+from hunch.step.parts import RunnerParts
 from hunch.step.passes import Reader
 from hunch.step.results import NO_SCORES, apply_rows, take_back, together
 from hunch.step.row_extras import Followed, Group, RowExtras
@@ -43,7 +44,6 @@ from hunch.types import Request, RowStart, RowWork, StepResult
 log = logging.getLogger("hunch")
 
 MAX_PREPARED = 256  # rows up to which steps are captured at the start
-SAMPLING = (0, 1, 2)  # greedy, sampled, filtered: all are captured at the start
 
 
 class Received(NamedTuple):
@@ -78,7 +78,7 @@ class PendingStep:
 class CapturedSteps:
     """Decides who takes captured steps, launches them and applies their results."""
 
-    def __init__(self, parts: Parts, pool: Any) -> None:
+    def __init__(self, parts: RunnerParts, pool: Any) -> None:
         self.rows, self.grammars, self.sampling = parts.rows, parts.grammars, parts.sampling
         self.host_drafter = host_drafter = parts.drafter
         capacity = parts.capacity
@@ -135,15 +135,16 @@ class CapturedSteps:
             num_rows //= 2
         return num_rows
 
-    def preparations(self) -> list[Callable[[], Any]]:
+    def preparations(self, *, is_greedy: bool = False) -> list[Callable[[], Any]]:
         """Capture steps of every power of two; rare kinds are captured as they come."""
+        all_draws = (Draws.GREEDY,) if is_greedy else tuple(Draws)
         todo: list[Callable[[], Any]] = []
         if self.reader is not None:
             todo += self.reader.preparations()
         num_rows = 1
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
             for shape in self.policy.shapes.to_capture(num_rows):
-                kinds = [StepKind(num_rows, *shape, sampling) for sampling in SAMPLING]
+                kinds = [StepKind(num_rows, *shape, draws) for draws in all_draws]
                 todo += [partial(self._step, kind) for kind in kinds]
             num_rows *= 2
         return todo
@@ -238,9 +239,9 @@ class CapturedSteps:
         shape = self.policy.launch(
             shape if group.has_waiting else StepShape(0, shape.source), group.row_R
         )
-        sampling = self.sampling.kind(group.row_R)
+        draws = self.sampling.draws(group.row_R)
         num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
-        kind = StepKind(len(group.ids), *shape, sampling, group.extras, num_best)
+        kind = StepKind(len(group.ids), *shape, draws, group.extras, num_best)
         try:
             graph = self._step(kind)
         except torch.OutOfMemoryError:
@@ -349,11 +350,13 @@ class CapturedSteps:
             sources,
             writes_kv=writes_kv,
             is_left_R=self.policy.sides.is_left(group.ids) if self.policy.sides.can_leave else None,
-            is_watched_R=group.is_watched_R,
+            is_traced_R=group.is_traced_R,
         )
         for row in followed.taken_back:
             self.device_rows.touch(row)  # there it goes on from what the host knows of it
-        scores = columns.scores(result_RC) if group.num_best != NO_SCORES else None
+        scores = None
+        if group.num_best != NO_SCORES:
+            scores = columns.scores(result_RC, group.num_best_R)
         tokens, results = self.extras.show(group, here, followed, scores, tokens, results)
         reading = max(led - seconds, 0.0)  # on the same stream: it waited for a step like this one
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
@@ -361,6 +364,7 @@ class CapturedSteps:
             id=pending.plan_id,
             rows=results,
             single_tokens=tokens,
+            single_scores=None if scores is None else scores.of_singles(tokens, group.is_scored),
             target_seconds=target_seconds,
             draft_seconds=min(graph.draft_seconds, seconds),
             plain_seconds=plain_seconds,

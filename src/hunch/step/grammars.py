@@ -6,14 +6,14 @@ bytes of a mask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.step.batch import Part
+from hunch.step.batch import RowPart
 from hunch.step.rows import NOTHING, Nodes
 from hunch.types import RowStart
 
@@ -21,30 +21,31 @@ if TYPE_CHECKING:  # the grammar engine is an extra; a matcher comes with its re
     from hunch.grammar.matcher import Matcher
 
 
-# Tokens for which a row's drafted nodes are not checked after a refused choice: at first, at most.
-PAUSE, MAX_PAUSE = 8, 128
+# Tokens for which a row's drafted nodes are not checked: the first ones, and where it did not pay.
+PAUSE = 8
+HOPE = 0.25  # tokens that checking is thought to bring before it was tried
+RATE = 0.25  # of the newest step, in what it brought
 
 
-class _Pause:
-    """While it lasts, a row that chooses before its grammar is asked checks no drafted nodes.
+class _Worth:
+    """Whether a row that chooses before its grammar is asked does well to check drafted nodes.
 
-    Nodes have no masks there. A model that does not know yet what the grammar wants chooses what it
-    refuses, and each refusal costs two passes; later hardly ever.
+    Nodes have no masks there, and a refused choice costs a pass more. A model that does not know
+    yet what the grammar wants chooses what it refuses, later hardly ever.
     """
 
     def __init__(self) -> None:
-        self.num_left = self._next = PAUSE
+        self.num_left = PAUSE  # tokens before nodes are checked
+        self._mean = HOPE  # tokens that a step brought beyond a plain one's
 
-    def pass_by(self, num_tokens: int) -> None:
-        """Tokens were committed, none refused."""
+    def note(self, num_tokens: int) -> None:
+        """A step committed so many tokens; one that followed a refused choice, none."""
         if self.num_left:
             self.num_left = max(self.num_left - num_tokens, 0)
-        else:
-            self._next = max(self._next - num_tokens, PAUSE)
-
-    def begin(self) -> None:
-        """A choice was refused."""
-        self.num_left, self._next = self._next, min(2 * self._next, MAX_PAUSE)
+            return
+        self._mean += RATE * (num_tokens - 1 - self._mean)
+        if self._mean < 0.0:
+            self.num_left, self._mean = PAUSE, HOPE
 
 
 class RowGrammars:
@@ -57,7 +58,7 @@ class RowGrammars:
 
     def __init__(self) -> None:
         self.matchers: dict[int, Matcher] = {}
-        self._asked_later: dict[int, _Pause] = {}  # of rows that choose first
+        self._asked_later: dict[int, _Worth] = {}  # of rows that choose first
 
     def start(self, start: RowStart) -> None:
         request = start.request
@@ -76,15 +77,15 @@ class RowGrammars:
         """Let the row choose first; False: its grammar must be asked before a choice."""
         if self.matchers[row].grammar.budget is not None:
             return False
-        self._asked_later[row] = _Pause()
+        self._asked_later[row] = _Worth()
         return True
 
     def num_checked(self, row: int, num_nodes: int) -> int:
         """How many of the row's drafted nodes are worth checking in the next step."""
-        pause = self._asked_later.get(row)
-        return num_nodes if pause is None or not pause.num_left else 0
+        worth = self._asked_later.get(row)
+        return num_nodes if worth is None or not worth.num_left else 0
 
-    def masks(self, parts: list[Part], vocab_size: int) -> Tensor | None:
+    def masks(self, parts: list[RowPart], vocab_size: int) -> Tensor | None:
         """What may follow every root and node; None where no row follows a grammar."""
         if not self.matchers:
             return None
@@ -118,8 +119,8 @@ class RowGrammars:
         """The same as words of bits, for a captured step of rows with `num_k` masks each.
 
         Of each row's draft so many nodes are checked. A mask that nobody fills in allows nothing.
-        Returns rows that choose first, with how many masks they have: none where it would take long
-        and most tokens may follow, else one.
+        Returns rows that choose first, with how many masks they have: one, or none where the choice
+        can wait for its grammar.
         """
         from hunch.grammar.masks import Job, fill_all
 
@@ -129,7 +130,7 @@ class RowGrammars:
             if matcher is None or row in void:
                 continue
             if row in self._asked_later:
-                unmasked[row] = num_masked = int(not matcher.allows_most())
+                unmasked[row] = num_masked = int(not matcher.can_wait())
                 if num_masked:
                     jobs.append(Job(matcher, [], [], first))
                     is_masked_M[first] = True
@@ -139,7 +140,8 @@ class RowGrammars:
             tokens, parents = (some[:count] for some in drafts.get(row, ([], [])))
             jobs.append(Job(matcher, tokens, parents, first))
             is_masked_M[first : first + num_k] = True
-        fill_all(jobs, mask_MW)
+        if jobs:
+            fill_all(jobs, mask_MW)
         return unmasked
 
     def commit(self, row: int, tokens: list[int]) -> tuple[int, str | None]:
@@ -150,24 +152,26 @@ class RowGrammars:
         taken = matcher.consume(tokens)
         return taken, None if taken == len(tokens) else matcher.problem()
 
-    def commit_unmasked(
-        self, row: int, tokens: list[int], num_masked: int
-    ) -> tuple[int, str | None]:
-        """How many tokens of a row that chose first masks would have allowed.
+    def follow(
+        self, tokens: Mapping[int, list[int]], num_masked: Mapping[int, int]
+    ) -> Iterator[tuple[int, int, str | None]]:
+        """Go on by the tokens of a captured step, by row.
 
-        `num_masked` of them had one; if such a token is refused, why the row cannot go on.
+        Of rows that choose first, so many had masks. Returns rows whose grammars did not take all:
+        how many they took, and why the row cannot go on, if a token that had a mask was refused.
         """
-        matcher, pause = self.matchers[row], self._asked_later[row]
-        taken = matcher.consume(tokens[:num_masked])
-        if taken < min(num_masked, len(tokens)):
-            return taken, matcher.problem()
-        taken += matcher.consume_unmasked(tokens[taken:])
-        if taken == len(tokens):
-            pause.pass_by(taken)
-        else:
-            pause.begin()
-            matcher.refused()
-        return taken, None
+        for row, chosen in tokens.items():
+            matcher, count = self.matchers.get(row), len(chosen)
+            if matcher is None:
+                continue
+            least = min(num_masked.get(row, count), count)
+            taken, worth = matcher.consume_chosen(chosen, least), self._asked_later.get(row)
+            if taken < least:
+                yield row, taken, matcher.problem()
+            elif worth is not None:
+                worth.note(taken)
+                if taken < count:
+                    yield row, taken, None
 
     def fit(self, row: int, nodes: Nodes | None, max_nodes: int) -> Nodes | None:
         """The row's draft without what the grammar forbids, with what it forces at its ends.

@@ -1,4 +1,4 @@
-"""A step that the host leads: gather, target forward, verify, commit, observe, propose.
+"""A step that the host leads: pack, target forward, verify, commit, observe, propose.
 
 Shape letters: T packed tokens, M rows of logits, R rows of the step, D model width, V vocabulary.
 """
@@ -20,21 +20,19 @@ from hunch.models.target import BegunPass, OverProcesses
 from hunch.pooling import POOL_SCALE
 from hunch.sampling.logprobs import logprobs_at, logprobs_of
 from hunch.sampling.stop import finish
-from hunch.step.batch import Batch, Part, gather
-from hunch.step.kv_cache import compact
-from hunch.step.parts import BegunStep, Elsewhere, Outcome, Parts, Passes
+from hunch.step.batch import Batch, RowPart, pack
+from hunch.step.parts import BegunStep, CapturedRows, Outcome, Passes, RunnerParts
 from hunch.step.step_logits import StepLogits
 from hunch.types import DraftTrace, Logprob, RowResult, StepPlan, StepResult
+from hunch.verify.base import RowDraft, TargetChoices
 
 log = logging.getLogger("hunch")
-
-NOWHERE = torch.empty(0, dtype=torch.int64)  # where features stand, for who asked for none
 
 
 class HostStep:
     """Steps that the host leads: on a GPU those that read prompts, or draft on the host."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: RunnerParts) -> None:
         self.capacity, self.target, self.kv = parts.capacity, parts.target, parts.kv
         self.drafter, self.verify, self.sampling = parts.drafter, parts.verify, parts.sampling
         self.rows, self.grammars, self.cost = parts.rows, parts.grammars, parts.cost
@@ -42,13 +40,12 @@ class HostStep:
         self.logits = StepLogits(parts.target)
         self.device: torch.device = parts.target.device
         self._is_host = self.device.type == "cpu"
-        self.is_ahead = parts.capacity.num_ahead > 1  # passes begin before others are finished
-        self._prepares = None if self.is_ahead else parts.prepares
+        self.has_stages = parts.capacity.num_ahead > 1  # a pass may begin before others are done
+        self._prepares = None if self.has_stages else parts.prepares
         self._last_end = 0.0  # when the last step's tokens were committed
         self.passes: Passes | None = None  # captured passes, on a GPU
-        self._others = parts.target if isinstance(parts.target, OverProcesses) else None
-        self.elsewhere: Elsewhere | None = None  # captured steps, on a GPU
-        self._walk_row = None if self.sampling.is_dense else self.verify.walk_row
+        self._over_processes = parts.target if isinstance(parts.target, OverProcesses) else None
+        self.captured: CapturedRows | None = None  # which of them captured steps take, on a GPU
 
     def run(self, plan: StepPlan) -> StepResult:
         """All of a plan's work, in one pass over its rows' tokens."""
@@ -56,21 +53,21 @@ class HostStep:
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:
-        """Gather a plan's rows, and let a target that has stages begin with them.
+        """Pack a plan's rows, and let a target that has stages begin with them.
 
         A row may be in several such steps while all but the last of them only catch up in part.
         """
         started = perf_counter()
         for work in plan.work:
             self.rows.max_draft[work.row] = work.max_draft
-        batch = gather(self.rows, plan.work)
-        if not self.is_ahead or not batch.parts or self._others is None:
+        batch = pack(self.rows, plan.work)
+        if not self.has_stages or not batch.parts or self._over_processes is None:
             return BegunStep(plan, batch, started)
         batch = batch.copy()
         for part in batch.parts:
             self.rows.computed[0, part.row] = part.start + part.num_known
         moved, layers = batch.to(self.device), self.drafter.needs.feature_layers
-        under_way = self._others.begin(moved.ids_T, moved.attn, self.kv[0], layers)
+        under_way = self._over_processes.begin(moved.ids_T, moved.attn, self.kv[0], layers)
         return BegunStep(plan, batch, started, under_way)
 
     @torch.inference_mode()
@@ -87,8 +84,8 @@ class HostStep:
             self._pool(hidden.last_TD, outcomes)
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._decide(batch, hidden, checked) if hidden and checked else None
-        if self._others is not None:
-            self._others.check_alive()  # results after a rank died must not be used
+        if self._over_processes is not None:
+            self._over_processes.check_alive()  # results after a rank died must not be used
         if self._prepares is not None:
             self._prepares.settle()
         self._commit(outcomes)
@@ -97,7 +94,7 @@ class HostStep:
         self._last_end = perf_counter()
         return self._result(plan, batch, outcomes, committed - started, drafting)
 
-    def _prepare(self, parts: list[Part]) -> None:
+    def _prepare(self, parts: list[RowPart]) -> None:
         """Let a drafter that can go on while the target checks these rows' drafts."""
         deciding = [part for part in parts if part.is_caught_up]
         if self._prepares is not None and deciding:
@@ -112,7 +109,7 @@ class HostStep:
         Returns the seconds that plain decoding does not need.
         """
         rows = [outcome.part.row for outcome in outcomes]
-        if self.elsewhere is not None and not self.elsewhere.observes(rows):
+        if self.captured is not None and not self.captured.observes(rows):
             return 0.0
         step = self._target_step(batch, hidden, outcomes, logits_MV)
         began = perf_counter()
@@ -127,8 +124,8 @@ class HostStep:
 
     def _forward(self, batch: Batch, under_way: BegunPass | None) -> Hidden:
         """The target's pass, which may have begun."""
-        if under_way is not None and self._others is not None:
-            return self._others.finish(under_way)
+        if under_way is not None and self._over_processes is not None:
+            return self._over_processes.finish(under_way)
         return self.forward(batch)
 
     def forward(self, batch: Batch) -> Hidden:
@@ -154,7 +151,8 @@ class HostStep:
         if self.grammars.matchers:
             mask_MV = self.grammars.masks(parts, logits_MV.shape[1])
             mask_MV = None if mask_MV is None else mask_MV.to(logits_MV.device)
-        walk = self._verify if self._walk_row is None else self._walk_rows
+        is_on_host = not self.sampling.is_dense and self.verify.walk is not None
+        walk = self._walk_rows if is_on_host else self._verify
         decided = walk(batch, parts, logits_MV, mask_MV)
         for outcome, (tokens, path) in zip(checked, decided, strict=True):
             outcome.accepted = path[:-1]
@@ -164,7 +162,7 @@ class HostStep:
         return logits_MV
 
     def _verify(
-        self, batch: Batch, parts: list[Part], logits_MV: Tensor, mask_MV: Tensor | None
+        self, batch: Batch, parts: list[RowPart], logits_MV: Tensor, mask_MV: Tensor | None
     ) -> list[tuple[list[int], list[int]]]:
         """Per part: the tokens to commit, and the node behind each (-1: the bonus)."""
         draft = batch.draft(parts).to(self.device)
@@ -175,22 +173,24 @@ class HostStep:
         return [(t[:num], p[:num]) for t, p, num in zip(tokens, path, nums, strict=True)]
 
     def _walk_rows(
-        self, batch: Batch, parts: list[Part], logits_MV: Tensor, mask_MV: Tensor | None
+        self, batch: Batch, parts: list[RowPart], logits_MV: Tensor, mask_MV: Tensor | None
     ) -> list[tuple[list[int], list[int]]]:
-        """The same where the verifier reads the host's memory row by row."""
-        assert self._walk_row is not None
-        x_MV = self.logits.array(logits_MV)
-        mask = None if mask_MV is None else mask_MV.numpy()
+        """The same where all of it is in the host's memory: row by row, no tensors in between."""
+        assert self.verify.walk is not None
+        target = TargetChoices(logits_MV, self.sampling, mask_MV, self.logits.array(logits_MV))
         decided, first = [], 0
         for part in parts:
-            last = first + 1 + part.num_nodes
-            nodes = part.tokens_N.tolist(), part.parents_N.tolist()
-            mask_NV = None if mask is None else mask[first:last]
-            pos = part.start + part.num_known
-            decided.append(
-                self._walk_row(x_MV[first:last], part.row, pos, *nodes, self.sampling, mask_NV)
+            draft = RowDraft(
+                part.row,
+                part.start + part.num_known,
+                first,
+                part.tokens_N.tolist(),
+                part.parents_N.tolist(),
+                part.nodes.q_NV,
+                part.nodes.is_sampled_N,
             )
-            first = last
+            decided.append(self.verify.walk(draft, target))
+            first += 1 + part.num_nodes
         return decided
 
     def _score(self, checked: list[Outcome], logits_MV: Tensor, mask_MV: Tensor | None) -> None:
@@ -219,7 +219,7 @@ class HostStep:
                 outcome.result.logprobs = list(islice(scores, len(at)))
 
     def _process(
-        self, part: Part, logits_KV: Tensor, tokens: list[int], mask_KV: Tensor | None
+        self, part: RowPart, logits_KV: Tensor, tokens: list[int], mask_KV: Tensor | None
     ) -> Tensor:
         """The logits the tokens were chosen by: each with the ones before it as history."""
         count, device = len(tokens), logits_KV.device
@@ -254,8 +254,8 @@ class HostStep:
                 )
             if part.num_levels is not None and outcome.accepted:  # a chain's are in place
                 nodes = np.asarray(outcome.accepted)
-                slots = np.asarray(self.rows.slots(part.row, known, known + part.num_nodes))
-                compact(self.kv[0], slots[nodes], slots[: len(nodes)])
+                slots = self.rows.slots(part.row, known, known + part.num_nodes)
+                self.kv[0].compact(slots[nodes], slots[: len(nodes)])
             num_kept, result.finish = finish(
                 result.tokens, request, known - len(request.prompt_ids)
             )
@@ -321,7 +321,7 @@ class HostStep:
                 is_caught_up_R=torch.tensor([outcome.part.is_caught_up for outcome in outcomes]),
             )
         else:
-            step = TargetStep(rows, NOWHERE, NOWHERE, NOWHERE, None)
+            step = TargetStep.without_states(rows)
         if needs.top and logits_MV is not None:
             parts = [outcome.part for outcome in outcomes if outcome.part.is_caught_up]
             index = [i for p in parts for i in range(p.root, p.root + 1 + p.num_nodes)]
@@ -331,10 +331,10 @@ class HostStep:
 
     def _propose(self, running: list[Outcome]) -> float:
         """Ask for drafts where the plan allows them and one could be used; the seconds it took."""
-        if self.elsewhere is not None and running:
-            is_elsewhere_R = self.elsewhere.drafts_for([outcome.part.row for outcome in running])
-            pairs = zip(running, is_elsewhere_R.tolist(), strict=True)
-            running = [outcome for outcome, is_elsewhere in pairs if not is_elsewhere]
+        if self.captured is not None and running:
+            is_captured_R = self.captured.drafts_for([outcome.part.row for outcome in running])
+            pairs = zip(running, is_captured_R.tolist(), strict=True)
+            running = [outcome for outcome, is_captured in pairs if not is_captured]
         drafting: list[Outcome] = []
         for outcome in running:
             row = outcome.part.row

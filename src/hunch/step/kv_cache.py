@@ -11,15 +11,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.config import Config
 from hunch.draft import KVShape
 from hunch.errors import CapacityError
-from hunch.kernels.attention import KVCache, has_scales
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.delta import RowStates, StatesShape
+from hunch.kernels.kv_store import KVCache, has_scales
+from hunch.models.target import Target
+
+GRAPHS = 2**28  # captured steps keep their logits and inputs
+RULES = 9  # bytes per row and token of `kernels.process.ProcessTables`
 
 
 def _head_bytes(shape: KVShape) -> int:
@@ -111,17 +115,6 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.frombuffer(pages, dtype=dtype).view(size)
 
 
-def compact(kv: KVCache, source: np.ndarray, target: np.ndarray) -> None:
-    """Move an accepted path's KV to the slots of its positions."""
-    moved = source != target
-    if not moved.any():
-        return
-    device = kv.k_LCMH.device
-    source_P = torch.from_numpy(source[moved]).to(device)
-    target_P = torch.from_numpy(target[moved]).to(device)
-    kv.move(source_P, target_P)
-
-
 def _free_memory(device: torch.device, utilization: float, num_engines: int = 1) -> int:
     """What KV may take: the rest of a GPU's share, or a quarter of what a machine has free."""
     if device.type == "cuda":
@@ -147,3 +140,23 @@ def _free_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         return free if limit.strip() == "max" else max(min(free, int(limit) - int(used)), 0)
     except OSError:
         return free
+
+
+@torch.inference_mode()
+def working_bytes(target: Target, num_tokens: int, num_rows: int) -> int:
+    """What a GPU must keep free beside weights and KV: measured by one largest pass over nobody,
+    with so many tokens and the logits of so many rows."""
+    device: torch.device = target.device
+    if device.type != "cuda":
+        return 0
+    kv = target.new_kv(1)
+    zeros_T = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    attn = AttnInputs.nobody(zeros_T, zeros_T[:1, None], 1)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    hidden = target.forward(zeros_T, attn, kv)
+    target.logits(hidden.last_TD[:num_rows])
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del hidden
+    torch.cuda.empty_cache()
+    return int(peak) + GRAPHS + RULES * num_rows * int(target.spec.vocab_size)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from hunch.drafting.base import Drafter, Prepares
 from hunch.drafting.costs import CostCurve
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
 from hunch.models.target import BegunPass, FusedTarget, Target
 from hunch.sampling.state import SamplingState
-from hunch.step.batch import Batch, Part
+from hunch.step.batch import Batch, RowPart
 from hunch.step.grammars import RowGrammars
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity, RowResult, StepPlan
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Outcome:
     """One row's step in the making."""
 
-    part: Part
+    part: RowPart
     result: RowResult
     accepted: list[int] = field(default_factory=list)  # nodes of the accepted path
     is_running: bool = False  # caught up and not finished: it may draft
@@ -38,7 +38,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class BegunStep:
-    """A step whose rows are gathered; where the target has stages, the first ones are at it."""
+    """A step whose rows are packed; where the target has stages, the first ones are at it."""
 
     plan: StepPlan
     batch: Batch
@@ -51,7 +51,7 @@ class BegunStep:
 
 
 @dataclass(slots=True, kw_only=True)
-class Parts:
+class RunnerParts:
     """What a runner is made of; steps led by the host and captured ones share it."""
 
     capacity: Capacity
@@ -61,10 +61,13 @@ class Parts:
     verify: Verifier
     sampling: SamplingState
     cost: CostCurve
-    prepares: Prepares | None  # who drafts while the target is busy
-    scores_processed: bool
-    rows: RowBuffers
-    grammars: RowGrammars
+    prepares: Prepares | None = None  # who drafts while the target is busy
+    scores_processed: bool = False  # log-probabilities are of what tokens are drawn from
+    rows: RowBuffers = field(init=False)
+    grammars: RowGrammars = field(default_factory=RowGrammars)
+
+    def __post_init__(self) -> None:
+        self.rows = RowBuffers(self.capacity)
 
 
 class Passes(Protocol):
@@ -117,7 +120,7 @@ class LeadsSteps(Protocol):
         """Captured passes of all ranks; None: ranks would choose different paddings."""
 
 
-class Elsewhere(Protocol):
+class CapturedRows(Protocol):
     """Rows that captured steps go on with once they are caught up."""
 
     def observes(self, rows: list[int]) -> bool:

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_delta import SEQUENCES, sequences
 from hunch.kernels.gpu_tiling import tiles_of
+from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
 from hunch.models.target import FusedTarget
 from hunch.step.batch import Batch, pack_known
@@ -92,17 +93,8 @@ class PassGraphs:
     def _capture(self, size: int, depth: int) -> tuple[Graph, Tensor, AttnInputs]:
         packed_5T = torch.zeros(5, size, dtype=torch.int64, device=self.device)
         packed_5T[2] = -1
-        tree_TP = packed_5T.new_zeros(size, depth) if depth else None
         target = self.target
-        attn = AttnInputs(
-            pos_T=packed_5T[1],
-            slot_T=packed_5T[2],
-            seq_T=packed_5T[3],
-            table_SB=self.table_XB,
-            base_T=packed_5T[4],
-            tree_TP=tree_TP,
-            block_size=self.block_size,
-        )
+        attn = AttnInputs.over(packed_5T, self.table_XB, self.block_size, depth)
         attn.memo["tiling"] = target.tiler.padded(self._max_tiles(size), size)
         if self.kv.states is not None:
             attn.memo[SEQUENCES] = packed_5T.new_zeros(min(size, len(self.table_XB)), 4)

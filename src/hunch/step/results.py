@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hunch.kernels.step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, TOKENS
+from hunch.kernels.step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, STOP, TOKENS
 from hunch.sampling.logprobs import entries
-from hunch.sampling.stop import REASONS, STOP, finish
+from hunch.sampling.stop import REASONS, finish
 from hunch.step.rows import RowBuffers
 from hunch.types import Logprob, Request, RowResult, RowWork, StepResult
 
@@ -53,34 +53,34 @@ class Columns:
         second = first + self.num_guesses
         return line_C[first : first + count].tolist(), line_C[second : second + count].tolist()
 
-    def scores(self, result_RC: np.ndarray) -> Scores:
-        """Those of all rows' committed tokens: of each its rank, then ids and logprobs."""
-        num_R, size = result_RC[:, TOKENS], _entry(self.num_best)
+    def scores(self, result_RC: np.ndarray, num_best_R: np.ndarray) -> Scores:
+        """Those of the committed tokens of rows that want so many of the best, or NO_SCORES."""
+        num_R, size = result_RC[:, TOKENS] * (num_best_R != NO_SCORES), _entry(self.num_best)
         scored = result_RC[:, self.scores_at : self.scores_end]
         scored = scored.reshape(-1, self.num_tokens, size)
         line_SE = scored[np.arange(self.num_tokens) < num_R[:, None]]
-        value = line_SE[:, 2::2].astype(np.int32).view(np.float32)
+        values = line_SE[:, 2::2].astype(np.int32).view(np.float32).tolist()
+        ids, size_S = line_SE[:, 1::2].tolist(), 1 + np.repeat(num_best_R, num_R)
+        if (size_S <= self.num_best).any():
+            sizes = size_S.tolist()
+            ids = [line[:size] for line, size in zip(ids, sizes, strict=True)]
+            values = [line[:size] for line, size in zip(values, sizes, strict=True)]
         begins = (np.cumsum(num_R) - num_R).tolist()
-        return Scores(begins, line_SE[:, 1::2].tolist(), value.tolist(), line_SE[:, 0].tolist())
+        return Scores(begins, entries(ids, values, line_SE[:, 0].tolist()))
 
 
 class Scores(NamedTuple):
-    """By committed token; its own entry stands first, then the best tokens'."""
+    """Log-probabilities of a step's tokens; each token's own entry stands first."""
 
-    begins: list[int]  # of each row's tokens
-    ids: list[list[int]]
-    values: list[list[float]]
-    ranks: list[int]
+    begins: list[int]  # of each row's
+    entries: list[dict[int, Logprob]]
 
-    def of(self, place: int, num_tokens: int, num_wanted: int) -> list[dict[int, Logprob]]:
-        """A row's entries, with so many of the best."""
-        size, first = 1 + num_wanted, self.begins[place]
-        some = slice(first, first + num_tokens)
-        ids, values = self.ids[some], self.values[some]
-        if size < len(ids[0]):
-            ids = [line[:size] for line in ids]
-            values = [line[:size] for line in values]
-        return entries(ids, values, self.ranks[some])
+    def of_singles(
+        self, tokens: list[int], is_scored: list[bool]
+    ) -> list[dict[int, Logprob] | None]:
+        """Of rows that said one token, where they want it."""
+        rows = zip(tokens, self.begins, is_scored, strict=True)
+        return [self.entries[at] if is_in and token >= 0 else None for token, at, is_in in rows]
 
 
 def _entry(num_best: int) -> int:
@@ -129,20 +129,20 @@ def apply_rows(
     *,
     writes_kv: bool,
     is_left_R: np.ndarray | None = None,
-    is_watched_R: np.ndarray | None = None,
+    is_traced_R: np.ndarray | None = None,
 ) -> tuple[list[int], list[RowResult]]:
     """Commit the rows' tokens, and say what each row got, as a `StepResult` does.
 
     `requests` sat in the rows when the step began; one that left since then changes no row, as
     another may sit there now. With `writes_kv` the drafter wrote its own KV beside the target's;
     that of rows which it left has holes, and does not count.
-    `sources` are who drafted what was checked; rows that are watched always get a whole result.
+    `sources` are who drafted what was checked; rows that are traced always get a whole result.
     """
     _commit(rows, row_R, result_RC, requests, writes_kv, is_left_R)
     is_more_R = (result_RC[:, TOKENS] != 1) | (result_RC[:, CHECKED] > 0)
     is_more_R |= result_RC[:, REASON] > 0
-    if is_watched_R is not None:  # somebody asked for more than the token
-        is_more_R |= is_watched_R
+    if is_traced_R is not None:
+        is_more_R |= is_traced_R
     if writes_kv:
         is_more_R[:] = True
     elif not is_more_R.any():
@@ -247,12 +247,14 @@ def together(
     """A captured step of the rows `ids` and what the host did beside it, in the plan's order."""
     assert one.single_tokens is not None
     found = dict(zip(ids, one.single_tokens, strict=True))
+    scores = dict(zip(ids, one.single_scores or [], strict=False))
     by_row = {row.row: row for row in (*one.rows, *other.rows)}
     rows = [work.row for work in order]
     return StepResult(
         id=one.id,
         rows=[by_row[row] for row in rows if row in by_row],
         single_tokens=[found.get(row, -1) for row in rows],
+        single_scores=[scores.get(row) for row in rows] if scores else None,
         target_seconds=one.target_seconds + other.target_seconds,
         draft_seconds=one.draft_seconds + other.draft_seconds,
         plain_seconds=one.plain_seconds + other.plain_seconds,

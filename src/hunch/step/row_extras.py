@@ -34,12 +34,12 @@ class Group:
         self.has_waiting = any(self.allowed)
         self.is_drafting = self.has_waiting or any(self.room)
         self.extras = int(np.bitwise_or.reduce(rows.asks_X[self.row_R]))
-        best_R = rows.num_best_X[self.row_R]
-        self.num_best = int(best_R.max())
+        self.num_best_R = rows.num_best_X[self.row_R]
+        self.num_best = int(self.num_best_R.max())
+        self.is_scored = (self.num_best_R != NO_SCORES).tolist()
         self.asks = asks_of(self.extras, self.num_best)
-        is_watched_R = rows.is_traced_X[self.row_R] | (best_R != NO_SCORES)
-        # Rows whose results are more than tokens.
-        self.is_watched_R: np.ndarray | None = is_watched_R if is_watched_R.any() else None
+        is_traced_R = rows.is_traced_X[self.row_R]
+        self.is_traced_R: np.ndarray | None = is_traced_R if is_traced_R.any() else None
 
 
 WaitingDraft = tuple[list[int], list[int]]  # tokens and parents
@@ -145,7 +145,7 @@ class RowExtras:
 
     def num_checked(self, group: Group) -> list[int]:
         """How many nodes of each row's draft the next step checks at most."""
-        if not group.extras & MASKS:
+        if not (group.extras & MASKS and group.has_waiting):
             return group.allowed
         pairs = zip(group.ids, group.allowed, strict=True)
         return [self.grammars.num_checked(row, count) for row, count in pairs]
@@ -180,35 +180,20 @@ class RowExtras:
         if group.extras & MASKS:
             counts = result_RC[:, TOKENS].tolist()
             lines = result_RC[:, FIRST : FIRST + max(counts)].tolist()
-            for place, row in enumerate(group.ids):
-                if row in self.grammars.matchers and requests[place] is not None:
-                    tokens = lines[place][: counts[place]]
-                    self._follow(place, row, tokens, unmasked.get(row), result_RC[place], followed)
+            place_of = {row: n for n, row in enumerate(group.ids) if requests[n] is not None}
+            tokens = {row: lines[n][: counts[n]] for row, n in place_of.items()}
+            for row, num_taken, problem in self.grammars.follow(tokens, unmasked):
+                place = place_of[row]
+                if problem is None:
+                    followed.taken_back.add(row)
+                    take_back(result_RC[place], num_taken)
+                else:
+                    followed.refused[place] = tokens[row][:num_taken], problem
         if self._with_more_stops:
             for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
                 if request is not None and row in self._with_more_stops:
                     stop(line_C, request)
         return followed
-
-    def _follow(
-        self,
-        place: int,
-        row: int,
-        tokens: list[int],
-        num_masked: int | None,  # of the tokens; None: all of them
-        line_C: np.ndarray,
-        followed: Followed,
-    ) -> None:
-        """Let a row's grammar go on by the tokens of a step."""
-        if num_masked is None:
-            num_kept, problem = self.grammars.commit(row, tokens)
-        else:
-            num_kept, problem = self.grammars.commit_unmasked(row, tokens, num_masked)
-            if problem is None and num_kept < len(tokens):
-                followed.taken_back.add(row)
-                take_back(line_C, num_kept)
-        if problem is not None:
-            followed.refused[place] = tokens[:num_kept], problem
 
     def show(
         self,
@@ -220,7 +205,7 @@ class RowExtras:
         results: list[RowResult],
     ) -> tuple[list[int], list[RowResult]]:
         """Tokens and results of a step, with what its rows asked for."""
-        if group.is_watched_R is not None:
+        if results and (scores is not None or group.is_traced_R is not None):
             whole = iter(results)
             for place, token in enumerate(tokens):
                 if token >= 0:
@@ -228,10 +213,10 @@ class RowExtras:
                 result, request = next(whole), requests[place]
                 if request is None or not result.tokens:
                     continue
-                params = request.params
-                if params.logprobs is not None and scores is not None:
-                    result.logprobs = scores.of(place, len(result.tokens), params.logprobs)
-                if params.speculation.trace:
+                if scores is not None and group.is_scored[place]:
+                    first = scores.begins[place]
+                    result.logprobs = scores.entries[first : first + len(result.tokens)]
+                if request.params.speculation.trace:
                     checked = followed.checked.get(group.ids[place], ([], []))
                     result.trace = _trace(checked, result)
         if not followed.refused:

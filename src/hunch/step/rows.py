@@ -138,16 +138,6 @@ class RowBuffers:
         positions = self.positions[first:last]
         return np.asarray(slots_at(self.table, row, positions, self.block_size))
 
-    def put_slots(self, row: int, first: int, slot_T: np.ndarray) -> None:
-        """The same for the few tokens of a step: they lie in a block or two."""
-        size, done = self.block_size, 0
-        while done < len(slot_T):
-            block, offset = divmod(first + done, size)
-            stop = min(done + size - offset, len(slot_T))
-            slot = int(self.table[row, block]) * size + offset
-            np.add(self.positions[: stop - done], slot, out=slot_T[done:stop])
-            done = stop
-
     def stage(self, num_tokens: int) -> Stage:
         """Columns for so many tokens; those of a small step are written again by the next."""
         if num_tokens > MAX_STAGED:

@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hunch.drafting.base import Clears, Drafter, Prepares
-from hunch.drafting.costs import CostCurve
-from hunch.kernels.attention import KVCache
-from hunch.models.target import FusedTarget, OverProcesses, Target
-from hunch.sampling.state import SamplingState
-from hunch.step.grammars import RowGrammars
+from hunch.drafting.base import Clears
+from hunch.models.target import FusedTarget, OverProcesses
 from hunch.step.host_step import HostStep
-from hunch.step.parts import BegunStep, LeadsSteps, Parts
-from hunch.step.rows import RowBuffers
-from hunch.types import Capacity, RowResult, RowWork, StepPlan, StepResult
-from hunch.verify.base import Verifier
+from hunch.step.parts import BegunStep, LeadsSteps, RunnerParts
+from hunch.types import RowResult, RowWork, StepPlan, StepResult
 from hunch.verify.exact import exact
 
 if TYPE_CHECKING:  # needs Triton
@@ -44,45 +38,19 @@ NO_MEMORY = (
 class Runner:
     """Runs steps in this process; with depth 1 a result may be read after the next step began."""
 
-    def __init__(
-        self,
-        *,
-        capacity: Capacity,
-        target: Target,
-        kv: Sequence[KVCache],
-        drafter: Drafter,
-        verify: Verifier,
-        sampling: SamplingState,
-        cost: CostCurve,
-        prepares: Prepares | None = None,
-        depth: int = 0,
-        scores_processed: bool = False,
-        captures: bool = False,  # the target's kernels can be captured
-    ) -> None:
-        self.capacity, self.depth = capacity, depth
-        self.target, self.drafter, self.sampling, self.cost = target, drafter, sampling, cost
-        self.rows, self.grammars = RowBuffers(capacity), RowGrammars()
-        parts = Parts(
-            capacity=capacity,
-            target=target,
-            kv=kv,
-            drafter=drafter,
-            verify=verify,
-            sampling=sampling,
-            cost=cost,
-            prepares=prepares,
-            scores_processed=scores_processed,
-            rows=self.rows,
-            grammars=self.grammars,
-        )
+    def __init__(self, parts: RunnerParts, *, depth: int = 0, captures: bool = False) -> None:
+        """`captures`: the target's kernels can be captured."""
+        self.capacity, self.depth, self.cost = parts.capacity, depth, parts.cost
+        self.target, self.drafter, self.sampling = parts.target, parts.drafter, parts.sampling
+        self.rows, self.grammars = parts.rows, parts.grammars
         self.host = HostStep(parts)
         self.captured: CapturedSteps | None = None
         if captures:
-            self._capture(parts, is_exact=verify is exact)
+            self._capture(parts, is_exact=parts.verify is exact)
         self._queue: deque[StepResult | PendingStep | BegunStep] = deque()
         self.on_close: Callable[[], None] | None = None  # ends what was started for the target
 
-    def _capture(self, parts: Parts, *, is_exact: bool) -> None:
+    def _capture(self, parts: RunnerParts, *, is_exact: bool) -> None:
         """Passes that the host packs are captured; whole steps too where it need not verify."""
         from hunch.step.capture import new_pool
         from hunch.step.captured_step import CapturedSteps
@@ -97,7 +65,7 @@ class Runner:
             assert isinstance(target, FusedTarget)
             self.host.passes = PassGraphs(target, parts.kv[0], *sizes, pool)
         if is_exact:
-            self.captured = self.host.elsewhere = CapturedSteps(parts, pool)
+            self.captured = self.host.captured = CapturedSteps(parts, pool)
             self.capacity = self.captured.capacity
 
     @property
@@ -106,17 +74,19 @@ class Runner:
         is_captured = self.captured is not None and self.captured.drafter is not None
         return self.capacity.max_nodes > 0 and not is_captured
 
-    def preparations(self) -> list[Callable[[], Any]]:
+    def preparations(self, *, is_greedy: bool = False) -> list[Callable[[], Any]]:
         """What is worth doing before the first request, bit by bit."""
         todo: list[Callable[[], Any]] = []
         if self.host.passes is not None:
             todo += [partial(self.host.passes.prepare, n) for n in PASSES]
-        return todo if self.captured is None else todo + self.captured.preparations()
+        if self.captured is not None:
+            todo += self.captured.preparations(is_greedy=is_greedy)
+        return todo
 
     # --- the engine's side ------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> None:
-        if self.host.is_ahead:
+        if self.host.has_stages:
             self._begin(plan)
             return
         self._enter(plan)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hunch.drafting.base import DeviceDrafter
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.gpu_delta import SEQUENCES, step_sequences
 from hunch.kernels.gpu_expect import expect
 from hunch.kernels.gpu_process import count_committed, process
@@ -24,7 +24,8 @@ from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_scores import filtered
 from hunch.kernels.gpu_step import commit, compact, pack
 from hunch.kernels.gpu_transfer import deliver
-from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
+from hunch.kernels.kv_store import KVCache
+from hunch.kernels.step import FIRST, TOKENS, Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.target import FusedTarget, Target
 from hunch.sampling.dense import DeviceProcessors
@@ -57,7 +58,7 @@ class StepKind(NamedTuple):
     num_rows: int  # rows it has room for
     num_nodes: int  # nodes it checks of each row
     source: int  # who drafts at its end
-    sampling: int  # 0: all rows are greedy, 1: some are sampled, 2: some with filters
+    draws: Draws  # how its rows' tokens are drawn
     extras: int = 0  # of RULES, MASKS, DRAFTS, SOURCES
     num_best: int = NO_SCORES  # tokens scored beside each committed one
 
@@ -134,7 +135,9 @@ class StepGraphs:
         self.num_guesses = 0 if drafter is None else drafter.num_nodes
         self.layers = () if drafter is None else drafter.feature_layers
         # What the host reads after a step: those of all kinds share the room.
-        most = StepKind(inputs_3R.shape[1], self.num_guesses, 0, 0, DRAFTS, SCORE_SIZES[-1])
+        most = StepKind(
+            inputs_3R.shape[1], self.num_guesses, 0, Draws.GREEDY, DRAFTS, SCORE_SIZES[-1]
+        )
         room = most.num_rows * self.columns(most).end
         self.results = torch.zeros(room, dtype=torch.int64, device=self.device)
         self.download = Download(room, self.device)
@@ -148,10 +151,8 @@ class StepGraphs:
     def step(self, kind: StepKind) -> StepGraph:
         """The step of this kind, captured now if it is the first."""
         kind = kind._replace(num_rows=bucket(kind.num_rows))
-        key = (
-            kind,
-            self._generation(kind),
-        )  # tables of rules that were replaced make a captured step useless
+        # Tables of rules that were replaced make a captured step useless.
+        key = kind, self._generation(kind)
         if key not in self._steps:
             waiting_3R = self.inputs_3R.clone()
             self._steps[key] = self._capture(kind)
@@ -193,7 +194,7 @@ class StepGraphs:
 
         def draft(hidden: Hidden) -> None:
             if drafter is not None:
-                drafter.draft(state, rows, hidden, kind.sampling, kind.source)
+                drafter.draft(state, rows, hidden, kind.draws, kind.source)
             if has_sources:
                 expect(state, rows, self.num_guesses)
 
@@ -276,27 +277,19 @@ class StepGraphs:
 
     def _filtered(self, logits_MV: Tensor, attn: AttnInputs, kind: StepKind) -> Tensor:
         """What tokens are drawn from: logits by the rows' temperatures, without what is removed."""
-        if not kind.sampling:
+        if kind.draws == Draws.GREEDY:
             return logits_MV
-        asked = self.sampling
-        columns = asked.temperature_X, asked.top_k_X, asked.top_p_X, asked.log_min_p_X
-        return filtered(logits_MV.float(), attn.seq_T, *columns)
+        return filtered(logits_MV.float(), attn.seq_T, *self.sampling.filters_X)
 
     def _choose(self, logits_MV: Tensor, attn: AttnInputs, kind: StepKind) -> Tensor:
-        sampling, pos_M = self.sampling, attn.pos_T + 1 if kind.sampling else attn.pos_T
-        return choose(
-            logits_MV,
-            attn.seq_T,
-            pos_M,
-            sampling.temperature_X,
-            sampling.top_k_X,
-            sampling.top_p_X,
-            sampling.log_min_p_X,
-            sampling.seed_X,
-            sampling.sample_X,
-            is_sampled=kind.sampling > 0,
-            is_filtered=kind.sampling > 1,
+        pos_M, asked = (
+            attn.pos_T if kind.draws == Draws.GREEDY else attn.pos_T + 1,
+            self.sampling.columns_X,
         )
+        return choose(
+            logits_MV, attn.seq_T, pos_M, *asked, is_sampled=kind.draws != Draws.GREEDY,
+            is_filtered=kind.draws == Draws.FILTERED,
+        )  # fmt: skip
 
     def step_masks(self) -> StepMasks:
         """The masks of grammars; made with the first one."""
@@ -327,20 +320,9 @@ class StepGraphs:
             path_RK=packed_5T.new_zeros(num_rows, num_k),
             result_RC=self.results[: num_rows * (FIRST + num_k)].view(num_rows, -1),
         )
-        spans = tuple(Span(r * num_k, (r + 1) * num_k, r, 0, 1) for r in range(num_rows))
-        attn = AttnInputs(
-            pos_T=packed_5T[1],
-            slot_T=packed_5T[2],
-            seq_T=packed_5T[3],
-            table_SB=self.state.table_XB,
-            base_T=packed_5T[4],
-            tree_TP=packed_5T.new_zeros(num_rows * num_k, depth) if depth else None,
-            block_size=self.block_size,
-        )
-        attn.memo["tiling"], attn.memo["num_rows"] = (
-            self.target.tiling(spans, num_rows * num_k),
-            num_rows,
-        )
+        attn = AttnInputs.over(packed_5T, self.state.table_XB, self.block_size, depth)
+        attn.memo["tiling"] = self.target.tiling(row_spans(num_rows, num_k), num_rows * num_k)
+        attn.memo["num_rows"] = num_rows
         if self.kv.states is not None:
             assert num_k <= self.kv.states.inputs_LXGI.shape[2], "a draft past the ring"
             attn.memo[SEQUENCES] = step_sequences(num_rows, num_k, self.device)

@@ -40,6 +40,32 @@ _O200K = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# DeepSeek's classes: letters with cases, but those that came into Unicode later; a mark and a word.
+_LATER = (
+    (0x560, 0x588), (0x10C7, 0x10CD), (0x10D0, 0x10FF), (0x1C80, 0x1C88), (0x2D00, 0x2D2D),
+    (0xA790, 0xA7FA), (0xAB30, 0xAB68), (0x10570, 0x105BC), (0x16E40, 0x16E7F), (0x1D400, 0x1D7CB),
+    (0x1DF00, 0x1DF1E),
+)  # fmt: skip
+_NO_CASED = "".join(f"{chr(first)}-{chr(last)}" for first, last in _LATER)
+_DEEPSEEK = (
+    r"[\r\n]", rf"\s?(?:(?![{_NO_CASED}])[\p{{Lu}}\p{{Ll}}\p{{Lt}}])+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+", r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}+",
+)  # fmt: skip
+_DEEPSEEK_CODER = (
+    r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}",
+)  # fmt: skip
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)  # fmt: skip
+_FALCON = (
+    r"[\p{P}\$\+<=>\^~\|`]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"[0-9][0-9][0-9]",
+)
+_SEED = _WORDS + r"|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _split(pattern: str) -> Any:
@@ -58,6 +84,11 @@ class _Split:
     has_bos: bool = False  # where the file does not say
     is_nfc: bool = False
     ignore_merges: bool = False  # a word that is a token is taken whole
+
+
+def _by(*patterns: str) -> _Split:
+    """Cut by one pattern after the other."""
+    return _Split(steps=lambda: [*map(_split, patterns), _byte_level(False)])
 
 
 _GPT2 = _Split(steps=lambda: [_byte_level(True)])
@@ -80,18 +111,28 @@ _QWEN2 = _Split(
     steps=lambda: [_split(_WORDS + r"|\p{N}" + _MARKS_AND_SPACE), _byte_level(False)],
     is_nfc=True,
 )
+_THREE_DIGITS = replace(_LLAMA3, has_bos=False, ignore_merges=False)
 _SPLITS = {
     "default": _OLD,
-    "gpt-2": _GPT2,
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "exaone4", "mpt", "granite-docling"), _GPT2),
+    **dict.fromkeys(("command-r", "exaone"), _DIGITS),
+    **dict.fromkeys(("falcon3", "pixtral", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), _THREE_DIGITS),
+    **dict.fromkeys(("stablelm2", "hunyuan", "megrez"), replace(_QWEN2, is_nfc=False)),
+    "deepseek-llm": _by(*_DEEPSEEK),
+    "deepseek-coder": _by(*_DEEPSEEK_CODER),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _by(*_DEEPSEEK3)),
+    "falcon": _by(*_FALCON),
+    "seed-coder": _by(_SEED),
+    "minimax-m2": _by(_O200K),
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
-    "dbrx": replace(_LLAMA3, has_bos=False, ignore_merges=False),  # Phi-4
-    "gpt-4o": _Split(steps=lambda: [_split(_O200K), _byte_level(False)]),  # Phi-4-mini, gpt-oss
-    "llama4": _Split(steps=lambda: [_split(_O200K), _byte_level(False)]),
+    "dbrx": _THREE_DIGITS,  # Phi-4
+    **dict.fromkeys(("gpt-4o", "llama4"), _by(_O200K)),  # Phi-4-mini, gpt-oss
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "qwen35": replace(

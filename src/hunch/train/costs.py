@@ -1,9 +1,10 @@
 """What drafting costs beside a target on this device: a few products and passes, timed.
 
-A pass of the target is timed for several numbers of rows. A drafted node is timed for four cut
-drafts of one row, which gives what a layer costs, what of that its MLP's units cost, what a
-thousand columns cost, and what is left when all are gone. Where no draft can be cut from the
-target, a layer is taken to cost what the target's do. Nothing here knows a model by its name.
+A pass of the target is timed for several numbers of rows. A drafted node is timed for five cut
+drafts of one row, which gives what a layer costs, what of that its MLP's units cost, what another
+layer beside it costs, what a thousand columns cost, and what is left when all are gone. Where no
+draft can be cut from the target, a layer is taken to cost what the target's do. Nothing here knows
+a model by its name.
 """
 
 from __future__ import annotations
@@ -21,14 +22,22 @@ from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import Weights
 from hunch.registry import MODELS, resolve
-from hunch.train.cut import CutWeights, can_lose_units, with_units
+from hunch.train.cut import (
+    CutWeights,
+    can_lose_units,
+    can_stand_abreast,
+    side_by_side,
+    with_units,
+)
 from hunch.train.kept import MEMORY_SHARE
 from hunch.train.student import unlike_llama
 
 ROWS = (1, 2, 3, 5, 8, 12)
+MORE_ROWS = (16, 45)  # those of trees, which only a GPU checks
 _FEW, _MANY = 4096, 32768  # columns of the timed drafts
+_ABREAST = 4  # layers side by side in that of the timed drafts which has several
 _FEW_UNITS = 0.25  # share of the units in that of them which has fewer
-_ROUNDS, _SECONDS = 20, 4.0  # of timings in turn, and what they may take together
+_ROUNDS, _SECONDS = 20, 3.0  # of timings in turn, and what they may take together
 _PRODUCT_ROWS = {"cuda": 16384, "cpu": 256}  # of the product that tells how fast training computes
 
 
@@ -43,6 +52,7 @@ class Costs:
     products: float  # FLOP per second of training's products
     step: float = 0.0  # the engine's own, in every step
     per_units: float = 0.0  # of a layer, what its MLP's units cost; 0: they cannot become fewer
+    per_abreast: float = 0.0  # of a layer, one more beside it; 0: none can stand there
     room: float | None = None  # bytes in which what the target says can be kept; None: any
 
     def of_pass(self, num_rows: int) -> float:
@@ -56,13 +66,16 @@ class Costs:
             return least
         return least + (most - least) * (num_rows - low) / (high - low)
 
-    def of_layer(self, units: float = 1.0) -> float:
-        """One of the target's layers with a share of its units."""
-        return self.per_layer - (1.0 - units) * self.per_units
+    def of_layer(self, units: float = 1.0, abreast: int = 1) -> float:
+        """One of the target's layers with a share of its units, or several side by side."""
+        return self.per_layer - (1.0 - units) * self.per_units + (abreast - 1) * self.per_abreast
 
-    def of_node(self, num_layers: float, num_columns: int, units: float = 1.0) -> float:
+    def of_node(
+        self, num_layers: float, num_columns: int, units: float = 1.0, abreast: int = 1
+    ) -> float:
         """A drafted node of a network of so many of the target's layers."""
-        return self.node + num_layers * self.of_layer(units) + num_columns * self.per_column
+        layers = num_layers * self.of_layer(units, abreast)
+        return self.node + layers + num_columns * self.per_column
 
 
 @torch.inference_mode()
@@ -71,40 +84,61 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
     spec, device = target.spec, target.device
     few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
     deep = min(3, max(spec.num_layers - 1, 1))
-    sizes = list(dict.fromkeys([(1, few, 1.0), (deep, few, 1.0), (1, many, 1.0)]))
+    sizes = list(dict.fromkeys([(1, few, 1.0, 1), (deep, few, 1.0, 1), (1, many, 1.0, 1)]))
     if can_lose_units(spec, weights, resolve(MODELS, spec.architecture).names):
-        sizes.append((deep, few, _FEW_UNITS))
+        sizes.append((deep, few, _FEW_UNITS, 1))
+        if device.type == "cuda" and can_stand_abreast(spec):
+            sizes.append((deep, few, 1.0, _ABREAST))
     if spec.rope is None or any(unlike_llama(spec).values()):
         sizes = []  # none can be cut from it
-    bodies = [_pass_of(target, num_rows) for num_rows in ROWS]
-    for num_layers, num_columns, units in sizes:
-        draft = cut_draft(target, weights, list(range(num_layers)), num_columns, units)
+    rows = (*ROWS, *MORE_ROWS) if device.type == "cuda" else ROWS
+    bodies = [_pass_of(target, num_rows) for num_rows in rows]
+    for num_layers, num_columns, units, abreast in sizes:
+        draft = cut_draft(target, weights, list(range(num_layers)), num_columns, units, abreast)
         bodies.append(_pass_of(draft, 1))
     found = timed([captured(body, device) for body in bodies], seconds)
-    passes = found[: len(ROWS)]
-    for at in reversed(range(len(ROWS) - 1)):  # more rows take no less: what says so is noise
+    passes = found[: len(rows)]
+    for at in reversed(range(len(rows) - 1)):  # more rows take no less: what says so is noise
         passes[at] = min(passes[at], passes[at + 1])
-    node = dict(zip(sizes, found[len(ROWS) :], strict=True))
+    node = dict(zip(sizes, found[len(rows) :], strict=True))
     each = passes[0] / spec.num_layers  # about what a pass has of a layer
-    base, whole = node.get((1, few, 1.0), 2 * each), node.get((deep, few, 1.0), 0.0)
+    base, whole = node.get((1, few, 1.0, 1), 2 * each), node.get((deep, few, 1.0, 1), 0.0)
     per_layer = max(whole - base, 0.0) / max(deep - 1, 1)
     if deep == 1 or not sizes:
         per_layer = min(base, each)
-    per_column = max(node.get((1, many, 1.0), 0.0) - base, 0.0) / max(many - few, 1)
-    per_units = max(whole - node.get((deep, few, _FEW_UNITS), whole), 0.0) / deep / (1 - _FEW_UNITS)
+    per_column = max(node.get((1, many, 1.0, 1), 0.0) - base, 0.0) / max(many - few, 1)
+    fewer = node.get((deep, few, _FEW_UNITS, 1), whole)
+    per_units = max(whole - fewer, 0.0) / deep / (1 - _FEW_UNITS)
+    wide = node.get((deep, few, 1.0, _ABREAST))
+    per_abreast = 0.0 if wide is None else max(wide - whole, 0.0) / deep / (_ABREAST - 1)
     # A product reads its weights, and not faster than three times as fast as the target's do.
     least = passes[0] / max(target.weight_bytes, 1) / 3
     least *= 1 if target.is_quantised else target.dtype.itemsize
     per_layer = max(per_layer, least * layer_parameters(spec))
     per_column = max(per_column, least * spec.width)
     return Costs(
-        passes=tuple(zip(ROWS, passes, strict=True)),
+        passes=tuple(zip(rows, passes, strict=True)),
         node=max(base - per_layer - few * per_column, 0.0),
         per_layer=per_layer,
         per_column=per_column,
         products=_products(spec, device),
         per_units=min(per_units, per_layer * unit_parameters(spec) / layer_parameters(spec)),
+        per_abreast=0.0 if wide is None else max(per_abreast, least * layer_parameters(spec)),
         room=_room(target),
+    )
+
+
+def least_costs(spec: ModelSpec) -> Costs:
+    """What nothing can be cheaper than, told without the target: a drafted node reads its weights
+    in half the bits of the target's, and rows cost nothing. Seconds are passes of the target."""
+    share = 0.5 / num_parameters(spec)
+    return Costs(
+        passes=((1, 1.0), (ROWS[-1], 1.0)),
+        node=0.0,
+        per_layer=share * layer_parameters(spec),
+        per_column=share * spec.width,
+        products=_products(spec, torch.device("cpu")),
+        per_units=share * unit_parameters(spec),
     )
 
 
@@ -133,13 +167,19 @@ def _room(target: Target) -> float | None:
 
 
 def cut_draft(
-    target: Target, weights: Weights, layers: list[int], num_columns: int, units: float = 1.0
+    target: Target,
+    weights: Weights,
+    layers: list[int],
+    num_columns: int,
+    units: float = 1.0,
+    abreast: int = 1,
 ) -> Target:
     """A draft of these layers beside the target, as the engine would hold it."""
     spec = target.spec
     windows = tuple(spec.windows[layer] for layer in layers)
-    cut = replace(with_units(spec, units), num_layers=len(layers), windows=windows)
-    stored = CutWeights(weights, layers, resolve(MODELS, spec.architecture).names, cut)
+    cut = side_by_side(with_units(spec, units), abreast)
+    cut = replace(cut, num_layers=len(layers), windows=windows)
+    stored = CutWeights(weights, layers, resolve(MODELS, spec.architecture).names, cut, abreast)
     ids_C = torch.arange(num_columns) if num_columns < spec.vocab_size else None
     return target.backend.load_cut(stored, cut, target, "auto", ids_C)
 

@@ -1,12 +1,11 @@
 """Count a phrase table in a process of its own: texts come in by stdin, the table goes to stdout.
 
-It takes the lowest priority and one thread, so that a server beside it is not slowed.
+It takes one thread, and whoever starts it gives it the lowest priority.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import sys
 
 import numpy as np
@@ -27,7 +26,6 @@ def count_bytes(data: bytes) -> bytes:
 
 
 def main() -> None:
-    os.nice(19)
     torch.set_num_threads(1)
     sys.stdout.buffer.write(count_bytes(sys.stdin.buffer.read()))
 

@@ -6,7 +6,7 @@ thirtieth of the target's pass. Four fifths of that are the MLP, most of whose u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hunch.models.heads.draft_model import CUT_FROM
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Packed, Weights
 
-INNER, UNITS = "intermediate_size", "unit_share"  # keys of config.json
+INNER, UNITS, ABREAST = "intermediate_size", "unit_share", "abreast"  # keys of config.json
 _OTHER_KEY = ("OPTForCausalLM", "GPT2LMHeadModel")  # whose configs name that number otherwise
 _MULTIPLE = 256  # units are kept in such numbers, which all kernels take
 
@@ -53,6 +53,101 @@ def with_units(spec: ModelSpec, share: float) -> ModelSpec:
     return replace(spec, ffn_width=num_units(spec, share))
 
 
+def in_groups(layers: Sequence[int], abreast: int) -> list[list[int]]:
+    """The target's layers that each of a drafter's holds."""
+    return [list(layers[at : at + abreast]) for at in range(0, len(layers), abreast)]
+
+
+def side_by_side(spec: ModelSpec, abreast: int) -> ModelSpec:
+    """Layers that hold so many of the target's side by side: their heads, and their units."""
+    return replace(
+        spec,
+        num_heads=abreast * spec.num_heads,
+        num_kv_heads=abreast * spec.num_kv_heads,
+        ffn_width=abreast * spec.ffn_width,
+    )
+
+
+def heads_config(spec: ModelSpec) -> dict[str, int]:
+    """Keys of config.json for a number of heads that is not the target's."""
+    return {
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+    }
+
+
+def check_abreast(abreast: int, spec: ModelSpec) -> None:
+    """Raise for layers of a target that cannot stand side by side."""
+    if abreast < 1:
+        raise ConfigError(f"abreast={abreast} must be 1 or more")
+    found = _not_abreast(spec)
+    if abreast > 1 and found:
+        words = f"{spec.architecture} has {', '.join(found)}"
+        raise ConfigError(f"abreast={abreast}: {words}; leave it")
+
+
+def can_stand_abreast(spec: ModelSpec) -> bool:
+    return not _not_abreast(spec)
+
+
+def _not_abreast(spec: ModelSpec) -> list[str]:
+    """What of a target's layers cannot stand side by side."""
+    problems = {
+        "norms of heads": spec.has_qk_norm,
+        "biases after attention or in the MLP": spec.has_out_bias or spec.has_mlp_bias,
+        "layers that differ": bool(spec.ffn_widths) or len(set(spec.windows)) > 1,
+        "experts": spec.experts is not None,
+        "layer norms": spec.norm != "rms",
+        "norms of what is added": spec.has_branch_norms,
+        "attention and MLP side by side": spec.is_parallel,
+        "another name for its number of units": spec.architecture in _OTHER_KEY,
+    }
+    return [name for name, is_there in problems.items() if is_there]
+
+
+def taken_together(
+    weights: Weights,
+    part: str,
+    group: Sequence[int],
+    names: Names,
+    units: Mapping[int, Tensor],
+    inner: int,
+) -> Tensor:
+    """A tensor of a layer that holds some of the target's side by side.
+
+    Each reads the same state, and what all of them write is added. They share their norms: what
+    the norms of each differ by from these goes into its matrices.
+    """
+    found = []
+    for layer in group:
+        tensor = read(weights, names.layer.format(layer) + part)
+        if layer in units:
+            shape = tuple(inner if n == weights.config.get(INNER) else n for n in tensor.shape)
+            tensor = fitted(tensor, shape, units[layer])
+        found.append(tensor)
+    if len(group) == 1:
+        return found[0]
+    name, is_weight = part.removesuffix(".weight"), part.endswith(".weight")
+    if name in (names.attn_norm, names.mlp_norm):
+        return _common(torch.stack(found))
+    if is_weight and name in (names.out, names.down):
+        return torch.cat(found, dim=1)
+    if is_weight:
+        before = names.attn_norm if name in (names.q, names.k, names.v) else names.mlp_norm
+        norms_GD = torch.stack(
+            [read(weights, f"{names.layer.format(layer)}{before}.weight") for layer in group]
+        )
+        own_GD = norms_GD / _common(norms_GD)
+        found = [tensor * own_D for tensor, own_D in zip(found, own_GD, strict=True)]
+    return torch.cat(found, dim=0)
+
+
+def _common(norms_GD: Tensor) -> Tensor:
+    """The norm that layers side by side share."""
+    return norms_GD.square().mean(0).sqrt().clamp(min=1e-3)
+
+
 def strongest_units(weights: Weights, prefix: str, names: Names, count: int) -> Tensor:
     """Which units of a layer add most: what they read with, times what they write with."""
     strength = read(weights, f"{prefix}{names.down}.weight").norm(dim=0)
@@ -80,11 +175,16 @@ def fitted(tensor: Tensor, shape: tuple[int, ...], units: Tensor | None) -> Tens
 
 
 class CutWeights:
-    """Some layers of a target's weights under the names of a smaller model, with their first units:
-    as large as a drafter to be timed. Nothing is copied."""
+    """Some of a target's layers as a smaller model, as large as a drafter that is to be timed: with
+    the first of their units, or each layer side by side with itself."""
 
     def __init__(
-        self, weights: Weights, layers: list[int], names: Names, spec: ModelSpec | None = None
+        self,
+        weights: Weights,
+        layers: list[int],
+        names: Names,
+        spec: ModelSpec | None = None,
+        abreast: int = 1,
     ) -> None:
         self.weights, self.path = weights, Path(weights.path)
         self.metadata: Mapping[str, Any] = {}
@@ -94,6 +194,14 @@ class CutWeights:
         if spec is not None and weights.config.get(INNER) != spec.ffn_width:
             self.inner = {weights.config[INNER]: spec.ffn_width}
             self.config[INNER] = spec.ffn_width
+        if spec is not None and abreast > 1:
+            self.inner = {}
+            self.config |= heads_config(spec)
+        self.times: dict[str, tuple[int, ...]] = {
+            f"{part}.weight": (1, abreast) for part in (names.out, names.down)
+        }
+        for part in (names.q, names.k, names.v, names.gate, names.up):
+            self.times |= {f"{part}.weight": (abreast, 1), f"{part}.bias": (abreast,)}
         known = set(weights.names())
         self.stored: dict[str, str] = {}
         for name in known:
@@ -111,11 +219,20 @@ class CutWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         shape = self.weights.shape(self.stored[name])
-        return tuple(self.inner.get(size, size) for size in shape) if ".mlp." in name else shape
+        if ".mlp." in name:
+            shape = tuple(self.inner.get(size, size) for size in shape)
+        times = self._times(name, len(shape))
+        return tuple(size * count for size, count in zip(shape, times, strict=True))
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         found = self.weights.tensor(self.stored[name], dtype)
+        found = found.repeat(self._times(name, found.dim()))
         return found[tuple(slice(size) for size in self.shape(name))]
+
+    def _times(self, name: str, num_dims: int) -> tuple[int, ...]:
+        """How often a tensor stands side by side."""
+        found = [times for part, times in self.times.items() if name.endswith(part)]
+        return found[0] if found else (1,) * num_dims
 
     def packed(self, name: str) -> Packed | None:
         return None  # a trained draft is written in plain numbers

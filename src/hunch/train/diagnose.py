@@ -181,8 +181,7 @@ class Doctor:
         seen = Seen()
         spec = f"{self.method}:{folder}{self.options}{options}"
         with LLM(self.target, speculate=spec, always_draft=True, **self.engine) as llm:
-            target = getattr(llm.engine.runner, "target", None)
-            self.is_rounded = bool(getattr(target, "is_quantised", False))
+            self.is_rounded = llm.engine.capacity.activation_bits is not None
             room = max(llm.engine.capacity.max_len - self.max_tokens, 1)
             self.has_template = llm.has_chat_template
             encode = llm.encode_turn if is_chat else llm.get_tokenizer().encode
@@ -222,8 +221,9 @@ class Doctor:
             fault="shifted",
             words=(
                 f"its first guess is the token one place {word} the one asked for {share:.0%} of "
-                "the time: it was trained with targets shifted by one. Train it again with the "
-                "tokens its method predicts (the head of index h says token t + 2 + h)"
+                "the time: it was trained with targets shifted by one, or hardly at all. Train it "
+                "again with the tokens its method predicts (the head of index h says token "
+                "t + 2 + h)"
             ),
         )
 

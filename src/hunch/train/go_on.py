@@ -1,15 +1,15 @@
 """Go on training a drafter with served answers, in a process of its own.
 
 What is asked comes in by stdin (a line of JSON, then the texts), what came of it goes to stdout. It
-takes the lowest priority and one thread; the server stops it while there are requests. Texts stay
-in memory; of the drafter a new one is written, if it is better on answers it did not learn from.
+takes one thread; the server gives it the lowest priority and stops it while there are requests.
+Texts stay in memory; of the drafter a new one is written, if it is better on answers it did not
+learn from.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
 from hunch.train.costs import num_parameters
-from hunch.train.cut import UNITS
+from hunch.train.cut import ABREAST, UNITS
 from hunch.train.files import read_json
 from hunch.train.job import Job, build_student, read_settings, start_from, write_student
 from hunch.train.loop import Loop
@@ -73,7 +73,8 @@ def job_for(asked: GoOn) -> Job:
     engine = {"device": "cpu"} if asked.device == "cpu" else {}
     units = {"units": str(config.get(UNITS, 1.0))}
     if CUT_FROM in config:
-        options = {"layers": layers_text(config["cut_layers"]), **units}
+        abreast = {ABREAST: str(config.get(ABREAST, 1))}
+        options = {"layers": layers_text(config["cut_layers"]), **units, **abreast}
         return Job("draft", asked.target, "", Path(asked.out), options, engine)
     if config.get("architectures") == ["Qwen3DSparkModel"]:
         options = {
@@ -134,7 +135,6 @@ def unpack(data: bytes) -> tuple[GoOn, Texts]:
 
 
 def main() -> None:
-    os.nice(19)
     torch.set_num_threads(1)
     found = go_on(*unpack(sys.stdin.buffer.read()))
     sys.stdout.write(json.dumps(asdict(found)))

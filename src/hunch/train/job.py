@@ -25,6 +25,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
 from hunch.train.batches import Texts
+from hunch.train.cut import ABREAST
 from hunch.train.export import Card, write_drafter
 from hunch.train.files import read_json, write_json, write_whole
 from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
@@ -245,13 +246,19 @@ def _hold_out(prompts: list[list[int]], count: int, seed: int) -> dict[str, list
 
 
 def build_student(
-    job: Job, settings: Settings, texts: Texts, before: Path | None = None
+    job: Job,
+    settings: Settings,
+    texts: Texts,
+    before: Path | None = None,
+    target: Decoder | None = None,
 ) -> tuple[Student, Decoder]:
-    """The target, and a student for it in its first state; it may guess what `before` could."""
+    """The target, loaded unless it is given, and a student for it in its first state; it may guess
+    what `before` could."""
     weights: Weights = open_weights(find_files(job.target))
     is_cpu = job.engine.get("device") == "cpu" or not torch.cuda.is_available()
     device = torch.device("cpu" if is_cpu else "cuda")
-    target = load_decoder(weights, device=device, hold=EXPAND)  # products of thousands of rows
+    if target is None:
+        target = load_decoder(weights, device=device, hold=EXPAND)  # products of thousands of rows
     recipe: Recipe = resolve(RECIPES, job.method)
     size = settings.job.draft_vocab or recipe.draft_vocab
     if size is None and recipe.has_few_columns and getattr(settings.recipe, "share_tables", True):
@@ -385,6 +392,7 @@ def job_of(folder: Path, target: str | None) -> dict[str, Any] | None:
             "layers": "".join(
                 f"{layer}," for layer in config["cut_layers"]
             ),  # a list, be it of one
+            ABREAST: str(config.get(ABREAST, 1)),
             "share_tables": "true",
             "precision": "int8",
         },

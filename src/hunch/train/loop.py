@@ -26,6 +26,7 @@ LAST = "last.pt"
 CANDIDATE = "candidate-{}.pt"
 _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
 _WARM_UP = 0.02
+_FIRST = 3  # steps of a trial that are not timed
 _TIMED = 5.0  # seconds of the target's passes that are timed
 _LOOKS = 6  # at held-out answers before a curve can be called flat
 _SETTLE = 0.8  # share of the time at which a flat curve is taken to stand: the rest cools down
@@ -120,6 +121,7 @@ class Loop:
     """Keeps the student, its optimiser and the place in step with the checkpoint."""
 
     marks: tuple[float, ...] = _MARKS
+    is_trial = False  # beside others: what the target takes to read is nobody's time
     waits = False  # after each step, for the device: nothing is under way when it is stopped
 
     def __init__(
@@ -176,8 +178,11 @@ class Loop:
 
     def run(self, texts: Texts, held_out: Texts, show: Progress) -> None:
         """Until the share is 1. A loss that is no number ends it at the last checkpoint."""
-        self.kept = self._new_kept(texts)
+        if self.kept is None:
+            self.kept = self._new_kept(texts)
+        self.is_trial &= self.kept is not None  # else each visit reads anew
         before = saved = tested = perf_counter()
+        read = 0.0
         every = self.options.test_every or self.options.save_every
         words = ""
         with show.stage("train", 1.0) as bar:
@@ -187,6 +192,10 @@ class Loop:
                     torch.cuda.synchronize(self.target.device)
                 now = perf_counter()
                 self.place.seconds += now - before
+                if self.is_trial:  # nor is what the first steps compile
+                    is_first = self.place.step < _FIRST
+                    self.place.seconds -= now - before if is_first else self.rates.seconds - read
+                    read = self.rates.seconds
                 before = now
                 self.place.step += 1
                 self.place.at += 1
@@ -222,7 +231,8 @@ class Loop:
     def rate_text(self, peak: float | None = None) -> str:
         """Tokens per second of the student's steps and of the target's passes before them, and how
         much of the device's peak the student's products reach."""
-        others = self._began + self.rates.seconds + self.rates.looking
+        others = self._began + self.rates.looking
+        others += 0.0 if self.is_trial else self.rates.seconds
         seconds = max(self.place.seconds - others, 1e-9)
         share = "" if peak is None else f", {self.flops / seconds / peak:.0%} of the device's peak"
         student = (self.place.num_tokens - self._num_before) / seconds
@@ -254,7 +264,8 @@ class Loop:
 
     def _now(self) -> float:
         """The time once the device has done what it was given, as far as passes are timed."""
-        if self.target.device.type == "cuda" and not self.rates.is_known:
+        is_timed = self.is_trial or not self.rates.is_known
+        if self.target.device.type == "cuda" and is_timed:
             torch.cuda.synchronize(self.target.device)
         return perf_counter()
 

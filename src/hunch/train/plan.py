@@ -20,7 +20,7 @@ from hunch.hub.drafters import BESIDE_LOOKUPS
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.clock import Clock
-from hunch.train.costs import Costs, measure_costs
+from hunch.train.costs import Costs, least_costs, measure_costs
 from hunch.train.expect import (
     Expected,
     beside_lookups,
@@ -41,12 +41,13 @@ WITHOUT = "auto:draft=off"  # what serves a target that has no drafter
 PAYS = 1.02  # over the best without it: less drowns in noise
 # Shares of all minutes at which stages end; what is left after the last one is for comparing.
 TRAINED = 0.88
+COMPARING = {"cuda": 45.0, "cpu": 0.0}  # seconds that comparing gets at least: kernels are compiled
 COUNTED = 0.7  # where answers are counted, and no network is trained
 # Of the time between measuring and that end, what answering gets. With less, a GPU goes over the
 # same answers dozens of times: it answers 110,000 tokens a second and learns from 650,000.
 ANSWERING = 0.42
 NUM_TRIED = 24  # prompts of a comparison, at most
-_MEASURING, _MEASURING_SHARE = 20.0, 0.08  # seconds, or share, for lookups in the engine
+_MEASURING, _MEASURING_SHARE = 20.0, 0.04  # seconds, or share, for lookups in the engine
 _LOADING = 0.5  # share of all minutes that loading the target may take, once
 _NUM_SHOWN = 4
 
@@ -72,7 +73,7 @@ class Plan:
     """What was measured before training, and what was chosen by it."""
 
     costs: Costs
-    lookups: float  # speed over plain decoding with lookups alone
+    lookups: float | None  # speed over plain decoding with lookups alone; None: not asked
     expected: list[Expected]  # the fastest first
 
     @property
@@ -84,11 +85,24 @@ class Plan:
         """The speed expected of `auto` with it, which goes beside lookups where it can."""
         speedup = self.best.speedup
         is_beside = drafts_as(self.best.size.method) in BESIDE_LOOKUPS
-        return beside_lookups(speedup, self.lookups) if is_beside else speedup
+        return beside_lookups(speedup, self.lookups or 1.0) if is_beside else speedup
+
+    @property
+    def why(self) -> str:
+        """What speaks against the best."""
+        best = self.best
+        if self.lookups is None:
+            best = max(self.expected, key=lambda one: one.chance)
+            return (
+                f"this CPU is too slow to train one; the most promising, a {best.size.text()}, "
+                f"would guess {best.chance:.1%} of the tokens right, which costs more than it saves"
+            )
+        words = f"{best.size.text()}: {expectation(best)}"
+        return f"the best, {words}; lookups alone have {self.lookups:.2f}x"
 
     @property
     def is_worth_it(self) -> bool:
-        return self.together > PAYS * max(self.lookups, 1.0)
+        return self.together > PAYS * max(self.lookups or 1.0, 1.0)
 
 
 def device_of(asked: Asked) -> str:
@@ -98,6 +112,15 @@ def device_of(asked: Asked) -> str:
 
 def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say) -> Plan:
     stored = read_json(work / PLAN)
+    if stored is None and device_of(asked) == "cpu" and not asked.is_forced:
+        # Known in seconds, before the target is loaded: what could be learned in the time, by the
+        # speed of products, against costs that nothing is below.
+        least = least_costs(spec)
+        expected = _expected(least, spec, clock, clock.gone, "cpu")
+        if expected[0].speedup < PAYS:
+            plan = Plan(least, None, expected)
+            say(f"no network will pay in {asked.minutes:g} minutes: {plan.why}")
+            return plan
     if stored is None or not _is_whole(stored):
         say(f"{asked.target}: measures passes, guesses and lookups, then says what it expects")
         stored = _measure(asked, clock)
@@ -106,15 +129,36 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say)
         write_json(work / PLAN, stored)
     found = Costs(**{**stored["costs"], "passes": tuple(map(tuple, stored["costs"]["passes"]))})
     device = stored["device"]
-    left = max(TRAINED * clock.seconds - stored["gone"], 2.0)
-    answered = tokens_answered(found, spec, ANSWERING * left, device)
-    sizes = sizes_for(spec, possible(spec), can_lose_units=found.per_units > 0)
-    seconds = (1 - ANSWERING) * left
-    expected = rank(found, spec, seconds=seconds, device=device, answered=answered, sizes=sizes)
+    expected = _expected(found, spec, clock, stored["gone"], device)
     plan = Plan(found, stored["lookups"], expected)
     for line in _plan_lines(asked, plan, device, stored["num_prompts"]):
         say(line)
     return plan
+
+
+def trained_share(clock: Clock, device: str) -> float:
+    """Of all minutes, the share after which training has ended."""
+    return max(min(TRAINED, 1 - COMPARING[device] / clock.seconds), 0.6)
+
+
+def _expected(
+    costs: Costs, spec: ModelSpec, clock: Clock, gone: float, device: str
+) -> list[Expected]:
+    """Every drafter for the target, the fastest first, with the time that is left."""
+    left = max(trained_share(clock, device) * clock.seconds - gone, 2.0)
+    return rank(
+        costs,
+        spec,
+        seconds=(1 - ANSWERING) * left,
+        device=device,
+        answered=tokens_answered(costs, spec, ANSWERING * left, device),
+        sizes=sizes_for(
+            spec,
+            possible(spec),
+            can_lose_units=costs.per_units > 0,
+            can_stand_abreast=costs.per_abreast > 0,
+        ),
+    )
 
 
 def _is_whole(stored: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hunch.errors import ConfigError, RequestError
+from hunch.errors import ConfigError, RequestError, readable
 from hunch.layers.attention import split_heads
 from hunch.models.decoder import Decoder
 from hunch.train.batches import Batch, Texts
@@ -96,10 +96,8 @@ def _pieces(path: Path) -> list[str]:
     """The documents of a file, long ones cut at the ends of lines."""
     if not path.is_file():
         raise RequestError(f"{path}: no such file; give plain text, or JSON lines with 'text'")
-    try:
+    with readable(path):
         whole = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path}: not UTF-8 text ({error.reason})") from None
     documents = [whole]
     if path.suffix == ".jsonl":
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hunch.errors import RequestError
+from hunch.errors import RequestError, readable
 from hunch.train.builtin import builtin_prompts
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def read_prompts(file: str | Path) -> Prompts:
     if not path.is_file():
         raise RequestError(f"{path}: no such file; give JSON lines with 'turns' or 'prompt'")
     found = Prompts([], [])
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    with readable(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         why, record = _parse(line)

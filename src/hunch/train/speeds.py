@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hunch import LLM
 
 PLAIN = "plain"
+_ANSWERING = 8.0  # seconds for answers, however long engines took to build
 _LEAST = 12  # tokens of an answer that tell how fast it came
 _GPU_KV = 2**31  # bytes of KV that each of the engines gets on a GPU
 
@@ -72,17 +73,23 @@ def compare_speeds(
     """`llm` decodes plainly; each way is a `speculate=` beside it, over the same weights.
 
     Goes on until the prompts or the seconds are used up, with two prompts at least: where these
-    would take longer, by answers of fewer tokens.
+    would take longer, by answers of fewer tokens. Building the engines is part of the seconds, but
+    some are left for the answers whatever it took: kernels are compiled once per machine.
     """
-    engines = {PLAIN: llm} | {name: llm.sibling(text) for name, text in ways.items()}
+    ends, whole = perf_counter() + seconds, llm.config
+    llm.config = replace(whole, is_greedy=True)
+    try:
+        engines = {PLAIN: llm} | {name: llm.sibling(text) for name, text in ways.items()}
+    finally:
+        llm.config = whole
     found = {name: Speed() for name in engines}
     try:
         first = Speed()
         for name, engine in engines.items():  # kernels compile, policies see a first text
             _answer(engine, prompts[0], 16, first if name == PLAIN else Speed())
-        most = int(seconds * first.per_second / (2 * len(engines)))
+        ends, num_done = max(ends, perf_counter() + min(seconds, _ANSWERING)), 0
+        most = int((ends - perf_counter()) * first.per_second / (2 * len(engines)))
         max_tokens = min(max(most, _LEAST), max_tokens)
-        ends, num_done = perf_counter() + seconds, 0
         for prompt in prompts:
             if num_done >= 2 and perf_counter() > ends:
                 break

@@ -225,7 +225,9 @@ def run_target(
     row_M = is_taught_T.nonzero().squeeze(1)
     label_M = label_T[row_M]
     head_CD = target.head.weight_NK[columns.ids_C]
-    p_MC = softmax_of(hidden.last_TD[row_M], head_CD, target.spec)
+    bias_V = target.head.bias_N
+    bias_C = None if bias_V is None else bias_V[columns.ids_C]
+    p_MC = softmax_of(hidden.last_TD[row_M], head_CD, target.spec, bias_C)
     if greedy_share and not is_complete:
         share_M1 = greedy_share * is_answer_T[row_M, None].to(p_MC.dtype)
         p_MC *= 1 - share_M1
@@ -245,11 +247,17 @@ def _prompts_of(batch: Batch, share: float, seed: int) -> Tensor:
     return drawn_B.to(device)[:, None] & (pos_L < batch.prompt_len_B[:, None] - 1)
 
 
-def softmax_of(hidden_MD: Tensor, head_CD: Tensor, spec: ModelSpec, num_rows: int = 8192) -> Tensor:
+def softmax_of(
+    hidden_MD: Tensor,
+    head_CD: Tensor,
+    spec: ModelSpec,
+    bias_C: Tensor | None = None,
+    num_rows: int = 8192,
+) -> Tensor:
     """Probabilities in the model's precision, computed in float32 a part at a time."""
     p_MC = hidden_MD.new_empty(len(hidden_MD), len(head_CD))
     for first in range(0, len(hidden_MD), num_rows):
         part = slice(first, first + num_rows)
-        logits = functional.linear(hidden_MD[part], head_CD).float()
+        logits = functional.linear(hidden_MD[part], head_CD, bias_C).float()
         p_MC[part] = finish_logits(logits, spec).softmax(-1)
     return p_MC

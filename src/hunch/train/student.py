@@ -260,6 +260,8 @@ def unlike_llama(spec: ModelSpec) -> dict[str, bool]:
     """What layers cut from a target may not have, and whether it is there."""
     return {
         "norms after the residual sums": spec.is_post_norm,
+        "norms over all heads": spec.is_qk_norm_whole,
+        "a bias of the output matrix": spec.has_head_bias,
         "experts": spec.experts is not None,
         "several rotary tables": bool(spec.more_ropes),
         "a projected embedding": spec.embed_width not in (0, spec.width),
@@ -281,7 +283,8 @@ def unlike_llama_inside(spec: ModelSpec) -> dict[str, bool]:
         "learned positions": spec.rope is None,
         "norms of what is added": spec.has_branch_norms,
         "scaled residual sums": spec.residual_scale != 1.0,
-        "one norm for attention and MLP": spec.is_parallel,
+        "attention and MLP side by side": spec.is_parallel,
+        "no norms before attention and MLP": not spec.has_input_norms,
         "layer norms": spec.norm != "rms",
     }
 

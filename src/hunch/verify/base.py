@@ -3,7 +3,8 @@
 Logits are packed row after row: the root's (after the row's last known token), then one for each
 node in the draft's order. Verdicts are in that order too.
 
-Verifiers that weigh chances walk row by row on the host: `row_drafts`, `Target`, `verdict_of`.
+A verifier is a walk over one row's draft on the host, which asks what the target chooses at each
+node; `exact` also has a form in tensors, for a device.
 
 Shape letters: R rows of the step, N nodes of a draft, M rows of logits, V vocabulary, P longest
 path, K tokens one step can commit.
@@ -11,8 +12,9 @@ path, K tokens one step can commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -40,18 +42,23 @@ class Verify(Protocol):
     ) -> Verdict: ...
 
 
+class Walk(Protocol):
+    """The same for one row on the host: its tokens to commit, the node behind each (-1: bonus)."""
+
+    def __call__(self, draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A function that verifies, and what a runner should know of it.
+    """How drafts are verified: row by row on the host, or all rows in tensors, or either.
 
     wants_q: it weighs what nodes were drawn from. Drafters then draw with noise of their own, not
     with the target's, and say what they drew from.
     """
 
-    verify: Verify
+    walk: Walk | None = None
+    in_tensors: Verify | None = None  # for a device: asks nothing of the host
     wants_q: bool = False
-    # Tokens and nodes of one row, where everything is on the host: no tensors in between.
-    walk_row: Callable[..., tuple[list[int], list[int]]] | None = None
 
     def __call__(
         self,
@@ -61,12 +68,12 @@ class Verifier:
         sampling: SamplingState,
         mask_MV: Tensor | None = None,
     ) -> Verdict:
-        return self.verify(draft, logits_MV, rows, sampling, mask_MV)
-
-
-def wants_q(verify: Verify) -> Verifier:
-    """A verifier that weighs what nodes were drawn from."""
-    return Verifier(verify, wants_q=True)
+        if self.in_tensors is not None and (sampling.is_dense or self.walk is None):
+            return self.in_tensors(draft, logits_MV, rows, sampling, mask_MV)
+        assert self.walk is not None, "a verifier has one form at least"
+        target = TargetChoices(logits_MV, sampling, mask_MV)
+        walks = [self.walk(row, target) for row in row_drafts(draft, rows)]
+        return verdict_of(walks, draft.tokens_RN.device)
 
 
 @dataclass(slots=True)
@@ -132,7 +139,7 @@ def history_of(draft: Draft, rows: Rows, num_logits: int) -> History:
     )
 
 
-@dataclass(slots=True)
+@dataclass
 class RowDraft:
     """One row's draft on the host."""
 
@@ -140,14 +147,25 @@ class RowDraft:
     known: int  # position of the token after the root
     first: int  # where its root's logits stand in M
     tokens: list[int]
-    children: list[list[int]]  # of the root, then of each node, in the draft's order
-    is_chain: bool
+    parents: list[int]
     q_NV: Tensor | None = None
-    is_sampled: list[bool] | None = None
+    is_sampled_N: Tensor | None = None
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """Of the root, then of each node, in the draft's order."""
+        children: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
+        for node, parent in enumerate(self.parents):
+            children[parent + 1].append(node)
+        return children
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == list(range(-1, len(self.parents) - 1))
 
     def q(self, node: int) -> Chances | None:
         """What the node was drawn from; None: it was chosen."""
-        if self.q_NV is None or self.is_sampled is None or not self.is_sampled[node]:
+        if self.q_NV is None or self.is_sampled_N is None or not self.is_sampled_N[node]:
             return None
         return self.q_NV[node].double().cpu().numpy()
 
@@ -156,38 +174,50 @@ def row_drafts(draft: Draft, rows: Rows) -> Iterator[RowDraft]:
     """The drafts of a step, row by row."""
     first = 0
     tokens_RN, parents_RN = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
-    sampled_RN = None if draft.is_sampled_RN is None else draft.is_sampled_RN.tolist()
+    is_sampled_RN = None if draft.is_sampled_RN is None else draft.is_sampled_RN.cpu()
     ids, known = rows.ids_R.tolist(), rows.known_X.tolist()
     for place, (row, num_nodes) in enumerate(zip(ids, draft.num_nodes_R.tolist(), strict=True)):
-        parents = parents_RN[place][:num_nodes]
-        children: list[list[int]] = [[] for _ in range(num_nodes + 1)]
-        for node, parent in enumerate(parents):
-            children[parent + 1].append(node)
         yield RowDraft(
-            row=row,
-            known=known[row],
-            first=first,
-            tokens=tokens_RN[place][:num_nodes],
-            children=children,
-            is_chain=parents == list(range(-1, num_nodes - 1)),
-            q_NV=None if draft.q_RNV is None else draft.q_RNV[place],
-            is_sampled=None if sampled_RN is None else sampled_RN[place],
+            row,
+            known[row],
+            first,
+            tokens_RN[place][:num_nodes],
+            parents_RN[place][:num_nodes],
+            None if draft.q_RNV is None else draft.q_RNV[place],
+            None if is_sampled_RN is None else is_sampled_RN[place],
         )
         first += 1 + num_nodes
 
 
-class Target:
+class TargetChoices:
     """What the target says at single nodes, and the noise of verdicts, on the host."""
 
-    def __init__(self, logits_MV: Tensor, sampling: SamplingState, mask_MV: Tensor | None) -> None:
+    def __init__(
+        self,
+        logits_MV: Tensor,
+        sampling: SamplingState,
+        mask_MV: Tensor | None,
+        x_MV: npt.NDArray[np.float32] | None = None,  # the same logits, where they are at hand
+    ) -> None:
         self.logits_MV, self.sampling, self.mask_MV = logits_MV, sampling, mask_MV
+        if not sampling.is_dense:
+            self._x_MV = logits_MV.float().numpy() if x_MV is None else x_MV
+            self._is_allowed_MV = None if mask_MV is None else mask_MV.numpy()
+
+    def choice(self, draft: RowDraft, node: int, path: list[int]) -> int:
+        """The token it chooses after `node` (-1: the root), whose drafted tokens are `path`."""
+        if self.sampling.is_dense:
+            return int(self.sampling.choose(*self._place(draft, node, path))[0])
+        return self.sampling.choose_row(*self._place_row(draft, node, path))
 
     def p(self, draft: RowDraft, node: int, path: list[int]) -> Chances:
-        """The processed distribution after `node` (-1: the root), whose drafted tokens are `path`.
-
-        Greedy rows put everything on one token.
-        """
-        z_V = self._processed(draft, draft.first + 1 + node, draft.known + len(path), path)
+        """The processed distribution there; greedy rows put everything on one token."""
+        z_V: Chances
+        if self.sampling.is_dense:
+            z_1V = self.sampling.process(*self._place(draft, node, path))
+            z_V = z_1V[0].double().cpu().numpy()
+        else:
+            z_V = self.sampling.process_row(*self._place_row(draft, node, path)).astype(np.float64)
         top = z_V.argmax()
         if self.sampling.is_greedy(draft.row) or z_V[top] == -np.inf:
             one_V: Chances = np.eye(1, len(z_V), int(top))[0]
@@ -196,23 +226,26 @@ class Target:
         p_V /= p_V.sum()
         return p_V
 
-    def _processed(self, draft: RowDraft, m: int, pos: int, path: list[int]) -> Chances:
-        logits_MV, mask_MV, sampling = self.logits_MV, self.mask_MV, self.sampling
-        z_V: Chances
-        if not sampling.is_dense:
-            mask_V = None if mask_MV is None else mask_MV[m].numpy()
-            x_V = logits_MV[m].float().numpy()
-            z_V = sampling.process_row(x_V, draft.row, pos, path, mask_V).astype(np.float64)
-            return z_V
-        z_1V = sampling.process(
-            logits_MV[m : m + 1],
-            torch.tensor([draft.row], device=logits_MV.device),
-            torch.tensor([pos], device=logits_MV.device),
-            torch.tensor([path], dtype=torch.int64, device=logits_MV.device).view(1, len(path)),
-            None if mask_MV is None else mask_MV[m : m + 1],
+    def _place_row(
+        self, draft: RowDraft, node: int, path: list[int]
+    ) -> tuple[npt.NDArray[np.float32], int, int, list[int], npt.NDArray[np.bool_] | None]:
+        """Logits, row, position, history and mask of a node, as one row's rules take them."""
+        m, mask_MV = draft.first + 1 + node, self._is_allowed_MV
+        mask_V = None if mask_MV is None else mask_MV[m]
+        return self._x_MV[m], draft.row, draft.known + len(path), path, mask_V
+
+    def _place(
+        self, draft: RowDraft, node: int, path: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """The same in tensors."""
+        m, device = draft.first + 1 + node, self.logits_MV.device
+        return (
+            self.logits_MV[m : m + 1],
+            torch.tensor([draft.row], device=device),
+            torch.tensor([draft.known + len(path)], device=device),
+            torch.tensor([path], dtype=torch.int64, device=device).view(1, len(path)),
+            None if self.mask_MV is None else self.mask_MV[m : m + 1],
         )
-        z_V = z_1V[0].double().cpu().numpy()
-        return z_V
 
     def coin(self, draft: RowDraft, depth: int, number: int = 0) -> float:
         """A number in (0, 1) for one decision about the token at this depth."""
@@ -234,15 +267,16 @@ class Target:
 
 
 def verdict_of(
-    committed: Sequence[list[int]], walked: Sequence[list[int]], device: torch.device | str = "cpu"
+    walks: Sequence[tuple[list[int], list[int]]], device: torch.device | str = "cpu"
 ) -> Verdict:
     """Per row the tokens to commit and the node behind each (-1: the bonus)."""
-    num_k = max(map(len, committed), default=0)
-    tokens = [tokens + [0] * (num_k - len(tokens)) for tokens in committed]
-    nodes = [nodes + [-1] * (num_k - len(nodes)) for nodes in walked]
-    shape = len(committed), num_k
+    num_k = max((len(tokens) for tokens, _ in walks), default=0)
+    tokens_RK = [tokens + [0] * (num_k - len(tokens)) for tokens, _ in walks]
+    path_RK = [nodes + [-1] * (num_k - len(nodes)) for _, nodes in walks]
+    num_tokens_R = [len(tokens) for tokens, _ in walks]
+    shape = len(walks), num_k
     return Verdict(
-        tokens_RK=torch.tensor(tokens, dtype=torch.int64, device=device).view(shape),
-        num_tokens_R=torch.tensor([len(t) for t in committed], dtype=torch.int64, device=device),
-        path_RK=torch.tensor(nodes, dtype=torch.int64, device=device).view(shape),
+        tokens_RK=torch.tensor(tokens_RK, dtype=torch.int64, device=device).view(shape),
+        num_tokens_R=torch.tensor(num_tokens_R, dtype=torch.int64, device=device),
+        path_RK=torch.tensor(path_RK, dtype=torch.int64, device=device).view(shape),
     )

@@ -14,39 +14,21 @@ h_i adds left_i.) So prefix and next token y come together with chance q(x_1 .. 
 [min(w_i p_i(y), q_i(y)) + max(w_i p_i(y) - q_i(y), 0)] = q(x_1 .. x_i) w_i p_i(y), as they should.
 Paper: arXiv 2403.10444. A draft that branches is judged by `rejection`'s rule.
 
-Shape letters: R rows, N nodes, M rows of logits, V vocabulary.
+Shape letters: K tokens, N nodes, V vocabulary.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
-from hunch.draft import Draft, Rows, Verdict
-from hunch.sampling.state import SamplingState
-from hunch.verify.base import Chances, RowDraft, Target, row_drafts, verdict_of, wants_q
-from hunch.verify.rejection import walk
+from hunch.verify.base import Chances, RowDraft, TargetChoices, Verifier
+from hunch.verify.rejection import walk as walk_tree
 
 
-@wants_q
-def block(
-    draft: Draft,
-    logits_MV: Tensor,
-    rows: Rows,
-    sampling: SamplingState,
-    mask_MV: Tensor | None = None,
-) -> Verdict:
-    """The verifier of this name."""
-    target = Target(logits_MV, sampling, mask_MV)
-    walks = [
-        walk_block(row, target) if row.is_chain else walk(row, target)
-        for row in row_drafts(draft, rows)
-    ]
-    return verdict_of([w[0] for w in walks], [w[1] for w in walks], draft.tokens_RN.device)
-
-
-def walk_block(draft: RowDraft, target: Target) -> tuple[list[int], list[int]]:
+def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
     """The tokens to commit and the node behind each."""
+    if not draft.is_chain:
+        return walk_tree(draft, target)
     tokens, num_nodes = draft.tokens, len(draft.tokens)
     p_KV = [target.p(draft, node - 1, tokens[:node]) for node in range(num_nodes + 1)]
     q_NV = [_q(draft, node, len(p_KV[0])) for node in range(num_nodes)]
@@ -68,6 +50,9 @@ def walk_block(draft: RowDraft, target: Target) -> tuple[list[int], list[int]]:
         p_V = left_V / total if total > 0 else p_V  # nothing is left but by rounding
     bonus = target.draw(p_V, draft, num_kept)
     return [*tokens[:num_kept], bonus], [*range(num_kept), -1]
+
+
+block = Verifier(walk, wants_q=True)
 
 
 def left_of(p_V: Chances, q_V: Chances, weight: float) -> Chances:

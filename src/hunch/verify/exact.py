@@ -9,73 +9,23 @@ step can commit.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Rows, Verdict
 from hunch.sampling.state import SamplingState
-from hunch.verify.base import Verifier, history_of, verdict_of
+from hunch.verify.base import RowDraft, TargetChoices, Verifier, history_of
 
 
-def _exact(
-    draft: Draft,
-    logits_MV: Tensor,
-    rows: Rows,
-    sampling: SamplingState,
-    mask_MV: Tensor | None = None,
-) -> Verdict:
-    if not sampling.is_dense:
-        return walk_rows(draft, logits_MV, rows, sampling, mask_MV)
-    history = history_of(draft, rows, len(logits_MV))
-    choice_M = sampling.choose(logits_MV, history.row_M, history.pos_M, history.path_MP, mask_MV)
-    return walk(draft, choice_M, history.first_R)
-
-
-def walk_rows(
-    draft: Draft,
-    logits_MV: Tensor,
-    rows: Rows,
-    sampling: SamplingState,
-    mask_MV: Tensor | None = None,
-) -> Verdict:
-    """On a CPU: a choice is made only where the walk comes by, so drafts cost no sampling."""
-    x_MV = logits_MV.float().numpy()
-    mask = None if mask_MV is None else mask_MV.numpy()
-    known = rows.known_X.tolist()
-    tokens_RN, parents_RN = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
-    committed, accepted = [], []
-    first = 0  # where the row's root stands in M
-    counts = zip(rows.ids_R.tolist(), draft.num_nodes_R.tolist(), strict=True)
-    for r, (row, num_nodes) in enumerate(counts):
-        here = slice(first, first + 1 + num_nodes)
-        nodes = tokens_RN[r][:num_nodes], parents_RN[r][:num_nodes]
-        mask_NV = None if mask is None else mask[here]
-        tokens, walked = walk_row(x_MV[here], row, known[row], *nodes, sampling, mask_NV)
-        committed.append(tokens)
-        accepted.append(walked)
-        first += 1 + num_nodes
-    return verdict_of(committed, accepted)
-
-
-def walk_row(
-    logits_NV: npt.NDArray[np.float32],  # of the root, then of each node
-    row: int,
-    pos: int,  # of the token after the root
-    tokens: list[int],
-    parents: list[int],
-    sampling: SamplingState,
-    mask_NV: npt.NDArray[np.bool_] | None = None,
-) -> tuple[list[int], list[int]]:
-    """One row's tokens to commit, and the node behind each (-1: the bonus)."""
-    child = {guess: node for node, guess in enumerate(zip(parents, tokens, strict=True))}
+def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
+    """A choice is made only where the walk comes by, so drafts cost no sampling."""
+    guesses = zip(draft.parents, draft.tokens, strict=True)
+    child = {guess: node for node, guess in enumerate(guesses)}
     node = -1
     path: list[int] = []
     walked: list[int] = []
     while True:
-        mask_V = None if mask_NV is None else mask_NV[1 + node]
-        token = sampling.choose_row(logits_NV[1 + node], row, pos + len(path), path, mask_V)
+        token = target.choice(draft, node, path)
         path.append(token)
         node = child.get((node, token), -1)
         walked.append(node)
@@ -83,11 +33,24 @@ def walk_row(
             return path, walked
 
 
-exact = Verifier(_exact, walk_row=walk_row)
+def exact_in_tensors(
+    draft: Draft,
+    logits_MV: Tensor,
+    rows: Rows,
+    sampling: SamplingState,
+    mask_MV: Tensor | None = None,
+) -> Verdict:
+    """The same for a device: choices at all nodes, then the walk, without asking the host."""
+    history = history_of(draft, rows, len(logits_MV))
+    choice_M = sampling.choose(logits_MV, history.row_M, history.pos_M, history.path_MP, mask_MV)
+    return walk_choices(draft, choice_M, history.first_R)
 
 
-def walk(draft: Draft, choice_M: Tensor, first_R: Tensor) -> Verdict:
-    """The same walk over choices made at all nodes, without asking the host."""
+exact = Verifier(walk, exact_in_tensors)
+
+
+def walk_choices(draft: Draft, choice_M: Tensor, first_R: Tensor) -> Verdict:
+    """Per row the path of nodes that carry the chosen tokens."""
     num_rows, num_nodes = draft.tokens_RN.shape
     device = draft.tokens_RN.device
     offset_N = torch.arange(num_nodes, device=device)

@@ -10,33 +10,15 @@ is rejected, or there is none, the token comes from what is left of p.
 Why it is right: P(token kept) = q min(1, p/q) = min(p, q), and what is drawn after a rejection adds
 max(p - q, 0); the sum is p. Papers: arXiv 2211.17192, 2302.01318; trees: 2402.14160.
 
-Shape letters: R rows, N nodes, M rows of logits, V vocabulary.
+Shape letters: V vocabulary.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from hunch.draft import Draft, Rows, Verdict
-from hunch.sampling.state import SamplingState
-from hunch.verify.base import Chances, RowDraft, Target, row_drafts, verdict_of, wants_q
+from hunch.verify.base import Chances, RowDraft, TargetChoices, Verifier
 
 
-@wants_q
-def rejection(
-    draft: Draft,
-    logits_MV: Tensor,
-    rows: Rows,
-    sampling: SamplingState,
-    mask_MV: Tensor | None = None,
-) -> Verdict:
-    """The verifier of this name."""
-    target = Target(logits_MV, sampling, mask_MV)
-    walks = [walk(row, target) for row in row_drafts(draft, rows)]
-    return verdict_of([w[0] for w in walks], [w[1] for w in walks], draft.tokens_RN.device)
-
-
-def walk(draft: RowDraft, target: Target) -> tuple[list[int], list[int]]:
+def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
     """The tokens to commit and the node behind each."""
     path: list[int] = []
     walked: list[int] = []
@@ -49,8 +31,11 @@ def walk(draft: RowDraft, target: Target) -> tuple[list[int], list[int]]:
     return path, walked
 
 
+rejection = Verifier(walk, wants_q=True)
+
+
 def _try_children(
-    draft: RowDraft, target: Target, node: int, p_V: Chances, depth: int
+    draft: RowDraft, target: TargetChoices, node: int, p_V: Chances, depth: int
 ) -> tuple[int | None, Chances]:
     """The child that is kept, or None; and what is left of p."""
     tried: list[int] = []

@@ -10,12 +10,19 @@ import torch
 
 import head_files
 from builders import DictWeights
-from head_files import Study, block_tensors, conv_tensors, layer_config, write
+from head_files import (
+    Study,
+    TaughtBlocks,
+    block_tensors,
+    conv_tensors,
+    layer_config,
+    write,
+)
 from hunch.errors import ModelError
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.rope import Rope
 from hunch.models.heads.block_files import load_block
-from hunch.models.heads.block_net import BlockNet, TaughtBlocks
+from hunch.models.heads.block_net import BlockNet
 from hunch.models.heads.files import detect
 from plain_blocks import PlainBlocks
 from tiny_models import write_llama

@@ -12,7 +12,7 @@ from builders import BLOCK_SIZE, Seq, pack, tables
 from deepseek_files import LAYER, deepseek_config, make_deepseek
 from head_files import Study, write
 from hunch.errors import ModelFormatError, UnsupportedModelError
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Decoder
 from hunch.models.heads.files import detect
 from hunch.models.heads.mtp import load_mtp

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from builders import BLOCK_SIZE, Seq, pack, tables, tiny_model
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.models.heads.eagle import load_eagle3
 from hunch.models.heads.files import detect
 

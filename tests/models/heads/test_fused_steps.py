@@ -18,7 +18,8 @@ from drafting.test_device_draft import Launches
 from drafting.test_device_feature import drafter, rows
 from hunch.drafting.costs import DraftSource
 from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm, gpu_join
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Hidden
 from hunch.models.heads import fused as fused_heads

@@ -19,7 +19,7 @@ from hunch.errors import (
     UnsupportedModelError,
     VocabMismatchError,
 )
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Decoder
 from hunch.models.heads.eagle import load_eagle, load_eagle3
 from hunch.models.heads.files import detect, speculative_tokens

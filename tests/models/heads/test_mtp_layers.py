@@ -12,7 +12,8 @@ from torch import Tensor
 from builders import BLOCK_SIZE, Seq, pack, tables
 from head_files import Study
 from hunch.errors import ModelFormatError
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Decoder
 from hunch.models.heads.files import detect
 from hunch.models.heads.mtp import MtpNet, load_mtp

@@ -11,7 +11,7 @@ import torch
 
 import head_files
 from builders import BLOCK_SIZE, Seq, pack, tables
-from hunch.kernels.attention import KVCache
+from hunch.kernels.kv_store import KVCache
 from hunch.models.heads.eagle import load_eagle, load_eagle3
 from hunch.models.heads.mtp import load_mtp
 from hunch.models.heads.step import StepNet

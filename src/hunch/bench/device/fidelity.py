@@ -25,7 +25,9 @@ from hunch.models.native import load_native
 from hunch.models.target import Target
 from hunch.models.weights import open_weights
 
-PAGE = "\n\n".join((texts.RAILWAY, texts.HARBOUR, texts.OBSERVATORY))
+PAGE = "\n\n".join(
+    (*texts.ARTICLES.values(), *texts.CODE.values(), texts.ASSISTANT, *texts.MATHEMATICS.values())
+)
 _ROWS = 32  # whose logits are held at once
 _BLOCK = 16
 
@@ -56,17 +58,15 @@ def measure(
 
 
 def measure_rounded(
-    model: str, ids: Sequence[int], *, dtype: str, device: str = "cuda"
+    model: str, ids: Sequence[int], held: Iterator[Tensor], *, device: str = "cuda"
 ) -> Fidelity:
-    """A model rounded when it is loaded, against itself in bfloat16 (float32 on a CPU)."""
+    """The scores of a model that was rounded when it was loaded, against those it has in bfloat16
+    (float32 on a CPU)."""
+    is_gpu = device.startswith("cuda")
+    whole, backend = ("bfloat16", TRITON) if is_gpu else ("float32", TORCH)
     weights = open_weights(resolve(model).path)
-    whole = "bfloat16" if device.startswith("cuda") else "float32"
-    backend = TRITON if device.startswith("cuda") else TORCH
-    exact, held = (
-        backend.like_target(load_decoder(weights, dtype=name, device=device))
-        for name in (whole, dtype)
-    )
-    return compare(scores(exact, ids), scores(held, ids))
+    exact = backend.like_target(load_decoder(weights, dtype=whole, device=device))
+    return compare(scores(exact, ids), (part_MV.to(device) for part_MV in held))
 
 
 def float32_bytes(model: str) -> int:

@@ -1,8 +1,8 @@
 """A hundred simple questions: how often quantised kernels answer as float32 does, and how fast.
 
-Greedy, 48 tokens each. `identical` counts answers equal to float32's token for token, `begins
-alike` those whose first eight tokens are. Speeds are of one request at a time, medians of
-interleaved runs.
+Greedy. A model without a chat template is asked "Question: ... Answer:". `identical` counts answers
+equal to float32's token for token, `begins alike` those whose first eight tokens are. Speeds are of
+one request at a time, medians of interleaved runs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hunch import LLM, SamplingParams
 
 QUESTIONS = Path(__file__).with_name("simple_questions.jsonl")
-PARAMS = SamplingParams(temperature=0.0, max_tokens=48)
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "8 bits": {"activation_bits": 8},
@@ -26,9 +26,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def answers(llm: LLM, questions: list[str]) -> list[list[int]]:
-    prompts = [llm.encode_chat([{"role": "user", "content": text}]) for text in questions]
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)]
+def answers(llm: LLM, questions: list[str], max_tokens: int) -> list[list[int]]:
+    ask = llm.encode_turn if llm.has_chat_template else partial(_ask_plainly, llm)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    outputs = llm.generate([ask(text) for text in questions], params)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def _ask_plainly(llm: LLM, text: str) -> list[int]:
+    return llm.tokenizer.encode(f"Question: {text}\nAnswer:")
 
 
 def speed(llm: LLM) -> float:
@@ -41,11 +47,13 @@ def speed(llm: LLM) -> float:
 def main(words: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser("hunch bench part answers", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--limit", type=int, default=100, help="questions to ask")
+    parser.add_argument("--limit", type=int, default=100, help="questions to ask, of all kinds")
+    parser.add_argument("--max-tokens", type=int, default=48, help="of an answer")
     parser.add_argument("--repeats", type=int, default=7, help="speed runs of each way")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     args = parser.parse_args(words)
-    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()[: args.limit]
+    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
+    lines = lines[:: max(len(lines) // max(args.limit, 1), 1)][: args.limit]
     questions = [json.loads(line)["turns"][0] for line in lines]
     llms = {
         name: LLM(args.model, speculate="off", max_num_seqs=8, max_model_len=512, **options)
@@ -55,7 +63,7 @@ def main(words: Sequence[str] = ()) -> None:
     for _ in range(args.repeats):
         for name, llm in llms.items():
             speeds[name].append(speed(llm))
-    said = {name: answers(llm, questions) for name, llm in llms.items()}
+    said = {name: answers(llm, questions, args.max_tokens) for name, llm in llms.items()}
     report = {}
     for name in llms:
         pairs = list(zip(said[name], said["float32"], strict=True))

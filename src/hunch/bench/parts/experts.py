@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hunch import LLM, SamplingParams
 from hunch.bench.parts.kernels import WALL, RandomSource, graph_ms
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.kv_store import KVCache
 from hunch.models import fused_experts
 from hunch.models.cuda import CudaDecoder
 from hunch.models.load import tensor_shapes

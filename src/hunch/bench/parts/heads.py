@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from hunch.hub import resolve
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.kv_store import KVCache
 from hunch.models.cuda import CudaDecoder
 from hunch.models.heads.eagle import load_eagle3
 from hunch.models.heads.step import StepNet

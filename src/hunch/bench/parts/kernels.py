@@ -9,7 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache, Span
+from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder

@@ -3,19 +3,21 @@
 Ranks compute passes side by side without exchanging anything, which gives the seconds of each
 between two exchanges; gathers alone give the link. From these the simulator says what a pass takes,
 and passes are timed. With --stages, the layers are in stages: the time of each gives a prediction
-for several steps under way, and these are timed. Every rank needs a core that nobody else uses.
+for several steps under way, and these are timed. Every rank needs a core of its own: what was
+measured while others had it is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,12 +29,14 @@ from torch import Tensor
 
 from hunch.bench.collectives import Network, Pipeline, fit, in_step
 from hunch.config import ModelConfig
+from hunch.errors import EngineError
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
-from hunch.parallel.executor import Ranks, start_ranks
-from hunch.parallel.group import DistGroup
+from hunch.parallel.executor import Ranks, memory_folder, start_ranks
+from hunch.parallel.follower import leave_with_parent
+from hunch.parallel.group import NearGroup
 from hunch.parallel.link import Link
 from hunch.parallel.orders import Op, order
 from hunch.parallel.part import Layout, Part
@@ -40,46 +44,60 @@ from hunch.parallel.split_target import SplitTarget
 
 ROWS = (1, 8, 64)
 REPEATS = 15
-GATHERS = 10  # of sums, timed after each pass
-
-Exchange = Callable[[Tensor], Tensor]
+MAX_SECONDS = 8.0  # of tries at one number of rows
+DISTURBED = 0.02  # of its time that a rank may have waited for a core
+EXCHANGES = 10  # of sums, timed after each pass
 
 
 class Recorder:
-    """Notes when a rank computes and when it exchanges; it can also let it compute alone."""
+    """Memory between ranks that notes when this one computes and when it exchanges."""
 
-    def __init__(self, group: DistGroup) -> None:
+    def __init__(self, group: NearGroup) -> None:
         self.is_alone = False  # exchanges give back a rank's own part at once
         self.computed: list[float] = []  # seconds before each exchange, and after the last
-        self.exchanged = 0.0
-        self._size, self._gather, self._broadcast = group.size, group._all, group.broadcast
+        self.seconds = self.exchanged = 0.0
+        self.rank, self.size, self._real = group.rank, group.size, group._memory
         self._since = 0.0
-        group._all = self.gather  # type: ignore[method-assign]
-        group.broadcast = self.broadcast  # type: ignore[method-assign]
+        group._memory = self
 
-    def time(self, run: Callable[[], object], *, is_alone: bool) -> float:
-        """Seconds of `run`, which all ranks begin together."""
-        self._gather(torch.zeros(1))
+    def is_undisturbed(self, run: Callable[[], object], *, is_alone: bool) -> bool:
+        """Time `run`, which all ranks begin together; False: a rank was disturbed."""
+        disturbances = Disturbances()
+        self._real.broadcast(torch.zeros(1))
         self.is_alone, self.computed, self.exchanged = is_alone, [], 0.0
         began = self._since = time.perf_counter()
         run()
         ended = time.perf_counter()
         self.computed.append(ended - self._since)
-        return ended - began
+        self.seconds = ended - began
+        return not self._real.sum(torch.tensor([float(disturbances.ended())])).any()
+
+    def of_rank_0(self, answer: bool) -> bool:
+        """What rank 0 says, on all ranks."""
+        said = torch.tensor([answer])
+        self._real.broadcast(said)
+        return bool(said)
 
     def gather(self, part: Tensor) -> Tensor:
-        return self._exchange(self._gather, lambda own: torch.stack([own] * self._size), part)
+        with self._exchange():
+            return torch.stack([part] * self.size) if self.is_alone else self._real.gather(part)
 
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        return self._exchange(self._broadcast, lambda own: own, tensor)
+    def sum(self, part: Tensor) -> Tensor:
+        with self._exchange():
+            return part if self.is_alone else self._real.sum(part)
 
-    def _exchange(self, real: Exchange, alone: Exchange, part: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> None:
+        with self._exchange():
+            if not self.is_alone:
+                self._real.broadcast(tensor)
+
+    @contextlib.contextmanager
+    def _exchange(self) -> Iterator[None]:
         began = time.perf_counter()
         self.computed.append(began - self._since)
-        found = (alone if self.is_alone else real)(part)
+        yield
         self._since = time.perf_counter()
         self.exchanged += self._since - began
-        return found
 
 
 def inputs(num_rows: int) -> tuple[Tensor, AttnInputs]:
@@ -97,58 +115,87 @@ def inputs(num_rows: int) -> tuple[Tensor, AttnInputs]:
     return torch.full((num_rows,), 5), attn
 
 
+class Disturbances:
+    """What other programs, and other machines on this host, take from a rank while it works.
+
+    Linux says how long a thread that could run had to wait for a core, and how many hundredths of a
+    second the host gave this machine's cores to others. Elsewhere nothing counts as disturbed.
+    """
+
+    def __init__(self) -> None:
+        self._had, self._began = _taken(), time.perf_counter()
+
+    def ended(self) -> bool:
+        """Whether there was one that matters since this was made."""
+        waited, stolen = (now - had for now, had in zip(_taken(), self._had, strict=True))
+        took = time.perf_counter() - self._began
+        return stolen > 0 or waited > DISTURBED * took
+
+
+def _taken() -> tuple[float, int]:
+    try:
+        waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+        stolen = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
+    except (OSError, IndexError, ValueError):
+        return 0.0, 0
+    return waited / 1e9, stolen
+
+
 @dataclass(slots=True)
 class Times:
-    """What one rank measured at some number of rows."""
+    """What one rank measured at some number of rows, undisturbed."""
 
     passes: list[float] = field(default_factory=list)
     exchanged: list[float] = field(default_factory=list)
     computed: list[list[float]] = field(default_factory=list)  # with ranks that do not exchange
     gathers: list[tuple[float, float]] = field(default_factory=list)  # bytes of a part, seconds
+    num_tries: int = 0
 
 
 def run_rank(rank: int, num_ranks: int, path: Path, folder: Path) -> list[Times]:
-    """One rank's passes and gathers, in turn; all ranks do the same."""
+    """One rank's passes and exchanges, in turn; all ranks do the same."""
     torch.set_num_threads(1)
     link = Link.in_folder(folder, rank, num_ranks, torch.device("cpu"))
     part = Part.load(link, path, ModelConfig(model=str(path), threads=1), Layout(num_ranks))
-    assert isinstance(part.group, DistGroup)
+    if not isinstance(part.group, NearGroup):
+        raise EngineError("ranks exchange by messages here, which this does not measure")
     recorder = Recorder(part.group)
     return [_time_rows(part, recorder, num_rows) for num_rows in ROWS]
 
 
 def _time_rows(part: Part, recorder: Recorder, num_rows: int) -> Times:
     (ids_T, attn), kv = inputs(num_rows), part.new_kv(128, part.model.device)
-    spec, times = part.spec, Times()
-    sent = [torch.zeros(num_rows, spec.width)] * GATHERS
+    spec, times, end = part.spec, Times(), time.perf_counter() + MAX_SECONDS
+    sent = [torch.zeros(num_rows, spec.width)] * EXCHANGES
     sent += [torch.zeros(num_rows, -(-spec.vocab_size // part.group.size))]
 
     def one_pass() -> None:
         part.logits(part.forward(ids_T, attn, kv).last_TD)
 
-    for repeat in range(1 + REPEATS):
-        recorder.time(one_pass, is_alone=True)
-        computed = recorder.computed
-        seconds = recorder.time(one_pass, is_alone=False)
-        exchanged = recorder.exchanged
-        gathers = [
-            (4.0 * one.numel(), recorder.time(partial(recorder.gather, one), is_alone=False))
-            for one in sent
-        ]
-        if repeat:  # the first warmed up
-            times.computed.append(computed)
-            times.passes.append(seconds)
-            times.exchanged.append(exchanged)
-            times.gathers += gathers
-    return times
+    one_pass()
+    while True:
+        if recorder.is_undisturbed(one_pass, is_alone=True):
+            times.computed.append(recorder.computed)
+        if recorder.is_undisturbed(one_pass, is_alone=False):
+            times.passes.append(recorder.seconds)
+            times.exchanged.append(recorder.exchanged)
+        for one in sent:
+            if recorder.is_undisturbed(partial(recorder.sum, one), is_alone=False):
+                times.gathers.append((4.0 * one.numel(), recorder.seconds))
+        times.num_tries += 1
+        is_enough = min(len(times.computed), len(times.passes)) >= REPEATS
+        if recorder.of_rank_0(is_enough or time.perf_counter() > end):
+            return times
 
 
 def measure(path: Path, num_ranks: int) -> None:
     """Passes of a model over processes of their own, beside what the simulator says of them."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         words = [str(num_ranks), str(path), folder]
         others = [
-            subprocess.Popen([sys.executable, "-m", __name__, str(rank), *words])
+            subprocess.Popen(
+                [sys.executable, "-m", __name__, str(rank), *words], stdin=subprocess.PIPE
+            )
             for rank in range(1, num_ranks)
         ]
         own = run_rank(0, num_ranks, path, Path(folder))
@@ -160,16 +207,23 @@ def measure(path: Path, num_ranks: int) -> None:
     link = fit([pair for times in own for pair in times.gathers], num_ranks)
     print(f"{num_ranks} ranks: {link.seconds * 1e6:.0f} us, {link.bytes_per_second / 1e9:.2f} GB/s")
     for num_rows, *every in zip(ROWS, *ranks, strict=True):
-        took, waited = (statistics.mean(getattr(every[0], n)) for n in ("passes", "exchanged"))
+        first = every[0]
+        if not first.passes or not first.computed:
+            print(
+                f"{num_rows:3} rows: others took the cores in each of {first.num_tries} tries; on "
+                "Linux, `sudo chrt -f 10 hunch bench part ranks` goes before them"
+            )
+            continue
+        took, waited = statistics.median(first.passes), statistics.median(first.exchanged)
         together = in_step([times.computed for times in every])
-        alone = statistics.mean(map(sum, every[0].computed))
+        alone = statistics.mean(map(sum, first.computed))
         exchange = network.exchange(num_rows, num_ranks, link).seconds
         said, said_wait = together + exchange, together - alone + exchange
         print(
-            f"{num_rows:3} rows: pass {took * 1e3:7.1f} ms, simulator {said * 1e3:7.1f} "
-            f"({said / took:.2f}); in exchanges {waited * 1e3:7.1f} ms, simulator "
-            f"{said_wait * 1e3:7.1f} ({said_wait / waited:.2f}), of which messages "
-            f"{exchange * 1e3:.1f}"
+            f"{num_rows:3} rows: pass {took * 1e3:6.1f} ms, simulator {said * 1e3:6.1f} "
+            f"({said / took:.2f}); in exchanges {waited * 1e3:5.1f} ms, simulator "
+            f"{said_wait * 1e3:5.1f}, of which messages {exchange * 1e3:.1f}; "
+            f"{len(first.passes)} of {first.num_tries} passes undisturbed"
         )
 
 
@@ -259,6 +313,7 @@ def main(words: Sequence[str] = ()) -> None:
 
 if __name__ == "__main__":  # a further rank of `measure`
     rank, num_ranks, path, folder = sys.argv[1:]
+    leave_with_parent()
     with torch.inference_mode():
         measured = run_rank(int(rank), int(num_ranks), Path(path), Path(folder))
     (Path(folder) / f"{rank}.json").write_text(json.dumps([asdict(times) for times in measured]))

@@ -93,14 +93,17 @@ def build_engine(config: Config) -> Engine:
     return Engine(config, EmptyRunner(config), load_text(config))
 
 
-def serve(port: int, workers: int) -> int:
-    from hunch.server.run import serve as serve_forever
+def serve(port: int, workers: int, has_router: bool) -> int:
+    from hunch.server import run
+    from hunch.server.replicas import Replicas
     from hunch.server.settings import ServeConfig
 
+    if has_router:  # which a server with one engine does without
+        run.new_engine = lambda config, settings, factory: Replicas(config, factory, 1)
     settings: dict[str, Any] = {"port": port, "log_level": "warning", "served_model_names": ("m",)}
     if workers > 1:
         settings["workers"] = workers
-    return serve_forever(
+    return run.serve(
         Config(model=ModelConfig(), schedule=ScheduleConfig(max_num_seqs=512)),
         ServeConfig(**settings),
         engine_factory=f"{NAME}:build_engine",
@@ -150,11 +153,12 @@ def family(pid: int) -> dict[int, str]:
     return names
 
 
-def start(workers: int) -> tuple[subprocess.Popen[bytes], int]:
+def start(workers: int, *, has_router: bool = False) -> tuple[subprocess.Popen[bytes], int]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = int(sock.getsockname()[1])
-    process = subprocess.Popen([sys.executable, "-m", NAME, str(port), str(workers)])
+    given = [str(port), str(workers), str(int(has_router))]
+    process = subprocess.Popen([sys.executable, "-m", NAME, *given])
     for _ in range(600):
         assert process.poll() is None, "the server left"
         try:
@@ -188,20 +192,30 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--router", action="store_true", help="beside a server that routes to its one engine"
+    )
     args = parser.parse_args(words)
-    process, port = start(args.workers)
+    servers = [start(args.workers)]
+    if args.router:
+        servers.append(start(1, has_router=True))
     try:
         for num_streams in args.streams:
-            measure(process.pid, port, num_streams, 32)
-            rounds = [
-                measure(process.pid, port, num_streams, args.tokens) for _ in range(args.rounds)
-            ]
-            line = {key: round(median(one[key] for one in rounds), 1) for key in rounds[0]}
-            print(json.dumps({"streams": num_streams, **line}), flush=True)
+            found: list[list[dict[str, float]]] = [[] for _ in servers]
+            for number in range(1 + args.rounds):  # the servers in turn; the first round warms up
+                for rounds, (process, port) in zip(found, servers, strict=True):
+                    num_tokens = args.tokens if number else 32
+                    rounds.append(measure(process.pid, port, num_streams, num_tokens))
+            for has_router, (_, *rounds) in enumerate(found):
+                line = {key: round(median(one[key] for one in rounds), 1) for key in rounds[0]}
+                how = {"router": bool(has_router)} if args.router else {}
+                print(json.dumps({"streams": num_streams, **how, **line}), flush=True)
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        for process, _ in servers:
+            process.send_signal(signal.SIGTERM)
+        for process, _ in servers:
+            process.wait(30)
 
 
-if __name__ == "__main__":  # the server that `start` begins
-    sys.exit(serve(int(sys.argv[1]), int(sys.argv[2])))
+if __name__ == "__main__":  # a server that `start` begins
+    sys.exit(serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1"))

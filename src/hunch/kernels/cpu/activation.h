@@ -4,7 +4,7 @@
 
 namespace hunch {
 
-enum class Activation : int { SILU, RELU, GELU, GELU_TANH, CLIPPED };
+enum class Activation : int { SILU, RELU, GELU, GELU_TANH, CLIPPED, RELU2 };
 
 inline vf relu(vf x) { return max(x, zero()); }
 
@@ -44,6 +44,7 @@ inline void activate(Activation kind, float* gate, const float* up, int count) {
     switch (kind) {
         case Activation::SILU: return each([](vf x) { return silu(x); });
         case Activation::RELU: return each([](vf x) { return relu(x); });
+        case Activation::RELU2: return each([](vf x) { return mul(relu(x), relu(x)); });
         case Activation::GELU: return each([](vf x) { return gelu(x); });
         case Activation::GELU_TANH: return each([](vf x) { return gelu_tanh(x); });
         case Activation::CLIPPED:

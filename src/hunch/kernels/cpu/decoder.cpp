@@ -118,6 +118,8 @@ void Decoder::reserve(int num_rows, int num_threads) {
     for (const LayerSpec& layer : layers_)
         if (layer.attn_gate) gate_.resize((size_t)num_rows * layer.attn_gate->num_out);
     q_.resize((size_t)num_rows * spec_.num_heads * std::max(spec_.head_dim, spec_.other_head_dim));
+    if (spec_.is_qk_norm_whole)
+        qk_.resize((size_t)num_rows * (spec_.num_heads + spec_.num_kv_heads) * spec_.head_dim);
     layer_inputs_.resize((size_t)num_rows * spec_.num_layers * spec_.table_width);
     for (int i = 0; i < NUM_INPUTS; i++) {
         Input& input = input_[i];
@@ -289,8 +291,34 @@ void Decoder::finish_head(const LayerSpec& layer, const Step& step, int head, in
     const int index = is_q ? head : is_k ? head - num_q : head - num_q - num_kv;
     const float* bias = is_q ? layer.q_bias : is_k ? layer.k_bias : layer.v_bias;
     if (bias) add_bias(x, bias + index * size, size);
+    if (spec_.is_qk_norm_whole && (is_q || is_k)) {
+        float* kept = const_cast<float*>(qk_.data()) + ((size_t)row * (num_q + num_kv) + head) * size;
+        std::memcpy(kept, x, size * sizeof(float));
+        return;
+    }
     const float* norm = is_q ? layer.q_norm : is_k ? layer.k_norm : layer.v_norm;
     if (norm) rms_norm(x, norm, size, spec_.norm_eps, x);
+    place_head(layer, step, head, row, x);
+}
+
+// The rest of finish_head for q and k, once all their heads are there to be normed.
+void Decoder::whole_norm_phase(Worker& worker, const LayerSpec& layer, const Step& step) {
+    const int size = head_dim_of(layer), num_q = spec_.num_heads, num_kv = spec_.num_kv_heads;
+    worker.each(step.num_rows, [&](int row) {
+        float *q = &qk_[(size_t)row * (num_q + num_kv) * size], *k = q + num_q * size;
+        rms_norm(q, layer.q_norm, num_q * size, spec_.norm_eps, q);
+        rms_norm(k, layer.k_norm, num_kv * size, spec_.norm_eps, k);
+        for (int head = 0; head < num_q + num_kv; head++)
+            place_head(layer, step, head, row, q + head * size);
+    });
+}
+
+// A head as it is after its norm: turned, then to its place.
+void Decoder::place_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const {
+    const int size = head_dim_of(layer), num_q = spec_.num_heads;
+    const int num_kv = layer.is_other ? spec_.other_kv_heads : spec_.num_kv_heads;
+    const bool is_q = head < num_q, is_k = !is_q && head < num_q + num_kv;
+    const int index = is_q ? head : is_k ? head - num_q : head - num_q - num_kv;
     if (is_q || is_k) {
         const float* rope = layer.rope ? layer.rope : spec_.rope;
         if (rope) rotate(x, rope + (size_t)step.pos[row] * size, size);
@@ -356,6 +384,7 @@ void Decoder::attend_phase(Worker& worker, const LayerSpec& layer, const Step& s
         latent_->project(worker, *layer.latent, input, latent_step(layer, step), q_.data());
     else
         qkv_phase(worker, layer, input, step);
+    if (spec_.is_qk_norm_whole) whole_norm_phase(worker, layer, step);
     if (layer.attn_gate) gate_phase(worker, layer, input, step.num_rows);
     const uint8_t* values = layer.latent ? step.k : step.v;
     AttnCall call{q_.data(), step.k, values, layer.window, spec_.attn_cap * LOG2_E, layer.sinks};
@@ -492,11 +521,13 @@ int Decoder::forward(Team& team, const Pass& pass) {
                 attend_phase(worker, layer, step, input_[is_joined ? JOINED : NORMED],
                              layer.is_other ? *other : attention);
             }
+            if (spec_.is_parallel && layer.mlp_norm.weight)
+                norm_phase(worker, layer.mlp_norm, input_[NORMED], num_rows);
             const bool has_branch = layer.attn_out_norm.weight;
             residual_phase(worker, *layer.out, layer.out_bias, *attended, num_rows, has_branch);
             if (has_branch || is_post)
                 after_branch(worker, layer.attn_out_norm, is_post ? layer.attn_norm : none, num_rows);
-            if (layer.mlp_norm.weight || is_post)  // else the MLP reads what attention read
+            if (!spec_.is_parallel)
                 norm_phase(worker, is_post ? none : layer.mlp_norm, input_[NORMED], num_rows);
             const bool is_scaled = layer.experts && spec_.residual_scale != 1;
             if (layer.experts && !layer.beside_norm) {
@@ -548,6 +579,7 @@ void Decoder::logits(Team& team, const float* hidden, int num_rows, float* out) 
             multiply(*spec_.head, first, last, input_[NORMED], row, count, mine.out.data(), size,
                      Scratch{mine.panel.data()});
             for (int r = 0; r < count; r++) {
+                if (spec_.head_bias) add_bias(&mine.out[r * size], spec_.head_bias + first, last - first);
                 finish_logits(&mine.out[r * size], size);
                 std::memcpy(out + (size_t)(row + r) * num_out + first, &mine.out[r * size],
                             (last - first) * sizeof(float));

@@ -25,7 +25,7 @@ struct InputsSpec {
 
 struct LayerSpec {
     const Matrix *q, *k, *v, *out, *gate, *up, *down;  // gate may be null: the MLP has none
-    NormSpec attn_norm, mlp_norm;          // null: the input goes in bare; both read one norm
+    NormSpec attn_norm, mlp_norm;          // null: the input goes in bare
     NormSpec attn_out_norm, mlp_out_norm;  // of what is added to the stream; null: none
     const float *q_norm, *k_norm;          // may be null
     const float *sinks, *rope;             // null: none; the decoder's
@@ -67,7 +67,10 @@ struct DecoderSpec {
     const float* logits_norm;                             // may be null; of a state before the head
     int32_t joins, is_state_first, is_first_masked, is_residual_normed;
     int32_t is_fine;  // activations of 14 bits instead of 8, before quantised weights
-    int32_t is_layer_norm, is_post_norm, activation;
+    int32_t is_layer_norm, is_post_norm;
+    int32_t is_parallel;  // the MLP reads x of before attention; without mlp_norm attention's norm
+    int32_t is_qk_norm_whole;  // q_norm and k_norm are over all heads at once
+    int32_t activation;
     float embed_scale, residual_scale, logits_scale;
     float attn_cap, logits_cap;  // scores s become cap * tanh(s / cap); 0: as they are
     // Other processes hold the rest of the model: makes parts of a sum the whole sum, in place.
@@ -78,6 +81,7 @@ struct DecoderSpec {
     float table_scale;           // of the table's numbers
     const Matrix *input_table, *input_project;
     const float* input_norm;
+    const float* head_bias;  // of logits; may be null
 };
 
 struct Pass {
@@ -140,6 +144,8 @@ private:
     LatentStep latent_step(const LayerSpec& layer, const Step& step) const;
     void finish_logits(float* logits, int count) const;
     void finish_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const;
+    void place_head(const LayerSpec& layer, const Step& step, int head, int row, float* x) const;
+    void whole_norm_phase(Worker& worker, const LayerSpec& layer, const Step& step);
 
     const DecoderSpec spec_;
     const std::vector<LayerSpec> layers_;
@@ -147,6 +153,7 @@ private:
     int num_rows_ = 0;                              // that the buffers hold
     std::vector<Thread> threads_;
     std::vector<float> x_, q_;
+    std::vector<float> qk_;      // all heads of q and k before they are normed at once
     std::vector<float> branch_;  // what is normed before it is added to x_
     std::vector<float> answer_;  // of experts beside an MLP
     std::vector<float> gate_;    // of what attention reads

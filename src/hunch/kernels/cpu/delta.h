@@ -1,4 +1,4 @@
-// A gated delta net in attention's place. The structs are filled by Python (kernels/native_delta.py),
+// A gated delta net in attention's place. The structs are filled by Python (kernels/native_structs.py),
 // the specification is kernels/delta.py.
 //
 // A work item folds one sequence's tokens into the state of one head, token by token, so a row's

@@ -1,5 +1,5 @@
 // A mixture of experts in place of a layer's MLP. The struct is filled by Python
-// (kernels/native_experts.py).
+// (kernels/native_structs.py).
 //
 // Rows that ask the same expert stand side by side, so that its weights are read once. A row's
 // product does not depend on the rows beside it, and its experts are added in ascending order.

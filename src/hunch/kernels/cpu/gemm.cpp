@@ -177,11 +177,19 @@ void Input::put(int row, int first, int last, const float* x) const {
         for (int j = 0; j < GROUP; j += P) top = max(top, abs(load(in + j)));
         float largest = max_lane(top), inverse = largest > 0 ? limit / largest : 0.0f;
         int8_t* q = (int8_t*)at + r * GROUP;
-        int sum = is_fine ? quantise32_fine(in, inverse, q, q + RT * GROUP) : quantise32(in, inverse, q);
+        int8_t parts[2 * GROUP];  // IN_PAIRS
+        int8_t *high = IN_PAIRS ? parts : q, *low = IN_PAIRS ? parts + GROUP : q + RT * GROUP;
+        int sum = is_fine ? quantise32_fine(in, inverse, high, low) : quantise32(in, inverse, high);
+        for (int j = 0; IN_PAIRS && j < GROUP; j += 8) {
+            std::memcpy(at + tile_byte(r, j), high + j, 8);
+            if (is_fine) std::memcpy(at + RT * GROUP + tile_byte(r, j), low + j, 8);
+        }
         float* scales = (float*)(at + (is_fine ? 2 : 1) * RT * GROUP);
         float d = largest / limit;
-        scales[r] = d;
-        scales[RT + r] = d * (float)sum;
+        for (int i = 0; i < SCALE_COPIES; i++) {
+            scales[r * SCALE_COPIES + i] = d;
+            scales[(RT + r) * SCALE_COPIES + i] = d * (float)sum;
+        }
         if (KEEPS_SUMS) {
             int first = sum16(q) * (is_fine ? 64 : 1) + (is_fine ? sum16(q + RT * GROUP) : 0);
             const int times = is_fine ? -2 : -128;

@@ -1,5 +1,5 @@
 // Latent attention: keys and values of all heads are one vector per token, [latent, turned key].
-// The struct is filled by Python (kernels/native_latent.py).
+// The struct is filled by Python (kernels/native_structs.py).
 //
 // The matrices that would expand the latent are multiplied into the queries before attention and
 // into what was read after it. A head's rows stand side by side for both products.

@@ -27,6 +27,13 @@ void set_half(uint8_t* at, int lane, float x) {
     std::memcpy(at + 2 * lane, &half, 2);
 }
 
+// Where input i of a channel's group stands among vectors of 4 P numbers.
+constexpr int byte_of(int lane, int i) {
+    return IN_PAIRS ? (i / 8 * 2 + lane / 2) * 4 * P + lane % 2 * 8 + i % 8 : (i / 4 * P + lane) * 4 + i % 4;
+}
+
+void set_bits(uint8_t& byte, int mask, int bits) { byte = (uint8_t)((byte & ~mask) | (bits & mask)); }
+
 }  // namespace
 
 size_t Matrix::mapped_bytes() const { return num_bytes() + READ_BEYOND + HUGE_PAGE; }
@@ -55,23 +62,25 @@ void Matrix::put_levels(int channel, int g, const int8_t* q) {
     uint8_t* at = group(channel, g) + head_bytes(kind);
     const int lane = channel % P;
     if (kind == Kind::INT8) {
-        for (int i = 0; i < 8; i++) std::memcpy(at + (i * P + lane) * 4, q + 4 * i, 4);
+        for (int i = 0; i < GROUP; i += 4) std::memcpy(at + byte_of(lane, i), q + i, 4);
         return;
     }
     if (kind == Kind::K6) {
-        for (int half = 0; half < 2; half++, q += 16)
-            for (int i = 0; i < 3; i++, at += 4 * P)
-                for (int j = 0; j < 4; j++)
-                    at[4 * lane + j] = (uint8_t)(q[4 * i + j] << 2 | (q[12 + j] >> (4 - 2 * i) & 3));
+        for (int half = 0; half < 2; half++, q += 16, at += 12 * P)
+            for (int i = 0; i < 16; i++) {
+                const int byte = byte_of(lane, i);
+                if (byte < 12 * P) set_bits(at[byte], 0xFC, q[i] * 4);
+                for (int k = 0; byte >= 12 * P && k < 3; k++)
+                    set_bits(at[byte - 4 * P * (3 - k)], 3, q[i] >> (4 - 2 * k));
+            }
         return;
     }
     for (int i = 0; i < 16; i++)
-        at[(i / 4 * P + lane) * 4 + i % 4] = (uint8_t)((q[i] & 15) | (q[i + 16] & 15) << 4);
+        at[byte_of(lane, i)] = (uint8_t)((q[i] & 15) | (q[i + 16] & 15) << 4);
     if (kind == Kind::INT4 || kind == Kind::K4) return;
-    for (int j = 0; j < 4; j++) {
-        int signs = 0;
-        for (int i = 0; i < 8; i++) signs |= (q[4 * i + j] < 0) << i;
-        at[(4 * P + lane) * 4 + j] = (uint8_t)signs;
+    for (int i = 0; i < GROUP; i++) {
+        const int byte = byte_of(lane, i), vector = byte / (4 * P);
+        set_bits(at[16 * P + byte % (4 * P)], 1 << vector, (q[i] < 0) << vector);
     }
 }
 
@@ -79,30 +88,30 @@ void Matrix::get_levels(int channel, int g, int8_t* q) const {
     const uint8_t* at = group(channel, g) + head_bytes(kind);
     const int lane = channel % P;
     if (kind == Kind::INT8) {
-        for (int i = 0; i < 8; i++) std::memcpy(q + 4 * i, at + (i * P + lane) * 4, 4);
+        for (int i = 0; i < GROUP; i += 4) std::memcpy(q + i, at + byte_of(lane, i), 4);
         return;
     }
     if (kind == Kind::K6) {
         for (int half = 0; half < 2; half++, q += 16, at += 12 * P)
-            for (int j = 0; j < 4; j++) {
+            for (int i = 0; i < 16; i++) {
+                const int byte = byte_of(lane, i);
                 int last = 0;
-                for (int i = 0; i < 3; i++) {
-                    uint8_t byte = at[(i * P + lane) * 4 + j];
-                    q[4 * i + j] = (int8_t)((int8_t)byte >> 2);
-                    last = last << 2 | (byte & 3);
-                }
-                q[12 + j] = (int8_t)((last ^ 32) - 32);
+                for (int k = 0; byte >= 12 * P && k < 3; k++)
+                    last = last << 2 | (at[byte - 4 * P * (3 - k)] & 3);
+                q[i] = (int8_t)(byte < 12 * P ? (int8_t)at[byte] >> 2 : (last ^ 32) - 32);
             }
         return;
     }
     for (int i = 0; i < 16; i++) {
-        uint8_t byte = at[(i / 4 * P + lane) * 4 + i % 4];
+        uint8_t byte = at[byte_of(lane, i)];
         q[i] = byte & 15;
         q[i + 16] = byte >> 4;
     }
     if (kind == Kind::INT4 || kind == Kind::K4) return;
-    for (int i = 0; i < 32; i++)
-        if (at[(4 * P + lane) * 4 + i % 4] >> (i / 4) & 1) q[i] = (int8_t)(q[i] - 16);
+    for (int i = 0; i < GROUP; i++) {
+        const int byte = byte_of(lane, i);
+        if (at[16 * P + byte % (4 * P)] >> byte / (4 * P) & 1) q[i] = (int8_t)(q[i] - 16);
+    }
 }
 
 void Matrix::put_scale(int channel, int g, float d, float m) {

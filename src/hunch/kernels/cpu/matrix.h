@@ -16,6 +16,8 @@
 //   K4 K5  d[P] m[P] as half floats, then for each group scale[P] minimum[P] as uint8:
 //          weight = d * scale * q - m * minimum, q in 0..15 and 0..31 (kept as q - 16).
 //   K6     d[P] as half floats, then for each half group scale[P] as int8: weight = d * scale * q.
+// IN_PAIRS, vectors of 16 numbers hold inputs 8i..8i+7 of channels 0 and 1, then of 2 and 3, where [P][4]
+// holds inputs 4i..4i+3 of all; nibbles, signs and K6's low bits belong to vectors in the same way.
 // Channels are padded with zeros to a full panel, inputs to a full group.
 #pragma once
 #include <cstddef>

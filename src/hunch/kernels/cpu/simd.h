@@ -1,7 +1,7 @@
 // The widest vector unit the compiler was told about.
 //
-// Every variant offers the same names: P lanes of float (vf), RT rows per tile, Weights (a group of
-// 32 inputs of P channels), and what tile_generic.h needs (on NEON, tile_neon.h takes its place).
+// Every variant offers the same names: its own (VECTOR_UNIT), P lanes of float (vf), RT rows per tile,
+// Weights (a group of 32 inputs of P channels), and what tile_generic.h needs (on NEON, tile_neon.h takes its place).
 #pragma once
 
 #if defined(__ARM_FEATURE_DOTPROD)

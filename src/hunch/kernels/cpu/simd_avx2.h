@@ -9,6 +9,7 @@
 
 namespace hunch {
 
+constexpr const char* VECTOR_UNIT = "AVX2";
 constexpr int P = 8;   // output channels per panel: float lanes of a vector
 constexpr int RT = 4;  // rows per register tile
 #if defined(__AVXVNNI__)
@@ -16,6 +17,7 @@ constexpr bool KEEPS_SUMS = true;  // integer sums of the activations, for add_g
 #else
 constexpr bool KEEPS_SUMS = false;
 #endif
+constexpr bool IN_PAIRS = false;
 
 typedef __m256 vf;
 

@@ -9,9 +9,11 @@
 
 namespace hunch {
 
+constexpr const char* VECTOR_UNIT = "AVX-512";
 constexpr int P = 16;  // output channels per panel: float lanes of a vector
 constexpr int RT = 8;  // rows per register tile
 constexpr bool KEEPS_SUMS = true;  // integer sums of the activations, for add_group
+constexpr bool IN_PAIRS = false;
 
 typedef __m512 vf;
 

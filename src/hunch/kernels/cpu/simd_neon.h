@@ -11,6 +11,15 @@ namespace hunch {
 constexpr int P = 4;   // output channels per panel: float lanes of a vector
 constexpr int RT = 8;  // rows per register tile
 constexpr bool KEEPS_SUMS = false;
+// Whether weights stand as 2 channels by 8 inputs and activations as 2 rows by 8 inputs, as the
+// matrix instructions of i8mm multiply them.
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool IN_PAIRS = true;
+constexpr const char* VECTOR_UNIT = "NEON with i8mm";
+#else
+constexpr bool IN_PAIRS = false;
+constexpr const char* VECTOR_UNIT = "NEON";
+#endif
 
 typedef float32x4_t vf;
 

@@ -9,9 +9,11 @@
 
 namespace hunch {
 
+constexpr const char* VECTOR_UNIT = "plain C++";
 constexpr int P = 4;   // output channels per panel: float lanes of a vector
 constexpr int RT = 4;  // rows per register tile
 constexpr bool KEEPS_SUMS = false;
+constexpr bool IN_PAIRS = false;
 
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));

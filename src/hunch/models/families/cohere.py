@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hunch.layers.rope import RopeSpec
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted, read_float, read_int, read_windows, refuse
+from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse, windows_of
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
@@ -28,6 +28,7 @@ class Cohere(Decoder):
             norm="layer",
             has_norm_bias=False,
             is_parallel=True,
+            has_mlp_norm=False,
             is_rope_interleaved=True,
             has_qkv_bias=has_bias,
             has_out_bias=has_bias,
@@ -47,11 +48,7 @@ class Cohere2(Cohere):
         refuse(config, "order_of_interleaved_layers", "local_attn_first")
         spec = super().read_config(config, architecture)
         every = read_int(config, "sliding_window_pattern", read_int(config, "layer_switch", 4))
-        kinds = ("full_attention", "sliding_attention")
-        types = config.get("layer_types") or [
-            kinds[(layer + 1) % every > 0] for layer in range(spec.num_layers)
-        ]
-        windows = read_windows(Defaulted({"layer_types": types}, config), spec.num_layers)
+        windows = windows_of(config, spec.num_layers, every)
         return replace(
             spec,
             windows=windows,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Attend
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import ExactTailPaged, LatentBlock, TailPaged
@@ -52,6 +53,7 @@ class DeepseekV2(DeepseekV3):
 
     @classmethod
     def read_experts(cls, config: Config, num_layers: int) -> ExpertSpec:
+        refuse(config, "mlp_bias", False)
         refuse(config, "scoring_func", "softmax", None)
         refuse(config, "topk_method", "greedy", "group_limited_greedy", None)
         experts = read_deepseek_experts(config, num_layers)

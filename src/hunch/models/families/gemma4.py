@@ -160,10 +160,10 @@ def _full_heads(config: Config, is_full: tuple[bool, ...], num_kv_heads: int) ->
 
 
 def _same_for_all(by_layer: Any, is_full: tuple[bool, ...]) -> Config:
-    """What `per_layer_config` says of the layers without a window, and of no other."""
+    """What `per_layer_config` says of the layers without a window ("05" is 5), and of no other."""
     wanted = {str(at) for at, is_there in enumerate(is_full) if is_there}
     found = list(by_layer.values()) if isinstance(by_layer, Mapping) else []
-    is_known = bool(found) and {str(key) for key in by_layer} == wanted
+    is_known = bool(found) and {str(key).lstrip("0") or "0" for key in by_layer} == wanted
     is_known = is_known and all(some == found[0] for some in found)
     if not is_known or set(found[0]) - {"head_dim", "num_key_value_heads"}:
         raise UnsupportedModelError(

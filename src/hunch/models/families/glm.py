@@ -1,4 +1,4 @@
-"""GLM-4 (9B, 32B): Llama with half of each head turned by neighbours, and norms around branches."""
+"""GLM-4 (9B, 32B), and 4.5 and 4.6 with experts: Llama with a part of each head turned."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
+from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
 from hunch.models.reading import Config, Defaulted
 from hunch.models.spec import ModelSpec, read_common
 
@@ -34,3 +35,21 @@ class Glm4(Glm):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         return replace(super().read_config(config, architecture), has_branch_norms=True)
+
+
+class Glm4Moe(Decoder):
+    """Its larger models norm the heads of q and k."""
+
+    names: ClassVar[Names] = Names(experts=ExpertNames(shared="mlp.shared_experts."))
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        common = read_common(config, architecture)
+        num_layers = common["num_layers"]
+        experts = read_deepseek_experts(config, num_layers)
+        return ModelSpec(
+            **common,
+            experts=replace(experts, layers=first_dense(config, num_layers)),
+            has_qk_norm=bool(config.get("use_qk_norm", False)),
+            has_qkv_bias=bool(config.get("attention_bias", False)),
+        )

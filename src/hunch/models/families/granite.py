@@ -1,4 +1,4 @@
-"""Granite (4 without Mamba layers): Llama with scales on embedding, residual, scores and logits."""
+"""Granite (4 without Mamba layers, and MoE), MiniCPM: Llama with scales along the stream."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import ClassVar
 
 from hunch.errors import UnsupportedModelError
+from hunch.kernels.experts import Routing
+from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
+from hunch.models.experts import ExpertNames, read_count
 from hunch.models.families.llama import Llama
-from hunch.models.reading import Config, read_float, read_int, refuse
+from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec
 
 
@@ -24,6 +27,25 @@ class Granite(Llama):
             residual_scale=read_float(config, "residual_multiplier", 1.0),
             attn_scale=read_float(config, "attention_multiplier", 1.0),
             logits_scale=1.0 / read_float(config, "logits_scaling", 1.0),
+        )
+
+
+class MiniCPM(Llama):
+    """The scales of MiniCPM 1, 2 and 4, by the keys of its own code."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "sparse_config", None)
+        refuse(config, "num_experts", 0)
+        config.get("mup_denominator")  # of a drafter's scale
+        spec = super().read_config(Defaulted(config, {"rms_norm_eps": 1e-5}), architecture)
+        base = read_int(config, "dim_model_base", 1)
+        return replace(
+            spec,
+            embed_scale=read_float(config, "scale_emb", 1.0),
+            residual_scale=read_float(config, "scale_depth", 1.0) * spec.num_layers**-0.5,
+            logits_scale=base / spec.width,
+            is_tied=bool(config.get("tie_word_embeddings", True)),
         )
 
 
@@ -52,3 +74,28 @@ class GraniteHybrid(Granite):
         if config.get("position_embedding_type") != "rope":
             spec = replace(spec, rope=RopeSpec(kind="none"))
         return replace(spec, ffn_width=read_int(config, "shared_intermediate_size", 1024))
+
+
+class GraniteMoe(Granite):
+    """Softmax over the chosen experts alone."""
+
+    names: ClassVar[Names] = Names(
+        experts=ExpertNames(
+            router="block_sparse_moe.router.layer",
+            all_up="block_sparse_moe.input_linear",
+            all_down="block_sparse_moe.output_linear",
+        )
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(config, architecture)
+        routing = Routing(
+            num_experts=read_count(config, "num_local_experts"),
+            num_chosen=read_int(config, "num_experts_per_tok"),
+            scores="chosen",
+        )
+        experts = ExpertSpec(
+            routing=routing, width=spec.ffn_width, layers=(True,) * spec.num_layers
+        )
+        return replace(spec, experts=experts)

@@ -1,11 +1,15 @@
-"""Llama (2, 3.x), SmolLM2, TinyLlama and others of the same layout; Seed-OSS and ERNIE 4.5."""
+"""Llama (2, 3.x), SmolLM2, TinyLlama and others like them; SmolLM3, Seed-OSS, ERNIE 4.5."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
+from hunch.errors import ModelFormatError
+from hunch.layers.rope import RopeSpec
+from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted
+from hunch.models.reading import Config, Defaulted, read_int, read_windows, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 
@@ -22,6 +26,49 @@ class Llama(Decoder):
             has_mlp_bias=bool(config.get("mlp_bias", False)),
             is_rope_interleaved=bool(config.get("rope_interleaved", False)),
         )
+
+
+class InternLM3(Llama):
+    """Biases by keys of its own."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        has_bias = bool(config.get("bias", False))
+        return replace(
+            super().read_config(Defaulted(config, {"rms_norm_eps": 1e-5}), architecture),
+            has_qkv_bias=bool(config.get("qkv_bias", False)),
+            has_out_bias=has_bias,
+            has_mlp_bias=has_bias,
+        )
+
+
+class Exaone(Llama):
+    """EXAONE 3 and 3.5: Llama under other names."""
+
+    names: ClassVar[Names] = Names(
+        roots=("transformer.", ""),
+        embed="transformer.wte.weight",
+        final_norm="transformer.ln_f",
+        layer="transformer.h.{}.",
+        attn_norm="ln_1",
+        q="attn.attention.q_proj",
+        k="attn.attention.k_proj",
+        v="attn.attention.v_proj",
+        out="attn.attention.out_proj",
+        mlp_norm="ln_2",
+        gate="mlp.c_fc_0",
+        up="mlp.c_fc_1",
+        down="mlp.c_proj",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        older = {
+            "num_hidden_layers": config.get("num_layers"),
+            "rms_norm_eps": config.get("layer_norm_epsilon", 1e-5),
+            "hidden_act": config.get("activation_function", "silu"),
+        }
+        return super().read_config(Defaulted(config, older), architecture)
 
 
 class SeedOss(Llama):
@@ -41,6 +88,7 @@ class Ernie(Llama):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "compression_ratio", 1.0)
         has_bias = bool(config.get("use_bias", False))
         return replace(
             super().read_config(Defaulted(config, {"rms_norm_eps": 1e-5}), architecture),
@@ -50,3 +98,33 @@ class Ernie(Llama):
             is_rope_interleaved=True,
             is_tied=bool(config.get("tie_word_embeddings", True)),
         )
+
+
+class SmolLM3(Llama):
+    """Where the config switches windows on, the layers that are not turned have one."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(config, architecture)
+        config.get("max_window_layers")  # layer_types says it
+        is_on = bool(config.get("use_sliding_window", False))
+        return replace(
+            spec,
+            is_tied=bool(config.get("tie_word_embeddings", True)),
+            more_ropes=(RopeSpec(kind="none"),),
+            rope_of=tuple(int(not turn) for turn in read_turns(config, spec.num_layers)),
+            windows=read_windows(config, spec.num_layers, is_on=is_on),
+        )
+
+
+def read_turns(config: Config, num_layers: int) -> list[int]:
+    """Per layer: whether it turns its heads."""
+    every = read_int(config, "no_rope_layer_interval", 4)
+    turns: list[int] = config.get("no_rope_layers") or []  # 1 where a layer does turn them
+    if not turns:
+        turns = [int((layer + 1) % every != 0) for layer in range(num_layers)]
+    if len(turns) != num_layers:
+        raise ModelFormatError(
+            f"no_rope_layers lists {len(turns)} layers, num_hidden_layers={num_layers}"
+        )
+    return turns

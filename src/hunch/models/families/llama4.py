@@ -10,7 +10,7 @@ from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_count
-from hunch.models.families.smollm3 import read_turns
+from hunch.models.families.llama import read_turns
 from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec, read_common
 

@@ -6,20 +6,18 @@ reads text is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hunch.models.build import Names
 from hunch.models.decoder import AnyBlock, Decoder
-from hunch.models.families.qwen_moe import read_experts
-from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_int
+from hunch.models.families.qwen import read_experts
+from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_int, refuse, without_pictures
 from hunch.models.recurrent import build_delta_block, read_delta
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
-_PICTURES = ("mrope_section", "mrope_interleaved")  # text has the same position on all axes
 
 
 class Qwen35(Decoder):
@@ -29,7 +27,9 @@ class Qwen35(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = _without_pictures(Defaulted(config, _DEFAULTS))
+        refuse(config, "attn_output_gate", True)
+        refuse(config, "mamba_ssm_dtype", "float32")  # of the states
+        config = without_pictures(Defaulted(config, _DEFAULTS))
         common = read_common(config, architecture)
         has_bias = bool(config.get("attention_bias", False))
         return ModelSpec(
@@ -63,12 +63,3 @@ class Qwen35Moe(Qwen35):
 
 class Qwen3Next(Qwen35Moe):
     """The same layers; its files fuse what goes into a gated delta net by key head."""
-
-
-def _without_pictures(config: Config) -> Config:
-    changed: dict[str, Any] = {}
-    for key in ("rope_parameters", "rope_scaling"):
-        given = config.get(key)
-        if isinstance(given, Mapping):
-            changed[key] = {name: v for name, v in given.items() if name not in _PICTURES}
-    return Defaulted(changed, config)

@@ -17,9 +17,11 @@ class StableLM(Decoder):
         config = Defaulted(config, {"partial_rotary_factor": 0.25})
         common = read_common(config, architecture)
         common["norm_eps"] = read_float(config, "layer_norm_eps", 1e-5)
+        is_parallel = bool(config.get("use_parallel_residual", False))
         return ModelSpec(
             **common,
             norm="layer",
             has_qkv_bias=bool(config.get("use_qkv_bias", False)),
-            is_parallel=bool(config.get("use_parallel_residual", False)),
+            is_parallel=is_parallel,
+            has_mlp_norm=not is_parallel,
         )

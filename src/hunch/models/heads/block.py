@@ -10,9 +10,8 @@ yet, and masks after it; its places see the context and one another. What a plac
 - DFlash2: as DFlash, with short convolutions within the block, and a selector that scores pairs of
   neighbours among the best candidates of each place.
 
-A trainer builds a `BlockBody` over tensors of its own and calls `context`, `states` and `scores`
-with `TaughtBlocks` (block_net.py); nothing in them is in the way of autograd. Files are read in
-block_files.py.
+A trainer builds a `BlockBody` over tensors of its own (train/recipes/block.py): nothing in
+`context`, `states` and `scores` is in the way of autograd. Files are read in block_files.py.
 
 Shape letters: T packed positions, R rows, P places of a block, S places that tell something, M
 packed nodes, D width, C columns of logits, K rank of a head, M KV heads, H head width, W taps, G

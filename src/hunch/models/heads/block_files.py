@@ -11,22 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from hunch.errors import ModelFormatError, UnsupportedModelError
-from hunch.layers.linear import Linear
 from hunch.models.heads.block import BlockShape, build_body
 from hunch.models.heads.block_net import BlockNet
 from hunch.models.heads.files import (
     HeadSource,
-    Table,
-    check_map,
+    check_hidden,
+    check_layers,
     check_vocab,
-    column_ids,
     number,
     read_config,
     read_geometry,
+    read_output,
+    read_table,
     tell_unread,
 )
 from hunch.models.reading import read_windows
@@ -54,12 +51,11 @@ def load_block(path: str | Path, target: Target, method: str) -> BlockNet:
         raise UnsupportedModelError(f"{where}: a Domino head; hunch reads DFlash, DSpark, DFlash2")
     spec = _read_layers(layer_config, options, source)
     check_vocab(where, spec.vocab_size, target.spec.vocab_size)
-    lm_head, ids_C, num_columns = _read_output(source, options, spec, target)
+    lm_head, ids_C = read_output(source, options, spec, target)
+    num_columns = len(ids_C) if ids_C is not None and "d2t" in source else 0
     shape = _read_shape(options, spec, source, target, method, num_columns)
-    embed = None
-    if "embed_tokens.weight" in source:
-        embed = Table(source.take("embed_tokens.weight", spec.vocab_size, spec.width))
-    elif spec.width != target.spec.width:
+    embed = read_table(source, spec)
+    if embed is None and spec.width != target.spec.width:
         raise ModelFormatError(
             f"{where}: {spec.width} wide and without an embedding; the target's is "
             f"{target.spec.width} wide: it is a drafter for another model"
@@ -107,13 +103,9 @@ def _read_shape(
     num_columns: int,
 ) -> BlockShape:
     where = source.where
-    layers = feature_layers(options, target.spec.num_layers, where)
+    layers = feature_layers(options, target, where)
     width = number(options, "target_hidden_size", where, default=target.spec.width)
-    if width != target.spec.width:
-        raise ModelFormatError(
-            f"{where}: made for a target of hidden size {width}, this target has "
-            f"{target.spec.width}; choose the drafter trained for this target"
-        )
+    check_hidden(where, width, target)
     num_places = number(options, "block_size", where, default=7 if method == "dspark" else None)
     if not 2 <= num_places <= _MAX_PLACES:
         raise ModelFormatError(f"{where}: block_size={num_places} must be from 2 to {_MAX_PLACES}")
@@ -180,47 +172,11 @@ def _mask_token(
     return token
 
 
-def feature_layers(options: Mapping[str, Any], num_layers: int, where: str) -> tuple[int, ...]:
+def feature_layers(options: Mapping[str, Any], target: Target, where: str) -> tuple[int, ...]:
     """Whose states are fused: after so many of the target's layers."""
     given, shift = options.get("target_layer_ids"), 1
     if given is None:
         given, shift = options.get("aux_hidden_state_layer_ids"), 0
     if not isinstance(given, list) or not given:
         raise ModelFormatError(f"{where}: config.json has no target_layer_ids")
-    layers = tuple(int(layer) + shift for layer in given)
-    if min(layers) < 0 or max(layers) > num_layers:
-        raise ModelFormatError(
-            f"{where}: fuses the target's states after layers {list(layers)}, this target has "
-            f"{num_layers}; it is a drafter for another model"
-        )
-    return layers
-
-
-def _read_output(
-    source: HeadSource, options: Mapping[str, Any], spec: ModelSpec, target: Target
-) -> tuple[Linear | None, Tensor | None, int]:
-    """The output matrix (None: the target's), its rows' ids, and how many they are (0: all)."""
-    vocab_size = target.spec.vocab_size
-    if "d2t" in source:
-        rows = source.shape("d2t")[0]
-        offset_C = source.ids("d2t", rows)
-        ids_C = check_map(torch.arange(rows) + offset_C.cpu(), vocab_size, source.where)
-        if "lm_head.weight" in source:
-            lm_head = source.output("lm_head.weight", rows, spec.width)
-        else:
-            lm_head = source.output_of(target, ids_C)
-        return lm_head, ids_C.to(source.device), rows
-    rows = number(options, "draft_vocab_size", source.where, default=spec.vocab_size)
-    if rows != spec.vocab_size:
-        raise ModelFormatError(
-            f"{source.where}: draft_vocab_size={rows} without d2t, the map of its tokens"
-        )
-    if "lm_head.weight" not in source:
-        if spec.width != target.spec.width:
-            raise ModelFormatError(
-                f"{source.where}: {spec.width} wide and without an output matrix; the target's "
-                f"is {target.spec.width} wide: it is a drafter for another model"
-            )
-        return None, None, 0
-    lm_head = source.output("lm_head.weight", rows, spec.width, vocab_size)
-    return lm_head, column_ids(min(rows, vocab_size), vocab_size), 0
+    return check_layers(tuple(int(layer) + shift for layer in given), target, where)

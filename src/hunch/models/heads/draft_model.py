@@ -23,7 +23,8 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError, UnsupportedModelError, VocabMismatchError
 from hunch.hub import resolve as find_files
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.native import INT8, ROUNDED, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.models.beside import TargetBeside
@@ -137,10 +138,10 @@ class _CutSource(FileSource):
             return self.tables[0]
         return self._origin().read(name, shape, dtype)
 
-    def head(self, name: str, vocab_size: int, width: int) -> Linear:
+    def head(self, name: str, vocab_size: int, width: int, *, has_bias: bool = False) -> Linear:
         if self.tables is not None:
             return Linear(self.tables[1])
-        return self._origin().head(name, vocab_size, width)
+        return self._origin().head(name, vocab_size, width, has_bias=has_bias)
 
     def tied_head(self, name: str, table_VD: Tensor) -> Linear:
         return Linear(table_VD if self.tables is None else self.tables[1])

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.block import Block
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
@@ -31,12 +32,13 @@ from hunch.models.heads.files import (
     HeadSource,
     Table,
     check_hidden,
-    check_map,
+    check_layers,
     check_vocab,
-    column_ids,
     number,
     read_config,
     read_geometry,
+    read_output,
+    read_table,
     speculative_tokens,
     tell_unread,
 )
@@ -77,13 +79,10 @@ def load_eagle(path: str | Path, target: Target) -> EagleNet:
     spec = read_geometry(config, where, has_qkv_bias=has_bias)
     check_hidden(where, spec.width, target)
     check_vocab(where, spec.vocab_size, target.spec.vocab_size)
-    embed = None
-    if "embed_tokens.weight" in source:
-        embed = Table(source.take("embed_tokens.weight", spec.vocab_size, spec.width))
     has_norm = "layers.0.input_layernorm.weight" in source
     block = build_block(spec, source, "layers.0.", 0, has_attn_norm=has_norm)
     fc = source.dense("fc", spec.width, 2 * spec.width)
-    net = EagleNet(spec, target, embed, fc, block)
+    net = EagleNet(spec, target, read_table(source, spec), fc, block)
     net.matrix_bytes = source.matrix_bytes
     target.backend.accelerate(net, target, [block], project=fc, lm_head=None)
     return net
@@ -162,11 +161,10 @@ def load_eagle3(path: str | Path, target: Target) -> Eagle3Net:
     check_vocab(where, spec.vocab_size, target.spec.vocab_size)
     feature_layers = _feature_layers(options, target, where)
     width, eps = spec.width, spec.norm_eps
-    fused = len(feature_layers) * _target_width(options, spec, target, where)
-    lm_head, ids_C = _read_output(source, options, spec, target)
-    embed = None
-    if "embed_tokens.weight" in source:
-        embed = Table(source.take("embed_tokens.weight", spec.vocab_size, width))
+    target_width = number(options, "target_hidden_size", where, default=width)
+    check_hidden(where, target_width, target)
+    fused = len(feature_layers) * target_width
+    lm_head, ids_C = read_output(source, options, spec, target)
     has_fc_norm = bool(options.get("fc_norm")) or "fc_norm.0.weight" in source
     has_input_norm = bool(options.get("norm_before_fc")) or "input_norm.weight" in source
     blocks = [build_block(spec, source, first, 0, input_width=2 * width, has_attn_norm=False)]
@@ -175,7 +173,7 @@ def load_eagle3(path: str | Path, target: Target) -> Eagle3Net:
     net = Eagle3Net(
         spec,
         target,
-        embed=embed,
+        embed=read_table(source, spec),
         feature_layers=feature_layers,
         input_norm=source.rms("input_norm", fused, eps) if has_input_norm else None,
         fc_norms=[
@@ -230,42 +228,4 @@ def _feature_layers(options: Mapping[str, Any], target: Target, where: str) -> t
     given = options.get("eagle_aux_hidden_state_layer_ids")
     if given is None:
         return (min(2, num_layers), num_layers // 2, max(num_layers - 3, 0))
-    layers = tuple(int(layer) for layer in given)
-    if not layers or min(layers) < 0 or max(layers) > num_layers:
-        raise ModelFormatError(
-            f"{where}: fuses the target's states after layers {list(layers)}, this target has "
-            f"{num_layers}; it is a head for another model"
-        )
-    return layers
-
-
-def _target_width(options: Mapping[str, Any], spec: ModelSpec, target: Target, where: str) -> int:
-    width = number(options, "target_hidden_size", where, default=spec.width)
-    if width != target.spec.width:
-        raise ModelFormatError(
-            f"{where}: made for a target of hidden size {width}, this target has "
-            f"{target.spec.width}; choose the head trained for this target"
-        )
-    return width
-
-
-def _read_output(
-    source: HeadSource, options: Mapping[str, Any], spec: ModelSpec, target: Target
-) -> tuple[Linear | None, Tensor | None]:
-    """The output matrix (None: the target's) and the target's id of each of its rows."""
-    if options.get("draft_vocab_size") is None and "d2t" in source:
-        options = {**options, "draft_vocab_size": source.shape("d2t")[0]}
-    rows = number(options, "draft_vocab_size", source.where, default=spec.vocab_size)
-    if "lm_head.weight" not in source and rows == spec.vocab_size and "d2t" not in source:
-        return None, None
-    vocab_size = target.spec.vocab_size
-    if "d2t" in source:
-        offset_C = source.ids("d2t", rows)
-        ids_C = check_map(torch.arange(rows) + offset_C.cpu(), vocab_size, source.where)
-        if "lm_head.weight" in source or spec.width != target.spec.width:
-            lm_head = source.output("lm_head.weight", rows, spec.width)
-        else:
-            lm_head = source.output_of(target, ids_C)
-        return lm_head, ids_C.to(source.device)
-    lm_head = source.output("lm_head.weight", rows, spec.width, vocab_size)
-    return lm_head, column_ids(min(rows, vocab_size), vocab_size)
+    return check_layers(tuple(int(layer) for layer in given), target, where)

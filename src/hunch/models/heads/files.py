@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hunch.errors import (
@@ -171,16 +170,6 @@ class Table(Part):
 
     def __call__(self, token_M: Tensor) -> Tensor:
         return self.weight_VD.index_select(0, token_M)
-
-
-class BiasedNorm(Part):
-    """Divide by the root mean square, times a weight, plus a bias."""
-
-    def __init__(self, weight_D: Tensor, bias_D: Tensor, eps: float) -> None:
-        self.weight_D, self.bias_D, self.eps = weight_D, bias_D, eps
-
-    def __call__(self, x_MD: Tensor) -> Tensor:
-        return F.rms_norm(x_MD, self.weight_D.shape, self.weight_D, self.eps) + self.bias_D
 
 
 class HeadSource(Source):
@@ -363,3 +352,43 @@ def check_map(ids_C: Tensor, vocab_size: int, where: str) -> Tensor:
     if len(torch.unique(ids_C)) != len(ids_C):
         raise ModelFormatError(f"{where}: its map of tokens names one id twice; it is damaged")
     return ids_C
+
+
+def check_layers(layers: tuple[int, ...], target: Target, where: str) -> tuple[int, ...]:
+    """Whose states are fused: after so many of the target's layers."""
+    num_layers = target.spec.num_layers
+    if not layers or min(layers) < 0 or max(layers) > num_layers:
+        raise ModelFormatError(
+            f"{where}: fuses the target's states after layers {list(layers)}, this target has "
+            f"{num_layers}; it is a head for another model"
+        )
+    return layers
+
+
+def read_table(source: HeadSource, spec: ModelSpec) -> Table | None:
+    """The embedding that the files bring; None: the target's serves."""
+    name = "embed_tokens.weight"
+    return Table(source.take(name, spec.vocab_size, spec.width)) if name in source else None
+
+
+def read_output(
+    source: HeadSource, options: Mapping[str, Any], spec: ModelSpec, target: Target
+) -> tuple[Linear | None, Tensor | None]:
+    """The output matrix (None: the target's) and the target's id of each of its rows."""
+    vocab_size, name = target.spec.vocab_size, "lm_head.weight"
+    size = source.shape("d2t")[0] if "d2t" in source else spec.vocab_size
+    rows = number(options, "draft_vocab_size", source.where, default=size)
+    if "d2t" in source:
+        ids_C = torch.arange(rows) + source.ids("d2t", rows).cpu()
+        check_map(ids_C, vocab_size, source.where)
+        has_own = name in source or spec.width != target.spec.width
+        lm_head = source.output(name, rows, spec.width) if has_own else None
+        return lm_head or source.output_of(target, ids_C), ids_C.to(source.device)
+    if rows != spec.vocab_size:
+        raise ModelFormatError(
+            f"{source.where}: draft_vocab_size={rows} without d2t, the map of its tokens"
+        )
+    if name not in source and spec.width == target.spec.width:
+        return None, None
+    lm_head = source.output(name, rows, spec.width, vocab_size)
+    return lm_head, column_ids(min(rows, vocab_size), vocab_size)

@@ -15,11 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_fused import add_norm
 from hunch.kernels.gpu_gemm import gemm
 from hunch.kernels.gpu_join import join
 from hunch.kernels.gpu_tiling import Tiling
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Weight
 from hunch.layers.block import Block
 from hunch.layers.latent import LatentBlock

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_fused import add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.block import Block
 from hunch.models.fused import MIN_WIDTH, READS, FusedLayers, unknown_to_kernels
 from hunch.models.fused_layer import has_bias

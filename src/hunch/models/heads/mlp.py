@@ -18,7 +18,6 @@ from torch import Tensor
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 from hunch.models.heads.files import (
-    BiasedNorm,
     HeadSource,
     Table,
     check_hidden,
@@ -31,6 +30,16 @@ from hunch.models.heads.files import (
 from hunch.models.target import Target
 
 EPS = 1e-6
+
+
+class BiasedNorm(Part):
+    """Divide by the root mean square, times a weight, plus a bias."""
+
+    def __init__(self, weight_D: Tensor, bias_D: Tensor, eps: float) -> None:
+        self.weight_D, self.bias_D, self.eps = weight_D, bias_D, eps
+
+    def __call__(self, x_MD: Tensor) -> Tensor:
+        return F.rms_norm(x_MD, self.weight_D.shape, self.weight_D, self.eps) + self.bias_D
 
 
 class MlpNet(Part):

@@ -27,15 +27,8 @@ import torch
 from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
-from hunch.kernels.attention import (
-    AttnInputs,
-    KVCache,
-    Piece,
-    Span,
-    live_tokens,
-    pieces_of,
-    spans_of,
-)
+from hunch.kernels.attention import AttnInputs, Piece, Span, live_tokens, pieces_of, spans_of
+from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Attend, Paged
 from hunch.layers.block import Block
 from hunch.layers.experts import Experts

@@ -18,8 +18,8 @@ from hunch.kernels.native import (
     NativeNetwork,
     is_available,
 )
-from hunch.kernels.native_draft import FusedLayer, NativeJoin
-from hunch.kernels.native_structs import NativeShape, activation_number
+from hunch.kernels.native_draft import NativeJoin
+from hunch.kernels.native_structs import LayerStruct, NativePart, NativeShape, activation_number
 from hunch.layers.block import Block
 from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
@@ -77,7 +77,7 @@ def build_network(
     )
     return NativeNetwork(
         shape,
-        [_layer(block) for block in blocks],
+        [_layer(block, place) for place, block in enumerate(blocks)],
         embedding=table,
         head=lm_head.matrix if isinstance(lm_head, NativeLinear) else target.head,
         final_norm=None if final_norm is None else _floats(final_norm.weight_D),
@@ -118,23 +118,23 @@ def _fits(block: Any) -> bool:
     )
 
 
-def _layer(block: Block) -> FusedLayer:
+def _layer(block: Block, place: int) -> NativePart:
     """q, k and v stay one matrix, and gate and up another: their first rows tell them apart."""
     attn = block.attn
     qkv, out, up, down = (_native(linear) for linear in _linears(block))
     q_size = attn.heads.num_heads * attn.heads.head_dim
     kv_size = attn.heads.num_kv_heads * attn.heads.head_dim
     ffn_width = up.matrix.num_out // 2
-    biases: dict[str, Tensor | None] = {}
+    biases = {"out_bias": _floats(out.bias_N), "down_bias": _floats(down.bias_N)}
     if qkv.bias_N is not None:
         parts = _split(qkv.bias_N, (q_size, kv_size, kv_size))
-        biases |= dict(zip(("q", "k", "v"), parts, strict=True))
+        biases |= dict(zip(("q_bias", "k_bias", "v_bias"), parts, strict=True))
     if up.bias_N is not None:
         parts = _split(up.bias_N, (ffn_width, ffn_width))
-        biases |= dict(zip(("gate", "up"), parts, strict=True))
-    biases |= {"out": _floats(out.bias_N), "down": _floats(down.bias_N)}
+        biases |= dict(zip(("gate_bias", "up_bias"), parts, strict=True))
     norm = block.attn_norm
-    return FusedLayer(
+    return NativePart(
+        LayerStruct,
         q=qkv.matrix,
         k=qkv.matrix,
         v=qkv.matrix,
@@ -145,12 +145,14 @@ def _layer(block: Block) -> FusedLayer:
         k_row=q_size,
         v_row=q_size + kv_size,
         up_row=ffn_width,
-        biases=biases,
+        **biases,
         attn_norm=_floats(norm.weight_D) if isinstance(norm, RMSNorm) else None,
         mlp_norm=_floats(None if block.mlp_norm is None else block.mlp_norm.weight_D),
         q_norm=None if attn.q_norm is None else _floats(attn.q_norm.weight_D),
         k_norm=None if attn.k_norm is None else _floats(attn.k_norm.weight_D),
-        window=attn.heads.window,
+        window=attn.heads.window or 0,
+        place=place,
+        stream_scale=1.0,
     )
 
 

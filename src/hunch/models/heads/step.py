@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
-from hunch.kernels.attention import AttnInputs, KVCache
+from hunch.kernels.attention import AttnInputs
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.native import NativeNetwork
 from hunch.layers.attention import Attend, Paged
 from hunch.layers.part import Part
@@ -34,8 +35,14 @@ class TiledNet(Part):
 
     spec: ModelSpec
     rope: Rope
+    num_kv_layers: int
     is_capturable = True  # a step asks nothing of the host, so a graph can hold it
     _tiler: Tiler | None = None
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """Layers, KV heads and head width of its cache."""
+        return self.num_kv_layers, self.spec.num_kv_heads, self.spec.head_dim
 
     def tiler(self, attn: AttnInputs) -> Tiler:
         """How a GPU shares out attention, for texts as long as the block tables can hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from hunch.errors import ConfigError
 from hunch.kernels.quant import Codes
 from hunch.models.weights.blocks import codes_of
 from hunch.models.weights.dequant import FORMATS, dequantise
@@ -159,3 +161,41 @@ def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
     if "dtype" in config:
         config.setdefault("torch_dtype", config["dtype"])
     return config
+
+
+_OF_THE_FILES = ("quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def with_overrides(weights: Weights, text: str) -> Weights:
+    """The weights with values of their config replaced by a JSON object's, as if they were its own.
+
+    Where the new rope stretches positions and no other length is given, the context grows with it.
+    """
+    try:
+        overrides = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"hf_overrides={text!r} is not JSON: {error}") from None
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"hf_overrides={text!r} is not a JSON object")
+    if not overrides:
+        return weights
+    for key in _OF_THE_FILES:
+        if key in overrides:
+            raise ConfigError(f"hf_overrides: {key} belongs to the files and cannot be replaced")
+    given = unified_config(overrides)
+    if given.get("architectures") is None:
+        given.pop("architectures", None)
+    if "rope_parameters" in overrides:
+        given.setdefault("rope_scaling", None)
+    config = {**weights.config, **given}
+    rope, num_positions = given.get("rope_scaling"), config.get("max_position_embeddings")
+    if isinstance(rope, dict) and isinstance(num_positions, int):
+        kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+        if kind in ("yarn", "linear") and isinstance(factor, int | float):
+            original = rope.get("original_max_position_embeddings") or num_positions
+            if kind == "yarn":
+                config["rope_scaling"] = {**rope, "original_max_position_embeddings": original}
+            if "max_position_embeddings" not in given:
+                config["max_position_embeddings"] = round(original * factor)
+    weights.config = config
+    return weights

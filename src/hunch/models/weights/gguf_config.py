@@ -10,7 +10,7 @@ import numpy as np
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.hub.gguf_file import GgufHeader
-from hunch.models.weights import gguf_experts, gguf_layers
+from hunch.models.weights import gguf_dense, gguf_experts, gguf_layers
 
 ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "llama": ("LlamaForCausalLM", "llama"),
@@ -38,9 +38,25 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
     "stablelm": ("StableLmForCausalLM", "stablelm"),
     "starcoder2": ("Starcoder2ForCausalLM", "starcoder2"),
+    "arcee": ("ArceeForCausalLM", "arcee"),
+    "cohere2": ("Cohere2ForCausalLM", "cohere2"),
+    "command-r": ("CohereForCausalLM", "cohere"),
+    "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5"),
+    "exaone4": ("Exaone4ForCausalLM", "exaone4"),
+    "falcon": ("FalconForCausalLM", "falcon"),
+    "glm4": ("Glm4ForCausalLM", "glm4"),
+    "gptneox": ("GPTNeoXForCausalLM", "gpt_neox"),
+    "minicpm": ("GraniteForCausalLM", "granite"),  # the same scales
+    "mistral3": ("Ministral3ForCausalLM", "ministral3"),
+    "nemotron": ("NemotronForCausalLM", "nemotron"),
+    "olmo2": ("Olmo2ForCausalLM", "olmo2"),  # 3 too, where there are windows
+    "olmoe": ("OlmoeForCausalLM", "olmoe"),
+    "phi2": ("PhiForCausalLM", "phi"),
+    "seed_oss": ("SeedOssForCausalLM", "seed_oss"),
 }
 # Files of these store the rows of q and k so that rotary pairs are neighbours.
-INTERLEAVED = ("llama", "mistral", "granite", "granitemoe", "smollm3")
+_LLAMAS = ("llama", "mistral", "mistral3", "smollm3", "arcee")
+INTERLEAVED = (*_LLAMAS, "granite", "granitemoe", "minicpm")
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -106,6 +122,7 @@ _SHARED = {
     f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
 _AFTER = {"post_attention_norm": "post_attention_layernorm"}
+_BRANCHES = {**_AFTER, "post_ffw_norm": "post_feedforward_layernorm"}
 _OWN = {  # what a family calls differently, or has besides
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gpt2": _GPT2,
@@ -119,6 +136,13 @@ _OWN = {  # what a family calls differently, or has besides
     "deepseek2": _LATENT | _SHARED,
     "llama4": gguf_experts.LLAMA4,
     "glm4moe": _SHARED | _AFTER,
+    "exaone4": _BRANCHES,
+    "falcon": gguf_dense.FALCON,
+    "glm4": gguf_dense.GLM4,
+    "gptneox": gguf_dense.GPT_NEOX,
+    "olmo2": _BRANCHES,
+    "phi2": gguf_dense.PHI2,
+    "seed_oss": _AFTER,
 }
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)(?:\.(?P<kind>weight|bias|scale))?")
 _SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}  # Gemma 4's
@@ -141,12 +165,14 @@ def hf_name(header: GgufHeader, name: str) -> str:
     if drafting := _DRAFTING.fullmatch(name):
         return f"model.layers.{int(drafting['layer'])}.nextn.{drafting['rest']}"
     table = {**(_INNER if match and match["layer"] else _OUTER), **_OWN.get(prefix, {})}
+    if prefix == "falcon" and "blk.0.attn_norm_2.weight" in header.tensors:
+        table |= gguf_dense.FALCON_40B
     is_whole = match is not None and (match["kind"] is not None or match["part"] == "ssm_a")
     if match is None or not is_whole or match["part"] not in table:
         raise UnsupportedModelError(
             f"{header.path} has a tensor {name!r} that no {architecture(header)} model has"
         )
-    layer = "transformer.h" if prefix in _LEARNED else "model.layers"
+    layer = gguf_dense.LAYERS.get(prefix, "model.layers")
     outer = f"{layer}.{int(match['layer'])}." if match["layer"] else ""
     if match["kind"] == "scale":
         table, kind = {**table, **_SCALES}, ""
@@ -268,7 +294,7 @@ def _llama_config(read: Reader, factors: Mapping[str, list[float]]) -> dict[str,
         config["architectures"], config["model_type"] = ["MixtralForCausalLM"], "mixtral"
     share = read.size("rope.dimension_count", config["head_dim"]) / config["head_dim"]
     config["partial_rotary_factor"] = share
-    if prefix not in _LAYER_NORMS:
+    if f"{prefix}.attention.layer_norm_epsilon" not in header.metadata:
         config["rms_norm_eps"] = read.real("attention.layer_norm_rms_epsilon")
     if prefix == "gemma4":
         config |= gguf_layers.gemma4(read, config, factors)
@@ -278,58 +304,9 @@ def _llama_config(read: Reader, factors: Mapping[str, list[float]]) -> dict[str,
     return config
 
 
-def _granite(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "embedding_multiplier": read.real("embedding_scale", 1.0),
-        "residual_multiplier": read.real("residual_scale", 1.0),
-        "attention_multiplier": read.real("attention.scale", config["head_dim"] ** -0.5),
-        "logits_scaling": read.real("logit_scale", 1.0),
-    }
-
-
-def _gemma(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """What llama.cpp knows by the number of layers: the largest model's scale of scores."""
-    num_layers, head_dim = config["num_hidden_layers"], config["head_dim"]
-    is_largest = num_layers == {"gemma2": 46, "gemma3": 62}.get(read.prefix)
-    by_heads = config["hidden_size"] // config["num_attention_heads"]
-    found = {
-        "hidden_act": None,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": by_heads if is_largest else head_dim,
-    }
-    if read.prefix == "gemma":
-        del found["query_pre_attn_scalar"]
-        return found
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        value = read.number(key, 0)
-        found[key] = read.real(key) if value else None
-    if read.prefix == "gemma3":
-        found["rope_local_base_freq"] = read.real("rope.freq_base_swa", 10000.0)
-    return found
-
-
-def _stablelm(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "layer_norm_eps": read.real("attention.layer_norm_epsilon"),
-        "use_qkv_bias": config["attention_bias"],
-        "attention_bias": None,
-        "use_parallel_residual": "blk.0.ffn_norm.weight" not in read.header.tensors,
-    }
-
-
-def _starcoder2(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "norm_epsilon": read.real("attention.layer_norm_epsilon"),
-        "hidden_act": "gelu_pytorch_tanh",
-        "use_bias": config["attention_bias"],
-        "attention_bias": None,
-        "mlp_bias": None,
-    }
-
-
-_LAYER_NORMS = ("stablelm", "starcoder2")
 _LEARNED = ("gpt2", "starcoder")  # their positions are learned
 _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
+    **gguf_dense.KEYS,
     "qwen2moe": gguf_experts.qwen,
     "qwen3moe": gguf_experts.qwen,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), gguf_layers.delta),
@@ -337,11 +314,10 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     "deepseek2": gguf_experts.deepseek,
     "glm4moe": gguf_experts.glm,
     "llama4": gguf_experts.llama4,
-    "granite": _granite,
-    "granitemoe": lambda read, config: _granite(read, config) | gguf_experts.local(read, config),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3"), _gemma),
-    "stablelm": _stablelm,
-    "starcoder2": _starcoder2,
+    "olmoe": gguf_experts.olmoe,
+    "granitemoe": lambda read, config: (
+        gguf_dense.KEYS["granite"](read, config) | gguf_experts.local(read, config)
+    ),
 }
 
 

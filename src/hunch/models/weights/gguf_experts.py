@@ -41,6 +41,13 @@ def qwen(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def olmoe(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "num_experts": read.size("expert_count"),
+        "num_experts_per_tok": read.size("expert_used_count"),
+    }
+
+
 def gpt_oss(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """Every second layer has the window; the ends of YaRN's ramp are not rounded."""
     types = ("sliding_attention", "full_attention")

@@ -79,7 +79,7 @@ def gemma4(
 ) -> dict[str, Any]:
     """Heads of layers without a window, who shares keys and values, what a table has, experts."""
     tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
-    types = [_SLIDING if is_sliding else _FULL for is_sliding in _pattern(read, num_layers)]
+    types = layer_types(read, config, 6)
     num_shared = int(read.number("attention.shared_kv_layers", 0))
     widths = read.sizes("feed_forward_length", num_layers)
     kv_heads = read.sizes("attention.head_count_kv", num_layers)
@@ -145,12 +145,13 @@ def _ropes(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def _pattern(read: Reader, num_layers: int) -> list[bool]:
+def layer_types(read: Reader, config: dict[str, Any], every: int) -> list[str]:
     """Which layers have a window: listed, or one without to so many with one."""
+    num_layers = config["num_hidden_layers"]
     key = f"{read.prefix}.attention.sliding_window_pattern"
-    given = read.header.metadata.get(key, 6)
+    given = read.header.metadata.get(key, every)
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        return [(at + 1) % given != 0 for at in range(num_layers)]
+        given = [(at + 1) % given != 0 for at in range(num_layers)]
     if not isinstance(given, list) or len(given) != num_layers:
         raise ModelFormatError(f"{read.header.path}: {key} does not list {num_layers} layers")
-    return [bool(some) for some in given]
+    return [_SLIDING if some else _FULL for some in given]

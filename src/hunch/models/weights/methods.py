@@ -5,7 +5,7 @@ Shape letters: N outputs, K inputs, G groups of inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,13 +54,32 @@ def _ungrouped(scale: Tensor, shape: tuple[int, int], block: tuple[int, int] | N
     return scale
 
 
-def _group_of(scale_NG: Tensor, num_in: int, block: tuple[int, int] | None, where: str) -> int:
+def _group_of(scale_NG: Tensor, num_in: int, sizes: Sequence[int], where: str) -> int:
+    """Inputs of a group: of the sizes that the settings have the one that fits, else an even share.
+    The last group may be smaller."""
     count = scale_NG.shape[1]
-    if block is not None and count > 1:
-        return block[1]
+    if count == 1:
+        return num_in
+    for size in sizes:
+        if size > 0 and -(-num_in // size) == count:
+            return size
     if num_in % count:
-        raise ModelFormatError(f"{where}: {count} groups of scales for {num_in} inputs")
+        known = f" of {' or '.join(map(str, sizes))}" if sizes else ""
+        raise ModelFormatError(f"{where}: {count} groups of scales{known} for {num_in} inputs")
     return num_in // count
+
+
+def _sizes_of(settings: Mapping[str, Any]) -> list[int]:
+    """What a checkpoint says of the sizes of its groups of inputs."""
+    own = settings.get("group_size", settings.get("q_group_size"))
+    given = [own, *(weights.get("group_size") for weights in _config_groups(settings))]
+    return [int(size) for size in given if isinstance(size, int)]
+
+
+def _config_groups(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of compressed-tensors: how the weights of each of its groups of matrices are stored."""
+    groups = dict(settings.get("config_groups") or {}).values()
+    return [dict(dict(group).get("weights") or {}) for group in groups]
 
 
 def _fp8(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str) -> Codes:
@@ -76,7 +95,7 @@ def _fp8(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str)
     return Codes(
         kind="fp8",
         code_NK=weight.view(torch.uint8),
-        group=_group_of(scale_NG, shape[1], block, where),
+        group=_group_of(scale_NG, shape[1], () if block is None else block[1:], where),
         scale_NG=scale_NG,
     )
 
@@ -88,7 +107,7 @@ def _compressed(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], wher
             if scales.dtype != torch.uint8:
                 raise UnsupportedModelError(f"{where}: nvfp4 weights are not read")
             return fp4(tensors["weight_packed"], scales)
-        return _pack_quantised(tensors, where)
+        return _pack_quantised(tensors, settings, where)
     weight = tensors["weight"]
     if weight.dtype == torch.float8_e4m3fn:
         return _fp8(tensors, {"weight_block_size": _block_of(settings)}, where)
@@ -99,7 +118,7 @@ def _compressed(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], wher
     return Codes(
         kind="int8",
         code_NK=weight.view(torch.uint8),
-        group=_group_of(scale_NG, weight.shape[1], None, where),
+        group=_group_of(scale_NG, weight.shape[1], _sizes_of(settings), where),
         scale_NG=scale_NG,
         zero_NG=None if zero_NG is None else zero_NG.to(torch.int8).expand_as(scale_NG),
     )
@@ -107,14 +126,15 @@ def _compressed(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], wher
 
 def _block_of(settings: Mapping[str, Any]) -> list[int] | None:
     """`block_structure` of a checkpoint whose scales belong to blocks."""
-    for group in dict(settings.get("config_groups") or {}).values():
-        given = dict(dict(group).get("weights") or {}).get("block_structure")
-        if given:
+    for weights in _config_groups(settings):
+        if given := weights.get("block_structure"):
             return [int(size) for size in given]
     return None
 
 
-def _pack_quantised(tensors: Mapping[str, Tensor], where: str) -> Codes:
+def _pack_quantised(
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str
+) -> Codes:
     """Codes and zero points in int32, lowest bits first; both are stored as unsigned."""
     num_out, num_in = (int(size) for size in tensors["weight_shape"].tolist())
     packed, scale_NG = tensors["weight_packed"], tensors["weight_scale"]
@@ -125,7 +145,7 @@ def _pack_quantised(tensors: Mapping[str, Tensor], where: str) -> Codes:
     zero_NG = tensors.get("weight_zero_point")
     if zero_NG is not None:
         zero_NG = _fields(zero_NG.T.contiguous(), bits)[:, :num_out].T
-    group = _group_of(scale_NG, num_in, None, where)
+    group = _group_of(scale_NG, num_in, _sizes_of(settings), where)
     if bits == 8:  # to the signed codes of the 8-bit kind
         code = code ^ 128
         zero_NG = None if zero_NG is None else (zero_NG ^ 128).view(torch.int8)
@@ -177,7 +197,7 @@ def _awq(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str)
     return Codes(
         kind="int4",
         code_NK=outputs(tensors["qweight"]),
-        group=_group_of(scale_NG, num_in, None, where),
+        group=_group_of(scale_NG, num_in, _sizes_of(settings), where),
         scale_NG=scale_NG,
         zero_NG=outputs(tensors["qzeros"]),
     )
@@ -197,7 +217,7 @@ def _gptq(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str
     codes = Codes(
         kind="int4" if bits == 4 else "int8",
         code_NK=code_NK,
-        group=_group_of(scale_NG, code_NK.shape[1], None, where),
+        group=_group_of(scale_NG, code_NK.shape[1], _sizes_of(settings), where),
         scale_NG=scale_NG,
         zero_NG=zero_NG,
     )

@@ -15,8 +15,8 @@ from torch.nn import functional
 from hunch.errors import ConfigError
 from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
-from hunch.models.heads.files import BiasedNorm, Table
-from hunch.models.heads.mlp import EPS, MlpNet
+from hunch.models.heads.files import Table
+from hunch.models.heads.mlp import EPS, BiasedNorm, MlpNet
 from hunch.models.weights import Weights
 from hunch.train.states import TargetOutputs
 from hunch.train.student import BatchLoss, Fan, Recipe, Student, narrow

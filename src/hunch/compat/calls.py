@@ -1,0 +1,67 @@
+"""vLLM's calls of an `LLM` and their arguments that hunch has not, each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hunch.errors import RequestError
+from hunch.types import SamplingParams, plain_only
+
+_WORKERS = "reaches into vLLM's workers, which hunch has not"
+_SLEEP = "close() frees all memory, and LLM(...) loads the model again"
+_TASKS = "hunch generates and embeds (LLM.generate, LLM.chat, LLM.embed)"
+_METHODS = {
+    "beam_search": "there is no beam search; SamplingParams(n=4) gives several sampled answers",
+    "encode": "LLM.embed gives a text as a vector, get_tokenizer().encode its tokens",
+    "classify": _TASKS,
+    "score": _TASKS,
+    "reward": _TASKS,
+    "get_metrics": "LLM.stats() has the totals, under hunch's names",
+    "llm_engine": _WORKERS,
+    "collective_rpc": _WORKERS,
+    "apply_model": _WORKERS,
+    "set_tokenizer": "give LLM(tokenizer=PATH)",
+    "sleep": _SLEEP,
+    "wake_up": _SLEEP,
+    "start_profile": "give torch.profiler the call itself",
+    "stop_profile": "give torch.profiler the call itself",
+}
+_TEXT = "hunch reads text alone"
+_ADAPTERS = "an adapter is merged into weights of its own: LLM(lora=PATH)"
+_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
+    # argument -> values that ask for what hunch does anyway, and what to do in place of others
+    "lora_request": ((None,), _ADAPTERS),
+    "prompt_adapter_request": ((None,), _ADAPTERS),
+    "priority": ((None, 0), "requests of one call are answered in their order"),
+    "prompt_token_ids": ((None,), "give token ids as prompts"),
+    "guided_options_request": ((None,), "give SamplingParams(structured_outputs=...)"),
+    "tokenization_kwargs": ((None, {}), "give token ids as prompts"),
+    "trace_headers": ((None, {}), "only a server writes traces"),
+    "mm_processor_kwargs": ((None, {}), _TEXT),
+    "chat_template_content_format": (("auto", "string", "openai"), "one of these"),
+    "continue_final_message": ((False,), "give generate() the text with its beginning"),
+}
+
+
+class NotCovered:
+    """Names vLLM's methods that are asked for and not here, with what to do instead."""
+
+    if not TYPE_CHECKING:  # type checkers shall go on to find names that are not there
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            if name in _METHODS:
+                raise AttributeError(f"{kind}.{name} is not covered: {_METHODS[name]}")
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+
+def wishes_of(call: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `given` that mean something here; others of vLLM's may only ask for nothing."""
+    kept = plain_only(call, given, _ARGUMENTS)
+    for name in kept:
+        if name not in known:
+            is_sampling = name in SamplingParams.__dataclass_fields__
+            hint = "; it goes into SamplingParams(...)" if is_sampling else ""
+            raise RequestError(f"{call}: {name!r} is not an argument of it{hint}")
+    return kept

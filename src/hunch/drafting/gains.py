@@ -1,0 +1,89 @@
+"""How many tokens each source's guesses would bring rows of a captured step."""
+
+from __future__ import annotations
+
+from math import log2
+
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.costs import SURE, DraftSource, StepShapes
+from hunch.drafting.policy import (
+    HOPE,
+    NETWORK_PRIORS,
+    NEW_MATCH,
+    OWN_TEXT,
+    WITH_PHRASES,
+    AcceptanceEstimate,
+    of_either,
+)
+
+SURE_MATCH = log2(1 + SURE)
+
+
+class SourceGains:
+    """The estimates of lookups and of a network, and what both bring together."""
+
+    def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, num_rows: int) -> None:
+        self.has_lookup = shapes.has_lookup
+        prior = WITH_PHRASES if drafter is not None and drafter.is_guided else OWN_TEXT
+        sources = shapes.network_sources
+        self.lookup = AcceptanceEstimate(
+            num_rows,
+            {DraftSource.LOOKUP: prior.chances},
+            rate=prior.rate,
+            num_levels=max(shapes.max_looked_up, 1),
+            by_match=prior.by_match,
+            doubt=prior.doubt,
+        )
+        self.network = AcceptanceEstimate(
+            num_rows,
+            {source: NETWORK_PRIORS[source] for source in sources},
+            rate=0.06,
+            hope=HOPE,
+            num_levels={} if drafter is None else {s: drafter.levels(s) for s in sources},
+        )
+
+    def of_rows(
+        self,
+        ids: list[int],
+        sizes: tuple[int, ...],
+        source: int,
+        *,
+        is_doubtful: bool,
+        is_hopeful: bool,
+    ) -> list[tuple[float, ...]]:
+        """Tokens that so many guesses of a source bring each row.
+
+        Beside lookups, a network's step takes long matches as theirs does, and drafts itself for
+        rows whose match has just ended.
+        """
+        if source <= 0:
+            return self.lookup.gains(ids, sizes, is_doubtful=is_doubtful)
+        if source == DraftSource.MERGED:
+            right, match = self.network.calibration(source), self.lookup.match
+            hope = self.network.hope_left(len(ids)) if is_hopeful else 0.0
+            return [(right * self.of_both(row, match[row], hope),) for row in ids]
+        gains = self.network.gains(
+            ids, sizes, source, is_doubtful=is_doubtful, is_hopeful=is_hopeful
+        )
+        if not self.has_lookup:
+            return gains
+        match = self.lookup.match
+        sure = [place for place, row in enumerate(ids) if match[row] >= SURE_MATCH]
+        if sure:
+            looked = self.lookup.gains([ids[place] for place in sure], (1, *sizes))
+            for place, (first, *found) in zip(sure, looked, strict=True):
+                own = gains[place]
+                gains[place] = tuple(
+                    gain + (1.0 - first) * other for gain, other in zip(found, own, strict=True)
+                )
+        return gains
+
+    def of_both(self, row: int, match: float, hope: float = 0.0) -> float:
+        """Tokens that a network's tree brings with a lookup's guesses checked beside it."""
+        network, lookup, source = self.network, self.lookup, DraftSource.MERGED
+        return of_either(
+            network.odds(row, source, NEW_MATCH, hope),
+            network.num_levels[source],
+            lookup.odds(row, DraftSource.LOOKUP, match),
+            lookup.num_levels[DraftSource.LOOKUP],
+        )

@@ -1,0 +1,85 @@
+"""OLMo 2 and 3, OLMoE, EXAONE 4: what branches give is normed, or all heads of q and k at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from hunch.layers.rope import RopeSpec
+from hunch.models.build import Names
+from hunch.models.families.llama import Llama
+from hunch.models.families.qwen import read_experts
+from hunch.models.reading import Config, Defaulted, read_rope, refuse, windows_of
+from hunch.models.spec import ModelSpec
+
+_NAMES = Names(attn_out_norm="post_attention_layernorm", mlp_out_norm="post_feedforward_layernorm")
+_EPS = {"rms_norm_eps": 1e-5}
+
+
+class Olmo2(Llama):
+    """Branches read the stream as it is."""
+
+    names: ClassVar[Names] = _NAMES
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        return replace(
+            super().read_config(Defaulted(config, _EPS), architecture),
+            has_input_norms=False,
+            has_branch_norms=True,
+            has_qk_norm=True,
+            is_qk_norm_whole=True,
+        )
+
+
+class Olmo3(Olmo2):
+    """Three layers with a window to one without, which alone has its rope stretched."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(config, architecture)
+        windows = windows_of(config, spec.num_layers, 4)
+        given = config.get("rope_parameters")
+        local = given.get("sliding_attention") if isinstance(given, Mapping) else None
+        return replace(
+            spec,
+            windows=windows,
+            more_ropes=(read_rope(config, spec.head_dim, local or {"rope_type": "default"}),),
+            rope_of=tuple(int(window is not None) for window in windows),
+        )
+
+
+class Olmoe(Llama):
+    """Experts in every layer, behind norms that stand where Llama has them."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "clip_qkv", None)
+        spec = super().read_config(Defaulted(config, _EPS), architecture)
+        inner = Defaulted(config, {"moe_intermediate_size": spec.ffn_width})
+        experts = read_experts(inner, spec.num_layers)
+        return replace(spec, experts=experts, has_qk_norm=True, is_qk_norm_whole=True)
+
+
+class Exaone4(Llama):
+    """Where some layers have a window (32B), the others do not turn their heads."""
+
+    names: ClassVar[Names] = _NAMES
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(Defaulted(config, _EPS), architecture)
+        pattern = config.get("sliding_window_pattern")
+        every = len(pattern) if isinstance(pattern, str) else pattern  # "LLLG" is one of four
+        windows = windows_of(config, spec.num_layers, every or 4)
+        is_mixed = config.get("sliding_window") is not None
+        return replace(
+            spec,
+            has_input_norms=False,
+            has_branch_norms=True,
+            has_qk_norm=True,
+            windows=windows,
+            more_ropes=(RopeSpec(kind="none"),),
+            rope_of=tuple(int(is_mixed and window is None) for window in windows),
+        )

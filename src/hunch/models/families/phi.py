@@ -1,0 +1,55 @@
+"""Phi-1 to 2: layer norms, a plain MLP beside attention. Phi-3 to 4: Llama with fused tensors."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.reading import Config, Defaulted, read_float, read_windows, refuse
+from hunch.models.spec import ModelSpec, read_common
+
+_DEFAULTS = {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}
+
+
+class Phi(Decoder):
+    """The output matrix has a bias too."""
+
+    names: ClassVar[Names] = Names(
+        final_norm="model.final_layernorm",
+        out="self_attn.dense",
+        up="mlp.fc1",
+        down="mlp.fc2",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "qk_layernorm", False)
+        common = read_common(Defaulted(config, _DEFAULTS), architecture)
+        common["norm_eps"] = read_float(config, "layer_norm_eps", 1e-5)
+        return ModelSpec(
+            **common,
+            norm="layer",
+            is_parallel=True,
+            has_mlp_norm=False,
+            is_gated=False,
+            has_qkv_bias=True,
+            has_out_bias=True,
+            has_mlp_bias=True,
+            has_head_bias=True,
+        )
+
+
+class Phi3(Decoder):
+    """Its long-context files have two sets of rope factors: the one for the whole context is used
+    at every length, so that a row's text does not depend on how long it will become."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config.get("original_max_position_embeddings")  # read with the rope factors, if any
+        for key, only in (("full_attn_mod", 1), ("interpolate_factor", 1), ("lm_head_bias", False)):
+            refuse(config, key, only)
+        common = read_common(config, architecture)
+        common["windows"] = read_windows(config, common["num_layers"])
+        common["norm_eps"] = float(config.get("rms_norm_eps") or 1e-5)
+        return ModelSpec(**common)

@@ -1,0 +1,91 @@
+"""Qwen2, 2.5 and 3, with experts or without, and what reads text of those with pictures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from hunch.kernels.experts import Routing
+from hunch.layers.experts import ExpertSpec
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.experts import read_count, sparse_layers
+from hunch.models.reading import Config, read_int, read_windows, refuse, without_pictures
+from hunch.models.spec import ModelSpec, read_common
+
+
+class Qwen2(Decoder):
+    """The upper layers may have a sliding window, where the config switches it on."""
+
+    names: ClassVar[Names] = Names(unread=r"(^|\.)visual\.")
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        common = read_common(without_pictures(config), architecture)
+        if config.get("dual_chunk_attention_config") is not None:
+            # Chunks differ from plain attention beyond the first: texts up to there are served.
+            chunks = {**config["dual_chunk_attention_config"]}
+            size = read_int(chunks, "chunk_size") - read_int(chunks, "local_size")
+            common["max_len"] = min(common["max_len"], size)
+        common["windows"] = read_windows(
+            config,
+            common["num_layers"],
+            is_on=bool(config.get("use_sliding_window", False)),
+            first=int(config.get("max_window_layers", 0)),
+        )
+        # GGUF files say it; Hugging Face's config.json has no word for it.
+        has_bias = bool(config.get("attention_bias", True))
+        return ModelSpec(**common, has_qkv_bias=has_bias)
+
+
+class Qwen3(Qwen2):
+    """Qwen2's windows; biases only where the config asks for them."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "use_qk_norm", True)
+        has_bias = bool(config.get("attention_bias", False))
+        return replace(
+            super().read_config(config, architecture),
+            has_qkv_bias=has_bias,
+            has_out_bias=has_bias,
+            has_qk_norm=True,
+        )
+
+
+def read_experts(config: Config, num_layers: int) -> ExpertSpec:
+    """Softmax over all experts, whose weights add up to one where the config says so."""
+    routing = Routing(
+        num_experts=read_count(config, "num_experts", "num_local_experts"),
+        num_chosen=read_int(config, "num_experts_per_tok"),
+        is_normed=bool(config.get("norm_topk_prob", False)),
+    )
+    return ExpertSpec(
+        routing=routing,
+        width=read_int(config, "moe_intermediate_size"),
+        layers=sparse_layers(config, num_layers),
+    )
+
+
+class Qwen3Moe(Qwen3):
+    """Layers without experts have Qwen3's MLP."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(config, architecture)
+        return replace(spec, experts=read_experts(config, spec.num_layers))
+
+
+class Qwen2Moe(Qwen2):
+    """Beside the chosen experts a shared one, of which each token takes as much as it needs."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(config, architecture)
+        experts = replace(
+            read_experts(config, spec.num_layers),
+            shared_width=read_int(config, "shared_expert_intermediate_size"),
+            is_shared_gated=True,
+        )
+        has_bias = bool(config.get("qkv_bias", True))
+        return replace(spec, experts=experts, has_qkv_bias=has_bias)

@@ -1,0 +1,204 @@
+"""What a GGUF says of dense models that are not built like Llama, in the words of a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hunch.models.weights.gguf_layers import layer_types
+
+if TYPE_CHECKING:
+    from hunch.models.weights.gguf_config import Reader
+
+Found = dict[str, Any]
+
+LAYERS = {  # what stands before a layer's number, where it is not Llama's "model.layers"
+    "gpt2": "transformer.h",
+    "starcoder": "transformer.h",
+    "falcon": "transformer.h",
+    "gptneox": "gpt_neox.layers",
+}
+FALCON = {  # GGUF's names of tensors
+    "token_embd": "transformer.word_embeddings",
+    "output_norm": "transformer.ln_f",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+FALCON_40B = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+GPT_NEOX = {
+    "token_embd": "gpt_neox.embed_in",
+    "output_norm": "gpt_neox.final_layer_norm",
+    "output": "embed_out",
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+GLM4 = {
+    "attn_qkv": "self_attn.qkv_proj",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
+PHI2 = {
+    "output_norm": "model.final_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_NO_BIASES = {"attention_bias": None, "mlp_bias": None}  # keys that the family does not have
+
+
+def _eps(read: Reader) -> float:
+    return read.real("attention.layer_norm_epsilon")
+
+
+def _granite(read: Reader, config: Found) -> Found:
+    return {
+        "embedding_multiplier": read.real("embedding_scale", 1.0),
+        "residual_multiplier": read.real("residual_scale", 1.0),
+        "attention_multiplier": read.real("attention.scale", config["head_dim"] ** -0.5),
+        "logits_scaling": read.real("logit_scale", 1.0),
+    }
+
+
+def _minicpm(read: Reader, config: Found) -> Found:
+    """Files older than the keys are of the first models, whose scales llama.cpp knows."""
+    found = _granite(read, config)
+    if f"{read.prefix}.embedding_scale" in read.header.metadata:
+        return found
+    return found | {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 1.4 * config["num_hidden_layers"] ** -0.5,
+        "logits_scaling": config["hidden_size"] / 256,
+    }
+
+
+def _gemma(read: Reader, config: Found) -> Found:
+    """What llama.cpp knows by the number of layers: the largest model's scale of scores."""
+    num_layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    is_largest = num_layers == {"gemma2": 46, "gemma3": 62}.get(read.prefix)
+    by_heads = config["hidden_size"] // config["num_attention_heads"]
+    found = {
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": by_heads if is_largest else head_dim,
+    }
+    if read.prefix == "gemma":
+        del found["query_pre_attn_scalar"]
+        return found
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        value = read.number(key, 0)
+        found[key] = read.real(key) if value else None
+    if read.prefix == "gemma3":
+        found["rope_local_base_freq"] = read.real("rope.freq_base_swa", 10000.0)
+    return found
+
+
+def _stablelm(read: Reader, config: Found) -> Found:
+    return {
+        "layer_norm_eps": _eps(read),
+        "use_qkv_bias": config["attention_bias"],
+        "attention_bias": None,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in read.header.tensors,
+    }
+
+
+def _starcoder2(read: Reader, config: Found) -> Found:
+    has_bias = config["attention_bias"]
+    act = "gelu_pytorch_tanh"
+    return _NO_BIASES | {"norm_epsilon": _eps(read), "hidden_act": act, "use_bias": has_bias}
+
+
+def _gpt_neox(read: Reader, config: Found) -> Found:
+    is_parallel = read.header.metadata.get(f"{read.prefix}.use_parallel_residual", True)
+    return {
+        "layer_norm_eps": _eps(read),
+        "hidden_act": "gelu",
+        "use_parallel_residual": bool(is_parallel),
+        "attention_bias": "blk.0.attn_qkv.bias" in read.header.tensors,
+        "mlp_bias": None,
+    }
+
+
+def _falcon(read: Reader, config: Found) -> Found:
+    tensors = read.header.tensors
+    return _NO_BIASES | {
+        "layer_norm_epsilon": _eps(read),
+        "hidden_act": "gelu",
+        "num_ln_in_parallel_attn": 1 + ("blk.0.attn_norm_2.weight" in tensors),
+        "ffn_hidden_size": config["intermediate_size"],
+        "bias": "blk.0.attn_qkv.bias" in tensors,
+    }
+
+
+def _phi2(read: Reader, config: Found) -> Found:
+    return _NO_BIASES | {"layer_norm_eps": _eps(read), "hidden_act": "gelu_new"}
+
+
+def _nemotron(read: Reader, config: Found) -> Found:
+    return {"norm_eps": _eps(read), "hidden_act": "relu2"}
+
+
+def _cohere(read: Reader, config: Found) -> Found:
+    return {
+        "layer_norm_eps": _eps(read),
+        "logit_scale": read.real("logit_scale"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in read.header.tensors,
+    }
+
+
+def _cohere2(read: Reader, config: Found) -> Found:
+    return _cohere(read, config) | {"layer_types": layer_types(read, config, 4)}
+
+
+def _olmo2(read: Reader, config: Found) -> Found:
+    if config["sliding_window"] is None:
+        return {}
+    found = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
+    return found | {"layer_types": layer_types(read, config, 4)}
+
+
+def _exaone4(read: Reader, config: Found) -> Found:
+    if config["sliding_window"] is None:
+        return {}
+    return {"layer_types": layer_types(read, config, 4)}
+
+
+def _ernie(read: Reader, config: Found) -> Found:
+    return _NO_BIASES | {"use_bias": config["attention_bias"]}
+
+
+def _ministral3(read: Reader, config: Found) -> Found:
+    """Queries grow with their position; YaRN's two scales of attention are alike where a file has
+    one."""
+    scaling = config["rope_scaling"]
+    beta = read.real("attention.temperature_scale", 0.0)
+    if not scaling or not beta:
+        return {}
+    has_scale = bool(read.number("rope.scaling.yarn_log_multiplier", 0))
+    more = {"llama_4_scaling_beta": beta, "attention_factor": 1.0 if has_scale else None}
+    return {"rope_scaling": {**scaling, **more}}
+
+
+KEYS: dict[str, Callable[[Reader, Found], Found]] = {
+    "arcee": lambda read, config: {"hidden_act": "relu2"},
+    "cohere2": _cohere2,
+    "command-r": _cohere,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
+    "falcon": _falcon,
+    **dict.fromkeys(("gemma", "gemma2", "gemma3"), _gemma),
+    "gptneox": _gpt_neox,
+    "granite": _granite,
+    "minicpm": _minicpm,
+    "mistral3": _ministral3,
+    "nemotron": _nemotron,
+    "olmo2": _olmo2,
+    "phi2": _phi2,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+}

@@ -1,0 +1,166 @@
+"""What clients of vLLM, SGLang, llama.cpp and OpenRouter send beside OpenAI's fields, as ours.
+
+A field that cannot be told apart from a misspelt one is still an error. One that asks for something
+hunch does not do is taken where its value asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# The same under another name.
+NAMES = {
+    "regex": "guided_regex",  # SGLang
+    "ebnf": "guided_grammar",
+    "min_new_tokens": "min_tokens",
+    "max_new_tokens": "max_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
+    "grammar": "guided_grammar",  # llama.cpp
+    "json_schema": "guided_json",
+    "n_predict": "max_tokens",
+    "n_cmpl": "n",
+    "repeat_penalty": "repetition_penalty",
+    "chat_template_args": "chat_template_kwargs",  # Dynamo
+}
+
+# Nothing that an answer shows depends on these.
+# fmt: off
+HINTS = frozenset({
+    "request_id", "rid", "guided_decoding_backend", "mm_processor_kwargs", "kv_transfer_params",
+    "ec_transfer_params", "vllm_xargs", "log_metrics", "data_parallel_rank", "bootstrap_host",
+    "bootstrap_port", "bootstrap_room", "custom_params", "stream_reasoning",
+    "return_cached_tokens_details", "session_id", "conversation_id", "routing_key", "no_logs",
+    "routed_dp_rank", "custom_labels", "stream_interval", "cache_prompt", "id_slot",
+    "timings_per_token", "n_keep", "return_progress", "t_max_predict_ms", "provider",
+    "transforms", "route", "models", "plugins", "usage", "ttl", "keep_alive", "nvext",
+    "draft_model",
+})
+# fmt: on
+
+# Only these values ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "logits_processors": ([],),
+    "custom_logit_processor": ("",),
+    "return_hidden_states": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_entropy": (False,),
+    "return_sampling_mask": (False,),
+    "session_params": ({},),
+    "return_routed_experts": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "reasoning_format": ("auto", "deepseek"),
+    "lora_path": ("",),
+    "mirostat": (0,),
+    "dynatemp_range": (0,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "top_n_sigma": (-1, 0),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "repeat_last_n": (-1,),
+    "n_probs": (0,),
+    "do_sample": (True,),
+    "spaces_between_special_tokens": (True,),
+    "echo": (False,),
+    "best_of": (1,),
+    "add_special_tokens": (False,),  # of a chat: its template has them
+}
+
+# Fields that are refused, and what to send in their place.
+INSTEAD = {
+    "functions": "send them as tools, their newer form",
+    "function_call": "send tool_choice, its newer form",
+    "extra_body": "it belongs to a client's call, which puts its fields beside the others",
+    "web_search_options": "this server does not search the web",
+    "audio": "the server takes and gives text alone",
+    "return_tokens_as_token_ids": "return_token_ids gives the ids of tokens",
+    "separate_reasoning": "reasoning always stands in a field of its own",
+    "guided_whitespace_pattern": "send guided_grammar or guided_regex, which say where spaces go",
+    "lora_path": "an adapter has a name of its own: send it as model",
+    "repeat_last_n": "penalties look at all tokens: send -1",
+    "session_params": "send the whole prompt; what it begins with is cached",
+    "stop_regex": "send stop, strings that end the answer",
+    "structural_tag": "send regex, ebnf or json_schema",
+    "token_ids_logprob": "send top_logprobs_num, for the likeliest tokens",
+    "n_probs": "send logprobs: true and top_logprobs",
+}
+
+
+def _thinking(value: Any) -> dict[str, Any]:
+    """`{"type": "disabled"}` or a bool: what templates of reasoning models read."""
+    asked = value.get("type") != "disabled" if isinstance(value, Mapping) else bool(value)
+    return {"chat_template_kwargs": {"enable_thinking": asked, "thinking": asked}}
+
+
+def _reasoning(value: Any) -> dict[str, Any]:
+    """OpenRouter's wrapping of the effort."""
+    if not isinstance(value, Mapping):
+        return {"reasoning_effort": value}
+    found = {
+        "reasoning_effort": value.get("effort"),
+        "thinking_token_budget": value.get("max_tokens"),
+    }
+    if value.get("exclude"):
+        found["include_reasoning"] = False
+    if "enabled" in value and "effort" not in value:
+        found |= _thinking(value["enabled"])
+    return found
+
+
+CHAT: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "enable_thinking": _thinking,
+    "thinking": _thinking,
+    "reasoning": _reasoning,
+    "documents": lambda value: {"chat_template_kwargs": {"documents": value}},
+}
+
+
+def as_ours(
+    given: Mapping[str, Any], known: frozenset[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The body in our names, and fields that are refused, with the reason.
+
+    What stands under its own name goes before what another name says. Fields that nobody knows
+    stay: they are refused with the nearest name.
+    """
+    found: dict[str, Any] = {}
+    later: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    for name, value in given.items():
+        if name in known:
+            found[name] = value
+        elif value is None or name in HINTS or _is_neutral(name, value):
+            continue
+        elif NAMES.get(name) in known:
+            later[NAMES[name]] = value
+        elif name in CHAT and "messages" in known:
+            _add(later, CHAT[name](value))
+        elif name in INSTEAD:
+            refused[name] = INSTEAD[name]
+        elif name in NEUTRAL:
+            refused[name] = f"only {' or '.join(map(repr, NEUTRAL[name]))} is taken"
+        else:
+            found[name] = value
+    _add(later, found)
+    return later, refused
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return any(
+        value == one and isinstance(value, bool) == isinstance(one, bool)
+        for one in NEUTRAL.get(name, ())
+    )
+
+
+def _add(to: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Values for a template are joined, everything else is replaced."""
+    for name, value in more.items():
+        old = to.get(name)
+        both = isinstance(old, dict) and isinstance(value, dict) and name == "chat_template_kwargs"
+        to[name] = {**old, **value} if both and old else value

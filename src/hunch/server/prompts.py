@@ -1,0 +1,96 @@
+"""What requests bring to be read, as token ids: texts, ids and parts of both, checked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hunch.server.problems import ProblemError
+from hunch.server.remote import RemoteEngine
+from hunch.server.replicas import Replicas
+from hunch.server.schemas import CompletionBody, PredictionBody
+from hunch.server.text import Text
+from hunch.types import SamplingParams
+
+INLINE_CHARS = 2048  # longer prompts are tokenized beside the event loop
+
+AnyEngine = RemoteEngine | Replicas
+
+
+class Prompts:
+    """Reads prompts for an engine, by its tokenizer."""
+
+    def __init__(self, engine: AnyEngine, text: Text) -> None:
+        self.engine = engine
+        self.text = text
+
+    async def tokens(self, text: str) -> list[int]:
+        """Token ids of a part of a prompt."""
+        return await self._encode(text, False) if text else []
+
+    async def encode(
+        self, prompt: str | list[int], add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """Token ids of a prompt; ids are checked instead."""
+        if isinstance(prompt, str):
+            ids = await self._encode(prompt, add_special_tokens)
+        else:
+            self.check_ids(prompt)
+            ids = prompt
+        if not ids:
+            raise ProblemError(400, f"the {param} is empty", param=param)
+        return ids
+
+    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) <= INLINE_CHARS:
+            return self.text.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(
+            self.text.encode,
+            text,
+            add_special_tokens=add_special_tokens,
+            max_tokens=self.engine.info.max_len,
+        )
+
+    def truncated(self, ids: list[int], most: int | None) -> list[int]:
+        """The prompt's end, where somebody says how much of it is enough; -1: what fits."""
+        if most is None:
+            return ids
+        if most == 0:
+            message = "truncate_prompt_tokens must be -1 (what fits) or 1 and more"
+            raise ProblemError(400, message, param="truncate_prompt_tokens")
+        most = self.engine.info.max_len - 1 if most == -1 else most
+        return ids[-most:]
+
+    async def with_prediction(
+        self, params: SamplingParams, prediction: PredictionBody | None
+    ) -> SamplingParams:
+        """What the client expects, as token ids: the engine's process has better to do."""
+        if prediction is None:
+            return params
+        ids = await self._encode(prediction.plain(), False)
+        return replace(params, prediction=ids[: self.engine.info.max_len])
+
+    def piece(self, token: int) -> str | list[int]:
+        """A token's text; its bytes where they are none by themselves."""
+        data = self.text.token_bytes(token)
+        try:
+            return data.decode() or self.text.decode([token], skip_special_tokens=False)
+        except UnicodeDecodeError:
+            return list(data)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        if ids and max(ids) >= self.text.vocab_size:
+            raise ProblemError(
+                400, f"token ids must be below {self.text.vocab_size}, the vocabulary's size"
+            )
+
+
+def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+    """The prompts of a body."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]  # one prompt, given as ids
+    return list(prompt)

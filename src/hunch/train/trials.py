@@ -1,0 +1,243 @@
+"""Training the drafter that was chosen; where there is time, trials of the best of each kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hunch.models.decoder import Decoder
+from hunch.models.spec import ModelSpec
+from hunch.registry import RECIPES, resolve
+from hunch.train.batches import Texts
+from hunch.train.clock import Clock
+from hunch.train.expect import (
+    METHODS,
+    Expected,
+    Size,
+    batch_for,
+    best_draft,
+    chance_of,
+    expect,
+    node_seconds,
+    rank,
+)
+from hunch.train.files import read_json, write_json
+from hunch.train.job import Job, Settings, build_student, read_settings, write_student
+from hunch.train.kept import Kept
+from hunch.train.loop import CANDIDATE, LAST, Loop, restore
+from hunch.train.outcome import way
+from hunch.train.plan import NUM_TRIED, Asked, Plan, Say, context_of, device_of, trained_share
+from hunch.train.progress import Progress
+from hunch.train.regenerate import give_back
+from hunch.train.replay import Replay
+from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
+from hunch.train.vocab import coverage_of
+
+TRIALS, COLUMNS = "trials.json", "columns.json"
+TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
+CLOSE = 0.85  # of the best expected speed, to be tried beside it
+LONG = 420.0  # seconds of a job that has time for trials,
+TRIAL = 0.045  # and the share of them that each is trained for
+LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
+
+
+def _name(size: Size) -> str:
+    return f"{size.method}-{size.layers}-{size.units}-{size.abreast}"
+
+
+def job_for(asked: Asked, size: Size) -> Job:
+    options = {"layers": str(size.layers), **asked.options}
+    if size.units < 1:
+        options["units"] = str(size.units)
+    if size.abreast > 1:
+        options["abreast"] = str(size.abreast)
+    if size.method == "medusa":
+        options.pop("layers")
+    return Job(size.method, asked.target, asked.prompts, asked.out, options, asked.engine)
+
+
+@dataclass(slots=True)
+class Run:
+    """What training has to go by."""
+
+    asked: Asked
+    plan: Plan
+    spec: ModelSpec
+    work: Path
+    texts: Texts
+    test_ids: list[list[int]]
+    clock: Clock
+    # Of trials, for what comes after them: the target, and what it said to students of a kind.
+    target: Decoder | None = None
+    kept: dict[tuple[Any, ...], Kept] = field(default_factory=dict)
+
+    def release(self) -> None:
+        """Let go of what training needed."""
+        self.target = None
+        self.kept.clear()
+        give_back()
+
+
+def choose(run: Run, show: Progress, say: Say) -> tuple[Size, Path | None]:
+    """The drafter to train, and the checkpoint of its trial.
+
+    Where there is time, the most promising drafter of each kind is trained for a while. Of those
+    that cost what was measured the one goes on that held-out answers promise most of; methods that
+    differ are tried in the engine. What was only expected is no reason to take one.
+    """
+    plan, notes = run.plan, run.work / TRIALS
+    kinds = _kinds(plan)
+    if len(kinds) < 2 or run.clock.seconds < LONG:
+        return plan.best.size, None
+    names = {name: run.work / "trials" / name for name in kinds}
+    found: dict[str, float] = read_json(notes) or {}
+    if not found:
+        found = _try(run, kinds, names, show, say)
+        write_json(notes, found)
+        give_back()
+    best = max(found, key=lambda name: found[name])
+    return kinds[best].size, names[best] / CANDIDATE.format(0)
+
+
+def _kinds(plan: Plan) -> dict[str, Expected]:
+    """The best of each kind that comes close to the best of all."""
+    found: dict[str, Expected] = {}
+    for one in plan.expected:
+        if one.speedup > CLOSE * plan.best.speedup and one.size.method in TRIED:
+            found.setdefault(one.size.method + ("-abreast" if one.size.abreast > 1 else ""), one)
+    return found
+
+
+def _try(
+    run: Run, kinds: dict[str, Expected], names: dict[str, Path], show: Progress, say: Say
+) -> dict[str, float]:
+    """Speed over plain decoding after a trial, of the best of each method."""
+    best, seconds = dict[str, tuple[float, str]](), TRIAL * run.clock.seconds
+    ways = {}
+    for name, one in kinds.items():
+        job, settings, chosen = with_columns(run, one.size, seconds)
+        student, replay = train(job, settings, run, names[name], show, is_trial=True)
+        write_student(job, settings, student, names[name] / "files")
+        ways[name] = way(one.size.method, names[name] / "files")
+        so_far = expect(
+            run.plan.costs,
+            run.spec,
+            chosen.size,
+            seconds=seconds,
+            device=device_of(run.asked),
+            answered=float(len(run.texts.tokens)),
+        )
+        # What learns fast is not what ends best: the rest of the time counts as it is expected to.
+        speedup = _promised(run, chosen.size, replay, chosen.chance / max(so_far.chance, 1e-9))
+        say(
+            f"trial of {chosen.size.text()}: {replay.tokens_per_pass:.2f} tokens per pass on "
+            f"held-out answers so far, about {speedup:.2f}x of plain decoding in the end"
+        )
+        best[job.method] = max(best.get(job.method, (0.0, "")), (speedup, name))
+        del student
+        give_back()
+    found = {name: speedup for speedup, name in best.values()}
+    if len(found) < 2:
+        return found
+    ways = {name: text for name, text in ways.items() if name in found}
+    speeds = compare(run.asked, ways, run.test_ids, seconds / 3)
+    for name, speedup in speeds.speedup.items():
+        say(f"trial of {kinds[name].size.text()}: {speedup:.2f}x of plain decoding in the engine")
+    return speeds.speedup
+
+
+def with_columns(
+    run: Run, best: Size, seconds: float | None = None
+) -> tuple[Job, Settings, Expected]:
+    """The job with the draft vocabulary that pays best, now that there are answers to count; for so
+    many seconds, or as long as there is time."""
+    asked, plan, spec, clock = run.asked, run.plan, run.spec, run.clock
+    coverage = coverage_of(run.texts, spec.vocab_size)
+    # A job that goes on keeps to what it began with, whatever time is left.
+    chosen, name = read_json(run.work / COLUMNS) or {}, _name(best)
+    columns = [chosen[name]] if name in chosen else [one.size.columns for one in plan.expected]
+    sizes, device = {replace(best, columns=count) for count in columns}, device_of(asked)
+    left = trained_share(clock, device) * clock.seconds - _before_training(clock)
+    left = max(left, LEAST * clock.seconds)
+    ranked = rank(
+        plan.costs,
+        spec,
+        seconds=left,
+        device=device,
+        answered=float(len(run.texts.tokens)),
+        coverage=coverage,
+        sizes=sizes,
+    )
+    write_json(run.work / COLUMNS, {**chosen, name: ranked[0].size.columns})
+    job = job_for(asked, best)
+    job.options |= {"draft_vocab": str(ranked[0].size.columns)}
+    batch = batch_for(plan.costs, spec, ranked[0].size, device)
+    job.options |= {} if batch is None else {"batch": str(batch)}
+    job.options |= {"stops_flat": "true", "precision": asked.options.get("precision", "float16")}
+    minutes = (left if seconds is None else seconds) / 60
+    job.options |= {"minutes": f"{minutes:.4f}"}
+    every = max(3.6 * minutes, 2.0)  # a look at held-out answers costs little beside that
+    job.options |= {"test_every": f"{every:.1f}", **asked.options}
+    return job, read_settings(job.method, job.options), ranked[0]
+
+
+def _before_training(clock: Clock) -> float:
+    return sum(clock.spent.get(name, 0.0) for name in ("measure", "regenerate", "trials"))
+
+
+def train(
+    job: Job,
+    settings: Settings,
+    run: Run,
+    folder: Path,
+    show: Progress,
+    before: Path | None = None,
+    *,
+    is_trial: bool = False,
+) -> tuple[Any, Replay]:
+    """A student after its time, and what held-out answers say of it; it goes on from the checkpoint
+    `before` where that is there."""
+    student, run.target = build_student(job, settings, run.texts, target=run.target)
+    size = Size(
+        method=job.method,
+        layers=int(job.options.get("layers", "1")),
+        columns=len(student.columns),
+        units=float(job.options.get("units", "1")),
+        abreast=int(job.options.get("abreast", "1")),
+    )
+
+    def remark(replay: Replay) -> str:
+        return f"about {_promised(run, size, replay):.2f}x of plain"
+
+    recipe = resolve(RECIPES, job.method)
+    if before is not None and before.is_file() and not (folder / LAST).is_file():
+        restore(student, before)
+    loop = Loop(student, run.target, folder, settings.loop, recipe.lr, remark=remark)
+    asks = (len(student.columns), student.feature_layers, student.needs_hidden)
+    loop.kept, loop.is_trial = run.kept.get(asks), is_trial
+    loop.marks = (1.0,)  # one candidate: what each costs to compare is better spent on learning
+    num_held = min(max(len(run.texts) // 10, 1), 32)
+    learn, held = run.texts.split(num_held, settings.loop.seed)
+    loop.run(learn, held, show)
+    if loop.kept is not None:
+        run.kept[asks] = loop.kept
+    return student, loop.test(held)
+
+
+def _promised(run: Run, size: Size, replay: Replay, growth: float = 1.0) -> float:
+    """The speed over plain decoding that a drafter has with these guesses, grown so much."""
+    costs, device = run.plan.costs, device_of(run.asked)
+    node = node_seconds(costs, run.spec, size)
+    chance = min(growth * chance_of(replay.tokens_per_pass, len(replay.tried)), 0.95)
+    return best_draft(costs, chance, node, METHODS[size.method], device).speedup
+
+
+def compare(
+    asked: Asked, ways: dict[str, str], test_ids: list[list[int]], seconds: float
+) -> Speeds:
+    from hunch import LLM
+
+    engine = engine_for_one(asked.target, asked.engine, context_of(asked))
+    with LLM(asked.target, speculate="off", **engine) as llm:
+        return compare_speeds(llm, ways, test_ids[:NUM_TRIED], seconds=seconds)

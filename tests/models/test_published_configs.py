@@ -1,0 +1,126 @@
+"""Configs as they are published: odd keys, keys left out, and what transformers reads of them."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from builders import plain_logits, tiny_config, tiny_spec, tiny_weights
+from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.models.load import load_decoder, spec_of
+from hunch.models.native import load_native
+from hunch.models.reading import READ_VERSION, Recorded
+from hunch.models.weights.base import unified_config
+from hunch.registry import MODELS, resolve
+
+OF_TRAINING = {"router_jitter_noise", "text_config", "vision_config", "audio_config"}
+THEIRS = {  # transformers' name of the config of each architecture
+    name: kind
+    for table in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
+    for kind, name in getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES").items()
+    if name in MODELS
+}
+ATTENDING = {"layer_types": ["attention"] * 2, "num_hidden_layers": 2, "num_local_experts": 0}
+GEMMA4 = {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 64}
+GEMMA4 |= {"enable_moe_block": True, "num_kv_shared_layers": 2}
+CHANGES = {  # where defaults are no model that is published
+    "Gemma4ForCausalLM": GEMMA4,
+    "Gemma4ForConditionalGeneration": GEMMA4,
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "Glm4MoeForCausalLM": {"head_dim": 128},
+    "GraniteMoeHybridForCausalLM": ATTENDING,
+}
+
+
+def settings_of(architecture: str) -> tuple[set[str], dict[str, Any]]:
+    """Names of all settings transformers' class has, and a config of its defaults."""
+    kind = CONFIG_MAPPING[THEIRS[architecture]]
+    inner = kind.sub_configs.get("text_config", kind)  # of a model of more than text
+    text = inner() if dataclasses.is_dataclass(inner) else kind().get_text_config()
+    names = {field.name for some in (kind, text) for field in dataclasses.fields(some)}
+    saved = text.to_dict() | {"architectures": [architecture]}
+    return names, unified_config(saved | CHANGES.get(architecture, {}))
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [  # transformers takes 15 s to import what Gemma 4's settings stand in
+        pytest.param(name, marks=pytest.mark.slow) if "Gemma4" in name else name
+        for name in sorted(THEIRS)
+    ],
+)
+def test_every_setting_of_transformers_is_read_or_harmless(architecture):
+    names, config = settings_of(architecture)
+    recorded = Recorded(config)
+    resolve(MODELS, architecture).read_config(recorded, architecture)
+    unread = Recorded(dict.fromkeys(names - recorded.read - OF_TRAINING, "on")).unread()
+    assert not unread, f"{READ_VERSION} in models/reading.py says they are"
+
+
+def test_a_key_that_transformers_does_not_read_is_passed_by(caplog):
+    written = {"transformers_version": "4.52.3", "activation": "swiglu"}
+    assert tiny_spec(**written) == tiny_spec()
+    assert "activation=swiglu" in caplog.text
+    rope = {"rope_type": "yarn", "factor": 2.0, "attn_factor": 0.87}
+    spec = tiny_spec(transformers_version="4.51.0", rope_scaling=rope)
+    assert spec.rope == tiny_spec(rope_scaling={"rope_type": "yarn", "factor": 2.0}).rope
+    assert "attn_factor=0.87" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"transformers_version": "6.1.0"},
+        {"transformers_version": None},
+        {"transformers_version": "4.52.3", "auto_map": {"AutoConfig": "configuration_mine.Mine"}},
+    ],
+    ids=["no version", "a newer version", "none", "code of its own"],
+)
+def test_others_are_refused_with_what_to_do(how):
+    with pytest.raises(UnsupportedModelError, match=r"clip_qkv=8.0.*take it out of config.json"):
+        tiny_spec(clip_qkv=8.0, **how)
+    rope = {"rope_type": "linear", "factor": 2.0, "unheard_of": 1.0}
+    with pytest.raises(UnsupportedModelError, match=r"unheard_of=1.0"):
+        tiny_spec(rope_scaling=rope, **how)
+
+
+def test_settings_of_qwen():
+    coder = {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0}
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    spec = tiny_spec("Qwen3MoeForCausalLM", **sizes, **coder)
+    assert spec.has_qk_norm
+    with pytest.raises(UnsupportedModelError, match="use_qk_norm=False"):
+        tiny_spec("Qwen3ForCausalLM", use_qk_norm=False)
+    chunks = {"chunk_size": 96, "local_size": 16, "original_max_position_embeddings": 96}
+    assert tiny_spec("Qwen2ForCausalLM", dual_chunk_attention_config=chunks).max_len == 80
+
+
+def test_yarn_stretches_a_context_that_was_not_stretched_yet():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert tiny_spec(rope_scaling=yarn).max_len == 1024
+    assert tiny_spec(rope_scaling=yarn, max_position_embeddings=800).max_len == 800
+
+
+def test_whether_the_embedding_is_the_output_matrix_is_told_by_the_files():
+    weights = tiny_weights(tiny_config(tie_word_embeddings=None, head_dim=32))
+    assert not spec_of(weights).is_tied
+    expected = plain_logits(load_decoder(weights), [5, 6, 7])
+    weights.tensors["model.embed_tokens.weight"] = weights.tensors.pop("lm_head.weight")
+    assert spec_of(weights).is_tied
+    assert load_native(weights).spec.is_tied
+    assert not plain_logits(load_decoder(weights), [5, 6, 7]).equal(expected)
+    weights.config["tie_word_embeddings"] = False
+    with pytest.raises(ModelFormatError, match=r"lm_head.weight"):
+        load_decoder(weights)
+
+
+def test_layers_of_gemma4_are_counted_with_leading_zeros():
+    sizes = {"head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0}
+    sizes |= {"num_hidden_layers": 12, "vocab_size_per_layer_input": 96, "sliding_window": 8}
+    changed = {"per_layer_config": {"05": {"head_dim": 24}, "11": {"head_dim": 24}}}
+    heads = tiny_spec("Gemma4ForCausalLM", **sizes, **changed).other_heads
+    assert heads is not None
+    assert heads.head_dim == 24
