@@ -27,6 +27,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3.5-moe": ("Qwen3_5Moe", COMMON | EXPERTS),
 }
+# transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.
+CLOSE = {"atol": 1e-3, "rtol": 1e-3}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 
 

@@ -13,7 +13,7 @@ from hunch.models.native import load_native
 from hunch.models.weights import open_weights
 from hunch.step.batch import Batch
 from hunch.train.states import Dense
-from recurrent_models import CASES, IDS, make
+from recurrent_models import CASES, CLOSE, IDS, make
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -27,9 +27,7 @@ def test_logits_are_those_of_transformers(pair):
     theirs, weights = pair
     expected = theirs(torch.tensor([IDS])).logits[0]
     assert expected.std() > 0.1
-    torch.testing.assert_close(
-        plain_logits(load_decoder(weights), IDS), expected, atol=2e-4, rtol=2e-4
-    )
+    torch.testing.assert_close(plain_logits(load_decoder(weights), IDS), expected, **CLOSE)
 
 
 @torch.no_grad()
@@ -47,7 +45,7 @@ def test_native_kernels_compute_what_transformers_does(pair):
     theirs, weights = pair
     expected = theirs(torch.tensor([IDS])).logits[0]
     ours = load_native(weights, dtype="float32", num_threads=2)
-    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=5e-4, rtol=5e-4)
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, **CLOSE)
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")

@@ -20,6 +20,14 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x))
 
 
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x): the same bits wherever in a tensor a number stands, on a CPU too."""
+    if x.device.type != "cpu" or x.requires_grad or x.dtype == torch.float64:
+        return functional.silu(x)
+    y = x.float()
+    return (y / (1 + torch.exp(-y))).to(x.dtype)
+
+
 def gelu_tanh(x: Tensor) -> Tensor:
     """x * (1 + tanh(u)) / 2, which is x * sigmoid(2u), by the sigmoid above."""
     y = x if x.dtype == torch.float64 else x.float()
@@ -47,8 +55,8 @@ def relu2(x: Tensor) -> Tensor:
 
 # Hugging Face's names of `hidden_act`.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
+    "silu": silu,
+    "swish": silu,
     "relu": functional.relu,
     "relu2": relu2,
     "gelu": gelu,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
-from hunch.kernels.activation import gated_ref
+from hunch.kernels.activation import gated_ref, sigmoid
 
 SCORES = ("softmax", "chosen", "sigmoid", "chosen_sigmoid")
 
@@ -58,7 +58,7 @@ def route(
     if routing.scores == "softmax":
         score_TE = logits_TE.softmax(dim=1)
     else:
-        score_TE = logits_TE.sigmoid() if routing.scores == "sigmoid" else logits_TE
+        score_TE = sigmoid(logits_TE) if routing.scores == "sigmoid" else logits_TE
     choice_TE = score_TE if choice_bias_E is None else score_TE + choice_bias_E
     if routing.num_groups_kept < routing.num_groups:
         choice_TE = _in_best_groups(choice_TE, routing)
@@ -67,7 +67,7 @@ def route(
     if routing.scores == "chosen":
         weight_TK = weight_TK.softmax(dim=1)
     elif routing.scores == "chosen_sigmoid":
-        weight_TK = weight_TK.sigmoid()
+        weight_TK = sigmoid(weight_TK)
     if routing.is_normed:
         weight_TK = weight_TK / (weight_TK.sum(1, keepdim=True) + 1e-20)
     weight_TK = weight_TK if factor_E is None else weight_TK * factor_E[chosen_TK]
