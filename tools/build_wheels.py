@@ -34,7 +34,7 @@ PLATFORMS = {
     "macos-arm64": Platform("aarch64-macos.11.0", "macosx_11_0_arm64", "aarch64"),
 }
 CPUS = {
-    "avx512": "icelake_server",
+    "avx512": "cascadelake",
     "avx2": "haswell",
     "i8mm": "neoverse_n1+i8mm",  # no SVE: some CPUs with i8mm have none
     "neon": "neoverse_n1",

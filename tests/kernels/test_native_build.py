@@ -1,6 +1,7 @@
 """Building the kernels: once per machine, and never silently missing."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -68,13 +69,15 @@ def test_threads_follow_affinity_and_what_torch_is_told(told, expected):
 
 
 X86_CPU = "avx2 fma f16c bmi2 movbe"
+AVX512 = "avx512f avx512dq avx512cd avx512bw avx512vl"
 ARM_CPU = "fp asimd asimddp asimdhp"
 
 
 @pytest.mark.parametrize(
     ("machine", "features", "kind"),
     [
-        ("x86_64", f"{X86_CPU} avx512_vnni avx512bw gfni vaes", "avx512"),
+        ("x86_64", f"{X86_CPU} {AVX512} avx512_vnni", "avx512"),  # Cascade Lake, without VBMI
+        ("x86_64", f"{X86_CPU} {AVX512}", "avx2"),  # Skylake has no VNNI
         ("x86_64", f"{X86_CPU} sse", "avx2"),
         ("x86_64", "sse sse2", None),
         ("aarch64", f"{ARM_CPU} sve i8mm bf16", "i8mm"),
@@ -92,6 +95,20 @@ def test_a_wheels_own_kernels_are_chosen_by_the_cpu(monkeypatch, tmp_path, machi
         (tmp_path / f"cpu-{each}.so").touch()
     expected = None if kind is None else tmp_path / f"cpu-{kind}.so"
     assert build.prebuilt(build.SOURCES) == expected
+
+
+@pytest.mark.skipif(build.platform.machine() != "x86_64", reason="asks a compiler for x86")
+@pytest.mark.parametrize("kind", ["avx512", "avx2"])
+def test_a_cpu_is_asked_for_all_that_the_compiler_may_use(kind):
+    """Else an instruction that it does not have would end the program."""
+    compiler = build.find_compiler()
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    flags, needed = build.VARIANTS["x86_64"][kind]
+    command = [compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]
+    macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    used = {name.lower() for name in re.findall(r"__(AVX\w+|FMA|F16C|BMI2|MOVBE|GFNI)__", macros)}
+    assert used - {"avx"} == {name.replace("512_", "512") for name in needed}
 
 
 @pytest.mark.parametrize(("told", "kind"), [("1\n", "i8mm"), ("0\n", "neon"), ("", "neon")])

@@ -22,14 +22,18 @@ FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off")
 # What `make wheels` puts into a wheel. By machine and best first: the compiler's flags, and what
 # /proc/cpuinfo must name for the CPU to run it (macOS has no such file: see _apple_cpu).
 PREBUILT = Path(__file__).parent / "prebuilt"
+HASWELL = {"avx2", "fma", "f16c", "bmi2", "movbe"}
 VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], set[str]]]] = {
     "aarch64": {
         "i8mm": (("-march=armv8.2-a+dotprod+fp16+i8mm",), {"asimddp", "asimdhp", "i8mm"}),
         "neon": (("-march=armv8.2-a+dotprod+fp16",), {"asimddp", "asimdhp"}),
     },
     "x86_64": {
-        "avx512": (("-march=icelake-server",), {"avx512_vnni", "avx512bw", "gfni", "vaes"}),
-        "avx2": (("-march=haswell",), {"avx2", "fma", "f16c", "bmi2", "movbe"}),
+        "avx512": (
+            ("-march=cascadelake",),  # the first with VNNI; later ones run the same instructions
+            {"avx512_vnni", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"} | HASWELL,
+        ),
+        "avx2": (("-march=haswell",), HASWELL),
     },
 }
 HOW_TO_GET_A_COMPILER = (
