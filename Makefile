@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check lint types docs examples peers speculators wheels clean
+.PHONY: demo test check gpu lint types docs examples peers speculators wheels clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hunch bench --workload demo --show --limit 4 --repeats 1
@@ -25,6 +25,12 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(SHARED)
 
 check: lint types test
+
+# The tests for a GPU, on a machine with one: GPU="tests/conformance --lanes 4 --limit 600".
+# By the Python of .venv where there is one; what the tests import must be there already.
+GPU ?=
+gpu:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tools/gpu_tests.py $(GPU)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check --quiet .
