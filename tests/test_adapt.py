@@ -163,6 +163,15 @@ def test_a_counter_that_fails_is_told_and_harms_nobody(
     assert "could not be counted" in caplog.text
 
 
+@pytest.mark.parametrize("given", ["soon", "0", "-5", "1.5"])
+def test_a_wrong_variable_is_named(
+    given: str, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUNCH_ADAPT_AFTER", given)
+    with pytest.raises(ConfigError, match=r"HUNCH_ADAPT_AFTER.*number of tokens"):
+        LLM(str(target), speculate="suffix:adapt=true", **ENGINE)
+
+
 def test_serve_takes_the_flag() -> None:
     adapting = _adapting(Config(spec=SpecConfig.parse("auto:num_nodes=4")))
     assert adapting.spec.options == {"num_nodes": "4", "adapt": "true"}

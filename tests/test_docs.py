@@ -19,8 +19,8 @@ import pytest
 import typer
 
 from hunch.bench.parts import main_of
-from hunch.cli import _dashed, app
-from hunch.cli.flags import make_parser
+from hunch.cli import app
+from hunch.cli.flags import dashed, make_parser
 from train.train_setup import OPTIONS, write_prompts, write_target
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +67,7 @@ def commands_in_text():
 
 def check_known(line):
     """The command is there, with all its flags."""
-    _, *words = [_dashed(word) for word in shlex.split(line)]
+    _, *words = [dashed(word) for word in shlex.split(line)]
     command, known = GROUP, {"--help", "-h"}
     while getattr(command, "commands", None) and words and words[0] in command.commands:
         command = command.commands[words.pop(0)]

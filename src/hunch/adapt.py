@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hunch.config import say_once
-from hunch.errors import HunchError
+from hunch.errors import ConfigError, HunchError
 from hunch.kernels.phrases import PhraseTable, load_phrases
 
 log = logging.getLogger("hunch")
@@ -326,14 +326,23 @@ class Adapters:
             one.close()
 
 
+def _first_given() -> dict[str, int]:
+    """What the variable says, if it is set."""
+    given = os.environ.get(FIRST_NAME)
+    if given is None:
+        return {}
+    if not given.isdecimal() or int(given) < 1:
+        raise ConfigError(f"{FIRST_NAME}={given!r} must be a number of tokens, 1 or more")
+    return {"first": int(given)}
+
+
 def adapter_for(options: Mapping[str, str], runner: Any, target: str) -> Adapter | Adapters | None:
     """What `adapt=true` asks for; None: nobody did, or nothing here can learn."""
     if options.get("adapt", "").lower() not in ("true", "1", "yes", "on"):
         return None
     found: list[Adapter] = []
     drafter = runner.drafter
-    given = os.environ.get(FIRST_NAME)
-    first = {} if given is None else {"first": int(given)}
+    first = _first_given()
     if hasattr(getattr(drafter, "lookup", drafter), "take_phrases"):
         vocab_size = runner.target.spec.vocab_size
         found.append(PhraseAdapter(drafter.take_phrases, vocab_size, **first))

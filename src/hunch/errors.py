@@ -85,4 +85,4 @@ def readable(path: PathLike[str]) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise RequestError(f"{path}: not UTF-8 text ({error.reason})") from None
     except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror})") from None
+        raise RequestError(f"{path}: cannot be read ({error.strerror or error})") from None

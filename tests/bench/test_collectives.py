@@ -76,6 +76,7 @@ def test_one_row_gains_nothing_from_stages() -> None:
     for whole, staged in zip(one, two, strict=True):
         assert staged["pass_ms"] == pytest.approx(whole["pass_ms"] + staged["hop_ms"])
         assert staged["period_ms"] == staged["pass_ms"]
+        assert 0.5 <= staged["idle"] < 0.6  # half of the stages wait, and the way between them
 
 
 def test_ranks_in_step_wait_for_the_slowest_at_each_exchange() -> None:

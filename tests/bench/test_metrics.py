@@ -7,6 +7,7 @@ import pytest
 
 from hunch.bench import analysis, environment, metrics
 from hunch.bench.records import Answer, Report, Round, Run
+from hunch.bench.report import rows
 from hunch.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ def test_the_worked_example_of_the_docs() -> None:
     # 8 guesses at each position; right 6, 4 and 2 times.
     assert metrics.per_position([8, 8, 8], [6, 4, 2]) == [0.75, 0.5, 0.25]
     # A guess costs 0.05 of a pass: 2.5 / (0.05 * 3 + 1).
-    assert metrics.memory_bound_speedup(2.5, 0.05, 3) == pytest.approx(2.5 / 1.15)
+    assert metrics.memory_bound_speedup(2.5, 0.05 * 3) == pytest.approx(2.5 / 1.15)
     assert metrics.draft_overhead(0.06, 0.40) == pytest.approx(0.15)
     assert metrics.token_rate_ratio(50.0, 25.0) == 2.0
     assert metrics.energy_per_token(90.0, 20) == 4.5
@@ -93,6 +94,7 @@ def test_time_saved_is_what_the_clock_says_beside_what_the_engine_counts() -> No
     found = analysis.time_saved(report, method)
     assert found == {"plain": 0.8, "by_clock": pytest.approx(0.4), "by_engine": 0.38}
     assert analysis.time_saved(report, plain) is None
+    assert [row["token_rate_ratio"] for row in rows(report)] == [1.0, 2.0]  # 50 over 25 tok/s
     for seconds, counted in ((0.4, 0.38), (1.9, 0.35)):  # in the last one the machine stood still
         plain.rounds.append(Round(0.8, [answer()]))
         method.rounds.append(Round(seconds, [answer()], {"time_saved_seconds": counted}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,44 @@ def test_a_broken_file_is_named(text: str, message: str, tmp_path: Path) -> None
     path.write_text(text)
     with pytest.raises(HunchError, match=message):
         read_file(path)
+
+
+def test_a_limit_takes_of_every_category(tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    kinds = [kind for kind in ("writing", "translation", "rag") for _ in range(4)]
+    path.write_text("".join(
+        json.dumps({"question_id": number, "category": kind, "turns": ["Go."]}) + "\n"
+        for number, kind in enumerate(kinds)
+    ))  # fmt: skip
+    some = read_workloads(f"spec-bench:{path}", limit=6)
+    assert (
+        sorted(prompt.category for prompt in some)
+        == ["rag"] * 2 + ["translation"] * 2 + ["writing"] * 2
+    )
+
+
+def test_ids_are_distinct_over_files(tmp_path: Path) -> None:
+    """Answers are compared by them: of two prompts with one id, one would seem changed."""
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path in paths:
+        path.write_text('{"prompt": "x"}\n{"prompt": "y", "id": "1"}\n')
+    ids = [prompt.id for prompt in read_workloads(",".join(map(str, paths)))]
+    assert len(set(ids)) == 4
+    assert ids[0] == "1"
+
+
+def test_a_packed_file_and_one_with_a_mark_at_its_start(tmp_path: Path) -> None:
+    text = json.dumps(FORMS["humaneval"][0]) + "\n"
+    path = tmp_path / "HumanEval.jsonl.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert read_workloads(str(path))[0].id == "HumanEval/0"
+    for broken in (path.read_bytes()[:-9], b"plain text"):
+        path.write_bytes(broken)
+        with pytest.raises(RequestError, match=r"damaged|gzip"):
+            read_workloads(str(path))
+    marked = tmp_path / "list.json"
+    marked.write_text(" \n[" + text + "]", encoding="utf-8-sig")
+    assert read_workloads(str(marked))[0].id == "HumanEval/0"
 
 
 def test_built_in_workloads_are_whole_and_differ() -> None:

@@ -154,6 +154,7 @@ def rows_of(
                     "hop_ms": 1e3 * line.hop,
                     "pass_ms": 1e3 * line.alone,
                     "period_ms": 1e3 * line.period(min(num_stages, size)),
+                    "idle": line.bubble(min(num_stages, size)),
                 }
             )
     return found

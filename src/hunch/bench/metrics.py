@@ -48,13 +48,16 @@ def expected_tokens(acceptance: float, length: int) -> float:
     return (1 - acceptance ** (length + 1)) / (1 - acceptance)
 
 
-def memory_bound_speedup(per_pass: float, cost_ratio: float, length: float) -> float:
-    """Speed-up where checking a draft costs what a plain pass costs: tau / (c * gamma + 1)."""
-    return per_pass / (cost_ratio * length + 1)
+def memory_bound_speedup(per_pass: float, overhead: float) -> float:
+    """Speed-up where checking a draft costs what a plain pass costs: tau / (c * gamma + 1).
+
+    c * gamma, the cost of a guess times the guesses of a pass, is the draft overhead.
+    """
+    return per_pass / (overhead + 1)
 
 
 def token_rate_ratio(tokens_per_second: float, plain_tokens_per_second: float) -> float:
-    """Tokens per second over those of plain decoding: the speed-up by the clock."""
+    """Tokens per second over those of plain decoding."""
     return tokens_per_second / plain_tokens_per_second
 
 
@@ -175,8 +178,9 @@ def _speculation(answers: Sequence[Answer], counts: Mapping[str, Any]) -> dict[s
             counts.get("guessed_per_position", []), counts.get("accepted_per_position", [])
         ),
         "draft_overhead": overhead,
-        # The same quotient as `memory_bound_speedup`: drafting per pass over the target's pass.
-        "memory_bound_speedup": None if tau is None or overhead is None else tau / (1 + overhead),
+        "memory_bound_speedup": (
+            None if tau is None or overhead is None else memory_bound_speedup(tau, overhead)
+        ),
         "drafters": drafters,
         "time_saved_seconds": counts.get("time_saved_seconds"),
     }

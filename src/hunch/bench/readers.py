@@ -14,10 +14,15 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
-from collections.abc import Callable, Iterator
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hunch.bench.workloads import Prompt, built_in
 from hunch.errors import RequestError, readable
@@ -25,6 +30,7 @@ from hunch.errors import RequestError, readable
 Record = dict[str, Any]
 Reader = Callable[[Record, str], Prompt]
 MAX_BYTES = 2**30  # of a prompt file
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")  # of files; the first two also with .gz
 
 
 def _hunch(record: Record, number: str) -> Prompt:
@@ -48,7 +54,7 @@ def _questions(record: Record, number: str) -> Prompt:
 
 
 def _sharegpt(record: Record, number: str) -> Prompt:
-    """The first thing a person said. What was answered tells how long the answer may be."""
+    """The first thing a person said."""
     said = [(str(m["from"]), str(m["value"])) for m in record["conversations"]]
     asked = next(place for place, (who, _) in enumerate(said) if who in ("human", "user"))
     return Prompt.chat(str(record.get("id", number)), "sharegpt", said[asked][1])
@@ -111,18 +117,28 @@ def read_file(path: Path, form: str | None = None, limit: int | None = None) -> 
         raise RequestError(f"{path}: no such file")
     if path.stat().st_size > MAX_BYTES:
         raise RequestError(f"{path}: larger than {MAX_BYTES >> 30} GiB; give a part of it")
-    with readable(path):
-        prompts = _read(path, form, limit)
+    try:
+        with readable(path):
+            prompts = _read(path, form)
+    except (csv.Error, EOFError, zlib.error) as error:
+        raise RequestError(f"{path}: damaged ({error})") from None
     if not prompts:
         raise RequestError(f"{path}: no prompts in it")
-    return prompts
+    return prompts if limit is None else _some(prompts, limit)
 
 
-def _read(path: Path, form: str | None, limit: int | None) -> list[Prompt]:
+def _some(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """So many of them, in turn from each category: data sets hold one after the other."""
+    kinds: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        kinds.setdefault(prompt.category, []).append(prompt)
+    in_turn = chain.from_iterable(zip_longest(*kinds.values()))
+    return [prompt for prompt in in_turn if prompt is not None][:count]
+
+
+def _read(path: Path, form: str | None) -> list[Prompt]:
     prompts: list[Prompt] = []
     for number, record in enumerate(_records(path), 1):
-        if limit is not None and len(prompts) >= limit:
-            break
         where = f"{path}, record {number}"
         if not isinstance(record, dict):
             raise RequestError(f"{where}: must be an object")
@@ -142,19 +158,19 @@ def _read(path: Path, form: str | None, limit: int | None) -> list[Prompt]:
 
 
 def _records(path: Path) -> Iterator[Any]:
-    """JSON lines, one JSON list, CSV, or parquet where a reader for it is installed."""
+    """JSON lines, one JSON list (either with gzip), CSV, or parquet where pyarrow is installed."""
     if path.suffix == ".parquet":
         yield from _parquet(path)
         return
     if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             yield from csv.DictReader(file)
         return
-    with path.open(encoding="utf-8") as file:
-        start = file.read(1)
+    with _opened(path) as file:
+        start = next(filter(None, (line.lstrip() for line in file)), "")
         file.seek(0)
         try:
-            if start == "[":
+            if start.startswith("["):
                 yield from json.load(file)
                 return
         except json.JSONDecodeError as error:
@@ -166,6 +182,11 @@ def _records(path: Path) -> Iterator[Any]:
                 raise RequestError(f"{path}, line {number}: not JSON ({error})") from None
             if record is not None:
                 yield record
+
+
+def _opened(path: Path) -> IO[str]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    return opener(path, "rt", encoding="utf-8-sig")
 
 
 def _parquet(path: Path) -> Iterator[Any]:
@@ -181,17 +202,28 @@ def _parquet(path: Path) -> Iterator[Any]:
 def read_workloads(names: str, limit: int | None = None) -> list[Prompt]:
     """'chat,code', 'long:8k', 'prompts.jsonl', 'gsm8k:test.jsonl': built in, files, or both.
 
-    `limit` is the number of prompts of each.
+    `limit` is the number of prompts of each. Ids are made distinct, as answers are told by them.
     """
     prompts: list[Prompt] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         form, _, path = name.partition(":")
         if form in READERS and path:
             prompts += read_file(Path(path), form, limit)
-        elif "/" in name or Path(name).suffix in (".json", ".jsonl", ".csv", ".parquet"):
+        elif "/" in name or Path(name.removesuffix(".gz")).suffix in SUFFIXES:
             prompts += read_file(Path(name), None, limit)
         else:
             prompts += built_in(name)[:limit]
     if not prompts:
         raise RequestError("--workload names no prompts")
-    return prompts
+    return _distinct(prompts)
+
+
+def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """An id that came before gets its count."""
+    seen: Counter[str] = Counter()
+    found = []
+    for prompt in prompts:
+        seen[prompt.id] += 1
+        count = seen[prompt.id]
+        found.append(prompt if count == 1 else replace(prompt, id=f"{prompt.id} ({count})"))
+    return found

@@ -13,7 +13,7 @@ from rich.table import Table
 from hunch.bench import analysis
 from hunch.bench.environment import busy_words
 from hunch.bench.intervals import spread
-from hunch.bench.metrics import figures
+from hunch.bench.metrics import figures, token_rate_ratio
 from hunch.bench.records import Report, Run
 
 MILLISECONDS = ("first_token", "per_token", "gap", "end_to_end")
@@ -50,6 +50,7 @@ def rows(report: Report, limits: Mapping[str, float] | None = None) -> list[dict
             row["speedup"] = 1.0 if is_base else interval.value
             row["speedup_low"] = 1.0 if is_base else interval.low
             row["speedup_high"] = 1.0 if is_base else interval.high
+        row["token_rate_ratio"] = _rate_ratio(run, base)
         equal = analysis.num_equal(report, run)
         if equal is not None:
             row["num_equal"], row["num_compared"] = equal
@@ -58,6 +59,11 @@ def rows(report: Report, limits: Mapping[str, float] | None = None) -> list[dict
         row["is_server"] = bool(report.settings.get("urls"))
         found.append(row)
     return found
+
+
+def _rate_ratio(run: Run, base: Run | None) -> float | None:
+    speeds = [figures(one)["tokens_per_second"] for one in (run, base) if one is not None]
+    return token_rate_ratio(*speeds) if len(speeds) == 2 and all(speeds) else None
 
 
 def _speeds(run: Run) -> list[float]:

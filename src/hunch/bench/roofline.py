@@ -55,7 +55,7 @@ class Size:
 
     @staticmethod
     def parse(text: str, dtype: str = "bf16") -> Size:
-        """'8B', '135M', '70b': the nearest well-known model's layers and KV, scaled."""
+        """'8B', '135M', '70b': its weights, with the layers and KV of the nearest known model."""
         if dtype not in BYTES:
             raise ConfigError(f"--dtype {dtype!r} is not one of {', '.join(BYTES)}")
         units = {"m": 1e6, "b": 1e9, "t": 1e12}
@@ -86,7 +86,7 @@ class Machine:
 
     @staticmethod
     def of(gpu: Gpu, num_gpus: int = 1, dtype: str = "bf16") -> Machine:
-        """Several GPUs share every pass; each further one adds nine tenths of its rates."""
+        """Several GPUs share every pass, and together reach nine tenths of their rates."""
         together = num_gpus if num_gpus == 1 else 0.9 * num_gpus
         tflops = gpu.fp8_tflops if dtype == "fp8" and gpu.fp8_tflops else gpu.bf16_tflops
         return Machine(

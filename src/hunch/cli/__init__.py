@@ -12,6 +12,7 @@ from hunch.cli.bench import app as bench_app
 from hunch.cli.chat import chat
 from hunch.cli.doctor import doctor
 from hunch.cli.drafters import drafters
+from hunch.cli.flags import dashed
 from hunch.cli.generate import generate
 from hunch.cli.models import models, pull
 from hunch.cli.options import Command, Group
@@ -20,7 +21,7 @@ from hunch.cli.serve import CONTEXT as SERVE_CONTEXT
 from hunch.cli.serve import serve
 from hunch.cli.train import train
 from hunch.cli.verify import verify
-from hunch.errors import HunchError
+from hunch.errors import ConfigError, HunchError
 
 app = typer.Typer(
     name="hunch",
@@ -51,9 +52,9 @@ def _version(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every flag is taken with '-' and with '_'."""
-    logging.basicConfig(format="hunch: %(message)s", level=os.environ.get("HUNCH_LOG", "WARNING"))
-    words = [_dashed(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    words = [dashed(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     try:
+        logging.basicConfig(format="hunch: %(message)s", level=_log_level())
         app(words)
     except HunchError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
@@ -63,8 +64,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(1) from None
 
 
-def _dashed(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
+def _log_level() -> str:
+    level = os.environ.get("HUNCH_LOG", "WARNING").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"HUNCH_LOG={level!r} must be one of debug, info, warning, error")
+    return level

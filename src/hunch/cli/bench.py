@@ -157,11 +157,12 @@ def sweep(
         has_contexts=bool(contexts),
     )  # fmt: skip
     asked = m.asked_for(
-        model=model, speculate=speculate, trees=m.words(trees), workload=workload, prompts=prompts,
-        lengths=m.numbers("draft-lengths", draft_lengths, int), limit=limit, url=url,
-        served_model=served_model, temperatures=m.numbers("temperatures", temperatures, float),
-        contexts=m.words(contexts), rates=m.numbers("rates", rates, float), burstiness=burstiness,
-        concurrency=m.numbers("concurrency", concurrency or "1,2,4,8", int), seconds=seconds,
+        model=model, speculate=speculate, trees=o.words(trees), workload=workload, prompts=prompts,
+        lengths=o.numbers("draft-lengths", draft_lengths, int), limit=limit, url=url,
+        served_model=served_model,
+        temperatures=o.numbers("temperatures", temperatures, float, with_zero=True),
+        contexts=o.words(contexts), rates=o.numbers("rates", rates, float), burstiness=burstiness,
+        concurrency=o.numbers("concurrency", concurrency or "1,2,4,8", int), seconds=seconds,
         min_requests=min_requests, num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed,
         ignore_eos=ignore_eos, rounds=repeats, enlarge=enlarge,
         engine=m.engine(

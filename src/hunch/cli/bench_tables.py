@@ -73,13 +73,13 @@ def gpu(
     from hunch.bench.session import Asked, expand
 
     sizes = {"small": None, "7b": "7b"}
-    for target in m.words(targets):
+    for target in o.words(targets):
         if target not in sizes:
             raise ConfigError(f"--targets {target!r} is not one of {', '.join(sizes)}")
-        rows = m.numbers("concurrency", concurrency, int)
+        rows = o.numbers("concurrency", concurrency, int)
         asked = Asked(
             model=o.DEFAULT_MODEL,
-            methods=expand(m.words(speculate or "ngram,suffix,auto")),
+            methods=expand(o.words(speculate or "ngram,suffix,auto")),
             workload=prompts,
             limit=limit,
             concurrency=rows,
@@ -140,10 +140,10 @@ def peers(
     files = resolve(model)
     if files.path.suffix != ".gguf":
         raise ConfigError(f"--model {model!r}: the engines share a .gguf file, and this is none")
-    if set(m.words(skip)) - set(KNOWN):
+    if set(o.words(skip)) - set(KNOWN):
         raise ConfigError(f"--skip {skip!r}: not one of {', '.join(KNOWN)}")
     found = find_peers(
-        files.path, threads=threads, parallel=concurrency, skip=m.words(skip),
+        files.path, threads=threads, parallel=concurrency, skip=o.words(skip),
         binaries=server or (), draft=shipped("draft", files.name, files.path),
     )  # fmt: skip
     typer.echo(f"starting {len(found)} servers, each with the model of its own", err=True)
@@ -181,7 +181,7 @@ def served(
     from hunch.bench.peers import Peer, running
     from hunch.bench.served import cost
 
-    rows = m.numbers("streams", streams, int)
+    rows = o.numbers("streams", streams, int)
     words = ["-m", "hunch.entrypoints.openai.api_server", "--port", "{port}", "--model", model]
     words += ["--speculate", speculate, "--max-model-len", str(max_tokens + 128)]
     words += ["--log-level", "warning", "--max-num-seqs", str(max(rows))]

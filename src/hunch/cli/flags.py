@@ -182,6 +182,14 @@ _OWN = (
 )
 
 
+def dashed(word: str) -> str:
+    """A flag with '-' where it has '_'; any other word as it is."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
 def parse_flags(words: Sequence[str]) -> dict[str, Any]:
     """Flags by name; an unknown one is an error that names the nearest known one."""
     parser = make_parser()

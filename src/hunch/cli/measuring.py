@@ -48,7 +48,7 @@ Url = Annotated[
 ServedModel = Annotated[
     str | None, typer.Option(help="Name of the server's model; default: its first.")
 ]
-Limit = Annotated[int | None, typer.Option(help="Only the first N prompts of each kind.", min=1)]
+Limit = Annotated[int | None, typer.Option(help="N prompts of each workload or file.", min=1)]
 IgnoreEos = Annotated[
     bool,
     typer.Option("--ignore-eos", rich_help_panel=LOAD, help="Always generate all of --max-tokens."),
@@ -216,7 +216,7 @@ def asked_for(
     """What options ask for; `same` are those that the fields of Asked have as they are."""
     from hunch.bench.session import Asked, expand
 
-    methods = words(speculate or ("" if url else "ngram,suffix,auto"))
+    methods = o.words(speculate or ("" if url else "ngram,suffix,auto"))
     return Asked(
         methods=expand(methods, lengths, trees) if methods else (),
         workload=str(prompts) if prompts is not None else workload,
@@ -324,20 +324,6 @@ def engine(
         "activation_bits": None if activation_bits == "auto" else activation_bits,
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def words(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
-
-
-def numbers(name: str, text: str | None, kind: Any) -> tuple[Any, ...]:
-    try:
-        found = tuple(kind(word) for word in words(text))
-    except ValueError:
-        raise ConfigError(f"--{name} {text!r} must be numbers, commas between") from None
-    if any(number < 0 or (number == 0 and name != "temperatures") for number in found):
-        raise ConfigError(f"--{name} {text!r}: too small")
-    return found
 
 
 def _show(console: Any, title: str, answers: dict[str, RequestOutput]) -> None:

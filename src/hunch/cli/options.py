@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -204,6 +205,27 @@ def given_options(ctx: typer.Context, names: Sequence[str]) -> str:
     sources = {name: ctx.get_parameter_source(name) for name in names}
     found = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     return ", ".join(f"--{name.replace('_', '-')}" for name in found)
+
+
+def words(text: str | None) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def numbers(
+    name: str, text: str | None, kind: type[int] | type[float], *, with_zero: bool = False
+) -> tuple[Any, ...]:
+    """Numbers above 0 between commas, or 0 too; none where the option was not given."""
+    try:
+        found = tuple(kind(word) for word in words(text))
+    except ValueError:
+        found = ()
+    if text is not None and not found:
+        raise ConfigError(f"--{name} {text!r} must be numbers, commas between")
+    if not all(0 < number < math.inf or (with_zero and number == 0) for number in found):
+        least = "0 or more" if with_zero else "above 0"
+        raise ConfigError(f"--{name} {text!r}: numbers must be {least}")
+    return found
 
 
 def sampling(**given: Any) -> SamplingParams:

@@ -293,13 +293,15 @@ def _show_exchange(name: str, gpu: str, tp: int, pp: int, as_json: bool) -> None
         return
     table = Table(
         "model", "rows", "messages", "MB", "exchange ms", "weights ms", "share of the pass",
-        *(("hop ms", "pass ms", "all rows ms") if pp > 1 else ()), box=box.SIMPLE_HEAD,
+        *(("hop ms", "pass ms", "all rows ms", "stages idle") if pp > 1 else ()),
+        box=box.SIMPLE_HEAD,
     )  # fmt: skip
     for row in found:
         table.add_row(
             str(row["network"]), str(row["rows"]), str(row["messages"]), f"{row['megabytes']:.1f}",
             f"{row['exchange_ms']:.2f}", f"{row['weights_ms']:.2f}", f"{row['share']:.0%}",
             *(f"{row[key]:.2f}" for key in ("hop_ms", "pass_ms", "period_ms") if pp > 1),
+            *([f"{row['idle']:.0%}"] if pp > 1 else []),
         )  # fmt: skip
     console = Console(highlight=False)
     stages = f" in each of {pp} stages" if pp > 1 else ""

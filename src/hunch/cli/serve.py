@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from hunch.cli.flags import parse_flags
+from hunch.cli.flags import dashed, parse_flags
 from hunch.compat import config_from_sglang, translate_flags
 from hunch.config import DEFAULT_MODEL, Config
 from hunch.errors import ConfigError, readable
@@ -33,7 +33,7 @@ def run(words: Sequence[str]) -> int:
     from hunch import __version__
     from hunch.server.settings import Limits, ServeConfig
 
-    given = parse_flags(translate_flags([_dashed(word) for word in words]))
+    given = parse_flags(translate_flags([dashed(word) for word in words]))
     limits = Limits(**_take(given, Limits))
     settings = _take(given, ServeConfig)
     if given.pop("disable_log_stats", False):
@@ -135,13 +135,6 @@ def _take(given: dict[str, Any], section: type) -> dict[str, Any]:
     """The flags that are fields of `section`, taken out of `given`."""
     names = [field.name for field in fields(section)]
     return {name: given.pop(name) for name in names if name in given}
-
-
-def _dashed(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,11 +99,11 @@ def verify(
     arguments = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
     arguments["activation_bits"] = activation_bits
     check = _Check(model, records, params, arguments, verifier, samples)
-    temperatures, batches = (
-        _numbers("temperature", temperature, float),
-        _numbers("batch", batch, int),
-    )
-    runs = check.all(_methods(speculate), temperatures, batches)
+    temperatures = o.numbers("temperature", temperature, float, with_zero=True)
+    methods, batches = o.words(speculate), o.numbers("batch", batch, int)
+    if not methods:
+        raise ConfigError("--speculate names no method")
+    runs = check.all(methods, temperatures, batches)
     _report(runs, verifier, as_json=as_json)
 
 
@@ -122,7 +123,9 @@ class _Check:
         self.arguments, self.verifier, self.samples = arguments, verifier, samples
         self.ids = [str(record["id"]) for record in records]
 
-    def all(self, methods: list[str], temperatures: list[float], batches: list[int]) -> list[Run]:
+    def all(
+        self, methods: Sequence[str], temperatures: Sequence[float], batches: Sequence[int]
+    ) -> list[Run]:
         plain = self._open("off", min(batches), "exact")
         self.prompts = [o.prompt_ids(plain, record) for record in self.records]
         expected = {
@@ -161,23 +164,6 @@ class _Check:
     def _open(self, method: str, batch: int, verifier: str, **more: Any) -> LLM:
         given = {**self.arguments, "max_num_seqs": batch, "verifier": verifier, **more}
         return o.open_llm(self.model, method, **given)
-
-
-def _methods(text: str) -> list[str]:
-    methods = [method.strip() for method in text.split(",") if method.strip()]
-    if not methods:
-        raise ConfigError("--speculate names no method")
-    return methods
-
-
-def _numbers(name: str, text: str, kind: Any) -> list[Any]:
-    try:
-        numbers = [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--{name} {text!r} must be numbers, commas between") from None
-    if any(number < (1 if kind is int else 0) for number in numbers):
-        raise ConfigError(f"--{name} {text!r}: too small")
-    return numbers
 
 
 def _read_bias(pairs: list[str] | None) -> dict[int, float] | None:
