@@ -141,6 +141,10 @@ def test_doctor_names_a_missing_compiler() -> None:
         (("generate", "", "--model", "x"), "empty"),
         (("verify", "--prompts", "missing.jsonl"), "missing.jsonl"),
         (("pull", "no-such-model"), "no-such-model"),
+        (("verify", "--batch", ","), "--batch ',' must be numbers"),
+        (("verify", "--speculate", ","), "names no method"),
+        (("bench", "sweep", "--rates", "nan"), "above 0"),
+        (("bench", "sweep", "--temperatures", "0,-1"), "0 or more"),
     ],
 )
 def test_mistakes_get_one_line(shell: Callable, words: tuple[str, ...], message: str) -> None:
@@ -148,6 +152,17 @@ def test_mistakes_get_one_line(shell: Callable, words: tuple[str, ...], message:
     assert code == 2
     assert message in err
     assert "Traceback" not in err
+
+
+def test_the_log_level_is_written_in_any_case_and_a_wrong_one_is_named(
+    shell: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUNCH_LOG", "info")
+    assert shell("plan", "--json")[0] == 0
+    monkeypatch.setenv("HUNCH_LOG", "loud")
+    code, _, err = shell("plan", "--json")
+    assert code == 2
+    assert "HUNCH_LOG='LOUD' must be one of debug, info" in err
 
 
 def test_a_broken_prompt_file_names_its_line(shell: Callable, model: str, tmp_path: Path) -> None:
