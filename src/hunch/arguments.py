@@ -1,6 +1,6 @@
 """The arguments of `LLM` and `AsyncLLM` with their types, for editors and type checkers.
 
-What each means stands in config.py; vLLM's names are translated in compat.py. None: not given.
+What each means stands in config.py; vLLM's names are translated in compat/. None: not given.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Arguments(TypedDict, total=False):
     max_num_batched_tokens: int | None
     max_queue: int | None
     depth: int | None
-    # vLLM's, taken with one value alone or without effect: compat.py says which and why
+    # vLLM's, taken with one value alone or without effect: compat/ says which and why
     data_parallel_size: int | None
     dp_size: int | None
     trust_remote_code: bool | None
