@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -129,6 +130,28 @@ def test_a_report_calibrates() -> None:
     assert acceptance + acceptance**2 + acceptance**3 == pytest.approx(1.5, rel=1e-3)
     with pytest.raises(RequestError, match="concurrency"):
         calibrate(made({"off": (1.0,)}), H200, SEVEN)
+
+
+def test_a_plan_from_a_report_is_for_the_model_that_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, path = made(), tmp_path / "report.json"
+    for run in report.runs:
+        run.point = {"concurrency": int(run.point["rate"])}
+    report.save(path)
+    with pytest.raises(SystemExit):  # nobody knows how large it is
+        main(["plan", "--from", str(path)])
+    assert "give --target" in capsys.readouterr().err
+    report.environment["size"] = asdict(SMALL)
+    report.save(path)
+    scales = []
+    for words in ([], ["--target", "8B"]):
+        with pytest.raises(SystemExit):
+            main(["plan", "--from", str(path), "--json", *words])
+        found = json.loads(capsys.readouterr().out)
+        scales.append(found["scale"])
+        assert found["target"] == (words[-1] if words else "135M")
+    assert scales[0] == scales[1]  # the machine's, whatever is planned for it
 
 
 def test_gpus_have_sources_and_plausible_figures() -> None:

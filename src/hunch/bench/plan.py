@@ -193,8 +193,9 @@ class Load:
 def calibrate(report: Report, machine: Machine, target: Size) -> tuple[Machine, float | None]:
     """The machine as a report of hunch bench found it, and how often guesses were right.
 
-    The roofline is scaled so that plain decoding takes what it was measured to take; the
-    acceptance is the one that gives the measured tokens per pass for the drafts that were made.
+    `target` is the model that was measured. The roofline is scaled so that plain decoding takes
+    what it was measured to take; the acceptance is the one that gives the measured tokens per pass
+    for the drafts that were made.
     """
     plain = [run for run in report.runs if run.method == "off" and "concurrency" in run.point]
     ratios = []
@@ -212,6 +213,12 @@ def calibrate(report: Report, machine: Machine, target: Size) -> tuple[Machine, 
             "hunch bench --json, or hunch bench sweep --concurrency 1,8"
         )
     return machine.calibrated(median(ratios)), _acceptance(report)
+
+
+def size_of(report: Report) -> Size | None:
+    """The model that a report measured; None where it does not say: a server's, or an older one."""
+    found = report.environment.get("size")
+    return None if found is None else Size(**found)
 
 
 def _acceptance(report: Report) -> float | None:

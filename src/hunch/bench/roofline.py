@@ -70,6 +70,12 @@ class Size:
         num_layers, kv_bytes = GEOMETRIES[near]
         return Size(params, num_layers, float(kv_bytes), params * BYTES[dtype])
 
+    @property
+    def name(self) -> str:
+        """Its parameters as people say them: 8B, 135M."""
+        unit, letter = (1e9, "B") if self.params >= 1e9 else (1e6, "M")
+        return f"{self.params / unit:.3g}{letter}"
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:

@@ -212,6 +212,7 @@ class Session:
         capacity = self.llm.engine.capacity
         return {
             "model": self.asked.model,
+            "size": _size(self.llm),
             "enlarged_to": self.asked.enlarge,
             "dtype": self.llm.config.model.dtype,
             "device": _device(self.llm),
@@ -221,6 +222,21 @@ class Session:
             "max_num_seqs": capacity.max_rows,
             "max_model_len": capacity.max_len,
         }
+
+
+def _size(llm: LLM) -> dict[str, float]:
+    """The model as `hunch plan --from` reads it, its experts aside."""
+    target = llm.engine.runner.target  # type: ignore[attr-defined]
+    spec = target.spec
+    heads = spec.width * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
+    mlp = (3 if spec.is_gated else 2) * spec.width * spec.ffn_width
+    kv_width = 2 * spec.num_kv_heads * spec.head_dim
+    return {
+        "params": spec.num_layers * (heads + mlp) + spec.vocab_size * spec.width,
+        "num_layers": spec.num_layers,
+        "kv_bytes": spec.num_layers * kv_width * target.kv_dtype.itemsize,
+        "weight_bytes": target.weight_bytes,
+    }
 
 
 def _servers(asked: Asked, pids: Mapping[str, int]) -> list[Subject]:

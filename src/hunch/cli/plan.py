@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from hunch.bench.roofline import Machine
 
 
-Target = Annotated[str, typer.Option("--target", "-t", help="Its parameters: 8B, 70B.")]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target", "-t", help="Its parameters: 70B; default: 8B, with --from the model measured."
+    ),
+]
 Drafter = Annotated[
     str | None, typer.Option(help="The draft's parameters: 1B. Without: lookups, for free.")
 ]
@@ -53,7 +58,7 @@ ListGpus = Annotated[bool, typer.Option("--list-gpus", help="Print the table of 
 
 def plan(
     ctx: typer.Context,
-    target: Target = "8B",
+    target: Target = None,
     draft: Drafter = None,
     gpu: GpuName = None,
     tp: Ranks = 1,
@@ -105,7 +110,7 @@ def plan(
         machine, target, draft, dtype, acceptance, (prompt, answer, rps, seconds), layers, kv_bytes,
         from_report,
     )  # fmt: skip
-    found = _figures(planner, target, draft, price)
+    found = _figures(planner, draft, price)
     if as_json:
         print(json.dumps(found))
     else:
@@ -121,7 +126,7 @@ def _check_above_zero(**given: float | None) -> None:
 
 def _planner(
     machine: Machine,
-    target: str,
+    target: str | None,
     draft: str | None,
     dtype: str,
     acceptance: float | None,
@@ -130,28 +135,36 @@ def _planner(
     kv_bytes: float | None,
     from_report: Path | None,
 ) -> Planner:
-    from hunch.bench.plan import ACCEPTANCE, Planner, Workload, calibrate
+    from hunch.bench.plan import ACCEPTANCE, Planner, Workload, calibrate, size_of
     from hunch.bench.records import load_report
     from hunch.bench.roofline import Size
 
-    size = Size.parse(target, dtype)
+    report = None if from_report is None else load_report(from_report)
+    known = None if report is None else size_of(report)
+    if report is not None and known is None and target is None:
+        raise ConfigError(f"{from_report} does not say how large its model is: give --target")
+    size = known if known is not None and target is None else Size.parse(target or "8B", dtype)
     size = replace(size, num_layers=layers or size.num_layers, kv_bytes=kv_bytes or size.kv_bytes)
     measured = None
-    if from_report is not None:
-        machine, measured = calibrate(load_report(from_report), machine, size)
+    if report is not None:
+        machine, measured = calibrate(report, machine, known or size)
+        if not report.environment.get("gpu"):
+            typer.echo(
+                "the report is a CPU's, where checking a guess costs more than on a GPU: "
+                "expect less of drafts, above all at several requests at once",
+                err=True,
+            )
     chance = acceptance if acceptance is not None else (measured or ACCEPTANCE)
     drafter = None if draft is None else Size.parse(draft, dtype)
     return Planner(machine, size, drafter, chance, Workload(*work))
 
 
-def _figures(
-    planner: Planner, target: str, draft: str | None, price: float | None
-) -> dict[str, Any]:
+def _figures(planner: Planner, draft: str | None, price: float | None) -> dict[str, Any]:
     from hunch.bench.plan import table
 
     return {
         "machine": planner.machine.name,
-        "target": target,
+        "target": planner.target.name,
         "draft": draft,
         "acceptance": planner.acceptance,
         "scale": planner.machine.scale,
