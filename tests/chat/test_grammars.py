@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
+from chat.spelled import ONE_CALL, SPELLED
 from hunch.chat.families import TOOL_FORMS
 from hunch.chat.format import ChatFormat
 from hunch.chat.lark import closed
@@ -29,30 +30,19 @@ WEATHER = Tool(
 )
 NOW = Tool("now")
 ARGUMENTS = {"city": "Rome", "days": 3}
-JSON = json.dumps(ARGUMENTS)
 SPECIALS = ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<|constrain|>",
             "[TOOL_CALLS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
             "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|tool_call|>", "<escape>",
-            "<start_function_call>", "<end_function_call>"]  # fmt: skip
-CALL = f'{{"name": "get_weather", "arguments": {JSON}}}'
-WRITTEN = {
-    "hermes": f"<tool_call>\n{CALL}\n</tool_call>",
-    "llama3_json": f'{{"name": "get_weather", "parameters": {JSON}}}',
-    "mistral": f"[TOOL_CALLS][{CALL}]",
-    "openai": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + JSON,
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
-    f"```json\n{JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
-    f"{JSON}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "pythonic": '[get_weather(city="Rome", days=3)]',
-    "functiongemma": "<start_function_call>call:get_weather{city:<escape>Rome<escape>,days:3}"
-    "<end_function_call>",
-    "granite": f"<|tool_call|>[{CALL}]",
-    "phi4_mini_json": f"functools[{CALL}]",
-    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n"
-    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
-    "json": CALL,
-}
+            "<start_function_call>", "<end_function_call>", "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+            "<|tool_calls_section_end|>", "<|tool_call>", "<tool_call|>", '<|"|>', "｜DSML｜",
+            "<|START_ACTION|>", "<|END_ACTION|>", "<|tools_prefix|>", "<|tools_suffix|>",
+            "<|action_start|>", "<|plugin|>", "<|action_end|>", "<|tool_call_start|>",
+            "<|role_sep|>", "<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>",
+            "<｜tool_call_end｜>", "<｜tool_calls_end｜>", "<minimax:tool_call>",
+            "<seed:tool_call>", "</seed:tool_call>", "<arg_key:opensource>",
+            "</arg_value:opensource>"]  # fmt: skip
+WRITTEN = {name: spell([("get_weather", ARGUMENTS)]) for name, spell in SPELLED.items()}
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +108,80 @@ def test_what_a_family_writes_is_allowed_and_read(
     assert takes(compiler, tokenizer, asked, answer) is not must_call
 
 
+@pytest.mark.parametrize("parser", sorted(SPELLED))
+def test_one_call_or_several_and_only_of_the_named(compilers: Any, parser: str) -> None:
+    tokenizer, compiler = compilers["special"]
+    formatted = chat_format(tokenizer, parser)
+    spell, calls = SPELLED[parser], [("get_weather", ARGUMENTS), ("now", {})]
+    one = formatted.structured([WEATHER, NOW], "", must_call=True, many=False)
+    assert takes(compiler, tokenizer, one, spell(calls[1:]))
+    assert not takes(compiler, tokenizer, one, spell(calls))
+    named = formatted.structured([WEATHER], "", must_call=True, many=False)
+    assert takes(compiler, tokenizer, named, spell(calls[:1]))
+    assert not takes(compiler, tokenizer, named, spell(calls[1:]))
+    if parser not in (*ONE_CALL, "openai"):  # an answer of theirs ends with its first call
+        many = formatted.structured([WEATHER, NOW], "", must_call=True)
+        assert takes(compiler, tokenizer, many, spell(calls))
+
+
 def test_the_table_has_no_form_without_a_test() -> None:
     tested = {id(TOOL_FORMS[name]) for name in WRITTEN}
-    kinds = {type(TOOL_FORMS[name]).__name__ for name in WRITTEN}
     for name, form in TOOL_FORMS.items():
-        assert id(form) in tested or type(form).__name__ in kinds - {"ObjectForm"}, name
+        assert id(form) in tested, name
+
+
+TRIP = Tool(
+    "trip",
+    {
+        "type": "object",
+        "properties": {
+            "to": {"type": "string", "enum": ["Rome", "Oslo"]},
+            "by": {"$ref": "#/$defs/Way"},
+            "days": {"type": "integer"},
+        },
+        "required": ["to", "days"],
+        "$defs": {"Way": {"type": "array", "items": {"type": "integer"}}},
+    },
+)
+KEYED = [
+    "qwen3_coder",
+    "glm45",
+    "minimax_m2",
+    "deepseek_v32",
+    "pythonic",
+    "gemma4",
+    "functiongemma",
+]
+
+
+@pytest.mark.parametrize("parser", KEYED)
+@pytest.mark.parametrize("kind", ["plain", "special"])
+def test_arguments_key_by_key_keep_to_the_schema(compilers: Any, parser: str, kind: str) -> None:
+    tokenizer, compiler = compilers[kind]
+    asked = chat_format(tokenizer, parser).structured([TRIP], "", must_call=True)
+
+    def may_say(**values: Any) -> bool:
+        return takes(compiler, tokenizer, asked, SPELLED[parser]([("trip", values)]))
+
+    assert may_say(to="Rome", days=2)
+    assert may_say(days=2, by=[1, 2], to="Oslo")  # in any order
+    assert not may_say(to="Rome")
+    assert not may_say(to="Rome", days="two")
+    if parser != "pythonic":
+        assert not may_say(to="Paris", days=2)
+    twice = SPELLED[parser]([("trip", {"to": "Rome", "days": 2, "dayz": 2})])
+    assert not takes(compiler, tokenizer, asked, twice.replace("dayz", "days"))
+
+
+def test_many_keys_stay_few_rules(compilers: Any) -> None:
+    tokenizer, compiler = compilers["plain"]
+    properties = {f"key_{n}": {"type": "integer"} for n in range(30)}
+    tool = Tool("many", {"type": "object", "properties": properties, "required": ["key_7"]})
+    asked = chat_format(tokenizer, "qwen3_coder").structured([tool], "", must_call=True)
+    spell = SPELLED["qwen3_coder"]
+    for keys, is_allowed in ((["key_7"], True), (["key_3", "key_7"], True), (["key_3"], False)):
+        text = spell([("many", dict.fromkeys(keys, 1))])
+        assert takes(compiler, tokenizer, asked, text) is is_allowed
 
 
 def test_text_calls_and_parallel_calls(compilers: Any) -> None:

@@ -1,356 +1,199 @@
-"""The families whose calls are not objects after a mark, and the table of all."""
+"""The table of families: how each writes its calls, and which one a chat template asks for."""
 
 from __future__ import annotations
 
-import ast
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hunch.chat import gemma, keyed
 from hunch.chat.harmony import HarmonyForm
 from hunch.chat.lark import Rules, quote
-from hunch.chat.pieces import Marks, Piece, Reader
-from hunch.chat.tools import (
-    BareForm,
-    NamedReader,
-    ObjectForm,
-    ObjectReader,
-    PlainReader,
-    Tool,
-    ToolForm,
-    schema_types,
-)
+from hunch.chat.named import DeepSeekForm, FunctionaryForm, KimiForm, MistralForm
+from hunch.chat.pieces import NamedObject, Reader
+from hunch.chat.pythonic import PythonicForm
+from hunch.chat.tools import BareForm, ObjectForm, ObjectReader, Tool, ToolForm
 
 
-class MistralReader(ObjectReader):
-    """[TOOL_CALLS] and a list of objects or, since v11, a name and its arguments."""
-
-    def __init__(self, specials: Iterable[str]) -> None:
-        specials = {*specials, "[ARGS]", "[CALL_ID]"}
-        super().__init__(("[TOOL_CALLS]",), (), specials)
-        self._by_name = NamedReader(("[TOOL_CALLS]",), (), (), _mistral_name)
-        self._is_named: bool | None = None
-
-    def _enter(self, mark: str) -> None:
-        super()._enter(mark)
-        self._by_name._enter(mark)
-        self._is_named = None
-
-    def _read(self, text: str) -> tuple[list[Piece], str]:
-        if self._is_named is None:
-            text = text.lstrip()
-            if not text:
-                return [], text
-            self._is_named = text[0] not in "[{"
-        if not self._is_named:
-            return super()._read(text)
-        self._by_name._is_inside, self._by_name._num_calls = True, self._num_calls
-        pieces, text = self._by_name._read(text)
-        self._is_inside, self._num_calls = self._by_name._is_inside, self._by_name._num_calls
-        return pieces, text
-
-    def _leave(self, held: str) -> list[Piece]:
-        return self._by_name._leave(held) if self._is_named else super()._leave(held)
-
-
-def _mistral_name(text: str) -> str:
-    return re.split(r"\[|<", text)[0].strip()
-
-
-class MistralForm(ObjectForm):
-    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
-        return MistralReader(specials)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeepSeekForm:
-    """DeepSeek V3 and R1 write arguments in a fence, V3.1 and later without."""
-
-    is_fenced: bool
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        names = ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
-        return tuple(f"<｜tool▁{name}｜>" for name in names)
+class ApertusForm(ObjectForm):
+    """[{"NAME": {...}}, ...]"""
 
     def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
-        calls, call, _, end, last = self.marks
-        return NamedReader((call,), (end,), {*specials, calls, last}, self._name)
-
-    @staticmethod
-    def _name(text: str) -> str:
-        before, _, after = text.partition("<｜tool▁sep｜>")
-        fenced = after.partition("\n")[0].strip()  # function<sep>NAME, or NAME<sep>
-        return fenced or before.strip()
+        return ObjectReader(self.begin, self.end, specials, NamedObject)
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
-        _, call, sep, end, last = map(rules.mark, self.marks)
-        options = []
-        for tool in tools:
-            arguments = rules.arguments(tool.parameters)
-            if self.is_fenced:
-                name, fence = quote(f"{tool.name}\n```json\n"), quote("\n```")
-                options.append(f"{quote('function')} {sep} {name} {arguments} {fence}")
-            else:
-                options.append(f"{quote(tool.name)} {sep} {arguments}")
-        one = rules.add("call", f"{call} ({' | '.join(options)}) {end}")
-        between = quote("\n") if self.is_fenced else ""
-        more = f"({between} {one})*" if many else ""
-        return rules.sections(self.marks[0], f"{one} {more} {last}", must_call, many=False)
-
-
-class PythonicReader:
-    """[name(key=value), ...]: a list of calls in Python's syntax, which is the whole answer."""
-
-    def __init__(self, specials: Iterable[str]) -> None:
-        self._plain = PlainReader(specials)
-        self._text: str | None = ""  # None once it is known to be no list of calls
-
-    def feed(self, text: str) -> list[Piece]:
-        if self._text is None:
-            return self._plain.feed(text)
-        self._text += text
-        if re.match(r"\s*(\[\s*([A-Za-z_][\w.]*\s*(\(|$)|$)|$)", self._text):
-            return []
-        text, self._text = self._text, None
-        return self._plain.feed(text)
-
-    def finish(self) -> list[Piece]:
-        text, self._text = self._text or "", None
-        pieces: list[Piece] = []
-        for number, (name, arguments) in enumerate(_pythonic_calls(text)):
-            pieces.append(Piece("name", name, number))
-            pieces.append(Piece("arguments", json.dumps(arguments), number))
-        if not pieces:
-            pieces = self._plain.feed(text)
-        return [*pieces, *self._plain.finish()]
-
-
-def _pythonic_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        assert isinstance(tree, ast.List)
-        return [
-            (ast.unparse(call.func), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords})
-            for call in tree.elts
-            if isinstance(call, ast.Call)
+        options = [
+            f"{quote('{' + quote(tool.name) + ': ')} {rules.arguments(tool.parameters)}"
+            for tool in tools
         ]
-    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
-        return []  # it is no list of calls, or not a whole one
+        call = rules.add("call", f"({' | '.join(options)}) {quote('}')}")
+        more = f"({self.between} {call})*" if many else ""
+        calls = f"{self.opening} {call} {more} {self.closing} {rules.mark(self.end[0])}"
+        return rules.sections(self.begin[0], calls, must_call, many=False)
 
 
-@dataclass(frozen=True, slots=True)
-class PythonicForm:
-    marks: tuple[str, ...] = ()
-
-    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
-        return PythonicReader(specials)
-
-    def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
-        rules.lines.append('PY_STRING: /"([^"\\\\\\n]|\\\\.)*"/')
-        heads, rests = [], []
-        for number, tool in enumerate(tools):
-            known = _properties(tool).items()
-            pairs = [f"{quote(key + '=')} {_python(rules, schema)}" for key, schema in known]
-            pair = rules.add("pair", " | ".join(pairs)) if pairs else ""
-            inner = f"({pair} ({quote(', ')} {pair})*)?" if pair else ""
-            heads.append((f"head_{number}", quote(tool.name + "(")))
-            rests.append(rules.add("rest", f"{inner} {quote(')')}"))
-        calls = [f"{name} {rest}" for (_, name), rest in zip(heads, rests, strict=True)]
-        call = rules.add("call", " | ".join(calls))
-        more = f"({quote(', ')} {call})* {quote(']')}" if many else quote("]")
-        if must_call:
-            return f"{quote('[')} {call} {more}"
-        rules.lines += [f"{head}[lazy]: {quote('[')} {name}" for head, name in heads]
-        first = [f"{head} {rest}" for (head, _), rest in zip(heads, rests, strict=True)]
-        return f"TEXT | ({' | '.join(first)}) {more}"
+def _marked(name: str) -> ObjectForm:
+    """Every call between marks of its own."""
+    return ObjectForm(
+        begin=(f"<{name}>",),
+        end=(f"</{name}>",),
+        opening=quote("\n"),
+        between=quote("\n"),
+        closing=quote("\n"),
+        is_repeated=True,
+    )
 
 
-def _python(rules: Rules, schema: Any) -> str:
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind == "string" and "enum" not in schema:
-        return "PY_STRING"
-    if kind == "boolean":
-        return '("True" | "False")'
-    return rules.value(schema)
+def _listed(begin: str, end: str, line: str = "", **more: Any) -> ObjectForm:
+    """All calls between two marks, as a list."""
+    before = f",{line}" if line else ", "
+    return ObjectForm(
+        begin=(begin,),
+        end=(end,),
+        opening=quote(f"[{line}"),
+        between=quote(before),
+        closing=quote("\n]" if line else "]"),
+        **more,
+    )
 
 
-def _properties(tool: Tool) -> dict[str, Any]:
-    known = tool.parameters.get("properties") if isinstance(tool.parameters, Mapping) else None
-    return dict(known) if isinstance(known, Mapping) else {}
-
-
-class KeyedReader:
-    """Calls whose arguments are key by key between marks: each is JSON once it is whole."""
-
-    def __init__(self, form: KeyedForm, specials: Iterable[str], tools: Sequence[Tool]) -> None:
-        self._form = form
-        self._tools = {tool.name: tool for tool in tools}
-        self._outer = Marks({form.begin, *form.ignored, *specials})
-        self._held = ""
-        self._is_inside = False
-        self._num_calls = 0
-
-    def feed(self, text: str) -> list[Piece]:
-        pieces: list[Piece] = []
-        self._held += text
-        while True:
-            if self._is_inside:
-                body, end, rest = self._held.partition(self._form.end)
-                if not end:
-                    return pieces
-                pieces += self._call(body)
-                self._held, self._is_inside = rest, False
-            safe, mark, self._held = self._outer.split(self._held)
-            if safe:
-                pieces.append(Piece("text", safe))
-            if mark is None:
-                return pieces
-            self._is_inside = mark == self._form.begin
-
-    def finish(self) -> list[Piece]:
-        held, self._held = self._held, ""
-        if self._is_inside:
-            return self._call(held)
-        return [Piece("text", held)] if held else []
-
-    def _call(self, body: str) -> list[Piece]:
-        found = self._form.name.match(body)
-        if found is None:
-            return [Piece("text", self._form.begin + body)]
-        name = found.group(1).strip()
-        types = schema_types(self._tools.get(name))
-        values = {
-            key.strip(): _value(value, types.get(key.strip()))
-            for key, value in self._form.pair.findall(body[found.end() :])
-        }
-        number, self._num_calls = self._num_calls, self._num_calls + 1
-        return [Piece("name", name, number), Piece("arguments", json.dumps(values), number)]
-
-
-def _value(text: str, kind: str | None) -> Any:
-    """What a value's text means: by the schema's type, else as JSON where it is some."""
-    escaped = re.fullmatch(r"<escape>(.*)<escape>", text, re.DOTALL)
-    if escaped:
-        return escaped.group(1)
-    if kind == "string":
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {"True": True, "False": False, "None": None}.get(text, text)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyedForm:
-    """Qwen3-Coder's XML, and FunctionGemma."""
-
-    begin: str
-    end: str
-    name: re.Pattern[str]
-    pair: re.Pattern[str]
-    ignored: tuple[str, ...] = ()
-    layout: tuple[str, str, str, str, str, str]  # before and after name, key and value
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return (self.begin, self.end, "<escape>", *self.ignored)
-
-    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
-        return KeyedReader(self, specials, tools)
-
-    def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
-        before, after, key_before, key_after, value_after, last = self.layout
-        escape = "<escape>" if "<escape>" in self.pair.pattern else ""
-        until = rules.after_text(escape or value_after)
-        options = []
-        for tool in tools:
-            pairs = []
-            for key, schema in _properties(tool).items():
-                is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
-                value = until if is_text else f"{rules.value(schema)} {quote(value_after)}"
-                if escape:
-                    value = f"{rules.mark(escape)} {until}" if is_text else rules.value(schema)
-                pairs.append(f"{quote(key_before + key + key_after)} {value}")
-            inner = f"({' | '.join(pairs)})*" if pairs else ""
-            if pairs and escape:
-                pair = rules.add("pair", " | ".join(pairs))
-                inner = f"({pair} ({quote(value_after)} {pair})*)?"
-            options.append(f"{quote(tool.name + after)} {inner}")
-        body = f"{quote(before)} ({' | '.join(options)}) {quote(last)} {rules.mark(self.end)}"
-        return rules.sections(self.begin, body, must_call, many, quote("\n") if before else "")
-
-
-HERMES = ObjectForm(
-    begin=("<tool_call>",),
-    end=("</tool_call>",),
-    opening=quote("\n"),
-    closing=quote("\n"),
-    is_repeated=True,
-)
 _LIST: dict[str, Any] = {"opening": '" "? "["', "between": quote(", "), "closing": quote("]")}
-LLAMA = BareForm(begin=("<|python_tag|>",), arguments="parameters")
-GRANITE = ObjectForm(begin=("<|tool_call|>", "<tool_call>"), **_LIST)
-PHI = ObjectForm(begin=("functools", "<|tool_call|>"), **_LIST)
-QWEN_CODER = KeyedForm(
-    begin="<tool_call>",
-    end="</tool_call>",
-    name=re.compile(r"\s*<function=([^>\n]+)>"),
-    pair=re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL),
-    layout=("\n<function=", ">\n", "<parameter=", ">\n", "\n</parameter>\n", "</function>\n"),
-)
-FUNCTION_GEMMA = KeyedForm(
-    begin="<start_function_call>",
-    end="<end_function_call>",
-    name=re.compile(r"\s*call:([^{]+)\{"),
-    pair=re.compile(r"([\w.-]+):(<escape>.*?<escape>|[^,}]*)", re.DOTALL),
-    ignored=("<start_function_response>",),
-    layout=("call:", "{", "", ":", ",", "}"),
-)
+_LINE = "\n    "
+HERMES = _marked("tool_call")
+LLAMA = BareForm(begin=("<|python_tag|>", "<|python_start|>"), arguments="parameters")
+PYTHONIC = PythonicForm(begin=("<|python_start|>",), end=("<|python_end|>",))
 TOOL_FORMS: dict[str, ToolForm] = {
     "hermes": HERMES,
     "qwen": HERMES,
+    "ernie45": HERMES,
     "granite4": HERMES,
+    "longcat": _marked("longcat_tool_call"),
     "llama3_json": LLAMA,
     "llama4_json": LLAMA,
     "mistral": MistralForm(begin=("[TOOL_CALLS]",), **_LIST),
     "openai": HarmonyForm(),
     "deepseek_v3": DeepSeekForm(is_fenced=True),
     "deepseek_v31": DeepSeekForm(is_fenced=False),
-    "pythonic": PythonicForm(),
-    "llama4_pythonic": PythonicForm(),
-    "gemma": PythonicForm(),
-    "functiongemma": FUNCTION_GEMMA,
-    "granite": GRANITE,
-    "phi4_mini_json": PHI,
-    "qwen3_coder": QWEN_CODER,
-    "qwen3_xml": QWEN_CODER,
+    "deepseek_v32": keyed.DEEPSEEK_V32,
+    "deepseek_v4": keyed.DEEPSEEK_V4,
+    "kimi_k2": KimiForm(),
+    "pythonic": PYTHONIC,
+    "llama4_pythonic": PYTHONIC,
+    "gemma": PYTHONIC,
+    "lfm2": PythonicForm(begin=("<|tool_call_start|>",), end=("<|tool_call_end|>",), is_bare=False),
+    "olmo3": PythonicForm(
+        begin=("<function_calls>",),
+        end=("</function_calls>",),
+        is_bare=False,
+        layout=("\n", "\n", "\n"),
+    ),
+    "functiongemma": gemma.FUNCTION_GEMMA,
+    "gemma4": gemma.GEMMA_4,
+    "granite": ObjectForm(begin=("<|tool_call|>", "<tool_call>"), **_LIST),
+    "granite-20b-fc": ObjectForm(begin=("<function_call>",), opening=quote(" "), is_repeated=True),
+    "phi4_mini_json": ObjectForm(begin=("functools", "<|tool_call|>"), **_LIST),
+    "qwen3_coder": keyed.QWEN_CODER,
+    "qwen3_xml": keyed.QWEN_CODER,
+    "mimo": keyed.QWEN_CODER,
+    "nemotron_v3": keyed.QWEN_CODER,
+    "step3p5": keyed.QWEN_CODER,
+    "step3": keyed.STEP_3,
+    "seed_oss": keyed.SEED_OSS,
+    "glm45": keyed.GLM_45,
+    "glm47": keyed.GLM_47,
+    "ling3": keyed.GLM_47,
+    "poolside_v1": keyed.GLM_47,
+    "minimax_m2": keyed.MINIMAX_M2,
+    "minicpm5": keyed.MINICPM_5,
+    "hy_v3": keyed.HUNYUAN_3,
+    "hunyuan_a13b": _listed("<tool_calls>", "</tool_calls>"),
+    "jamba": _listed("<tool_calls>", "</tool_calls>", _LINE),
+    "minimax": ObjectForm(
+        begin=("<tool_calls>",),
+        end=("</tool_calls>",),
+        opening=quote("\n"),
+        between=quote("\n"),
+        closing=quote("\n"),
+    ),
+    "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL>"),
+    "internlm": ObjectForm(
+        begin=("<|action_start|><|plugin|>",),
+        end=("<|action_end|>",),
+        opening=quote("\n"),
+        arguments="parameters",
+        is_repeated=True,
+    ),
+    "cohere_command3": _listed(
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        _LINE,
+        head=f"{quote('{' + quote('tool_call_id') + ': ' + chr(34))} /[0-9]{{1,4}}/ "
+        + quote('", "tool_name": "'),
+        arguments="parameters",
+    ),
+    "apertus": ApertusForm(
+        begin=("<|tools_prefix|>",),
+        end=("<|tools_suffix|>",),
+        opening=quote("["),
+        between=quote(", "),
+        closing=quote("]"),
+    ),
+    "gigachat3": ObjectForm(begin=("function call<|role_sep|>\n", "<|function_call|>")),
+    "functionary": FunctionaryForm(),
+    "xlam": BareForm(is_list=True),
     "json": BareForm(),
 }
+# What a template holds that asks for a family, the first that fits; all of a line must be there.
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("openai", ("<|channel|>", "<|message|>")),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("deepseek_v32", ("｜DSML｜", "function_calls>")),
+    ("deepseek_v4", ("｜DSML｜",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("step3", ("<steptml:invoke",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("qwen3_coder", ("<parameter=",)),
+    ("hy_v3", ("hy_eos", "<tool_sep")),
+    ("glm47", ("</arg_key><arg_value>",)),
+    ("glm47", ("<arg_key>", '"</arg_key>"')),
+    ("glm45", ("<arg_key>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("minicpm5", ("<function name=", "<param name=")),
+    ("functiongemma", ("<start_function_call>",)),
+    ("gemma4", ("<|tool_call>",)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|tool_list_start|>",)),
+    ("lfm2", ("List of tools: [",)),
+    ("olmo3", ("<function_calls>",)),
+    ("internlm", ("<|plugin|>",)),
+    ("cohere_command3", ("<|START_ACTION|>",)),
+    ("apertus", ("<|tools_prefix|>",)),
+    ("nemotron_json", ("<TOOLCALL>",)),
+    ("longcat", ("<longcat_tool_call>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("phi4_mini_json", ("functools",)),
+    ("phi4_mini_json", ("<|/tool_call|>",)),
+    ("granite", ("<|tool_call|>",)),
+    ("minimax", ("<tool_calls>\\n{",)),
+    ("minimax", ("<tool_calls>\n{",)),
+    ("jamba", ("<tool_calls>[\\n",)),
+    ("jamba", ("<tool_calls>[\n",)),
+    ("hunyuan_a13b", ("<tool_calls>",)),
+    ("hermes", ("<tool_call>",)),
+    ("granite-20b-fc", ("<function_call>",)),
+    ("gigachat3", ("function call", "<|role_sep|>")),
+    ("functionary", ("<function=", "</function>")),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("llama3_json", ('"parameters": dictionary',)),
+    ("pythonic", ("[func_name1(",)),
+    ("pythonic", ("python list",)),
+    ("xlam", ("single JSON array",)),
+)
 
 
 def tools_of(template: str) -> str | None:
     """The name of the form that a chat template writes calls in; None where it knows no tools."""
     if "tools" not in template:
         return None
-    if "<|channel|>" in template and "<|message|>" in template:
-        return "openai"
-    if "<｜tool▁calls▁begin｜>" in template:
-        return "deepseek_v3" if "```json" in template else "deepseek_v31"
-    if "<parameter=" in template:
-        return "qwen3_coder"
-    if "<start_function_call>" in template:
-        return "functiongemma"
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    if "functools" in template or "<|/tool_call|>" in template:
-        return "phi4_mini_json"
-    if "<|tool_call|>" in template:
-        return "granite"
-    if "<tool_call>" in template:
-        return "hermes"
-    if "<|python_tag|>" in template or '"parameters": dictionary' in template:
-        return "llama3_json"
-    return "json"
+    found = (name for name, signs in _SIGNS if all(sign in template for sign in signs))
+    return next(found, "json")

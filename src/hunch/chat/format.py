@@ -11,6 +11,7 @@ from typing import Any
 
 from hunch.chat import harmony
 from hunch.chat.families import TOOL_FORMS, tools_of
+from hunch.chat.ids import CallIds
 from hunch.chat.lark import Rules, quote
 from hunch.chat.pieces import Reader, Tidy
 from hunch.chat.reasoning import REASONING_FORMS, ReasoningReader, reasoning_of
@@ -62,10 +63,11 @@ class ChatFormat:
     def has_reasoning(self) -> bool:
         return self._is_harmony or self._reasoning is not None
 
-    @property
-    def call_id_length(self) -> int | None:
-        """Mistral's templates take only ids of this length."""
-        return 9 if self.tool_parser == "mistral" else None
+    def call_ids(self, messages: Sequence[Mapping[str, Any]]) -> CallIds:
+        """The names of calls in an answer to these messages."""
+        if self.tool_parser == "kimi_k2":
+            return CallIds(num_before=sum(len(m.get("tool_calls") or ()) for m in messages))
+        return CallIds(length=9 if self.tool_parser == "mistral" else None)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -78,7 +80,7 @@ class ChatFormat:
         """
         if not tools and not self.has_reasoning:
             return None
-        specials = () if keeps_specials else self._special_ids.keys() - set(self._kept(tools))
+        specials = () if keeps_specials else self._dropped(tools)
         form = self._tool_form if tools or self._is_harmony else None
         reader: Reader = form.reader(specials, tools) if form else PlainReader(specials)
         if self._reasoning is not None:
@@ -86,11 +88,15 @@ class ChatFormat:
             reader = ReasoningReader(self._reasoning, is_open=is_open, rest=reader)
         return Tidy(reader)
 
-    def _kept(self, tools: Sequence[Tool]) -> list[str]:
-        marks = [*self._tool_form.marks] if tools or self._is_harmony else []
+    def _dropped(self, tools: Sequence[Tool]) -> set[str]:
+        """Marks that are no text, and that nothing is read from."""
+        kept = [*self._tool_form.marks] if tools or self._is_harmony else []
+        dropped: set[str] = set()
         if self._reasoning is not None:
-            marks += [*self._reasoning.begin, *self._reasoning.end]
-        return marks
+            kept += [*self._reasoning.begin, *self._reasoning.end]
+            dropped |= {*self._reasoning.ignored}
+        specials = self._special_ids
+        return dropped | {name for name in specials if not any(name in mark for mark in kept)}
 
     # --- holding an answer to it ----------------------------------------------------------------
 

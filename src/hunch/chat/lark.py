@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 TEXT = r"TEXT: /(.|\n)*/"
 _KEEPS_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf",
                "anyOf", "oneOf", "$ref", "if")  # fmt: skip
+DEFINITIONS = ("$defs", "definitions")
+MAX_TRACKED = 5  # keys whose order is free and whose number is not: 2 ** 5 states
 
 
 def quote(text: str) -> str:
@@ -33,15 +36,29 @@ class Rules:
         return name
 
     def mark(self, text: str) -> str:
-        """A mark as it stands within a call."""
-        index = self._special_ids.get(text)
-        return quote(text) if index is None else f"<[{index}]>"
+        """Text as it stands within a call, with the marks in it that are tokens of their own."""
+        parts = self._specials_in(text)
+        names = [quote(part) if index is None else f"<[{index}]>" for part, index in parts]
+        return " ".join(names) or '""'
+
+    def _specials_in(self, text: str) -> list[tuple[str, int | None]]:
+        names = sorted((name for name in self._special_ids if name in text), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+        return [(part, self._special_ids.get(part)) for part in parts if part]
 
     def after_text(self, mark: str) -> str:
         """Text, and the mark that ends it."""
-        if mark in self._special_ids:
+        parts = self._specials_in(mark)
+        is_special = any(index is not None for _, index in parts)  # such a token ends any text
+        if is_special and parts[0][1] is not None:
             return f"TEXT {self.mark(mark)}"
         self._num_names += 1
+        if is_special:
+            before = re.escape(parts[0][0])
+            self.lines.append(
+                f"TEXT_{self._num_names}: /(.|\\n)*{before.replace('/', chr(92) + '/')}/"
+            )
+            return f"TEXT_{self._num_names} {self.mark(mark[len(parts[0][0]) :])}"
         name = f"until_{self._num_names}"
         self.lines.append(f"{name}[lazy]: TEXT {quote(mark)}")
         return name
@@ -56,6 +73,35 @@ class Rules:
         section = self.add("section", f"{self.after_text(mark)} {calls}")
         return f"{section}* TEXT" if many else f"TEXT | {section}"
 
+    def keys(self, pairs: Mapping[str, str], required: Collection[str], separator: str = "") -> str:
+        """Rules of keys with their values in any order: each once, the required ones for certain.
+
+        Where there are too many keys only the required ones are counted, or none.
+        """
+        needed = pairs.keys() & set(required)
+        tracked = next((keys for keys in (set(pairs), needed) if len(keys) <= MAX_TRACKED), set())
+        needed &= tracked
+        rules = {key: self.add("pair", body) for key, body in pairs.items()}
+        names: dict[tuple[frozenset[str], bool], str] = {}
+
+        def state(used: frozenset[str], is_first: bool) -> str:
+            """What may come after these keys."""
+            if (used, is_first) in names:
+                return names[used, is_first]
+            self._num_names += 1
+            name = names[used, is_first] = f"keys_{self._num_names}"
+            before = "" if is_first or not separator else quote(separator)
+            options = [
+                f"{before} {rule} {state(used | ({key} & tracked), False)}"
+                for key, rule in rules.items()
+                if key not in used
+            ]
+            options += ['""'] if used >= needed else []
+            self.lines.append(f"{name}: {' | '.join(options)}")
+            return name
+
+        return state(frozenset(), True)
+
     def arguments(self, schema: Mapping[str, Any] | bool) -> str:
         """A rule for JSON of a tool's parameters."""
         layout: dict[str, Any] = {"whitespace_flexible": self._is_loose, "lenient": True}
@@ -64,9 +110,11 @@ class Rules:
         plain = {"type": "object", **closed(schema)} if isinstance(schema, Mapping) else {}
         return self.add("arguments", f"%json {json.dumps({**plain, 'x-guidance': layout})}")
 
-    def value(self, schema: Any) -> str:
-        """A rule for one JSON value."""
+    def value(self, schema: Any, whole: Any = None) -> str:
+        """A rule for one JSON value; `whole` is the schema that this one is a part of."""
         plain = closed(schema) if isinstance(schema, Mapping) else {}
+        if isinstance(whole, Mapping):
+            plain = {**{key: whole[key] for key in DEFINITIONS if key in whole}, **plain}
         return self.add("value", f"%json {json.dumps(plain)}")
 
     def text(self, start: str) -> str:

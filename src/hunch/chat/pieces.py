@@ -126,7 +126,7 @@ class JsonSpan:
         return len(text)
 
 
-NAME_KEYS = ("name", "function")
+NAME_KEYS = ("name", "function", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
 
 
@@ -190,11 +190,11 @@ class CallObject:
         if not self._span.is_over:
             return
         if self._place == "key string":
-            self._key, self._place = str(_loads(self._value)), "colon"
+            self._key, self._place = str(loads_loosely(self._value)), "colon"
             return
         self._place = "key"
         if self._key in NAME_KEYS and not self.name:
-            self.name = str(_loads(self._value))
+            self.name = str(loads_loosely(self._value))
             pieces.append(Piece("name", self.name, self.number))
             if self._waiting is not None:
                 self._give(self._waiting, pieces)
@@ -206,7 +206,7 @@ class CallObject:
 
     def _give(self, value: str, pieces: list[Piece]) -> None:
         """Arguments that were kept until they were whole; some models write them as a string."""
-        decoded = _loads(value) if value.startswith('"') else value
+        decoded = loads_loosely(value) if value.startswith('"') else value
         pieces.append(Piece("arguments", str(decoded), self.number))
         self._has_arguments = True
 
@@ -220,7 +220,18 @@ class CallObject:
         return [] if self.name or self.is_over else [Piece("text", self.raw)]
 
 
-def _loads(text: str) -> object:
+class NamedObject(CallObject):
+    """One call as a JSON object whose key is the function: {"get_weather": {...}}."""
+
+    def _take(self, text: str, pieces: list[Piece]) -> None:
+        super()._take(text, pieces)
+        if self._place == "colon" and not self.name:
+            self.name, self._key = self._key, ARGUMENT_KEYS[0]
+            pieces.append(Piece("name", self.name, self.number))
+
+
+def loads_loosely(text: str) -> object:
+    """JSON, or the text itself where it is none."""
     try:
         return json.loads(text, strict=False)
     except ValueError:

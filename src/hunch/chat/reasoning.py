@@ -14,6 +14,7 @@ class ReasoningForm:
     begin: tuple[str, ...]
     end: tuple[str, ...]
     is_always_there: bool = False  # reasoning comes first even where nothing says so
+    ignored: tuple[str, ...] = ()  # marks around the answer that follows it
 
     def is_open(self, prompt_end: str) -> bool:
         """Whether the answer to a prompt that ends so begins within reasoning."""
@@ -23,43 +24,73 @@ class ReasoningForm:
         return self.is_always_there and not tail.endswith(self.end)
 
 
-THINK = ReasoningForm(("<think>",), ("</think>",))
+def _think(
+    name: str = "think", *, is_always_there: bool = False, answer: str = ""
+) -> ReasoningForm:
+    ignored = (f"<{answer}>", f"</{answer}>") if answer else ()
+    return ReasoningForm((f"<{name}>",), (f"</{name}>",), is_always_there, ignored)
+
+
+THINK = _think()
 # vLLM's names. None: nothing is told apart. "openai_gptoss" is read with the calls (harmony).
 REASONING_FORMS: dict[str, ReasoningForm | None] = {
     "none": None,
+    "minimax_m2_append_think": None,
     "qwen3": THINK,
-    "deepseek_r1": ReasoningForm(("<think>",), ("</think>",), is_always_there=True),
+    "deepseek_r1": _think(is_always_there=True),
     "deepseek_v3": THINK,
+    "deepseek_v4": THINK,
     "glm45": THINK,
+    "glm47": THINK,
     "holo2": THINK,
-    "hunyuan_a13b": THINK,
+    "hunyuan_a13b": _think(answer="answer"),
+    "hy_v3": _think("think:opensource"),
     "kimi_k2": THINK,
+    "ling3": THINK,
+    "mimo": THINK,
     "minimax_m2": THINK,
+    "minimax_m3": _think("mm:think"),
     "nemotron_v3": THINK,
     "olmo3": THINK,
-    "step3": ReasoningForm(("<think>",), ("</think>",), is_always_there=True),
-    "ernie45": THINK,
+    "poolside_v1": THINK,
+    "step3": _think(is_always_there=True),
+    "step3p5": THINK,
+    "ernie45": _think(answer="response"),
     "mistral": ReasoningForm(("[THINK]",), ("[/THINK]",)),
-    "seed_oss": ReasoningForm(("<seed:think>",), ("</seed:think>",)),
+    "seed_oss": _think("seed:think"),
+    "gemma4": ReasoningForm(("<|channel>thought",), ("<channel|>",)),
+    "cohere_command3": ReasoningForm(("<|START_THINKING|>",), ("<|END_THINKING|>",)),
+    "apertus": ReasoningForm(("<|inner_prefix|>",), ("<|inner_suffix|>",)),
     "granite": ReasoningForm(
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
     ),
+    "granite3_3": _think(answer="response"),
     "openai_gptoss": None,
 }
+# What a template holds that asks for a form, the first that fits; all of a line must be there.
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("seed_oss", ("<seed:think>",)),
+    ("mistral", ("[THINK]",)),
+    ("cohere_command3", ("<|START_THINKING|>",)),
+    ("apertus", ("<|inner_prefix|>",)),
+    ("gemma4", ("<|channel>",)),
+    ("minimax_m3", ("<mm:think>",)),
+    ("hy_v3", ("hy_eos", "<think")),
+    ("hunyuan_a13b", ("<think>", "<answer>")),
+    ("hunyuan_a13b", ("<think>", "<|extra_0|>")),
+    ("granite3_3", ("<think>", "<response></response>")),
+    ("ernie45", ("<think>", "<response>", "<tool_output>")),
+    ("qwen3", ("</think>",)),
+    ("qwen3", ("<think>",)),
+    ("granite", ("Here is my thought process",)),
+)
 
 
 def reasoning_of(template: str) -> str:
     """The name of the form a chat template speaks of; "none" where it speaks of none."""
-    if "<seed:think>" in template:
-        return "seed_oss"
-    if "[THINK]" in template:
-        return "mistral"
-    if "</think>" in template or "<think>" in template:
-        return "qwen3"
-    if "Here is my thought process" in template:
-        return "granite"
-    return "none"
+    found = (name for name, signs in _SIGNS if all(sign in template for sign in signs))
+    return next(found, "none")
 
 
 class ReasoningReader:

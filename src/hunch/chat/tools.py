@@ -62,7 +62,7 @@ class PlainReader:
         return [Piece("text", held)] if held else []
 
 
-class _MarkedReader:
+class MarkedReader:
     """Text up to a mark; what follows it is for the subclass, which says where it ends."""
 
     def __init__(self, begin: Sequence[str], specials: Iterable[str]) -> None:
@@ -108,14 +108,18 @@ class _MarkedReader:
         raise NotImplementedError
 
 
-class ObjectReader(_MarkedReader):
+class ObjectReader(MarkedReader):
     """Marks, then call objects, bare or in a list, until `end` or something else comes."""
 
     def __init__(
-        self, begin: Sequence[str], end: Sequence[str], specials: Iterable[str] = ()
+        self,
+        begin: Sequence[str],
+        end: Sequence[str],
+        specials: Iterable[str] = (),
+        new_object: Callable[[int], CallObject] = CallObject,
     ) -> None:
         super().__init__(begin, specials)
-        self._end = tuple(end)
+        self._end, self._new_object = tuple(end), new_object
         self._object: CallObject | None = None
         self._num_read = 0  # calls since the mark
         self._mark = ""
@@ -135,7 +139,7 @@ class ObjectReader(_MarkedReader):
                 continue
             text = text.lstrip("[],; \n\t" if self._num_read or self._end else "[ \n\t")
             if text.startswith("{"):
-                self._object = CallObject(self._num_calls)
+                self._object = self._new_object(self._num_calls)
             elif any(text.startswith(end) for end in self._end):
                 end = next(end for end in self._end if text.startswith(end))
                 self._is_inside = False
@@ -155,6 +159,9 @@ class ObjectReader(_MarkedReader):
         return [] if self._num_read else [Piece("text", self._mark + held)]
 
 
+HEAD = '{"name": "'
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectForm:
     """{"name": ..., "arguments": ...} after a mark."""
@@ -164,6 +171,7 @@ class ObjectForm:
     opening: str = ""  # Lark, after the mark; each with what the family was trained on
     between: str = ""
     closing: str = ""
+    head: str = quote(HEAD)  # Lark, a call up to its function's name
     arguments: str = "arguments"
     is_repeated: bool = False  # every call has marks of its own
 
@@ -175,17 +183,14 @@ class ObjectForm:
         return ObjectReader(self.begin, self.end, specials)
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
-        call = f"{quote(HEAD)} {call_rest(rules, tools, self.arguments)}"
+        call = f"{self.head} {call_rest(rules, tools, self.arguments)}"
         closing = f"{self.closing} {rules.mark(self.end[0]) if self.end else ''}"
         if self.is_repeated:
             calls = f"{self.opening} {call} {closing}"
-            return rules.sections(self.begin[0], calls, must_call, many, quote("\n"))
+            return rules.sections(self.begin[0], calls, must_call, many, self.between)
         more = f"({self.between} {call})*" if many else ""
         calls = f"{self.opening} {call} {more} {closing}"
         return rules.sections(self.begin[0], calls, must_call, many=False)
-
-
-HEAD = '{"name": "'
 
 
 def call_rest(rules: Rules, tools: Sequence[Tool], key: str) -> str:
@@ -231,6 +236,7 @@ class BareForm:
 
     begin: tuple[str, ...] = ()  # a mark that may come before
     arguments: str = "arguments"
+    is_list: bool = False  # or calls one after another
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -241,14 +247,15 @@ class BareForm:
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
         rest = call_rest(rules, tools, self.arguments)
-        more = f"({quote('; ' + HEAD)} {rest})*" if many else ""
+        opening, between, closing = ("[", ", ", quote("]")) if self.is_list else ("", "; ", "")
+        more = f"({quote(between + HEAD)} {rest})* {closing}" if many else closing
         if must_call:
-            return f"{quote(HEAD)} {rest} {more}"
-        rules.lines.append(f"head[lazy]: {quote(HEAD)}")
+            return f"{quote(opening + HEAD)} {rest} {more}"
+        rules.lines.append(f"head[lazy]: {quote(opening + HEAD)}")
         return f"TEXT | head {rest} {more}"
 
 
-class NamedReader(_MarkedReader):
+class NamedReader(MarkedReader):
     """A mark, the function's name, its arguments as JSON, and perhaps a mark that ends it all."""
 
     def __init__(
@@ -297,12 +304,20 @@ class NamedReader(_MarkedReader):
         return [Piece("text", held)] if held.strip() else []
 
 
+def properties_of(tool: Tool) -> dict[str, Any]:
+    """The schemas of a tool's parameters, by name."""
+    known = tool.parameters.get("properties") if isinstance(tool.parameters, Mapping) else None
+    return dict(known) if isinstance(known, Mapping) else {}
+
+
+def required_of(tool: Tool) -> list[str]:
+    """The parameters that every call must have."""
+    known = tool.parameters.get("required") if isinstance(tool.parameters, Mapping) else None
+    return [key for key in known if isinstance(key, str)] if isinstance(known, list) else []
+
+
 def schema_types(tool: Tool | None) -> dict[str, str]:
     """The types of a tool's parameters, where its schema says one."""
-    if tool is None or not isinstance(tool.parameters, Mapping):
-        return {}
-    properties = tool.parameters.get("properties")
-    if not isinstance(properties, Mapping):
-        return {}
+    properties = {} if tool is None else properties_of(tool)
     kinds = {key: value.get("type") for key, value in properties.items() if isinstance(value, dict)}
     return {key: kind for key, kind in kinds.items() if isinstance(kind, str)}

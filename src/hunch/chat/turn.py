@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hunch.chat.format import ChatFormat
+from hunch.chat.ids import CallIds
 from hunch.chat.pieces import Answer, Reader, read
 from hunch.chat.tools import Tool
 from hunch.errors import RequestError
@@ -72,7 +73,7 @@ class Turn:
     prompt_ids: list[int]
     params: SamplingParams
     new_reader: Callable[[], Reader] | None  # None: the answer is all text
-    call_id_length: int | None = None
+    call_ids: CallIds = field(default_factory=CallIds)
 
 
 def open_turn(
@@ -115,7 +116,7 @@ def open_turn(
         prompt_ids=ids,
         params=replace(params, structured_outputs=structured, skip_special_tokens=False),
         new_reader=new_reader,
-        call_id_length=chat.call_id_length,
+        call_ids=chat.call_ids(messages),
     )
 
 
@@ -158,8 +159,8 @@ def _named(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
     return [tool for tool in tools if tool.name in names]
 
 
-def message_of(answer: Answer, new_id: Callable[[int], str]) -> dict[str, Any]:
-    """An answer as OpenAI's message; `new_id` names a call by its number."""
+def message_of(answer: Answer, new_id: Callable[[str, int], str]) -> dict[str, Any]:
+    """An answer as OpenAI's message; `new_id` names a call by its function and number."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
     if answer.reasoning:
         message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
@@ -167,7 +168,7 @@ def message_of(answer: Answer, new_id: Callable[[int], str]) -> dict[str, Any]:
         message["content"] = answer.text or None
         message["tool_calls"] = [
             {
-                "id": new_id(number),
+                "id": new_id(call.name, number),
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
@@ -176,7 +177,7 @@ def message_of(answer: Answer, new_id: Callable[[int], str]) -> dict[str, Any]:
     return message
 
 
-def read_message(turn: Turn, text: str, new_id: Callable[[int], str]) -> dict[str, Any]:
+def read_message(turn: Turn, text: str, new_id: Callable[[str, int], str]) -> dict[str, Any]:
     """A whole answer's text as a message."""
     if turn.new_reader is None:
         return {"role": "assistant", "content": text}
@@ -187,4 +188,4 @@ def add_messages(turns: Sequence[Turn], outputs: Sequence[RequestOutput]) -> Non
     """Put into every finished answer what it says as a message."""
     for turn, output in zip(turns, outputs, strict=True):
         for choice in output.outputs:
-            choice.message = read_message(turn, choice.text, lambda number: f"call_{number}")
+            choice.message = read_message(turn, choice.text, lambda _, number: f"call_{number}")

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hunch.chat.ids import CallIds
 from hunch.chat.turn import Turn, read_message
-from hunch.server.calls import delta_of, new_call_id, without_reasoning
+from hunch.server.calls import delta_of, without_reasoning
 from hunch.server.cursor import Delta, ending_of
 from hunch.server.problems import ProblemError
 from hunch.server.summary import Json, ending, prompt_logprobs, report, speculation, usage
@@ -145,8 +146,7 @@ class ChatShape(OpenAIStream):
     def _message(self, choice: CompletionOutput) -> Json:
         if self.turn is None:
             return {"role": "assistant", "content": choice.text}
-        length = self.turn.call_id_length
-        message = read_message(self.turn, choice.text, lambda _: new_call_id(length))
+        message = read_message(self.turn, choice.text, self.turn.call_ids.new)
         return message if self.has_reasoning else without_reasoning(message)
 
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
@@ -168,7 +168,7 @@ class ChatShape(OpenAIStream):
     def _delta(self, delta: Delta) -> Json:
         if delta.parts is None:
             return {"content": delta.text} if delta.text else {}
-        news = delta_of(delta.parts, self.turn.call_id_length if self.turn else None)
+        news = delta_of(delta.parts, self.turn.call_ids if self.turn else CallIds())
         return news if self.has_reasoning else without_reasoning(news)
 
     def _logprobs(

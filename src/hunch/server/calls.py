@@ -1,27 +1,18 @@
-"""Tool calls and reasoning in OpenAI's chunks, and the names calls get."""
+"""Tool calls and reasoning in OpenAI's chunks."""
 
 from __future__ import annotations
 
 import json
-import secrets
-import string
 from collections.abc import Sequence
 from typing import Any
 
+from hunch.chat.ids import CallIds
 from hunch.chat.pieces import Piece
 
 Json = dict[str, Any]
-LETTERS = string.ascii_letters + string.digits
 
 
-def new_call_id(length: int | None = None) -> str:
-    """A name for a call; of this length where a model's template insists."""
-    if length is None:
-        return f"call_{secrets.token_hex(12)}"
-    return "".join(secrets.choice(LETTERS) for _ in range(length))
-
-
-def delta_of(parts: Sequence[Piece], id_length: int | None) -> Json:
+def delta_of(parts: Sequence[Piece], call_ids: CallIds) -> Json:
     """What a chunk's `delta` says of these pieces."""
     delta: Json = {}
     calls: dict[int, Json] = {}
@@ -34,7 +25,7 @@ def delta_of(parts: Sequence[Piece], id_length: int | None) -> Json:
         elif part.kind == "name":
             calls[part.call] = {
                 "index": part.call,
-                "id": new_call_id(id_length),
+                "id": call_ids.new(part.text, part.call),
                 "type": "function",
                 "function": {"name": part.text, "arguments": ""},
             }

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from starlette.responses import JSONResponse
 
+from hunch.chat.ids import CallIds
 from hunch.chat.pieces import Piece
 from hunch.chat.turn import Turn
-from hunch.server.calls import loads_arguments, new_call_id
+from hunch.server.calls import loads_arguments
 from hunch.server.cursor import Delta, ending_of
 from hunch.server.events import NamedEvents, answer_of, only, parts_of
 from hunch.server.problems import ProblemError
@@ -60,11 +61,11 @@ class MessageShape(NamedEvents):
             content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
         if answer.text:
             content.append({"type": "text", "text": answer.text})
-        for call in answer.calls or ():
+        for number, call in enumerate(answer.calls or ()):
             content.append(
                 {
                     "type": "tool_use",
-                    "id": self._new_id(),
+                    "id": self._new_id(call.name, number),
                     "name": call.name,
                     "input": loads_arguments(call.arguments),
                 }
@@ -87,7 +88,8 @@ class MessageShape(NamedEvents):
     def _tell(self, part: Piece) -> Iterator[Json]:
         if part.kind == "name":
             yield from self._end_block()
-            yield self._begin({"type": "tool_use", "id": self._new_id(), "name": part.text})
+            call_id = self._new_id(part.text, part.call)
+            yield self._begin({"type": "tool_use", "id": call_id, "name": part.text})
             self._open = "arguments"
             return
         if self._open != part.kind:
@@ -116,9 +118,9 @@ class MessageShape(NamedEvents):
             yield {"type": "content_block_stop", "index": self._num_blocks - 1}
             self._open = None
 
-    def _new_id(self) -> str:
-        length = self.turn.call_id_length if self.turn else None
-        return new_call_id(length).replace("call_", "toolu_")
+    def _new_id(self, name: str, number: int) -> str:
+        call_id = (self.turn.call_ids if self.turn else CallIds()).new(name, number)
+        return f"toolu_{call_id[5:]}" if call_id.startswith("call_") else call_id
 
     def closing(
         self, chunks: list[Json], outputs: Sequence[RequestOutput], has_usage: bool

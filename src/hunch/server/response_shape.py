@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from hunch.chat.ids import CallIds
 from hunch.chat.pieces import Piece
 from hunch.chat.turn import Turn
-from hunch.server.calls import new_call_id
 from hunch.server.cursor import Delta
 from hunch.server.events import NamedEvents, answer_of, only, parts_of
 from hunch.server.problems import ProblemError
@@ -114,8 +114,9 @@ class ResponseShape(NamedEvents):
     def _tell(self, part: Piece) -> Iterator[Json]:
         if part.kind == "name":
             yield from self._end_item()
-            length = self.turn.call_id_length if self.turn else None
-            call = {"call_id": new_call_id(length), "name": part.text, "arguments": ""}
+            call_ids = self.turn.call_ids if self.turn else CallIds()
+            call_id = call_ids.new(part.text, part.call)
+            call = {"call_id": call_id, "name": part.text, "arguments": ""}
             yield from self._begin("arguments", {"type": "function_call", **call})
             return
         if self._kind != part.kind:

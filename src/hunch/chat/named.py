@@ -1,0 +1,136 @@
+"""Families that write a function's name, and then its arguments as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hunch.chat.lark import Rules, quote
+from hunch.chat.pieces import Piece, Reader
+from hunch.chat.tools import NamedReader, ObjectForm, ObjectReader, Tool
+
+
+class MistralReader(ObjectReader):
+    """[TOOL_CALLS] and a list of objects or, since v11, a name and its arguments."""
+
+    def __init__(self, specials: Iterable[str]) -> None:
+        specials = {*specials, "[ARGS]", "[CALL_ID]"}
+        super().__init__(("[TOOL_CALLS]",), (), specials)
+        self._by_name = NamedReader(("[TOOL_CALLS]",), (), (), _mistral_name)
+        self._is_named: bool | None = None
+
+    def _enter(self, mark: str) -> None:
+        super()._enter(mark)
+        self._by_name._enter(mark)
+        self._is_named = None
+
+    def _read(self, text: str) -> tuple[list[Piece], str]:
+        if self._is_named is None:
+            text = text.lstrip()
+            if not text:
+                return [], text
+            self._is_named = text[0] not in "[{"
+        if not self._is_named:
+            return super()._read(text)
+        self._by_name._is_inside, self._by_name._num_calls = True, self._num_calls
+        pieces, text = self._by_name._read(text)
+        self._is_inside, self._num_calls = self._by_name._is_inside, self._by_name._num_calls
+        return pieces, text
+
+    def _leave(self, held: str) -> list[Piece]:
+        return self._by_name._leave(held) if self._is_named else super()._leave(held)
+
+
+def _mistral_name(text: str) -> str:
+    return re.split(r"\[|<", text)[0].strip()
+
+
+class MistralForm(ObjectForm):
+    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
+        return MistralReader(specials)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepSeekForm:
+    """DeepSeek V3 and R1 write arguments in a fence, V3.1 and later without."""
+
+    is_fenced: bool
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        names = ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
+        return tuple(f"<｜tool▁{name}｜>" for name in names)
+
+    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
+        calls, call, _, end, last = self.marks
+        return NamedReader((call,), (end,), {*specials, calls, last}, self._name)
+
+    @staticmethod
+    def _name(text: str) -> str:
+        before, _, after = text.partition("<｜tool▁sep｜>")
+        fenced = after.partition("\n")[0].strip()  # function<sep>NAME, or NAME<sep>
+        return fenced or before.strip()
+
+    def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
+        _, call, sep, end, last = map(rules.mark, self.marks)
+        options = []
+        for tool in tools:
+            arguments = rules.arguments(tool.parameters)
+            if self.is_fenced:
+                name, fence = quote(f"{tool.name}\n```json\n"), quote("\n```")
+                options.append(f"{quote('function')} {sep} {name} {arguments} {fence}")
+            else:
+                options.append(f"{quote(tool.name)} {sep} {arguments}")
+        one = rules.add("call", f"{call} ({' | '.join(options)}) {end}")
+        between = quote("\n") if self.is_fenced else ""
+        more = f"({between} {one})*" if many else ""
+        return rules.sections(self.marks[0], f"{one} {more} {last}", must_call, many=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KimiForm:
+    """Kimi K2 numbers its calls: functions.NAME:0."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        names = ("calls_section_begin", "call_begin", "call_argument_begin", "call_end",
+                 "calls_section_end")  # fmt: skip
+        return tuple(f"<|tool_{name}|>" for name in names)
+
+    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
+        calls, call, _, end, last = self.marks
+        return NamedReader((call,), (end,), {*specials, calls, last}, self._name)
+
+    @staticmethod
+    def _name(text: str) -> str:
+        name = text.partition("<|tool_call_argument_begin|>")[0].strip()
+        return re.sub(r":\d+$", "", name.removeprefix("functions."))
+
+    def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
+        _, call, begin, end, last = map(rules.mark, self.marks)
+        rules.lines.append("NUMBER: /[0-9]{1,4}/")
+        options = [
+            f"{quote(f'functions.{tool.name}:')} NUMBER {begin} {rules.arguments(tool.parameters)}"
+            for tool in tools
+        ]
+        one = rules.add("call", f"{call} ({' | '.join(options)}) {end}")
+        more = f"{one}*" if many else ""
+        return rules.sections(self.marks[0], f"{one} {more} {last}", must_call, many=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionaryForm:
+    """<function=NAME>{...}</function>, as Llama 3.1 was also taught to write."""
+
+    marks: tuple[str, ...] = ("<function=", "</function>")
+
+    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
+        begin, end = self.marks
+        return NamedReader((begin,), (end,), specials, lambda text: text.partition(">")[0].strip())
+
+    def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
+        begin, end = self.marks
+        options = [f"{quote(t.name + '>')} {rules.arguments(t.parameters)}" for t in tools]
+        body = f"({' | '.join(options)}) {quote(end)}"
+        return rules.sections(begin, body, must_call, many)
