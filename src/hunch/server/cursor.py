@@ -57,11 +57,11 @@ class Cursor:
         logprobs = None if choice.logprobs is None else choice.logprobs[self.num_tokens :]
         pieces = self.painter.paint(choice, text) if self.painter else None
         self.num_text = len(choice.text)
-        self.num_tokens = len(choice.token_ids)
         self.is_finished = choice.finish_reason is not None
         parts = self._read(text) if self.reader is not None else None
         if not (self.is_finished or parts or pieces or logprobs) and parts is not None:
-            return None  # what it is shows with the text to come
+            return None  # what it is shows with the text to come, and its tokens come with that
+        self.num_tokens = len(choice.token_ids)
         return Delta(
             index=self.index,
             text=text,

@@ -34,7 +34,7 @@ HINTS = frozenset({
     "routed_dp_rank", "custom_labels", "stream_interval", "cache_prompt", "id_slot",
     "timings_per_token", "n_keep", "return_progress", "t_max_predict_ms", "provider",
     "transforms", "route", "models", "plugins", "usage", "ttl", "keep_alive", "nvext",
-    "draft_model",
+    "draft_model", "prompt_cache_options",
 })
 # fmt: on
 
@@ -78,6 +78,7 @@ INSTEAD = {
     "function_call": "send tool_choice, its newer form",
     "extra_body": "it belongs to a client's call, which puts its fields beside the others",
     "web_search_options": "this server does not search the web",
+    "moderation": "this server does not moderate",
     "audio": "the server takes and gives text alone",
     "return_tokens_as_token_ids": "return_token_ids gives the ids of tokens",
     "separate_reasoning": "reasoning always stands in a field of its own",

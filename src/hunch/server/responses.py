@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from hunch.chat.turn import Turn
@@ -24,6 +25,24 @@ from hunch.types import SamplingParams
 MAX_STORED = 1000  # responses, and
 MAX_STORED_BYTES = 64 * 1024 * 1024  # of conversation, of all of them together
 MAX_ITEMS = 4096
+
+
+# Fields that are refused, and what to send in their place.
+INSTEAD = {
+    "conversation": "no conversations are kept: send previous_response_id",
+    "prompt": "no prompts are kept: send instructions and input",
+    "moderation": "this server does not moderate",
+}
+
+
+def _can_include(name: str) -> str:
+    if name == "message.output_text.logprobs":
+        reason = "log-probabilities come with /v1/chat/completions, and not with responses"
+        raise PydanticCustomError("refused", "{text}", {"text": reason, "field": "include"})
+    return name
+
+
+Include = Annotated[str, AfterValidator(_can_include)]
 
 
 class ReasoningBody(Body):
@@ -68,15 +87,27 @@ class ResponsesBody(Body):
     # Notes for the operator's books, and what has no meaning for a model that runs here.
     metadata: dict[str, str] | None = None
     user: str | None = None
-    include: Many[str] | None = None
+    include: Many[Include] | None = None
     background: Literal[False] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Literal[0] | None = None
     client_metadata: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    access_programs: Any = None
+    context_management: Many[Any] | None = None
+    image: dict[str, Any] | None = None
+
+    @classmethod
+    def _renamed(cls, given: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+        for name, reason in INSTEAD.items():
+            if given.get(name) is not None:
+                raise PydanticCustomError("refused", "{text}", {"text": reason, "field": name})
+        found = {name: value for name, value in given.items() if name not in INSTEAD}
+        return found if known.issuperset(found) else super()._renamed(found, known)
 
 
 class Stored:
@@ -149,10 +180,35 @@ def add_responses(app: FastAPI, service: Service) -> None:
     async def one_response(response_id: str) -> dict[str, Any]:
         return stored.response(response_id)
 
+    @app.get("/v1/responses/{response_id}/input_items")
+    async def input_items(
+        response_id: str, after: str = "", limit: int = 20, order: str = "desc"
+    ) -> dict[str, Any]:
+        """What a response answered: the conversation before it, the newest first."""
+        found = list(_numbered(stored.conversation(response_id), stored.response(response_id)))
+        if order != "asc":
+            found.reverse()
+        ids = [item["id"] for item in found]
+        start = ids.index(after) + 1 if after in ids else 0
+        page = found[start : start + max(1, min(limit, 100))]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
+        has_more = start + len(page) < len(found)
+        return {"object": "list", "data": page, "has_more": has_more, **ends}
+
     @app.delete("/v1/responses/{response_id}")
     async def drop_response(response_id: str) -> dict[str, Any]:
         stored.drop(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
+
+
+def _numbered(items: Sequence[Json], response: Json) -> Iterator[Json]:
+    """A response's input, each item with an id and its content as parts."""
+    for number, item in enumerate(items[: len(items) - len(response["output"])]):
+        content = item.get("content")
+        if isinstance(content, str):
+            kind = "output_text" if item.get("role") == "assistant" else "input_text"
+            item = {**item, "content": [{"type": kind, "text": content}]}
+        yield {"type": "message", "id": f"item_{number}_{response['id']}", **item}
 
 
 def _items(given: str | list[Json]) -> list[Json]:

@@ -69,6 +69,8 @@ class SpeculationBody(Body):
 class TextPart(Body):
     type: Literal["text"]
     text: str
+    cache_control: Any = None  # where a prompt may be cached up to: everything is
+    prompt_cache_breakpoint: Any = None
 
     @model_validator(mode="before")
     @classmethod
