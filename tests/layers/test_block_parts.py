@@ -1,7 +1,10 @@
 """Layers as drafters and trainers use them: on their own, with an attention of the caller's."""
 
 import math
+import resource
+from pathlib import Path
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -105,3 +108,19 @@ def test_the_rope_table_reaches_the_last_position():
     turned = rope(torch.tensor([0, 255]))
     assert turned.cos_T1H[0].eq(1).all()
     torch.testing.assert_close(turned.cos_T1H[1, 0, 0], torch.tensor(255.0).cos())
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's files")
+def test_a_rope_table_of_a_long_context_takes_memory_as_far_as_positions_come():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before, length = resident(), 1 << 18
+    rope = Rope(RopeSpec(), 64, length, is_whole=False)
+    rope.reach(1500)
+    assert resident() - before < rope.table_LH.nbytes / 2
+    whole = Rope(RopeSpec(), 64, 2048)
+    assert rope.table_LH[:1500].equal(whole.table_LH[:1500])
+    rope.reach(2 * length)
+    last = torch.tensor(length - 1.0).cos()
+    torch.testing.assert_close(rope.table_LH[-1, 0], last)

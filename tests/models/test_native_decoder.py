@@ -130,6 +130,17 @@ def test_float32_is_what_torch_computes(family):
         )
 
 
+def test_a_long_context_is_what_torch_computes():
+    """Tables of positions are filled as far as passes come."""
+    weights = tiny_weights({**FAMILIES["llama"], "max_position_embeddings": 4096})
+    ours, theirs = load_native(weights, dtype="float32"), load_decoder(weights)
+    our_kv, their_kv = (new_kv(model, 1, 600) for model in (ours, theirs))
+    for seq in (Seq(words(40)), Seq(words(1020), start=40), Seq([7], start=1060, draft=[1, 2])):
+        ids_T, attn = pack([seq], tables(1, 600))
+        got, expected = (m.forward(ids_T, attn, k) for m, k in ((ours, our_kv), (theirs, their_kv)))
+        torch.testing.assert_close(got.last_TD, expected.last_TD, atol=2e-4, rtol=2e-4)
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_parts_are_what_torch_computes(part):
     spec = replace(ModelSpec.from_config(FAMILIES["llama"]), **PARTS[part])

@@ -86,6 +86,36 @@ def test_absurd_string_and_array_lengths(good, tmp_path, length) -> None:
             read_header(path)
 
 
+def test_a_large_vocabulary_is_read_when_asked_for_and_not_kept(tmp_path) -> None:
+    tokens, merges = [f"t{i}é" for i in range(5000)], ["a b"] * 5000
+    metadata = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.5] * 5000,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.model": "gpt2",
+    }
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(), metadata=metadata)
+    found = read_header(path).metadata
+    assert {key: found[key] for key in metadata} == metadata
+    assert set(metadata) <= set(found)
+    assert "tokenizer.ggml.tokens" in found
+    assert len(found) == len(list(found))
+    assert found["tokenizer.ggml.tokens"] is not found["tokenizer.ggml.tokens"]
+    assert found.get("tokenizer.ggml.bos_token_id") is None
+
+
+@pytest.mark.parametrize("length", [2**64 - 1, 2**62, 2**31, 10**7])
+def test_absurd_lengths_in_a_large_vocabulary(tmp_path, length) -> None:
+    metadata = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(5000)]}
+    good = write_gguf(tmp_path / "m.gguf", random_tensors(), metadata=metadata).read_bytes()
+    key = good.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
+    for place in (key + 8, key + 16, good.index(b"t4998") - 8, good.index(b"t4999") - 8):
+        path = tmp_path / f"{place}.gguf"
+        path.write_bytes(good[:place] + struct.pack("<Q", length) + good[place + 8 :])
+        with pytest.raises(ModelFormatError):
+            read_header(path)
+
+
 @pytest.mark.parametrize("field", ["dims", "shape", "kind", "offset"])
 def test_tensors_that_cannot_be(good, tmp_path, field) -> None:
     after = good.index(b"token_embd.weight") + len(b"token_embd.weight")

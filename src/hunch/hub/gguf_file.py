@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -61,6 +62,7 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 4
 _MIN_ENTRY_BYTES = 13  # the shortest metadata entry: key length, type, one byte
+_LONG = 4096  # items of an array that is not kept in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,46 @@ class TensorPlace:
     nbytes: int
 
 
+class Metadata(Mapping[str, Any]):
+    """A file's metadata. Long arrays are read when they are asked for and not kept: as Python's
+    objects, a vocabulary of 262,144 tokens takes more memory than some models' layers."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._values: dict[str, Any] = {}
+        self._places: dict[str, int] = {}  # of the long arrays
+
+    def read(self, key: str, cursor: _Cursor) -> None:
+        """One entry, which begins at the cursor."""
+        place = cursor.position
+        if cursor.skip_long_array():
+            self._places[key] = place
+        else:
+            self._values[key] = cursor.value(cursor.number("I"))
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._places:
+            return self._values[key]
+        with _mapped(self._path) as data:
+            cursor = _Cursor(self._path, data)
+            cursor.position = self._places[key]
+            return cursor.value(cursor.number("I"))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values or key in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._values
+        yield from self._places
+
+    def __len__(self) -> int:
+        return len(self._values) + len(self._places)
+
+
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
     path: Path
-    metadata: dict[str, Any]
+    metadata: Mapping[str, Any]
     tensors: dict[str, TensorPlace]  # under the names of the file
 
 
@@ -91,15 +129,15 @@ def read_header(path: Path) -> GgufHeader:
 def _read_header(path: Path, size: int, changed: int) -> GgufHeader:
     if size < 24:
         raise _damaged(path, f"it has only {size} bytes")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with _mapped(path) as data:
         cursor = _Cursor(path, data)
         num_tensors, num_entries = _read_start(cursor)
-        metadata: dict[str, Any] = {}
+        metadata = Metadata(path)
         for _ in range(num_entries):
             key = cursor.string()
             if key in metadata:
                 raise _damaged(path, f"{key!r} stands twice in its metadata")
-            metadata[key] = cursor.value(cursor.number("I"))
+            metadata.read(key, cursor)
         if metadata.get("split.count", 1) not in (0, 1):
             raise UnsupportedModelError(
                 f"{path} is one part of a split GGUF; merge the parts first "
@@ -116,6 +154,12 @@ def _read_header(path: Path, size: int, changed: int) -> GgufHeader:
             raise _damaged(path, f"tensor {name!r} stands twice in it")
         tensors[name] = _place(path, name, shape, kind, data_start + offset, size)
     return GgufHeader(path, metadata, tensors)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
 
 
 def _read_start(cursor: _Cursor) -> tuple[int, int]:
@@ -201,26 +245,51 @@ class _Cursor:
             code = _SCALARS[item]
             start = self._advance(count * struct.calcsize("<" + code))
             return list(struct.unpack_from(f"<{count}{code}", self.data, start))
-        if count * 8 > len(self.data) - self.position:  # each item begins with an 8-byte length
-            raise _damaged(self.path, f"its metadata claims an array of {count} items")
         if item == _STRING:
             return self._strings(count)
+        if count * 8 > len(self.data) - self.position:  # an array in it begins with 12 bytes
+            raise _damaged(self.path, f"its metadata claims an array of {count} items")
         return [self.value(item, depth + 1) for _ in range(count)]
 
-    def _strings(self, count: int) -> list[str]:
-        """A vocabulary has 50 to 250 thousand of them: this loop is most of a file's opening."""
-        data, position, end = self.data, self.position, len(self.data)
+    def skip_long_array(self) -> bool:
+        """Whether a long array of strings or numbers begins here; if so, go to its end."""
+        kind, start = self.number("I"), self.position
+        if kind == _ARRAY:
+            item, count = self.number("I"), self.number("Q")
+            if count >= _LONG and item in _SCALARS:
+                self._advance(count * struct.calcsize("<" + _SCALARS[item]))
+                return True
+            if count >= _LONG and item == _STRING:
+                self._ends(count)
+                return True
+        self.position = start - 4
+        return False
+
+    def _ends(self, count: int) -> list[int]:
+        """Where so many strings end. A vocabulary has 50 to 250 thousand of them: this loop is most
+        of a file's opening."""
+        if count * 8 > len(self.data) - self.position:  # each begins with an 8-byte length
+            raise _damaged(self.path, f"its metadata claims an array of {count} items")
+        data, position = self.data, self.position
         length_at: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
-        strings = []
-        for _ in range(count):
-            if position + 8 > end:
-                raise _damaged(self.path, "its header ends in the middle")
-            start = position + 8
-            position = start + length_at(data, position)[0]
-            if position > end:
-                raise _damaged(self.path, "its header ends in the middle")
-            strings.append(data[start:position].decode("utf-8", "replace"))
+        ends = []
+        try:
+            for _ in range(count):
+                position += 8 + length_at(data, position)[0]
+                ends.append(position)
+        except (struct.error, OverflowError):
+            raise _damaged(self.path, "its header ends in the middle") from None
+        if position > len(data):
+            raise _damaged(self.path, "its header ends in the middle")
         self.position = position
+        return ends
+
+    def _strings(self, count: int) -> list[str]:
+        start, data = self.position, self.data
+        strings = []
+        for end in self._ends(count):
+            strings.append(data[start + 8 : end].decode("utf-8", "replace"))
+            start = end
         return strings
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 INT4, INT8, FLOAT, INT5, K4, K5, K6 = range(7)  # kinds of a matrix
 ROUNDED = (INT4, INT8, FLOAT)  # those that floats can become; the others hold a file's blocks
 _MAX_KEPT = 64  # rows of a pass whose columns may come again
+_POSITIONS = 1024  # that tables are filled for at once
 # GGUF blocks that are kept as they are: their number in the kernels, and the kind that holds them.
 FORMATS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3, "Q5_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7}
 EXACT_KIND = {
@@ -245,8 +246,10 @@ class NativeNetwork:
         reduce: Callable[[Tensor], Tensor] | None = None,
         table: NativeTable | None = None,
         head_bias: Tensor | None = None,
+        reach: Sequence[Callable[[int], None]] = (),
     ) -> None:
-        """`reduce`: from this process's part of a sum to the sum, where others hold the rest."""
+        """`reduce`: from this process's part of a sum to the sum, where others hold the rest.
+        `reach`: fill tables of positions that are not whole yet for so many."""
         self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
         self.team = team(num_threads)
         self._reduce = None if reduce is None else Reduce(reduce)
@@ -263,6 +266,7 @@ class NativeNetwork:
             head_bias,
         )
         self.num_out = head.num_out
+        self._reach, self._num_positions = tuple(reach), 0
         self._kv: KVCache | None = None
         self._kv_places: KVPlaces = ()
         self._passes: dict[int, tuple[tuple[Tensor, ...], _Pass]] = {}  # the last of each size
@@ -286,6 +290,13 @@ class NativeNetwork:
             spec.reduce = self._reduce.function
         self.handle = _lib().hunch_decoder_new(ctypes.addressof(spec))
 
+    def reach(self, num_positions: int) -> None:
+        """Passes come to so many positions."""
+        if num_positions > self._num_positions:
+            self._num_positions = -(-num_positions // _POSITIONS) * _POSITIONS
+            for reach in self._reach:
+                reach(self._num_positions)
+
     def forward(
         self,
         ids_T: Tensor | None,
@@ -305,6 +316,8 @@ class NativeNetwork:
             tree_TP = tree_TP.contiguous()
         hidden_TD = torch.empty(num_rows, width)
         features = tuple([torch.empty(num_rows, width) for _ in feature_layers])
+        if self._reach and num_rows:
+            self.reach(int(attn.pos_T.max()) + 1)
         step = self._pass_over(attn, num_rows)
         step.ids, step.embedded, step.state = map(_address, (ids_T, embedded_TD, state_TD))
         if kv is not self._kv:  # it is the same one every pass

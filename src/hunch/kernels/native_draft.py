@@ -142,6 +142,7 @@ class NativeChain:
         chain.known, chain.num_known, chain.slots = known, num_known, slots
         chain.first_pos, chain.num_tokens, chain.tokens = first_pos, num_tokens, out
         self._choice.position = position
+        network.reach(first_pos + num_known + num_tokens)
         bad = _lib().hunch_draft_chain(network.handle, network.team, self._at)
         assert bad < 0, f"node {bad}: token id or position out of range"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -130,25 +131,47 @@ class Rope(Part):
     """The table of a model: cos | sin per position, float32 whatever the model's dtype."""
 
     def __init__(
-        self, spec: RopeSpec, head_dim: int, max_len: int, device: torch.device | str = "cpu"
+        self,
+        spec: RopeSpec,
+        head_dim: int,
+        max_len: int,
+        device: torch.device | str = "cpu",
+        *,
+        is_whole: bool = True,
     ) -> None:
+        """`is_whole` False: `reach` fills the table as far as positions come."""
         head_dim = spec.head_dim or head_dim
-        positions = torch.arange(max_len, dtype=torch.float32, device=device)
         freq_F = frequencies(spec, head_dim).to(device)
         scale_F = torch.ones(head_dim // 2, device=device)
         scale_F[: (spec.dim or head_dim) // 2] = amplitude(spec)
         self.table_LH = torch.empty(max_len, head_dim, device=device)
-        for first in range(0, max_len, _PART):
-            angle_PF = torch.outer(positions[first : first + _PART], freq_F)
-            turn_PH = torch.cat((angle_PF.cos() * scale_F, angle_PF.sin() * scale_F), dim=-1)
-            self.table_LH[first : first + _PART] = turn_PH
+        self._turns = partial(_turns, freq_F, scale_F)
+        self._num_ready = 0
+        if is_whole:
+            self.reach(max_len)
         self.temper_L = None
         if spec.temper:
+            positions = torch.arange(max_len, dtype=torch.float32, device=device)
             spans = ((positions + spec.temper_shift) / spec.temper_span).floor()
             self.temper_L = 1 + spec.temper * spans.log1p()
+
+    def reach(self, num_positions: int) -> None:
+        """Fill the table for so many positions at least, as far as it goes."""
+        max_len = len(self.table_LH)
+        for first in range(self._num_ready, min(num_positions, max_len), _PART):
+            last = min(first + _PART, max_len)
+            self.table_LH[first:last] = self._turns(first, last)
+            self._num_ready = last
 
     def __call__(self, pos_T: Tensor) -> Rotation:
         turn = rotation(self.table_LH, pos_T)
         if self.temper_L is not None:
             turn.temper_T11 = self.temper_L.index_select(0, pos_T)[:, None, None]
         return turn
+
+
+def _turns(freq_F: Tensor, scale_F: Tensor, first: int, last: int) -> Tensor:
+    """Rows [first, last) of the table."""
+    positions = torch.arange(first, last, dtype=torch.float32, device=freq_F.device)
+    angle_PF = torch.outer(positions, freq_F)
+    return torch.cat((angle_PF.cos() * scale_F, angle_PF.sin() * scale_F), dim=-1)

@@ -85,7 +85,8 @@ class NativeDecoder:
         if group.size > 1:  # each process has a share of every matrix
             shared = SharedWeights(source.weights, spec, self.names, group)
             reader = Reader(FileSource(shared, torch.float32), dtype, num_threads)
-        ropes = [Rope(rope, spec.turned_dim, spec.max_len) for rope in spec.ropes]
+        # A context of 32,768 has tables of tens of megabytes; few requests come that far.
+        ropes = [Rope(r, spec.turned_dim, spec.max_len, is_whole=False) for r in spec.ropes]
         prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         layers = [
             build_native_layer(local, reader, prefix, self.names, i, ropes)
@@ -110,6 +111,7 @@ class NativeDecoder:
             final_norm_bias=norm_bias_D,
             positions_LD=positions_LD,
             rope_LH=ropes[0].table_LH if ropes else None,
+            reach=[rope.reach for rope in ropes],
             kv_dtype=self.kv_dtype,
             num_threads=num_threads,
             is_fine=is_fine,
