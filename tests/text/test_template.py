@@ -192,6 +192,11 @@ HOSTILE = {
     "width of a star": "{{ '%*d' % (1000000000, 1) }}",
     "format": "{{ '{:1000000000}'.format(1) }}",
     "format filter": "{{ '%1000000000d' | format(1) }}",
+    "format that grows": grow("'aaaaaaaa'", "{% set ns.x = '{0}{0}'.format(ns.x) %}"),
+    "format reaches python": "{{ '{0.__class__}'.format(1) }}",
+    "format reaches an item": "{{ '{0[a]}'.format({'a': 1}) }}",
+    "format of nothing": "{{ '{}{}'.format(1) }}",
+    "format of a map": "{{ '{a}'.format_map({'a': 1}) }}",
     "center": "{{ 'a' | center(10**9) }}",
     "ljust": "{{ 'a'.ljust(10**9) }}",
     "to_bytes": "{{ (1).to_bytes(10**9, 'big') }}",
@@ -219,6 +224,20 @@ def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatc
         render(USER, HOSTILE[name])
     assert time.perf_counter() - started < 20  # seconds, on a busy machine; unbounded otherwise
     assert USER == [{"role": "user", "content": "Hi <b>&"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ '%s=%d' | format('a', 3) }}", "a=3"),
+        ("{{ '%(a)s' | format(a='b') }}", "b"),
+        ("{{ '<think{}>'.format(':x') }}", "<think:x>"),
+        ("{{ '{1}{0}{name}{{}}'.format('a', 'b', name='c') }}", "bac{}"),
+        ("{{ '{} and {}'.format(1, 2) }}", "1 and 2"),
+    ],
+)
+def test_texts_are_filled_in(template: str, text: str) -> None:
+    assert render(USER, template) == text
 
 
 def test_every_filter_in_use_is_known() -> None:

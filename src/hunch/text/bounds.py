@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
+from string import Formatter
 from typing import Any
 
 from jinja2.exceptions import SecurityError
@@ -173,4 +175,28 @@ def check_format(pattern: str, values: Any) -> None:
     refuse_above(len(pattern) + pattern.count("%") * (1000 + weigh(values)))
 
 
+def percent(value: Any, *values: Any, **named: Any) -> str:
+    """'%s' | format(x)"""
+    check_format(str(value), named or values)
+    return str(value) % (named or values)
+
+
+def filled_in(text: str, *values: Any, **named: Any) -> str:
+    """'<{}>'.format(x): fields alone, without widths, and nothing that reaches into a value."""
+    weigh(text, *values, *named.values())
+    parts: list[str] = []
+    numbers = count()
+    for before, field, spec, conversion in Formatter().parse(text):
+        parts.append(before)
+        if field is None:
+            continue
+        if spec or conversion or not re.fullmatch(r"[A-Za-z_]\w*|\d{0,3}", field):
+            raise SecurityError("the template formats with more than the name of a value")
+        index = field or str(next(numbers))
+        parts.append(str(values[int(index)] if index.isdigit() else named[index]))
+        refuse_above(sum(map(len, parts)))
+    return "".join(parts)
+
+
 FILTERS = {f.__name__: bounded(f, 0) for f in (replace, join, indent, tojson, safe)}
+FILTERS["format"] = bounded(percent, 0)

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from types import BuiltinMethodType
 from typing import Any
 
@@ -35,6 +36,7 @@ from hunch.text.bounds import (
     check_product,
     current_meter,
     draw,
+    filled_in,
     joined_size,
     refuse_above,
     replaced_size,
@@ -123,7 +125,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Any:
-        return None  # str.format is not on the list of methods
+        owner = getattr(value, "__self__", None)
+        is_format = isinstance(value, BuiltinMethodType) and value.__name__ == "format"
+        return partial(filled_in, owner) if is_format and isinstance(owner, str) else None
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         current_meter.get().tick(0)
