@@ -132,6 +132,9 @@ SPELLED: dict[str, Callable[[Calls], str]] = {
     "longcat": marked("<longcat_tool_call>\n", "\n</longcat_tool_call>", "\n"),
     "llama3_json": lambda calls: "; ".join(objects(calls, "parameters")),
     "mistral": listed("[TOOL_CALLS][", ", ", "]"),
+    "mistral_v11": lambda calls: "".join(
+        f"[TOOL_CALLS]{name}[ARGS]{as_json(values)}" for name, values in calls
+    ),
     "openai": harmony,
     "deepseek_v3": deepseek_v3,
     "deepseek_v31": deepseek_v31,

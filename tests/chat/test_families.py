@@ -120,6 +120,18 @@ def test_a_call_without_arguments(parser: str) -> None:
     assert calls_of(answer) == [("now", {})]
 
 
+def test_numbers_written_as_strings_are_what_the_schema_says() -> None:
+    text = "<start_function_call>call:get_weather{city:<escape>7<escape>,days:<escape>3<escape>}"
+    answer = read_every_way(f"{text}<end_function_call>", "functiongemma")
+    assert calls_of(answer) == [("get_weather", {"city": "7", "days": 3})]
+
+
+def test_a_call_without_its_outer_marks() -> None:
+    text = "I look.\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n"
+    answer = read_every_way(f"{text}</tool_call>", "qwen3_coder")
+    assert (answer.text, calls_of(answer)) == ("I look.", [("get_weather", {"city": "Rome"})])
+
+
 def test_the_table_spells_every_form() -> None:
     """Names that share a form need one spelling."""
     spelled = {id(TOOL_FORMS[name]) for name in SPELLED}
@@ -152,6 +164,21 @@ def test_names_of_vllm_are_taken() -> None:
         assert name in REASONING_FORMS
 
 
+def test_the_template_says_which_form_of_a_family_a_name_means() -> None:
+    new, old = "{{ tools }} [TOOL_CALLS][ARGS]", "{{ tools }} [TOOL_CALLS] ["
+    assert ChatFormat(new, {}, tool_parser="mistral").tool_parser == "mistral_v11"
+    assert ChatFormat(old, {}, tool_parser="mistral").tool_parser == "mistral"
+    assert ChatFormat(new, {}, tool_parser="hermes").tool_parser == "hermes"
+
+
+def test_ids_of_calls_are_as_templates_take_them() -> None:
+    earlier = [{"role": "assistant", "tool_calls": [{}, {}]}, {"role": "tool"}]
+    kimi = ChatFormat("", {}, tool_parser="kimi_k2").call_ids(earlier)
+    assert kimi.new("get_weather", 1) == "functions.get_weather:3"
+    assert len(ChatFormat("", {}, tool_parser="mistral").call_ids([]).new("f", 0)) == 9
+    assert ChatFormat("", {}).call_ids([]).new("f", 0).startswith("call_")
+
+
 # What published templates hold of their calls and reasoning.
 TEMPLATES: dict[str, tuple[str, str]] = {
     '<tool_call>\\n{"name": <function-name>': ("hermes", "none"),
@@ -163,6 +190,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "'｜DSML｜' '<' + dsml_token + 'function_calls>' '<think>'": ("deepseek_v32", "qwen3"),
     "'｜DSML｜' '<' + dsml_token + 'tool_calls>'": ("deepseek_v4", "none"),
     "<|tool_calls_section_begin|>": ("kimi_k2", "none"),
+    "'[TOOL_CALLS]' + name + '[ARGS]' + arguments": ("mistral_v11", "none"),
     "<|tool_call>call: <|channel>thought": ("gemma4", "gemma4"),
     "<|START_ACTION|>[ <|START_THINKING|>": ("cohere_command3", "cohere_command3"),
     "<|action_start|><|plugin|>": ("internlm", "none"),

@@ -41,7 +41,7 @@ SPECIALS = ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<
             "<|role_sep|>", "<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>",
             "<｜tool_call_end｜>", "<｜tool_calls_end｜>", "<minimax:tool_call>",
             "<seed:tool_call>", "</seed:tool_call>", "<arg_key:opensource>",
-            "</arg_value:opensource>"]  # fmt: skip
+            "</arg_value:opensource>", "<|channel>", "<channel|>", "[ARGS]"]  # fmt: skip
 WRITTEN = {name: spell([("get_weather", ARGUMENTS)]) for name, spell in SPELLED.items()}
 
 
@@ -122,6 +122,15 @@ def test_one_call_or_several_and_only_of_the_named(compilers: Any, parser: str) 
     if parser not in (*ONE_CALL, "openai"):  # an answer of theirs ends with its first call
         many = formatted.structured([WEATHER, NOW], "", must_call=True)
         assert takes(compiler, tokenizer, many, spell(calls))
+
+
+def test_a_template_for_one_call_at_a_time_gets_one(compilers: Any) -> None:
+    tokenizer, compiler = compilers["plain"]
+    template = "{{ tools }} <|python_tag|> This model only supports single tool-calls at once!"
+    asked = ChatFormat(template, {}).structured([NOW], "")
+    spell = SPELLED["llama3_json"]
+    assert takes(compiler, tokenizer, asked, spell([("now", {})]))
+    assert not takes(compiler, tokenizer, asked, spell([("now", {}), ("now", {})]))
 
 
 def test_the_table_has_no_form_without_a_test() -> None:
@@ -218,6 +227,17 @@ def test_a_form_begins_after_the_reasoning(compilers: Any, asked: StructuredOutp
     assert takes(compiler, tokenizer, free, '{"a": 5}')
     assert takes(compiler, tokenizer, free, '<think>x</think>\n\n{"a": 5}')
     assert formatted.structured([], "<think>\n\n</think>\n\n", asked=asked) == asked
+
+
+@pytest.mark.parametrize("kind", ["plain", "special"])
+def test_reasoning_whose_mark_is_a_token_and_text(compilers: Any, kind: str) -> None:
+    tokenizer, compiler = compilers[kind]
+    formatted = chat_format(tokenizer, "gemma4", "gemma4")
+    asked = formatted.structured([WEATHER], "<|turn>model\n", must_call=True)
+    call = WRITTEN["gemma4"]
+    assert takes(compiler, tokenizer, asked, f"<|channel>thought\nHm.\n<channel|>{call}")
+    assert takes(compiler, tokenizer, asked, call)
+    assert not takes(compiler, tokenizer, asked, f"<|channel>thought\n{call}")
 
 
 def test_calls_or_a_form(compilers: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from hunch.chat import gemma, keyed
 from hunch.chat.harmony import HarmonyForm
 from hunch.chat.lark import Rules, quote
-from hunch.chat.named import DeepSeekForm, FunctionaryForm, KimiForm, MistralForm
+from hunch.chat.named import DeepSeekForm, FunctionaryForm, KimiForm, MistralForm, MistralNamedForm
 from hunch.chat.pieces import NamedObject, Reader
 from hunch.chat.pythonic import PythonicForm
 from hunch.chat.tools import BareForm, ObjectForm, ObjectReader, Tool, ToolForm
@@ -70,6 +70,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "llama3_json": LLAMA,
     "llama4_json": LLAMA,
     "mistral": MistralForm(begin=("[TOOL_CALLS]",), **_LIST),
+    "mistral_v11": MistralNamedForm(begin=("[TOOL_CALLS]",)),
     "openai": HarmonyForm(),
     "deepseek_v3": DeepSeekForm(is_fenced=True),
     "deepseek_v31": DeepSeekForm(is_fenced=False),
@@ -170,6 +171,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("apertus", ("<|tools_prefix|>",)),
     ("nemotron_json", ("<TOOLCALL>",)),
     ("longcat", ("<longcat_tool_call>",)),
+    ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
     ("phi4_mini_json", ("functools",)),
     ("phi4_mini_json", ("<|/tool_call|>",)),
@@ -189,6 +191,20 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pythonic", ("python list",)),
     ("xlam", ("single JSON array",)),
 )
+
+
+# Forms of one family. vLLM has one name for them; the template says which it is.
+_KIN = (
+    {"mistral", "mistral_v11"},
+    {"glm45", "glm47"},
+    {"hunyuan_a13b", "jamba", "minimax"},
+)
+
+
+def nearer(given: str, found: str | None) -> str:
+    """The form to take where a user names one and the template asks for another."""
+    is_kin = found is not None and any({given, found} <= kin for kin in _KIN)
+    return found if is_kin and found is not None else given
 
 
 def tools_of(template: str) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hunch.chat import harmony
-from hunch.chat.families import TOOL_FORMS, tools_of
+from hunch.chat.families import TOOL_FORMS, nearer, tools_of
 from hunch.chat.ids import CallIds
 from hunch.chat.lark import Rules, quote
 from hunch.chat.pieces import Reader, Tidy
@@ -20,6 +20,7 @@ from hunch.errors import ConfigError
 from hunch.types import StructuredOutput
 
 AUTO = "auto"
+ONE_CALL = "only supports single tool-calls"  # Llama 3's template fails on a history with two
 PREAMBLE = """You may call functions. They are given as JSON schemas between <tools> marks:
 <tools>
 {tools}
@@ -45,7 +46,9 @@ class ChatFormat:
         self._special_ids = special_ids
         found = tools_of(self._template)
         self.knows_tools = found is not None
-        name = found if tool_parser == AUTO else _known("tool_call_parser", tool_parser, TOOL_FORMS)
+        name = found
+        if tool_parser != AUTO:
+            name = nearer(_known("tool_call_parser", tool_parser, TOOL_FORMS), found)
         self.tool_parser = name or "hermes"  # what is asked of a model whose template knows none
         self._tool_form = TOOL_FORMS[self.tool_parser]
         self.reasoning_parser = reasoning_of(self._template)
@@ -67,7 +70,7 @@ class ChatFormat:
         """The names of calls in an answer to these messages."""
         if self.tool_parser == "kimi_k2":
             return CallIds(num_before=sum(len(m.get("tool_calls") or ()) for m in messages))
-        return CallIds(length=9 if self.tool_parser == "mistral" else None)
+        return CallIds(length=9 if self.tool_parser.startswith("mistral") else None)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -140,6 +143,7 @@ class ChatFormat:
         if not tools:
             return text
         must_call = must_call or asked is not None
+        many = many and ONE_CALL not in self._template
         calls = self._tool_form.write(rules, tools, must_call=must_call, many=many)
         return f"{text} | {calls}" if asked is not None else calls
 
@@ -153,8 +157,8 @@ class ChatFormat:
         begin, end = self._reasoning.begin[0], self._reasoning.end[0]
         if self._reasoning.is_open(prompt_end):
             return f"{rules.after_text(end)} GAP?"
-        if {begin, end} <= self._special_ids.keys():
-            return f"({rules.mark(begin)} TEXT {rules.mark(end)} GAP?)?"
+        if rules.has_special(begin):
+            return f"({rules.mark(begin)} {rules.after_text(end)} GAP?)?"
         rules.lines.append(f"thought[lazy]: {quote(begin)} TEXT {quote(end)}")
         return "(thought GAP?)?"
 

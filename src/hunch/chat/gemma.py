@@ -11,7 +11,7 @@ from hunch.chat.bodies import BodyReader
 from hunch.chat.keyed import value_of
 from hunch.chat.lark import Rules, quote
 from hunch.chat.pieces import Reader, loads_loosely
-from hunch.chat.tools import Tool, properties_of, required_of
+from hunch.chat.tools import Tool, properties_of, required_of, schema_types
 
 _NAME = re.compile(r"\s*call:\s*([^\s{]+)\s*\{")
 _DEEPEST = 64
@@ -37,8 +37,13 @@ class GemmaForm:
         found = _NAME.match(text)
         if found is None:
             return None
+        name = found.group(1)
         values = _Scanner(text.removesuffix(self.end), found.end(), self.quote).pairs(0)
-        return found.group(1), values
+        types = schema_types(next((tool for tool in tools if tool.name == name), None))
+        for key, value in values.items():
+            if isinstance(value, str) and types.get(key, "string") != "string":
+                values[key] = value_of(value, types[key])  # a number that was written as a string
+        return name, values
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
         options = []

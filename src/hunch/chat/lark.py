@@ -46,19 +46,21 @@ class Rules:
         parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
         return [(part, self._special_ids.get(part)) for part in parts if part]
 
+    def has_special(self, mark: str) -> bool:
+        """Whether a token of its own is in it, which no text holds."""
+        return any(index is not None for _, index in self._specials_in(mark))
+
     def after_text(self, mark: str) -> str:
         """Text, and the mark that ends it."""
-        parts = self._specials_in(mark)
-        is_special = any(index is not None for _, index in parts)  # such a token ends any text
-        if is_special and parts[0][1] is not None:
+        is_special = self.has_special(mark)
+        before, index = self._specials_in(mark)[0]
+        if index is not None:
             return f"TEXT {self.mark(mark)}"
         self._num_names += 1
         if is_special:
-            before = re.escape(parts[0][0])
-            self.lines.append(
-                f"TEXT_{self._num_names}: /(.|\\n)*{before.replace('/', chr(92) + '/')}/"
-            )
-            return f"TEXT_{self._num_names} {self.mark(mark[len(parts[0][0]) :])}"
+            pattern = re.escape(before).replace("/", r"\/")
+            self.lines.append(f"TEXT_{self._num_names}: /(.|\\n)*{pattern}/")
+            return f"TEXT_{self._num_names} {self.mark(mark[len(before) :])}"
         name = f"until_{self._num_names}"
         self.lines.append(f"{name}[lazy]: TEXT {quote(mark)}")
         return name

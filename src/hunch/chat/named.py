@@ -51,6 +51,19 @@ class MistralForm(ObjectForm):
         return MistralReader(specials)
 
 
+class MistralNamedForm(MistralForm):
+    """[TOOL_CALLS]NAME[ARGS]{...} for each call, of models since 2025."""
+
+    def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
+        call_id, begin = map(rules.mark, ("[CALL_ID]", "[ARGS]"))
+        rules.lines.append("CALL_ID: /[A-Za-z0-9]{9}/")
+        options = [
+            f"{quote(tool.name)} ({call_id} CALL_ID)? {begin} {rules.arguments(tool.parameters)}"
+            for tool in tools
+        ]
+        return rules.sections(self.begin[0], f"({' | '.join(options)})", must_call, many)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeepSeekForm:
     """DeepSeek V3 and R1 write arguments in a fence, V3.1 and later without."""
