@@ -56,6 +56,24 @@ def test_a_second_start_builds_nothing(monkeypatch, tmp_path):
     assert len(built) == 2
 
 
+def test_no_more_compilers_run_than_there_are_cores(monkeypatch, tmp_path):
+    """Each takes memory, and a small machine has little."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f"#!/bin/sh\ncd {tmp_path}\nmkdir $$.running\n"
+        "set -- *.running $@\necho $@ | grep -o running | wc -l > $$.seen\n"
+        'sleep 0.05\nrmdir $$.running\nfor last; do :; done\ntouch "$last"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build.os, "cpu_count", lambda: 2)
+    files = [tmp_path / f"{number}.cpp" for number in range(6)]
+    build.compile_library((str(compiler),), files, tmp_path / "library.so", ())
+    assert (tmp_path / "library.so").exists()
+    seen = [int(file.read_text()) for file in tmp_path.glob("*.seen")]
+    assert len(seen) == 7  # the link too
+    assert max(seen) <= 2
+
+
 @pytest.mark.parametrize(("told", "expected"), [({}, "1"), ({"OMP_NUM_THREADS": "3,2"}, "3")])
 def test_threads_follow_affinity_and_what_torch_is_told(told, expected):
     script = "import os; os.sched_setaffinity(0, {0}); from hunch.kernels.build import num_cores; "

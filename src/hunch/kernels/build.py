@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -132,21 +133,16 @@ def compile_library(
     flags: tuple[str, ...],
     link_flags: tuple[str, ...] = (),
 ) -> None:
-    """All files at once, then the link; the library appears whole or not at all."""
+    """A compiler for each core, then the link; the library appears whole or not at all."""
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
         objects = [Path(work) / f"{file.stem}.o" for file in files]
-        started = [
-            subprocess.Popen(
-                [*compiler, *FLAGS, *flags, "-c", str(file), "-o", str(to)],
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for file, to in zip(files, objects, strict=True)
-        ]
-        ended = [(process, process.communicate()[1]) for process in started]
-        for process, errors in ended:
-            if process.returncode:
-                raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
+
+        def compile_file(file: Path, to: Path) -> None:
+            command = [*compiler, *FLAGS, *flags, "-c", str(file), "-o", str(to)]
+            subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # more at once would only take memory
+            list(pool.map(compile_file, files, objects))
         built = Path(work) / library.name
         subprocess.run(
             [*compiler, "-shared", "-pthread", *link_flags, *map(str, objects), "-o", str(built)],
