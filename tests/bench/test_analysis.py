@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hunch.bench import analysis, compare, intervals
 from hunch.bench.html import as_html
 from hunch.bench.plots import charts
 from hunch.bench.records import Answer, Report, Round, Run, load_report
-from hunch.bench.report import as_csv, as_markdown, findings, rows
+from hunch.bench.report import as_csv, as_markdown, as_table, findings, rows
 from hunch.errors import RequestError
 
 # Times of plain decoding over each method's, at 1, 4 and 16 requests per second.
@@ -68,6 +70,39 @@ def test_auto_is_held_against_the_fastest() -> None:
     slow = made({**CURVES, "auto": (2.0, 1.2, 0.9)})
     assert not analysis.envelope(slow)[2].is_above_plain
     assert any("SLOWER" in line for line in findings(slow))
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_the_table_fits_a_terminal(width: int) -> None:
+    """No heading and no figure is cut short."""
+    curves = {"off": (1.0, 1.0), "suffix:num_nodes=3:adaptive=false": (1.31, 1.2)}
+    report = made(curves, noise=0.3)
+    out, limits = io.StringIO(), {"first_token": 0.5}
+    Console(file=out, width=width).print(as_table(report, limits, width))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    for word in ("identical", "goodput,", "req/s", "speed-up", "suffix,", "yes"):
+        assert word in text
+    for row in rows(report)[2:]:
+        assert f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, " in text
+
+
+def test_the_page_gives_bytes_a_unit_and_the_command_once() -> None:
+    report = made()
+    report.environment |= {"memory_bytes": 25_274_793_984, "busy_share": 0.123}
+    page = as_html(report)
+    assert "<td>memory</td><td>25.3 GB</td>" in page
+    assert "12.3%" in page
+    assert page.count("hunch x") == 1
+
+
+def test_many_kinds_of_text_have_room_under_the_plot() -> None:
+    report = made({"off": (1.0,), "ngram": (1.2,)})
+    for run in report.runs:
+        for answer in run.answers():
+            answer.category = f"kind-{answer.id}"
+    chart = next(one for one in charts(report) if "kind of text" in one.question)
+    assert b"rotate(-35" in chart.render()
 
 
 def test_a_slow_round_widens_the_interval() -> None:

@@ -187,10 +187,15 @@ def test_the_command(run: Callable[..., tuple[int, str, str]]) -> None:
     assert plain["gpu_hours_per_million_tokens"] == pytest.approx(1e6 / 1280 / 3600)
     assert plain["cost_per_million_tokens"] == pytest.approx(2 * 1e6 / 1280 / 3600)
     assert drafts["ms_per_token"] < plain["ms_per_token"]
+    two = json.loads(run(*words, "--tp", "2", "--json")[1])["at_rate"]["plain"]
+    assert two["machines"] == 1  # of two GPUs, each of which costs its hour
+    assert two["cost_per_million_tokens"] == pytest.approx(2 * plain["cost_per_million_tokens"])
     code, out, _ = run(*words)
     assert code == 0
     assert "speed-up" in out
     assert "cost per million tokens" in out
+    lookups = json.loads(run("--target", "8B", "--json")[1])
+    assert lookups["by_load"][0]["speedup"] < 2  # they find less than a draft model guesses
     assert run("--list-gpus")[0] == 0
     for words in (("--target", "70B"), ("--target", "1B", "--draft", "70B")):
         code, _, err = run(*words, "--gpu", "L4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -238,10 +238,10 @@ def describe_point(point: Point, axes: Sequence[str]) -> str:
     return ", ".join(f"{name} {point[name]}" for name in axes if name in point) or "all"
 
 
-def varied_axes(report: Report) -> list[str]:
+def varied_axes(points: Iterable[Point]) -> list[str]:
     """Axes with more than one value."""
     values: dict[str, set[str]] = defaultdict(set)
-    for point in report.points():
+    for point in points:
         for name, value in point.items():
             values[name].add(repr(value))
     return [name for name, some in values.items() if len(some) > 1]

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
-from hunch.bench.analysis import describe_point, label, speedup
+from hunch.bench.analysis import describe_point, label, speedup, varied_axes
 from hunch.bench.intervals import Interval
 from hunch.bench.metrics import figures
 from hunch.bench.records import Report
@@ -83,17 +83,18 @@ def compare(before: Report, after: Report) -> list[Change]:
 
 
 def as_table(changes: Sequence[Change]) -> Table:
+    names = ("method", "point", "speed-up", "tokens\nper pass", "same\ntext", "verdict")
     table = Table(
-        "method", "point", "speed, after over before", "tokens per pass", "same text", "verdict",
-        box=box.SIMPLE_HEAD,
-    )  # fmt: skip
-    axes = _varied(changes)
+        names[0], *(Column(name, no_wrap=True) for name in names[1:]), box=box.SIMPLE_HEAD
+    )
+    axes = varied_axes(change.point for change in changes)
     for change in changes:
+        one = change.speedup
         passes = " -> ".join("-" if x is None else f"{x:.2f}" for x in change.tokens_per_pass)
         table.add_row(
             label(change.method),
             describe_point(change.point, axes),
-            str(change.speedup),
+            f"{one.value:.2f}x [{one.low:.2f}, {one.high:.2f}]",
             passes,
             f"{change.num_same_text} of {change.num_answers}",
             change.verdict,
@@ -108,7 +109,7 @@ def findings(changes: Sequence[Change]) -> list[str]:
         for word in ("slower", "faster")
     }
     found["other texts than before"] = [c for c in changes if c.num_same_text < c.num_answers]
-    axes, lines = _varied(changes), []
+    axes, lines = varied_axes(change.point for change in changes), []
     for word, some in found.items():
         by_method: dict[str, list[str]] = {}
         for change in some:
@@ -121,9 +122,3 @@ def findings(changes: Sequence[Change]) -> list[str]:
         if named:
             lines.append(f"{word}: {', '.join(named)}")
     return lines or ["nothing changed beyond noise"]
-
-
-def _varied(changes: Sequence[Change]) -> list[str]:
-    """Axes with more than one value."""
-    names = dict.fromkeys(name for change in changes for name in change.point)
-    return [n for n in names if len({repr(change.point.get(n)) for change in changes}) > 1]

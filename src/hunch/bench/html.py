@@ -28,9 +28,12 @@ th, td { text-align: left; padding: .3rem .8rem; border-bottom: 1px solid var(--
   white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; white-space: normal; }
 pre { background: var(--panel); padding: .8rem; border-radius: 6px; overflow-x: auto;
-  white-space: pre-wrap; }
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+.pairs td { white-space: normal; overflow-wrap: anywhere; vertical-align: top; }
+.pairs td:first-child { white-space: nowrap; color: var(--soft); }
 p.soft { color: var(--soft); }
 """
+BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (0, "bytes"))
 
 
 def as_html(report: Report, limits: Mapping[str, float] | None = None) -> str:
@@ -80,16 +83,29 @@ def _table(report: Report, limits: Mapping[str, float] | None) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> str:
     kept = {name: value for name, value in values.items() if value not in (None, [], {})}
+    kept.pop("command", None)  # it stands above
     rows = "".join(
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{escape(_text(value))}</td></tr>"
+        f"<tr><td>{escape(_words(name))}</td><td>{escape(_text(value, name))}</td></tr>"
         for name, value in kept.items()
     )
-    return f'<div class="scroll"><table>{rows}</table></div>'
+    return f'<table class="pairs">{rows}</table>'
 
 
-def _text(value: Any) -> str:
+def _words(name: str) -> str:
+    return name.replace("num_", "").removesuffix("_bytes").replace("_", " ")
+
+
+def _text(value: Any, name: str = "") -> str:
+    """A value for people: bytes and shares with their units, large numbers in groups of three."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+        return ", ".join(f"{_words(key)} {_text(one, key)}" for key, one in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_text, value))
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if name.endswith("_bytes"):
+        unit, word = next((u, w) for u, w in BYTES if value >= u)
+        return f"{value / unit:.3g} {word}"
+    if name.endswith("_share"):
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

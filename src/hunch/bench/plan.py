@@ -18,7 +18,9 @@ MAX_LENGTH = 16
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FOR_EVER = 400  # requests after half of which a load is taken to be steady
 LONG = 20_000  # requests from which on a load that ends is as good as one that does not
-ACCEPTANCE = 0.7  # where nothing is known: a draft of the same family on chat
+# Where nothing is known: a draft of the same family on chat; lookups, which had 1.84 tokens per
+# pass at one request on the 48 prompts of docs/benchmarks.md, as 1 / (1 - 0.45) has.
+ACCEPTANCE, LOOKUP_ACCEPTANCE = 0.7, 0.45
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,11 @@ class Planner:
         sizes = [b for b in BATCHES if b <= self.most_rows] or [self.most_rows]
         return max(1 / self.second_of(rows, is_plain) for rows in sizes)
 
+    def least_gpu_hours(self, is_plain: bool) -> float:
+        """GPU hours of a million tokens on machines that have as much to do as they can."""
+        per_second = self.capacity(is_plain) * self.work.answer
+        return self.machine.num_gpus * 1e6 / per_second / 3600
+
     def at_rate(self, is_plain: bool) -> Load:
         """Requests that come evenly at the rate asked for: what each takes, step by step."""
         assert self.work.rate is not None
@@ -138,7 +145,8 @@ class Planner:
             took = took[len(took) // 2 :]  # by then as many come as go
         seconds = sum(took) / len(took)
         rows = rate * seconds
-        return Load(machines, rows, seconds, choose(self._rows(rows)), rate / limit)
+        hours = machines * self.machine.num_gpus * 1e6 / (self.work.rate * self.work.answer) / 3600
+        return Load(machines, rows, seconds, choose(self._rows(rows)), rate / limit, hours)
 
     def _rows(self, rows: float) -> int:
         return max(1, min(round(rows), self.most_rows))
@@ -184,10 +192,7 @@ class Load:
     seconds: float  # to answer a request, after its prompt
     choice: Choice
     busy: float  # share of what a machine could serve
-
-    def gpu_hours_per_million(self, rate: float, answer: int) -> float:
-        """Hours of all machines while they make a million tokens."""
-        return self.machines * 1e6 / (rate * answer) / 3600
+    gpu_hours: float  # of all machines' GPUs while they make a million tokens
 
 
 def calibrate(report: Report, machine: Machine, target: Size) -> tuple[Machine, float | None]:

@@ -26,6 +26,7 @@ AXIS_NAMES = {
     "temperature": "temperature",
     "context": "tokens of context",
 }
+WIDE = 48  # letters of all names under an axis from which they are turned
 Line = Sequence[tuple[float, float, float, float]]  # x, value, low, high
 
 
@@ -52,7 +53,7 @@ class Chart:
             figure = Figure(figsize=(7.2, 3.9), layout="constrained")
             axes = figure.add_subplot()
             self._draw(axes, ink)
-            axes.set_title(self.question, loc="left", fontsize=11, fontweight="bold", pad=12)
+            axes.set_title(self.question, loc="left", fontsize=12, fontweight="bold", pad=12)
             out = io.BytesIO()
             metadata = {"Date": None} if form == "svg" else None
             figure.savefig(out, format=form, metadata=metadata, dpi=140)
@@ -64,7 +65,7 @@ def _style(ink: Mapping[str, str]) -> Iterator[None]:
     import matplotlib as mpl
 
     settings = {
-        "font.family": "sans-serif", "font.size": 9.5, "svg.hashsalt": "hunch",
+        "font.family": "sans-serif", "font.size": 10.5, "svg.hashsalt": "hunch",
         "figure.facecolor": ink["paper"], "savefig.facecolor": ink["paper"],
         "axes.facecolor": ink["paper"], "axes.edgecolor": ink["soft"],
         "axes.labelcolor": ink["ink"], "text.color": ink["ink"],
@@ -88,7 +89,7 @@ def charts(report: Report, limits: Mapping[str, float] | None = None) -> list[Ch
         if limits:
             found.append(_goodput(report, axis, limits))
     for other in ("temperature", "context"):
-        if other in analysis.varied_axes(report):
+        if other in analysis.varied_axes(report.points()):
             found.append(_speedup_by(report, other))
             found.append(_passes_by(report, other))
     if axis is None and not found:
@@ -237,10 +238,10 @@ def _goodput(report: Report, axis: str, limits: Mapping[str, float]) -> Chart:
         _draw_lines(axes, ink, report, lines)
         _load_axis(axes, axis, lines)
         axes.set_ylim(0, 104)
-        axes.set_ylabel("% of requests within the limits")
+        words = ", ".join(f"{n.replace('_', ' ')} {1e3 * s:g} ms" for n, s in limits.items())
+        axes.set_ylabel(f"% of requests within\n{words}")
 
-    words = ", ".join(f"{n.replace('_', ' ')} {1e3 * s:g} ms" for n, s in limits.items())
-    return Chart(f"How many requests are served in time ({words})?", draw)
+    return Chart("How many requests are served in time?", draw)
 
 
 def _passes_by(report: Report, axis: str) -> Chart:
@@ -294,6 +295,10 @@ def _by_category(report: Report) -> Chart | None:
             axes.bar(x, [ratio(run, k) for k in kinds], width * 0.92, color=colour,
                      label=analysis.label(run.method))  # fmt: skip
         axes.set_xticks(range(len(kinds)), kinds)
+        if sum(map(len, kinds)) > WIDE:
+            axes.tick_params(axis="x", labelrotation=35)
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
         axes.axhline(1.0, color=ink["soft"], linewidth=1.2, linestyle="--")
         axes.grid(visible=False, axis="x")
         axes.set_ylabel("times as fast as plain decoding")

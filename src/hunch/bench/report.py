@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from rich import box
@@ -124,7 +125,7 @@ def table_cells(
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of the table for people."""
     found = rows(report, limits)
-    axes, columns = analysis.varied_axes(report), _shown(report, found)
+    axes, columns = analysis.varied_axes(report.points()), _shown(report, found)
     lines = [
         [*(str(row.get(axis, "-")) for axis in axes), *(_cell(name, row) for name in columns)]
         for row in found
@@ -138,24 +139,33 @@ def as_table(
     """For a terminal: columns that matter less are left out where it is too narrow for all."""
     headings, lines = table_cells(report, limits)
     for name in ("energy_per_token", "accepted", "per_token", "tokens_per_pass", "first_token"):
-        words = [max(heading.split(), key=len) for heading in headings]
-        sizes = [max(map(len, column)) for column in zip(words, *lines, strict=True)]
-        if width is None or sum(sizes) + 4 * len(sizes) <= width:
+        if width is None or _room(_sizes(headings, lines)) <= width:
             break
         if HEADINGS[name] in headings:
             place = headings.index(HEADINGS[name])
             headings = headings[:place] + headings[place + 1 :]
             lines = [line[:place] + line[place + 1 :] for line in lines]
+    sizes = _sizes(headings, lines)
+    if width is not None:  # a method's name is never cut short, but folded if it must be
+        place = headings.index("method")
+        sizes[place] = max(12, min(sizes[place], sizes[place] - _room(sizes) + width, width // 3))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, column in zip(headings, zip(*lines, strict=True), strict=True):
-        cells = column if heading == "method" else (*column, *heading.split())
-        least = max(map(len, cells))
-        if heading == "method" and width is not None:  # never cut short, folded if it must be
-            least = min(least, max(12, width // 3))
-        table.add_column(heading, overflow="fold", min_width=least)
+    for heading, size in zip(headings, sizes, strict=True):
+        table.add_column(fill(heading, size), width=size, overflow="fold")
     for line in lines:
         table.add_row(*line)
     return table
+
+
+def _sizes(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
+    """Letters that each column needs; headings are wrapped between words."""
+    words = [max(heading.split(), key=len) for heading in headings]
+    return [max(map(len, column)) for column in zip(words, *lines, strict=True)]
+
+
+def _room(sizes: Sequence[int]) -> int:
+    """Letters of a whole line: every column has one on either side and one to the next."""
+    return sum(sizes) + 3 * len(sizes) - 1
 
 
 def as_markdown(report: Report, limits: Mapping[str, float] | None = None) -> str:
@@ -233,7 +243,7 @@ def _auto(report: Report) -> list[str]:
     if not found:
         return []
     worst = min(found, key=lambda one: one.ratio.value)
-    axes = analysis.varied_axes(report)
+    axes = analysis.varied_axes(report.points())
     where = analysis.describe_point(worst.point, axes)
     num_on, num_below = sum(one.is_on for one in found), sum(one.is_below for one in found)
     said = [

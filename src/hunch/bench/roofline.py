@@ -86,6 +86,7 @@ class Machine:
     flops: float  # in passes over few tokens
     prefill_flops: float
     memory_bytes: float
+    num_gpus: int = 1
     layer_seconds: float = LAYER_SECONDS
     kv_rate: float = KV_SHARE / BANDWIDTH_SHARE  # of reading KV, against that of weights
     scale: float = 1.0  # measured seconds over the roofline's, where a report told
@@ -101,6 +102,7 @@ class Machine:
             tflops * 1e12 * DECODE_SHARE * together,
             tflops * 1e12 * PREFILL_SHARE * together,
             gpu.memory_gb * 1e9 * num_gpus,
+            num_gpus,
         )
 
     def calibrated(self, scale: float) -> Machine:

@@ -25,7 +25,7 @@ from hunch.bench.remote import UrlSubject
 from hunch.bench.workloads import Prompt, length_of, long_context
 from hunch.errors import ConfigError, RequestError
 
-FEW_TURNS, LINE_SECONDS = 200, 5.0  # of progress in a pipe
+FEW_TURNS, LINE_SECONDS = 40, 5.0  # of progress in a pipe
 SLOW_SECONDS = 10.0  # of opening engines; later ones are said
 GPU_KV = 8 * 2**30  # bytes each engine gets on a GPU, where several share it
 

@@ -267,7 +267,7 @@ def measure(
 ) -> Report:
     from rich.console import Console
 
-    from hunch.bench.analysis import describe_point
+    from hunch.bench.analysis import describe_point, label, varied_axes
     from hunch.bench.session import Session, progress
 
     console = Console()
@@ -281,6 +281,7 @@ def measure(
         session = Session(asked, lambda text: status.print(text, highlight=False), pids)
     answers: dict[str, dict[str, RequestOutput]] = {}
     names = [subject.name for subject in session.subjects]
+    axes = varied_axes([cell.point for cell in session.cells])
 
     def on_answer(method: str, prompt_id: str, output: RequestOutput) -> None:
         answers.setdefault(prompt_id, {})[method] = output
@@ -291,8 +292,8 @@ def measure(
         with progress(session.num_turns, outputs.as_json) as advance:
 
             def on_turn(method: str, point: dict[str, Any], number: int, is_old: bool) -> None:
-                where = describe_point(point, list(point))
-                advance(f"{method}, {where}, round {number}", is_old)
+                where = f", {describe_point(point, axes)}" if axes else ""
+                advance(f"{label(method)}{where}, round {number}", is_old)
 
             return session.run(
                 kind, save=save, on_turn=on_turn, on_answer=on_answer if show else None

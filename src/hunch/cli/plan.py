@@ -32,7 +32,8 @@ Ranks = Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)]
 Stages = Annotated[int, typer.Option(help="Stages of layers; with --link.", min=1)]
 WeightType = Annotated[str, typer.Option(help="Of the weights: bf16, fp8, int8, int4.")]
 Acceptance = Annotated[
-    float | None, typer.Option(help="Chance that a guess is right; default 0.7.")
+    float | None,
+    typer.Option(help="Chance that a guess is right; default: 0.7, without a draft 0.45."),
 ]
 PromptTokens = Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)]
 AnswerTokens = Annotated[int, typer.Option(help="Tokens of an answer.", min=1)]
@@ -135,7 +136,14 @@ def _planner(
     kv_bytes: float | None,
     from_report: Path | None,
 ) -> Planner:
-    from hunch.bench.plan import ACCEPTANCE, Planner, Workload, calibrate, size_of
+    from hunch.bench.plan import (
+        ACCEPTANCE,
+        LOOKUP_ACCEPTANCE,
+        Planner,
+        Workload,
+        calibrate,
+        size_of,
+    )
     from hunch.bench.records import load_report
     from hunch.bench.roofline import Size
 
@@ -154,7 +162,8 @@ def _planner(
                 "expect less of drafts, above all at several requests at once",
                 err=True,
             )
-    chance = acceptance if acceptance is not None else (measured or ACCEPTANCE)
+    usual = LOOKUP_ACCEPTANCE if draft is None else ACCEPTANCE
+    chance = acceptance if acceptance is not None else (measured or usual)
     drafter = None if draft is None else Size.parse(draft, dtype)
     return Planner(machine, size, drafter, chance, Workload(*work))
 
@@ -205,12 +214,10 @@ def _machine(
 
 
 def _at_rate(planner: Planner, price: float | None) -> dict[str, Any]:
-    rate, answer = planner.work.rate, planner.work.answer
-    assert rate is not None
+    answer = planner.work.answer
     found: dict[str, Any] = {}
     for name, is_plain in (("plain", True), ("speculative", False)):
-        load = planner.at_rate(is_plain)
-        hours = load.gpu_hours_per_million(rate, answer)
+        load, full = planner.at_rate(is_plain), planner.least_gpu_hours(is_plain)
         found[name] = {
             "machines": load.machines,
             "requests_under_way": load.rows,
@@ -219,14 +226,11 @@ def _at_rate(planner: Planner, price: float | None) -> dict[str, Any]:
             "draft_length": load.choice.length,
             "busy": load.busy,
             "capacity_rps": planner.capacity(is_plain),
-            "gpu_hours_per_million_tokens": hours,
-            "gpu_hours_per_million_tokens_when_full": 1e6
-            / (planner.capacity(is_plain) * answer)
-            / 3600,
+            "gpu_hours_per_million_tokens": load.gpu_hours,
+            "gpu_hours_per_million_tokens_when_full": full,
         }
         if price is not None:
-            full = found[name]["gpu_hours_per_million_tokens_when_full"]
-            found[name]["cost_per_million_tokens"] = hours * price
+            found[name]["cost_per_million_tokens"] = load.gpu_hours * price
             found[name]["cost_per_million_tokens_when_full"] = full * price
     return found
 
@@ -260,6 +264,7 @@ def _show(found: dict[str, Any], rps: float | None, price: float | None) -> None
     console.print(table)
     for length, rows in found["costs_from"].items():
         where = f"from {rows} requests at once on" if rows else "at no load that fits the memory"
+        where = "at every load" if rows == 1 else where
         console.print(f"A fixed length of {length} costs time {where}.")
     if found["at_rate"]:
         _show_rate(console, found["at_rate"], rps, price)
