@@ -73,10 +73,10 @@ def test_auto_is_held_against_the_fastest() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
-def test_the_table_fits_a_terminal(width: int) -> None:
+@pytest.mark.parametrize("method", ["suffix:num_nodes=3:adaptive=false", "suffix,"])
+def test_the_table_fits_a_terminal(width: int, method: str) -> None:
     """No heading and no figure is cut short."""
-    curves = {"off": (1.0, 1.0), "suffix:num_nodes=3:adaptive=false": (1.31, 1.2)}
-    report = made(curves, noise=0.3)
+    report = made({"off": (1.0, 1.0), method: (1.31, 1.2)}, noise=0.3)
     out, limits = io.StringIO(), {"first_token": 0.5}
     Console(file=out, width=width).print(as_table(report, limits, width))
     text = out.getvalue()
@@ -84,7 +84,8 @@ def test_the_table_fits_a_terminal(width: int) -> None:
     for word in ("identical", "goodput,", "req/s", "speed-up", "suffix,", "yes"):
         assert word in text
     for row in rows(report)[2:]:
-        assert f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, " in text
+        low, high = row["speedup_low"], row["speedup_high"]
+        assert f"{row['speedup']:.2f}x [{low:.2f}, {high:.2f}]" in text
 
 
 def test_the_page_gives_bytes_a_unit_and_the_command_once() -> None:

@@ -148,7 +148,8 @@ def as_table(
     sizes = _sizes(headings, lines)
     if width is not None:  # a method's name is never cut short, but folded if it must be
         place = headings.index("method")
-        sizes[place] = max(12, min(sizes[place], sizes[place] - _room(sizes) + width, width // 3))
+        size, over = sizes[place], max(0, _room(sizes) - width)
+        sizes[place] = max(min(size, 12), size - over)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, size in zip(headings, sizes, strict=True):
         table.add_column(fill(heading, size), width=size, overflow="fold")

@@ -281,7 +281,6 @@ def measure(
         session = Session(asked, lambda text: status.print(text, highlight=False), pids)
     answers: dict[str, dict[str, RequestOutput]] = {}
     names = [subject.name for subject in session.subjects]
-    axes = varied_axes([cell.point for cell in session.cells])
 
     def on_answer(method: str, prompt_id: str, output: RequestOutput) -> None:
         answers.setdefault(prompt_id, {})[method] = output
@@ -292,6 +291,7 @@ def measure(
         with progress(session.num_turns, outputs.as_json) as advance:
 
             def on_turn(method: str, point: dict[str, Any], number: int, is_old: bool) -> None:
+                axes = varied_axes(cell.point for cell in session.cells)
                 where = f", {describe_point(point, axes)}" if axes else ""
                 advance(f"{label(method)}{where}, round {number}", is_old)
 
