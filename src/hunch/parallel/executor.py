@@ -28,7 +28,7 @@ from hunch.parallel.link import JOIN_SECONDS, Link, Numbers, rank_device, torchr
 from hunch.parallel.orders import Op, load_order, order
 from hunch.parallel.part import Layout, Part, dump_model
 
-BLAME_SECONDS = 2.0  # after a broken line, until the rank that broke it must be known
+BLAME_SECONDS = 10.0  # after a broken line, until the rank that broke it must be known
 LEAVE_SECONDS = 5.0  # that a rank has to leave when it is told to
 MEMORY_FOLDER = "/dev/shm"  # whose files are in memory
 FOLLOWER = "hunch.parallel.follower"  # what other ranks run
@@ -110,7 +110,7 @@ class Ranks:
         self.link.check()
 
     def _reason(self, error: BaseException) -> str:
-        if isinstance(error, RuntimeError):
+        if isinstance(error, RuntimeError) and self._watches:
             self._died.wait(BLAME_SECONDS)
         if self._deaths:
             return self._deaths[0]

@@ -32,7 +32,7 @@ Numbers = npt.NDArray[np.int64]
 
 dist: Any = torch.distributed  # whose stubs lack much of what it offers
 
-JOIN_SECONDS = 120  # that ranks have to find each other
+JOIN_SECONDS = 300  # that ranks have to find each other
 FOREVER = timedelta(days=365)  # a rank may wait for its next order as long as nobody asks anything
 HEAD = 512  # numbers of an order that travel with its length
 TEXT_BYTES = 1024  # of what a rank has to say about an order

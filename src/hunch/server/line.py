@@ -35,7 +35,7 @@ class Line(asyncio.Protocol):
 def ending_of(process: subprocess.Popen[bytes]) -> str:
     """Wait for a process that closed its end, and say how it ended."""
     try:
-        code = process.wait(1.0)
+        code = process.wait(10.0)
     except subprocess.TimeoutExpired:  # it goes on: it is of no use any more
         process.kill()
         code = process.wait()

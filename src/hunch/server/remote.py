@@ -22,6 +22,7 @@ from hunch.types import Detokenizer, SamplingParams
 
 KILL_SECONDS = 5.0  # how long a process that was asked to leave may take
 SILENT_SECONDS = 3.5  # without a sign of life after which it counts as hung
+LOOK_SECONDS = 0.5  # between two looks for a sign of life
 STEP_SECONDS = 300.0  # that one step may take
 
 
@@ -75,7 +76,10 @@ class RemoteEngine:
         self._fatal: str | None = None
         self._is_closing = False
         self._line: asyncio.Transport | None = None
-        self._last_word = 0.0  # when the process was last heard of
+        # Looks since the process was last heard of. Where the machine stood still, for whatever
+        # time, both sides missed it: that is one look, not so many seconds of silence.
+        self._num_looks = 0
+        self._looking: asyncio.TimerHandle | None = None
         self._step_seconds = 0.0  # that its step had taken then
         self.watcher: Watcher | None = None
         # Is told of each stream that was open when the process died; True: it goes on elsewhere.
@@ -126,6 +130,13 @@ class RemoteEngine:
         self._line, _ = await loop.create_unix_connection(
             lambda: Line(self._take, self._tell, self._lose), sock=line
         )
+        self._num_looks = -1
+        self._look()
+
+    def _look(self) -> None:
+        self._num_looks += 1
+        loop = asyncio.get_running_loop()
+        self._looking = loop.call_later(LOOK_SECONDS, self._look)
 
     @property
     def pid(self) -> int:
@@ -150,11 +161,7 @@ class RemoteEngine:
         if self.is_asleep:
             return 0.0
         stuck = max(0.0, self._step_seconds - STEP_SECONDS)
-        return stuck + time.monotonic() - self._last_word
-
-    def excuse(self) -> None:
-        """This side was not listening: the silence was not the engine's."""
-        self._last_word = time.monotonic()
+        return stuck + LOOK_SECONDS * self._num_looks
 
     def kill(self, reason: str) -> None:
         """End a process that is of no use any more; the rest goes as if it had died by itself."""
@@ -285,7 +292,7 @@ class RemoteEngine:
             self._line.write(wire.pack(message))
 
     def _take(self, message: wire.Message) -> None:
-        self._last_word = time.monotonic()
+        self._num_looks = 0
         match message["op"]:
             case "deltas":
                 if message["said"]:
@@ -351,6 +358,8 @@ class RemoteEngine:
 
     def _lose(self) -> None:
         """The socket closed: the process is gone, or about to be."""
+        if self._looking is not None:
+            self._looking.cancel()
         self._burial = asyncio.create_task(self._bury())
 
     async def _wait_process(self) -> str:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import socket
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
@@ -33,6 +32,7 @@ from hunch.server.workers import JoinedEngine, Workers
 
 ENGINE_FACTORY = "hunch.llm:build_engine"  # Config -> Engine, called in the engine's process
 WATCH_SECONDS = 1.0  # between two looks at the engine
+LEAVE_SECONDS = 10  # for answers that are complete to reach clients that read slowly
 TEXT_FACTORY = "hunch.llm:load_text"  # Config -> Text, called in this one
 
 
@@ -251,7 +251,7 @@ def _server(service: Service, switch: Switch | None = None) -> uvicorn.Server:
             ssl_certfile=service.settings.ssl_certfile or None,
             root_path=service.settings.root_path,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=LEAVE_SECONDS,
         )
     )
 
@@ -363,14 +363,10 @@ class Keeper:
     async def _wait_dead(self, engine: RemoteEngine) -> None:
         """Until the engine has died; one that shows no life is helped."""
         limit = self.service.settings.engine_timeout
-        last = time.monotonic()
         while not engine.died.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.died.wait(), WATCH_SECONDS)
-            now = time.monotonic()
-            if now - last > 3 * WATCH_SECONDS:
-                engine.excuse()
-            last, seconds = now, engine.silent_seconds()
+            seconds = engine.silent_seconds()
             if seconds > limit:
                 engine.kill(f"it has not answered for {seconds:.0f} s")
                 await engine.died.wait()

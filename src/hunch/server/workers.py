@@ -26,7 +26,7 @@ from hunch.server import logs, wire
 from hunch.server.remote import RemoteEngine
 from hunch.server.settings import Limits, ServeConfig
 
-GRACE_SECONDS = 5.0  # beyond the drain, for a process to leave
+GRACE_SECONDS = 15.0  # beyond the drain, for a process to leave
 
 
 class Workers:

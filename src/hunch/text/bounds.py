@@ -26,9 +26,9 @@ _WIDTHS = re.compile(r"%[^a-zA-Z%]*(\d{4,}|\*)")
 
 @dataclass(slots=True)
 class Meter:
-    """What one rendering has used so far."""
+    """What one rendering has used so far. Its time is the thread's own: others' is not counted."""
 
-    deadline: float
+    deadline: float  # by the thread's clock
     written: int = 0
 
     def write(self, num_chars: int) -> None:
@@ -39,7 +39,7 @@ class Meter:
     def tick(self, num_chars: int) -> None:
         """Runs in every loop and macro body; `num_chars` is the text that stands in it."""
         self.write(num_chars)
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise SecurityError(f"the template runs longer than {MAX_SECONDS} seconds")
 
 

@@ -166,7 +166,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return jinja2.Template.from_code(self, code, self.make_globals(None))
 
     def render_bounded(self, template: jinja2.Template, values: Mapping[str, Any]) -> str:
-        meter = Meter(deadline=time.monotonic() + MAX_SECONDS)
+        meter = Meter(deadline=time.thread_time() + MAX_SECONDS)
         token = current_meter.set(meter)
         try:
             return template.render({**values, _TICK: meter.tick, _WEIGH: _weighed})

@@ -49,6 +49,10 @@ export class Answer {
     for (const [text, origin, missed] of pieces) this.addPiece(text, origin, missed);
     const seconds = (now - this.start) / 1000;
     if (seconds > 0.2) this.speed.textContent = `${(this.count / seconds).toFixed(1)} tokens/s`;
+  }
+
+  // Once per picture, not per token: it makes the browser lay out the page.
+  draw() {
     const longest = Math.max(...this.turn.map((answer) => answer.ribbon.length));
     for (const answer of this.turn) answer.ribbon.draw(longest);
   }
@@ -76,6 +80,7 @@ export class Answer {
 
   finish({ stats, usage, ending }) {
     this.stats = stats;
+    this.draw();
     if (ending === "length") {
       this.facts.append(make("span", "cut", `cut at ${usage.completion_tokens} tokens`));
     }

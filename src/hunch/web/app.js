@@ -53,8 +53,11 @@ async function converse(told) {
     for (const [i, mode] of modes.entries()) {
       current = cards[i];
       const done = await ask(request(history, mode), running.signal, (pieces) => {
-        current.add(pieces);
-        follow(current.node);
+        cards[i].add(pieces);
+        beforeNextPicture(() => {
+          cards[i].draw();
+          follow(cards[i].node);
+        });
       });
       current.finish(done);
       ends.push(done);
@@ -195,6 +198,17 @@ function follow(node) {
   const end = node.getBoundingClientRect().bottom - log.getBoundingClientRect().bottom;
   log.scrollTop += end + 16;
   followed = log.scrollTop;
+}
+
+let isDrawing = false; // in the next picture, whatever comes until then
+
+function beforeNextPicture(draw) {
+  if (isDrawing) return;
+  isDrawing = true;
+  requestAnimationFrame(() => {
+    isDrawing = false;
+    draw();
+  });
 }
 
 // --- controls -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ const queue = new Lines($("queue"), ["--mark-edge", "--second"], 4);
 const kv = new Lines($("kv"), ["--mark-edge"], 0.1, (value) => `${Math.round(100 * value)} %`);
 const accept = new Bars($("accept"), "--mark-edge");
 let before = null;
+let isAsking = false; // a server that is slow to answer is not asked again meanwhile
 
 const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
 const ms = (value) => (value == null ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`);
@@ -59,8 +60,9 @@ function showDrafters(drafters) {
 }
 
 export async function poll() {
-  if (document.hidden) return;
+  if (document.hidden || isAsking) return;
   const health = $("health");
+  isAsking = true;
   try {
     const response = await fetch("/stats", { headers: headers() });
     if (response.ok) {
@@ -73,6 +75,8 @@ export async function poll() {
   } catch {
     health.className = "dot bad";
     health.title = "the server does not answer";
+  } finally {
+    isAsking = false;
   }
   health.setAttribute("aria-label", health.title);
 }
