@@ -59,12 +59,12 @@ def test_answers_make_later_guesses_better_and_change_no_text(target: Path) -> N
 def test_work_that_is_cut_short_by_closing_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(hunch.adapt, "_COUNTER", "sleeper")
     adapter = PhraseAdapter(lambda table: None, 50, first=1, pause=0.0)
     adapter.add([1, 2], [3, 4])
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 300
     while adapter._process is None and time.monotonic() < ends:
         time.sleep(0.01)
     adapter.close()
@@ -73,7 +73,7 @@ def test_work_that_is_cut_short_by_closing_is_no_fault(
     assert not caplog.records
     adapter.apply()
     adapter.add([1, 2], [3, 4])  # nothing begins after it
-    adapter.wait(5.0)
+    adapter.wait(300.0)
     assert adapter._process.poll() is not None
 
 
@@ -86,7 +86,7 @@ def test_counting_waits_for_requests_but_not_for_ever(
     adapter = PhraseAdapter(lambda table: None, 50, first=1, pause=0.0)
 
     def await_state(states: str, *, has_steps: bool) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         while time.monotonic() < end:
             if has_steps:
                 adapter.apply()
@@ -156,7 +156,7 @@ def test_a_counter_that_fails_is_told_and_harms_nobody(
     adapter = PhraseAdapter(taken.append, 50, first=1, pause=0.0)
     adapter.add([1], [2, 3])
     adapter.wait(300.0)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 300
     while adapter._thread is not None and time.monotonic() < end:
         adapter.apply()
     assert taken == []

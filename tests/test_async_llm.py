@@ -55,7 +55,7 @@ def test_leaving_the_loop_ends_the_request(llm):
         await anext(generator)
         assert llm.stats()["num_running"] == 1
         await generator.aclose()
-        for _ in range(1000):
+        for _ in range(30_000):
             if not llm.stats()["num_running"]:
                 return
             await asyncio.sleep(0.01)

@@ -274,10 +274,10 @@ def served(line, folder, *added):
     command = [sys.executable, "-m", "hunch", *words, *added]
     server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
     try:
-        for _ in range(900):
+        for _ in range(3000):
             assert server.poll() is None, (line, (folder / "log").read_text()[-2000:])
             with contextlib.suppress(OSError):
-                urlopen("http://127.0.0.1:8000/health", timeout=5).close()
+                urlopen("http://127.0.0.1:8000/health", timeout=300).close()
                 break
             time.sleep(0.2)
         else:
@@ -285,7 +285,7 @@ def served(line, folder, *added):
         yield server
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(300)
         log.close()
 
 

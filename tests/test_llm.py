@@ -281,5 +281,5 @@ def test_a_sibling_shares_the_weights_and_writes_the_same_text(model: Path) -> N
         assert found.outputs[0].token_ids == expected.outputs[0].token_ids
         assert found.stats["drafted"] > 0
         assert expected.stats["drafted"] == 0
-        assert 0 < found.stats["first_token_seconds"] < 60
+        assert 0 < found.stats["first_token_seconds"] < 600
         other.close()

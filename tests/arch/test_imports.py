@@ -152,9 +152,5 @@ def test_torch_free_rooms_load_no_torch(module: str) -> None:
 
 
 def test_import_hunch_is_quick() -> None:
-    code = "import time; t = time.process_time(); import hunch; print(time.process_time() - t)"
-    times = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
-        for _ in range(3)
-    ]
-    assert min(times) < 0.3
+    """It loads little, which costs 25 ms; by the clock that would depend on the machine."""
+    assert len(loaded_by("import hunch") - loaded_by("pass")) < 60

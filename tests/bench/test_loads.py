@@ -60,14 +60,14 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def test_an_open_load_on_an_engine_skips_idle_time(llm: LLM) -> None:
     subject = EngineSubject("ngram", llm, EnergyMeter(rapl=Path("/nonexistent")))
     jobs = make_jobs(PROMPTS, lambda p: llm.tokenizer.encode(p.text), PARAMS, 6)
-    load = Load(rate=0.02, num_warmup=2)  # one in 50 seconds
+    load = Load(rate=0.002, num_warmup=2)  # one in 500 seconds
     began = time.perf_counter()
     found = subject.drive(jobs, load)
-    assert time.perf_counter() - began < 30 < found.seconds
+    assert time.perf_counter() - began < 300 < found.seconds
     assert [a.id for a in found.answers] == ["p0", "p1", "p2", "p3", "p0#1", "p1#1"]
     assert [a.is_warmup for a in found.answers] == [True, True, False, False, False, False]
     assert [a.start for a in found.answers] == load.arrivals(6)
-    assert all(0 < (a.first_token or 0) <= a.end_to_end < 30 for a in found.answers)
+    assert all(0 < (a.first_token or 0) <= a.end_to_end < 300 for a in found.answers)
     assert found.answers[4].digest == found.answers[0].digest  # the same prompt, the same text
     assert found.counts["generation_tokens"] == 6 * 12
     assert found.counts["drafted"] == sum(a.drafted or 0 for a in found.answers) > 0

@@ -217,7 +217,7 @@ def test_broken_grammars_are_refused_and_others_go_on(tiny_llm: Callable[..., LL
     for asked in ({"regex": "("}, {"json": {"$ref": "#/nowhere"}}, {"regex": "a" * 10_000_000}):
         with pytest.raises(GrammarError):
             llm.generate("a", SamplingParams(structured_outputs=asked))
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < 120
     with pytest.raises(RequestError):
         SamplingParams(structured_outputs={"regex": "a", "grammar": "b"})
     assert llm.generate("a", good)[0].outputs[0].token_ids == before

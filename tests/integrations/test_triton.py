@@ -51,7 +51,7 @@ class FakeSender:
         """Everything up to the last answer."""
         found = []
         while True:
-            response, flags = self.sent.get(timeout=60)
+            response, flags = self.sent.get(timeout=300)
             if response is not None:
                 found.append(response)
             if flags & FINAL:
@@ -144,7 +144,7 @@ def test_a_client_that_leaves_ends_its_request(model: Any) -> None:
         sampling_parameters='{"max_tokens": 200, "ignore_eos": true, "temperature": 0}',
     )
     model.execute([request])
-    request.sender.sent.get(timeout=60)
+    request.sender.sent.get(timeout=300)
     request.sender.is_gone = True
     found, _ = request.sender.read()
     assert len(found) < 200

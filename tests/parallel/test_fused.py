@@ -71,7 +71,7 @@ def start(size: int, folder: Path, name: str) -> list[subprocess.Popen[bytes]]:
 def test_fused_kernels_split_over_two_ranks(name: str, tmp_path: Path) -> None:
     processes = [one for size in (1, 2) for one in start(size, tmp_path / str(size), name)]
     try:
-        assert [process.wait(300) for process in processes] == [0] * len(processes)
+        assert [process.wait(900) for process in processes] == [0] * len(processes)
     finally:
         for process in processes:
             process.kill()

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.live_server import api_server, wait_for
+from server.live_server import PATIENCE, api_server, wait_for
 
 NUM_STREAMS = 50
 BODY = {
@@ -26,7 +26,7 @@ BODY = {
 def read(url: str, seed: int) -> tuple[str, str, float]:
     """A stream's text, the error it ended with, and when that was."""
     body = {**BODY, "stream": True, "seed": seed}
-    with httpx.stream("POST", f"{url}/completions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{url}/completions", json=body, timeout=PATIENCE) as answer:
         events = [line for line in answer.iter_lines() if line]
     news = [json.loads(event.removeprefix("data: ")) for event in events if "{" in event]
     text = "".join(choice["text"] for one in news for choice in one.get("choices", ()))
@@ -56,14 +56,14 @@ def test_a_rank_is_killed_under_fifty_streams(tiny_model: Path, tmp_path: Path) 
     words = f"--model {tiny_model} -tp 2 --speculate ngram --dtype float32 --max-model-len 256"
     log = tmp_path / "log"
     with api_server([*words.split(), "--threads", "1", "--max-num-seqs", "64"], log) as url:
-        whole = httpx.post(f"{url}/completions", json=BODY, timeout=60).json()
+        whole = httpx.post(f"{url}/completions", json=BODY, timeout=PATIENCE).json()
         with ThreadPoolExecutor(NUM_STREAMS) as pool:
             running = [pool.submit(read, url, seed) for seed in range(NUM_STREAMS)]
             time.sleep(1.0)
             (victim,) = followers(log)
             os.kill(victim, signal.SIGKILL)
             killed = time.monotonic()
-            ends = [one.result(30) for one in running]
+            ends = [one.result(PATIENCE) for one in running]
         text = whole["choices"][0]["text"]
         broken = [(said, error, when) for said, error, when in ends if error]
         assert broken
@@ -73,6 +73,6 @@ def test_a_rank_is_killed_under_fifty_streams(tiny_model: Path, tmp_path: Path) 
             assert text.startswith(said)
             assert when - killed < 5
         assert {said for said, error, _ in ends if not error} <= {text}
-        wait_for(lambda: "the engine was started again" in log.read_text(), 60)
-        again = httpx.post(f"{url}/completions", json=BODY, timeout=60).json()
+        wait_for(lambda: "the engine was started again" in log.read_text())
+        again = httpx.post(f"{url}/completions", json=BODY, timeout=PATIENCE).json()
         assert again["choices"][0]["text"] == whole["choices"][0]["text"]

@@ -3,7 +3,8 @@
 The next token depends on seed, answer, position and the token before, as with a real model, so that
 streams can be compared with `expected_text`. A prompt with `SAY[text]YAS` in it is answered by that
 text, whatever the seed. FAKE_STEP_SECONDS sets how long a step takes,
-FAKE_LOAD_SECONDS how long the model takes to load.
+FAKE_LOAD_SECONDS how long the model takes to load. FAKE_HOLDS is where a test leaves marks for as
+long as something must wait (see `LiveServer.holding`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, ClassVar
 
 from hunch.config import Config
@@ -260,9 +263,12 @@ class FakeRunner:
         self._rows: dict[int, Row] = {}
         self._shift = len(config.model.lora or "")  # what an adapter does to every seed
         self._results: deque[StepResult] = deque()
+        self._num_steps = 0
         self._seconds = float(os.environ.get("FAKE_STEP_SECONDS", "0.001"))
 
     def submit(self, plan: StepPlan) -> None:
+        wait_while_held("steps", self._num_steps)
+        self._num_steps += 1
         time.sleep(self._seconds)
         for row in plan.leaves:
             self._rows.pop(row, None)
@@ -293,9 +299,18 @@ class FakeRunner:
         pass
 
 
+def wait_while_held(what: str, num_done: int = 0) -> None:
+    """While there is a mark that says no more than `num_done`."""
+    mark = Path(f"{os.environ.get('FAKE_HOLDS')}.{what}")
+    with suppress(FileNotFoundError):
+        while num_done >= int(mark.read_text() or "0"):
+            time.sleep(0.005)
+
+
 def build_engine(config: Config) -> Engine:
     if config.model.model == "missing":
         raise RequestError("there is no such model")
+    wait_while_held("load")
     time.sleep(float(os.environ.get("FAKE_LOAD_SECONDS", "0")))
     return Engine(config, FakeRunner(config), FakeText(), compile_grammar=compile_grammar)
 
@@ -303,7 +318,7 @@ def build_engine(config: Config) -> Engine:
 def compile_grammar(asked: StructuredOutput) -> None:
     """No grammar at all; a regex may ask for trouble."""
     if asked.regex == "slow":
-        time.sleep(1.5)
+        wait_while_held("grammars")
     if asked.regex == "unforeseen":
         raise ZeroDivisionError("a bug")
     if asked.regex == "bad":

@@ -209,19 +209,20 @@ def test_cached_tokens_are_counted_and_a_salt_keeps_them_apart(server: LiveServe
 
 def test_urgent_requests_go_first(start_server: Callable[..., LiveServer]) -> None:
     server = start_server(env={"FAKE_STEP_SECONDS": "0.01"}, max_num_seqs=1)
-    ends: list[int] = []
 
     def ask(priority: int) -> None:
-        complete(server, max_tokens=60, priority=priority, speculation={"mode": "off"})
-        ends.append(priority)
+        body = {"prompt": "x", "max_tokens": 20, "priority": priority}
+        server.post(COMPLETE, body, headers={"X-Request-Id": f"priority{priority}"})
 
     threads = [threading.Thread(target=ask, args=(priority,)) for priority in (0, 5, -5)]
-    for number, thread in enumerate(threads):
-        thread.start()
-        wait_for(lambda number=number: server.stats()["num_open"] > number)
+    with server.holding("steps"):
+        for number, thread in enumerate(threads):
+            thread.start()
+            wait_for(lambda number=number: server.stats()["num_open"] > number)
     for thread in threads:
         thread.join()
-    assert ends == [0, -5, 5]
+    wait_for(lambda: len(server.ended()) == 3)
+    assert server.ended() == ["priority0", "priority-5", "priority5"]
 
 
 def test_prompt_logprobs_and_token_ids_as_vllm_gives_them(server: LiveServer) -> None:

@@ -19,7 +19,7 @@ from hunch.server.guard import check_characters, check_values
 from hunch.server.problems import ProblemError
 from hunch.text.tokenizer import load_tokenizer
 from server.fake_engine import expected_text
-from server.live_server import LiveServer
+from server.live_server import PATIENCE, LiveServer, wait_for
 from tiny_models import write_tokenizer
 
 COMPLETE = "/v1/completions"
@@ -67,9 +67,9 @@ def guarded(start_server: Callable[..., LiveServer]) -> LiveServer:
 
 @pytest.fixture(scope="module")
 def narrow(start_server: Callable[..., LiveServer]) -> LiveServer:
-    """A few connections, a second for headers, and a name."""
+    """A few connections, all the time for headers, and a name."""
     return start_server(
-        env={"FAKE_HEADER_SECONDS": "1"}, max_connections=20, allowed_hosts=["llm.example"]
+        env={"FAKE_HEADER_SECONDS": "600"}, max_connections=20, allowed_hosts=["llm.example"]
     )
 
 
@@ -96,7 +96,7 @@ def test_a_large_wrong_body_gets_its_error_at_once(server: LiveServer, name: str
     assert len(answer.content) < 2000
     # Of the server's own time, as machines that run tests have others' work too. It was 79 s, and
     # 7 GB, when every item had an error of its own.
-    assert used < 2
+    assert used < 20
     assert memory(pid) - held < 64
 
 
@@ -150,7 +150,7 @@ def test_a_prompt_that_cannot_fit_is_refused_unread(tmp_path: Path) -> None:
         chat = [{"role": "user", "content": text}]
         with pytest.raises(RequestError, match="context of 512"):
             tokenizer.render_chat(chat, template=template, max_tokens=512)
-    assert time.process_time() - began < 6  # 16 s for each of them, encoded to its end
+    assert time.process_time() - began < 30  # 16 s for each of them, encoded to its end
 
 
 def test_text_that_fits_is_encoded_as_ever(tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_text_that_fits_is_encoded_as_ever(tmp_path: Path) -> None:
     assert tokenizer.encode(text, max_tokens=len(ids) - 1) == ids  # who asks looks at the length
 
 
-def raw(server: LiveServer, data: bytes, seconds: float = 60.0) -> bytes:
+def raw(server: LiveServer, data: bytes) -> bytes:
     """What the server says to these bytes, until it closes the connection, which it must."""
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
-        sock.settimeout(seconds)
+        sock.settimeout(PATIENCE)
         said = b""
         try:
             sock.sendall(data)
@@ -203,21 +203,31 @@ def test_large_bodies_that_come_with_their_headers_are_read(server: LiveServer) 
     )
 
 
-def test_half_open_connections_are_closed_and_their_number_is_limited(
-    narrow: LiveServer,
-) -> None:
-    server = narrow
+def half_open(server: LiveServer) -> list[socket.socket]:
+    """Twenty connections that say nothing, or not enough."""
     socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
     for number, sock in enumerate(socks):
-        sock.settimeout(60)
+        sock.settimeout(PATIENCE)
         sock.sendall(b"GET /health HTTP/1.1\r\nHost" if number % 2 else b"")
-    said = raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return socks
+
+
+def test_the_number_of_connections_is_limited(narrow: LiveServer) -> None:
+    socks = half_open(narrow)
+    said = raw(narrow, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert said.startswith(b"HTTP/1.1 503 ")
     assert b"too_many_connections" in said
+    for sock in socks:
+        sock.close()
+    wait_for(lambda: narrow.get("/health").status_code == 200)
+
+
+def test_half_open_connections_are_closed(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server(env={"FAKE_HEADER_SECONDS": "0.3"})
+    socks = half_open(server)
     assert [sock.recv(100) for sock in socks] == [b""] * 20
     for sock in socks:
         sock.close()
-    assert server.get("/health").status_code == 200
 
 
 def test_many_idle_connections_do_not_slow_a_stream(server: LiveServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,19 +16,25 @@ from typing import Any
 
 import pytest
 
+from hunch.config import Config
+from hunch.server import remote
 from server.fake_engine import expected_text
-from server.live_server import LiveServer, wait_for
+from server.live_server import PATIENCE, LiveServer, wait_for
 
 COMPLETE = "/v1/completions"
 SLOW = {"FAKE_STEP_SECONDS": "0.03"}
 LONG = {"prompt": "Once", "seed": 3, "max_tokens": 300, "speculation": {"mode": "off"}}
+ENDLESS = {**LONG, "max_tokens": 50_000}  # 25 minutes by the clock of the slow engine
+ROOM = 60_000  # tokens of a context
 
 
-def read_stream(server: LiveServer, body: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+def read_stream(
+    server: LiveServer, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> tuple[str, dict[str, Any] | None]:
     """The text of a stream, and the error it ended with."""
     text, error = "", None
     with server.client.stream(
-        "POST", server.url + COMPLETE, json={**body, "stream": True}
+        "POST", server.url + COMPLETE, json={**body, "stream": True}, headers=headers
     ) as answer:
         if answer.status_code != 200:
             return "", json.loads(answer.read())["error"]
@@ -42,15 +49,16 @@ def read_stream(server: LiveServer, body: dict[str, Any]) -> tuple[str, dict[str
 
 @pytest.fixture(scope="module")
 def slow(start_server: Callable[..., LiveServer]) -> LiveServer:
-    return start_server(env=SLOW, max_num_seqs=2, max_queue=2)
+    return start_server(env=SLOW, max_num_seqs=2, max_queue=2, max_model_len=ROOM)
 
 
 def test_a_full_queue_says_when_to_come_back(slow: LiveServer) -> None:
     with ThreadPoolExecutor(5) as pool:
         body = {**LONG, "max_tokens": 40}
-        first = [pool.submit(read_stream, slow, body) for _ in range(4)]
-        wait_for(lambda: slow.stats()["num_open"] == 4)
-        refused = slow.post(COMPLETE, body)
+        with slow.holding("steps"):
+            first = [pool.submit(read_stream, slow, body) for _ in range(4)]
+            wait_for(lambda: slow.stats()["num_open"] == 4)
+            refused = slow.post(COMPLETE, body)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "queue_full"
@@ -60,33 +68,35 @@ def test_a_full_queue_says_when_to_come_back(slow: LiveServer) -> None:
 
 
 def test_requests_are_served_in_the_order_they_came(slow: LiveServer) -> None:
-    ends: list[int] = []
+    names = [f"in-order-{number}" for number in range(4)]
 
-    def ask(number: int) -> None:
-        read_stream(slow, {**LONG, "max_tokens": 70})
-        ends.append(number)
+    def ask(name: str) -> None:
+        read_stream(slow, {**LONG, "max_tokens": 40}, {"X-Request-Id": name})
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for number, thread in enumerate(threads):
-        thread.start()
-        wait_for(lambda number=number: slow.stats()["num_open"] == number + 1)
+    threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+    with slow.holding("steps"):
+        for number, thread in enumerate(threads):
+            thread.start()
+            wait_for(lambda number=number: slow.stats()["num_open"] == number + 1)
     for thread in threads:
         thread.join()
-    assert set(ends[:2]) == {0, 1}
+    wait_for(lambda: set(names) <= set(slow.ended()))
+    ends = [name for name in slow.ended() if name in names]
+    assert set(ends[:2]) == set(names[:2])
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_blocks_within_a_step(
     slow: LiveServer, stream: bool
 ) -> None:
-    body = json.dumps({**LONG, "stream": stream}).encode()
+    body = json.dumps({**ENDLESS, "stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", slow.port)) as sock:
         head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         sock.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         wait_for(lambda: slow.stats()["engine"]["num_running"] == 1)
         before = slow.stats()["engine"]["generation_tokens"]
     engine = slow.wait_idle()
-    assert engine["generation_tokens"] - before < 250
+    assert engine["generation_tokens"] - before < 49_000
     assert engine["kv_usage"] == 0
 
 
@@ -114,8 +124,9 @@ def test_a_reader_that_stalls_does_not_stall_others(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-        sock.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
-        wait_for(lambda: server.stats()["num_open"] == 16)
+        with server.holding("steps"):
+            sock.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            wait_for(lambda: server.stats()["num_open"] == 16)
         for seed in range(5):
             text, error = read_stream(server, {"prompt": "a", "seed": seed, "max_tokens": 30})
             assert (text, error) == (expected_text("a", seed, 30), None)
@@ -125,41 +136,42 @@ def test_a_reader_that_stalls_does_not_stall_others(
 def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(
     start_server: Callable[..., LiveServer],
 ) -> None:
-    server = start_server(env={"FAKE_STEP_SECONDS": "0.02"}, drain_timeout=20)
+    server = start_server(env={"FAKE_STEP_SECONDS": "0.02"}, drain_timeout=PATIENCE)
     body = {**LONG, "max_tokens": 60}
     with ThreadPoolExecutor(50) as pool:
-        streams = [pool.submit(read_stream, server, {**body, "seed": s}) for s in range(50)]
-        wait_for(lambda: server.stats()["num_open"] == 50)
-        server.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: server.get("/ready").status_code == 503)
-        refused = server.post(COMPLETE, body)
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "shutting_down"
-        assert server.get("/health").status_code == 200
+        with server.holding("steps"):
+            streams = [pool.submit(read_stream, server, {**body, "seed": s}) for s in range(50)]
+            wait_for(lambda: server.stats()["num_open"] == 50)
+            server.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: server.get("/ready").status_code == 503)
+            refused = server.post(COMPLETE, body)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "shutting_down"
+            assert server.get("/health").status_code == 200
         for seed, stream in enumerate(streams):
             assert stream.result() == (expected_text("Once", seed, 60), None)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_after_the_drain_limit_the_rest_is_told(start_server: Callable[..., LiveServer]) -> None:
-    server = start_server(env=SLOW, drain_timeout=0.3)
+    server = start_server(env=SLOW, drain_timeout=0.3, max_model_len=ROOM)
     with ThreadPoolExecutor(8) as pool:
-        streams = [pool.submit(read_stream, server, LONG) for _ in range(8)]
+        streams = [pool.submit(read_stream, server, ENDLESS) for _ in range(8)]
         wait_for(lambda: server.stats()["num_open"] == 8)
         server.process.send_signal(signal.SIGTERM)
         for stream in streams:
             text, error = stream.result()
-            assert expected_text("Once", 3, 300).startswith(text)
+            assert expected_text("Once", 3, 2 * len(text)).startswith(text)
             assert error is not None
             assert "shutting down" in error["message"]
-    assert server.process.wait(60) == 0
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_a_killed_engine_is_told_to_everyone(start_server: Callable[..., LiveServer]) -> None:
-    server = start_server(env=SLOW, death_grace=1.5, engine_restarts=0)
+    server = start_server(env=SLOW, death_grace=PATIENCE, engine_restarts=0, max_model_len=ROOM)
     with ThreadPoolExecutor(6) as pool:
-        streams = [pool.submit(read_stream, server, LONG) for _ in range(4)]
-        whole = pool.submit(server.post, COMPLETE, LONG)
+        streams = [pool.submit(read_stream, server, ENDLESS) for _ in range(4)]
+        whole = pool.submit(server.post, COMPLETE, ENDLESS)
         wait_for(lambda: server.stats()["num_open"] == 5)
         os.kill(server.engine_pid, signal.SIGKILL)
         for stream in streams:
@@ -169,8 +181,16 @@ def test_a_killed_engine_is_told_to_everyone(start_server: Callable[..., LiveSer
         assert whole.result().status_code == 503
         assert server.get("/health").status_code == 503
         assert server.post(COMPLETE, LONG).status_code == 503
-    assert server.process.wait(60) == 1
+    server.process.send_signal(signal.SIGTERM)  # else it would tell clients for minutes
+    assert server.process.wait(PATIENCE) == 1
     assert "was killed by SIGKILL" in server.log()
+
+
+def test_a_server_without_an_engine_leaves(start_server: Callable[..., LiveServer]) -> None:
+    server = start_server(death_grace=0.1, engine_restarts=0)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert server.process.wait(PATIENCE) == 1
+    assert "the server leaves" in server.log()
 
 
 def test_a_dead_and_a_hung_engine_are_started_again(
@@ -179,23 +199,48 @@ def test_a_dead_and_a_hung_engine_are_started_again(
     server = start_server(env=SLOW, engine_restarts=2, engine_timeout=6)
     short = {**LONG, "max_tokens": 5}
     pids = [server.engine_pid]
-    os.kill(pids[0], signal.SIGKILL)
-    wait_for(lambda: server.get("/health").status_code == 503)
+    with server.holding("load"):
+        os.kill(pids[0], signal.SIGKILL)
+        wait_for(lambda: server.get("/health").status_code == 503)
     wait_for(lambda: server.get("/ready").status_code == 200)
     pids.append(server.engine_pid)
     assert server.post(COMPLETE, short).json()["choices"][0]["text"] == expected_text("Once", 3, 5)
 
-    os.kill(pids[1], signal.SIGSTOP)
-    late = server.post(COMPLETE, {**short, "timeout": 0.5})  # it is not even accepted
-    assert late.json()["error"]["code"] == "deadline_exceeded"
-    for path in ("/health", "/ready"):
-        wait_for(lambda path=path: server.get(path).status_code == 503)
-    assert "has not answered" in server.get("/health").json()["error"]["message"]
+    with server.holding("load"):
+        os.kill(pids[1], signal.SIGSTOP)
+        late = server.post(COMPLETE, {**short, "timeout": 0.5})  # it is not even accepted
+        assert late.json()["error"]["code"] == "deadline_exceeded"
+        for path in ("/health", "/ready"):
+            wait_for(lambda path=path: server.get(path).status_code == 503)
+        assert "has not answered" in server.get("/health").json()["error"]["message"]
     wait_for(lambda: server.get("/ready").status_code == 200)
     pids.append(server.engine_pid)
     assert len(set(pids)) == 3
     assert server.post(COMPLETE, short).json()["choices"][0]["text"] == expected_text("Once", 3, 5)
     assert server.log().count("it is started again") == 2
+
+
+def test_a_machine_that_stood_still_is_no_silence_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.2)
+
+    async def listen() -> None:
+        engine = remote.RemoteEngine(Config(), "nobody:builds_it")
+        engine._look()
+        for _ in range(3):
+            time.sleep(0.5)  # as nobody would who listens
+            await asyncio.sleep(0)
+            assert engine.trouble() is None
+            engine._take({"op": "alive", "step_seconds": 0.0})
+        while engine.trouble() is None:
+            await asyncio.sleep(0.01)
+        assert "has not answered" in engine.trouble()
+        engine._take({"op": "alive", "step_seconds": 0.0})
+        assert engine.trouble() is None
+
+    asyncio.run(asyncio.wait_for(listen(), PATIENCE))
 
 
 def test_an_error_nobody_foresaw_ends_one_request_alone(server: LiveServer) -> None:
@@ -232,13 +277,13 @@ def test_the_engine_leaves_when_the_server_is_killed(
 def test_a_signal_while_the_model_loads_ends_both_processes(
     start_server: Callable[..., LiveServer], number: signal.Signals
 ) -> None:
-    server = start_server(env={"FAKE_LOAD_SECONDS": "60"}, is_expected_to_serve=False)
+    server = start_server(env={"FAKE_LOAD_SECONDS": "600"}, is_expected_to_serve=False)
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
     wait_for(lambda: bool(children.read_text()))
     (engine_pid,) = map(int, children.read_text().split())
     time.sleep(0.3)
     server.process.send_signal(number)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(PATIENCE) == 0
     wait_for(lambda: not Path(f"/proc/{engine_pid}").exists())
     assert "stopped before the model was loaded" in server.log()
     assert "Traceback" not in server.log()
@@ -248,7 +293,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_reason(
     start_server: Callable[..., LiveServer],
 ) -> None:
     server = start_server(model="missing", is_expected_to_serve=False)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE) == 1
     assert "there is no such model" in server.log()
 
 

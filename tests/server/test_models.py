@@ -14,7 +14,7 @@ from hunch.cli.serve import _adapter, _named
 from hunch.errors import ConfigError
 from hunch.server.settings import ServeConfig
 from server.fake_engine import expected_text
-from server.live_server import LiveServer, wait_for
+from server.live_server import PATIENCE, LiveServer, wait_for
 
 COMPLETE = "/v1/completions"
 
@@ -72,7 +72,7 @@ def adapters(server: LiveServer) -> dict[str, str]:
     for family in text_string_to_metric_families(server.get("/metrics").text):
         if family.name == "vllm:lora_requests_info":
             (sample,) = family.samples
-            assert abs(sample.value - time.time()) < 60
+            assert abs(sample.value - time.time()) < PATIENCE
             return dict(sample.labels)
     raise AssertionError("there is no such gauge")
 

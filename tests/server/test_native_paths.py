@@ -19,7 +19,7 @@ SAMPLING = {"temperature": 0.7, "max_new_tokens": 8, "sampling_seed": 5, "ignore
 def slow(start_server: Callable[..., LiveServer]) -> LiveServer:
     """Steps that can be told apart by the clock, and the news alone in events of /generate."""
     env = {"FAKE_STEP_SECONDS": "0.04"}
-    return start_server(env=env, incremental_streaming_output=True)
+    return start_server(env=env, incremental_streaming_output=True, max_model_len=30_000)
 
 
 def events(text: str) -> list[Any]:
@@ -141,13 +141,13 @@ def test_flushing_forgets_prefixes_unless_requests_run(slow: LiveServer) -> None
     assert server.post("/reset_prefix_cache").json() == {"success": True}
     assert num_cached() == 0
     assert server.post("/flush_cache", headers={"origin": "http://evil.example"}).status_code == 403
-    long = {"prompt": "b", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    long = {"prompt": "b", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
     with server.client.stream("POST", server.url + "/v1/completions", json=long) as answer:
         lines = answer.iter_lines()
         next(lines)
         assert server.post("/flush_cache").status_code == 400
         assert server.post("/reset_prefix_cache").json() == {"success": False}
-    assert server.post("/flush_cache?timeout=30").status_code == 200  # its end was waited for
+    assert server.post("/flush_cache?timeout=60").status_code == 200  # its end was waited for
 
 
 def test_completion_as_llama_cpp_answers(server: LiveServer) -> None:
@@ -249,7 +249,7 @@ def test_sglangs_benchmark_measures_this_server(server: LiveServer) -> None:
     assert all(chunk["text"] for chunk in chunks)
     assert chunks[-1]["meta_info"]["completion_tokens"] == 6
     assert chunks[-1]["meta_info"]["spec_accept_length"] > 0
-    assert server.post("/flush_cache?timeout=10").status_code == 200
+    assert server.post("/flush_cache?timeout=60").status_code == 200
     openai = {
         "model": "bytes", "prompt": "Hello", "best_of": 1, "max_tokens": 6, "stream": True,
         "temperature": 0.0, "ignore_eos": True,

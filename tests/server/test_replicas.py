@@ -21,7 +21,7 @@ from hunch.server.routing import PIECE, Router
 from hunch.server.settings import ServeConfig
 from parallel.test_served import followers
 from server.fake_engine import expected_text
-from server.live_server import LiveServer, api_server, wait_for
+from server.live_server import PATIENCE, LiveServer, api_server, wait_for
 from server.test_lifecycle import COMPLETE, read_stream
 from server.test_operations import read
 from tiny_models import write_llama
@@ -52,14 +52,15 @@ def test_streams_go_on_when_their_engine_is_killed(num_streams: int, pair: LiveS
         for seed in range(num_streams)
     ]
     with ThreadPoolExecutor(num_streams) as pool:
-        running = [pool.submit(read_stream, server, body) for body in bodies]
-        wait_for(lambda: server.stats()["num_open"] > 6 + num_streams // 25, 60)
-        os.kill(engines(server)[0], signal.SIGKILL)
-        found = [one.result(60) for one in running]
+        with server.holding("steps", after=10):  # in the middle of the texts
+            running = [pool.submit(read_stream, server, body) for body in bodies]
+            wait_for(lambda: server.stats()["num_open"] == num_streams)
+            os.kill(engines(server)[0], signal.SIGKILL)
+        found = [one.result(PATIENCE) for one in running]
     expected = [expected_text(f"Once {seed}", seed, 120) for seed in range(num_streams)]
     assert found == [(text, None) for text in expected]
     assert server.stats()["engine"]["num_moved"] > 0
-    wait_for(lambda: server.stats()["engine"]["num_replicas_up"] == 2, 30)
+    wait_for(lambda: server.stats()["engine"]["num_replicas_up"] == 2)
     assert "the engine was started again" in server.log()
     assert server.get("/health").status_code == 200
     now = read(server)
@@ -100,7 +101,7 @@ def test_a_real_engine_is_killed_under_200_streams(
     log = tmp_path / "log"
     with (
         api_server(words.split(), log) as url,
-        httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None)) as client,
+        httpx.Client(timeout=PATIENCE, limits=httpx.Limits(max_connections=None)) as client,
         ThreadPoolExecutor(num_streams) as pool,
     ):
         server = SimpleNamespace(url=url.removesuffix("/v1"), client=client)
@@ -109,13 +110,13 @@ def test_a_real_engine_is_killed_under_200_streams(
         def stats() -> Any:
             return client.get(f"{server.url}/stats").json()
 
-        wait_for(lambda: stats()["engine"].get("generation_tokens", 0) > 10 * num_streams, 60)
+        wait_for(lambda: stats()["engine"].get("generation_tokens", 0) > 10 * num_streams)
         (pid,) = re.findall(r"INFO serving .*engine_pid=(\d+)", log.read_text())
         victim = int(pid) if num_ranks == 1 else followers(log)[0]
         os.kill(victim, signal.SIGKILL)
-        found = [one.result(120) for one in running]
+        found = [one.result(PATIENCE) for one in running]
         num_moved = stats()["engine"]["num_moved"]
-        wait_for(lambda: "the engine was started again" in log.read_text(), 60)
+        wait_for(lambda: "the engine was started again" in log.read_text())
     assert found == [(output.outputs[0].text, None) for output in outputs]
     assert num_moved > num_streams // 8
 
@@ -124,11 +125,12 @@ def test_answers_that_are_no_streams_go_on_too(pair: LiveServer) -> None:
     """Several answers of a request, and one whose seed the server chose."""
     body = {"prompt": "Twice", "max_tokens": 80, "seed": 5, "n": 2}
     with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(pair.post, COMPLETE, body) for _ in range(7)]
-        running.append(pool.submit(pair.post, COMPLETE, {"prompt": "Thrice", "max_tokens": 80}))
-        wait_for(lambda: pair.stats()["num_open"] > 5, 30)
-        os.kill(engines(pair)[1], signal.SIGKILL)
-        answers = [one.result(60).json() for one in running]
+        with pair.holding("steps", after=10):
+            running = [pool.submit(pair.post, COMPLETE, body) for _ in range(7)]
+            running.append(pool.submit(pair.post, COMPLETE, {"prompt": "Thrice", "max_tokens": 80}))
+            wait_for(lambda: pair.stats()["num_open"] == 15)
+            os.kill(engines(pair)[1], signal.SIGKILL)
+        answers = [one.result(PATIENCE).json() for one in running]
     texts = [expected_text("Twice", 5, 80, sample) for sample in range(2)]
     for answer in answers[:-1]:
         assert [choice["text"] for choice in answer["choices"]] == texts

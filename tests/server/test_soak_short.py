@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from server.fake_engine import expected_text
-from server.live_server import LiveServer
+from server.live_server import PATIENCE, LiveServer
 
 NUM_CLIENTS = 200
 COMPLETE = "/v1/completions"
@@ -57,7 +57,7 @@ def test_many_clients_at_once(start_server: Callable[..., LiveServer]) -> None:
 
     async def crowd(size: int) -> None:
         limits = httpx.Limits(max_connections=size)
-        async with httpx.AsyncClient(limits=limits, timeout=120, verify=False) as http:
+        async with httpx.AsyncClient(limits=limits, timeout=PATIENCE, verify=False) as http:
             await asyncio.gather(*(client(http, server.url, n, ends) for n in range(size)))
 
     asyncio.run(crowd(30))  # pools of threads fill up
@@ -68,7 +68,7 @@ def test_many_clients_at_once(start_server: Callable[..., LiveServer]) -> None:
     assert len(ends) == 4
     engine = server.wait_idle()
     assert engine["kv_usage"] == 0
-    assert count_threads(server) <= num_threads
+    assert count_threads(server) < num_threads + 20  # pools may have grown, but not by client
     assert "Traceback" not in server.log()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from server.fake_engine import expected_text
-from server.live_server import LiveServer, wait_for
+from server.live_server import PATIENCE, LiveServer, wait_for
 from server.test_lifecycle import read_stream
 from server.test_operations import read
 
@@ -31,7 +31,7 @@ def test_processes_share_the_engine_the_port_and_the_counts(
     wait_for(lambda: "engine_pid" in server.log())
     wait_for(lambda: len(children(server)) == 2)
     # Which process answers is the system's choice: all of them must be listening.
-    wait_for(lambda: len(re.findall(rf":{server.port:04X} ", listening())) >= 3, 20)
+    wait_for(lambda: len(re.findall(rf":{server.port:04X} ", listening())) >= 3)
     body = {"prompt": "Once", "max_tokens": 40}
     with ThreadPoolExecutor(24) as pool:
         answers = list(
@@ -42,7 +42,7 @@ def test_processes_share_the_engine_the_port_and_the_counts(
     def counts() -> set[float]:
         found = set()
         for _ in range(6):  # each from a connection of its own, so from any of the processes
-            with httpx.Client() as client:
+            with httpx.Client(timeout=PATIENCE) as client:
                 server.client, kept = client, server.client
                 found.add(read(server)["hunch:http_requests_total"].get((COMPLETE, "200"), 0.0))
                 server.client = kept
@@ -51,17 +51,17 @@ def test_processes_share_the_engine_the_port_and_the_counts(
     wait_for(lambda: counts() == {24.0})
 
     os.kill(server.engine_pid, signal.SIGKILL)
-    wait_for(lambda: "the engine was started again" in server.log(), 20)
+    wait_for(lambda: "the engine was started again" in server.log())
 
     def is_well() -> bool:
-        with httpx.Client(timeout=10) as client:
+        with httpx.Client(timeout=PATIENCE) as client:
             return all(
                 client.get(server.url + "/ready", headers={"Connection": "close"}).status_code
                 == 200
-                for _ in range(8)
+                for _ in range(24)
             )
 
-    wait_for(is_well, 20)
+    wait_for(is_well)
     assert read_stream(server, {**body, "seed": 1}) == (expected_text("Once", 1, 40), None)
     pids = children(server)
     assert server.stop() == 0

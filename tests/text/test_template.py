@@ -222,7 +222,7 @@ def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatc
     started = time.perf_counter()
     with pytest.raises(TemplateError):
         render(USER, HOSTILE[name])
-    assert time.perf_counter() - started < 20  # seconds, on a busy machine; unbounded otherwise
+    assert time.perf_counter() - started < 200  # seconds, on a busy machine; unbounded otherwise
     assert USER == [{"role": "user", "content": "Hi <b>&"}]
 
 
@@ -238,6 +238,18 @@ def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatc
 )
 def test_texts_are_filled_in(template: str, text: str) -> None:
     assert render(USER, template) == text
+
+
+def test_a_template_is_not_blamed_for_time_that_others_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hunch.text.sandbox.MAX_SECONDS", 0.2)
+
+    def wait() -> str:  # as a thread does on a machine that has no core for it
+        time.sleep(0.15)
+        return "."
+
+    assert render(USER, "{% for _ in range(3) %}{{ wait() }}{% endfor %}", wait=wait) == "..."
 
 
 def test_every_filter_in_use_is_known() -> None:

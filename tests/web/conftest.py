@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.live_server import LiveServer
+from server.live_server import PATIENCE, LiveServer
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = [
@@ -28,7 +28,7 @@ FLAGS = [
 @pytest.fixture(scope="session")
 def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     log = tmp_path_factory.mktemp("page") / "log"
-    server = LiveServer(log, {"FAKE_STEP_SECONDS": "0.01"}, max_model_len=4096)
+    server = LiveServer(log, {"FAKE_STEP_SECONDS": "0.01"}, max_model_len=60_000)
     yield server
     server.stop()
 
@@ -46,6 +46,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(flag)
     service = webdriver.ChromeService(executable_path=DRIVER)
     driver = webdriver.Chrome(options=options, service=service)
+    driver.set_page_load_timeout(PATIENCE)
+    driver.set_script_timeout(PATIENCE)
     yield driver
     driver.quit()
 

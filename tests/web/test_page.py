@@ -13,18 +13,44 @@ from typing import Any
 import pytest
 
 from server.fake_engine import expected_text
-from server.live_server import LiveServer
+from server.live_server import PATIENCE, LiveServer
 
 pytest.importorskip("selenium.webdriver")
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 
-def wait(browser: Any, script: str, seconds: float = 60.0) -> Any:
+def wait(browser: Any, script: str, *arguments: Any) -> Any:
     """The script's value once it is truthy."""
-    waiting = WebDriverWait(browser, seconds, poll_frequency=0.05)
-    return waiting.until(lambda b: b.execute_script(f"return {script}"))
+    waiting = WebDriverWait(browser, PATIENCE, poll_frequency=0.1)
+    try:
+        return waiting.until(lambda b: b.execute_script(f"return {script}", *arguments))
+    except TimeoutException:
+        raise AssertionError(f"{script} is not so\n{state_of(browser)}") from None
+
+
+def state_of(browser: Any) -> str:
+    """What a page that does not go on shows, and what its server has logged."""
+    shown = browser.execute_script(
+        "return {state: document.readyState, health: document.querySelector('#health')?.title,"
+        "  prompt: document.querySelector('#prompt')?.value,"
+        "  mode: document.querySelector('input[name=mode]:checked')?.value,"
+        "  send: document.querySelector('#send')?.textContent,"
+        "  answers: [...document.querySelectorAll('.answer')].map(one => ({"
+        "    classes: one.className, pieces: one.querySelectorAll('.piece').length,"
+        "    speed: one.querySelector('.speed')?.textContent,"
+        "    facts: one.querySelector('.facts')?.textContent})),"
+        "  requests: performance.getEntriesByType('resource').slice(-8)"
+        "    .map(one => [one.name, one.startTime, one.duration, one.responseStatus])}"
+    )
+    lines = [f"{name}: {value}" for name, value in shown.items()]
+    lines += [f"console: {entry['message']}" for entry in browser.get_log("browser")]
+    server = LiveServer.by_url.get(browser.execute_script("return location.origin"))
+    if server is not None:
+        lines += [f"stats: {server.stats()}", *server.log().splitlines()[-20:]]
+    return "\n".join(lines)
 
 
 def keep(browser: Any, name: str) -> None:
@@ -190,25 +216,40 @@ def test_the_charts_move(browser: Any, page_server: LiveServer) -> None:
     say(browser, "Move")
     wait(browser, DONE)
     for number in range(4):
-        changed = f"{picture}[{number}] !== arguments[0]"
-        WebDriverWait(browser, 30).until(
-            lambda b, changed=changed, number=number: b.execute_script(
-                f"return {changed}", first[number]
-            )
-        )
+        wait(browser, f"{picture}[{number}] !== arguments[0]", first[number])
     assert float(browser.find_element(By.ID, "accept-now").text.split()[0]) > 0
+
+
+def test_a_server_that_is_slow_to_answer_is_not_asked_again_meanwhile(
+    browser: Any, page_server: LiveServer
+) -> None:
+    """A browser has six connections: reports that nobody answers would take all of them."""
+    browser.get(page_server.url + "/")
+    wait(browser, "document.querySelector('#health').className === 'dot ok'")
+    browser.execute_script(
+        "window.asked = 0; window.ticks = 0; setInterval(() => { window.ticks += 1 }, 1000);"
+        "const ask = window.fetch; window.fetch = (path, how) => {"
+        "  if (path !== '/stats') return ask(path, how);"
+        "  window.asked += 1; return new Promise(() => {}); }"
+    )
+    wait(browser, "window.ticks > 3")
+    assert browser.execute_script("return window.asked") == 1
+    say(browser, "Hello there")
+    wait(browser, DONE)
 
 
 def test_a_stopped_answer_stops_in_the_engine_too(browser: Any, page_server: LiveServer) -> None:
     browser.get(page_server.url + "/")
-    browser.execute_script("document.getElementById('max-tokens').value = 3000")
+    browser.execute_script(
+        "const field = document.getElementById('max-tokens'); field.max = field.value = 50000"
+    )
     choose(browser, "off")
     say(browser, "Long")
     wait(browser, "document.querySelectorAll('.piece').length > 5")
     browser.find_element(By.ID, "send").click()
     facts = wait(browser, "document.querySelector('.answer .facts').textContent")
     assert facts == "stopped"
-    page_server.wait_idle(20)  # 3000 tokens would take 30 s
+    page_server.wait_idle()  # so many tokens would take longer
 
 
 @pytest.mark.parametrize(
