@@ -84,7 +84,7 @@ class Crowd:
     async def one(self, kind: str) -> None:
         """One client of a kind; a server may close a connection at any time, but not hang."""
         try:
-            await asyncio.wait_for(self.kinds[kind](), 90)
+            await asyncio.wait_for(self.kinds[kind](), 300)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         except TimeoutError:
@@ -175,7 +175,7 @@ class Crowd:
         name = name or self.chance.choice(sorted(BAD_HEADS))
         reader, writer = await self.open()
         writer.write(BAD_HEADS[name])
-        said = await asyncio.wait_for(reader.read(200), 60)
+        said = await asyncio.wait_for(reader.read(200), 300)
         self.expect(f"bad head, {name}", said, b"HTTP/1.1 4")
         writer.close()
 
@@ -208,7 +208,7 @@ class Crowd:
         reader, writer = await self.open()
         more = "Connection: Upgrade, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
         writer.write(post(wish(14, 15), more=more))
-        said = await asyncio.wait_for(reader.read(100), 60)
+        said = await asyncio.wait_for(reader.read(100), 300)
         self.expect("upgrades", said, b"HTTP/1.1 200 ", b"HTTP/1.1 4")
         writer.close()
 
@@ -222,7 +222,7 @@ class Crowd:
         data = wish(number, count, stream=is_streamed)
         writer.write(post(data, more="Connection: close\r\n"))
         try:
-            said = await asyncio.wait_for(reader.read(), 60)
+            said = await asyncio.wait_for(reader.read(), 300)
         except (ConnectionError, TimeoutError) as error:
             self.problems.append(f"good client: {error!r}")
             return
