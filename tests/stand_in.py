@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -207,10 +208,14 @@ def scores(
     for s, (at, token) in enumerate(zip(at_S.tolist(), token_S.tolist(), strict=True)):
         if at >= 0:
             x_1V = logits_MV[at : at + 1]
-            best = best_dense(x_1V.float(), num_best)[0] if num_best else []
+            count = min(num_best, x_1V.shape[1])
+            best = best_dense(x_1V.float(), count)[0] if count else []
             ids = [token, *map(int, best)]
             told = [logprobs_at(x_1V, [one], 0)[0][one] for one in ids]
-            bits = torch.tensor([score.logprob for score in told]).view(torch.int32).tolist()
+            none = num_best - count  # no more than the vocabulary has
+            ids += [-1] * none
+            values = [score.logprob for score in told] + [-math.inf] * none
+            bits = torch.tensor(values).view(torch.int32).tolist()
             pairs = [number for pair in zip(ids, bits, strict=True) for number in pair]
             out_RKE[s // num_k, s % num_k] = torch.tensor([told[0].rank, *pairs])
 

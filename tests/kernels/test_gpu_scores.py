@@ -70,6 +70,17 @@ def test_scores_are_the_specification_up_to_the_last_bit(
     assert [list(row) for row in told] == [list(row) for row in wanted]
 
 
+def test_more_than_the_vocabulary_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_scores, "ROUND", 4)
+    logits = logits_of("smooth", num_rows=2, vocab_size=9)
+    ids, values, rank = found(logits, [1], [3], 14)
+    want_ids, want_values, want_rank = scores_ref(logits[1:], torch.tensor([3]), 9)
+    assert ids.tolist() == [want_ids[0].tolist() + [-1] * 5]
+    assert ulps(values[:, :10], want_values) <= 1
+    assert values[0, 10:].tolist() == [-torch.inf] * 5
+    assert torch.equal(rank, want_rank)
+
+
 def test_filters_leave_what_the_specification_leaves() -> None:
     logits = logits_of("tied", num_rows=5)
     asked = {  # T, top_k, top_p, log of min_p

@@ -129,6 +129,20 @@ def test_processed_scores_are_those_of_the_host(
     assert sum(len(plan.work) for plan in by_host) == len(prompts)
 
 
+def test_many_scores_are_those_of_the_host(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than servers allow by default, up to the whole of a small vocabulary."""
+    asked = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
+    params = [SamplingParams(logprobs=count, **asked) for count in (21, 3, 130, 999)]
+    prompts = [PROMPTS[1]] * len(params)
+    plain = plain_of(model, prompts, params)
+    assert [len(scores[0]) for *_, scores in plain][:3] == [21, 3, 130]
+    with LLM(str(model), speculate=CHAIN, **SMALL) as llm:
+        by_host = lead_noted(monkeypatch)
+        assert shown(llm.generate(prompts, params)) == plain
+        assert shown(llm.generate(prompts[:2], params[:2])) == plain[:2]
+    assert sum(len(plan.work) for plan in by_host) == len(prompts) + 2  # prompts are read, no more
+
+
 def test_a_prediction_drafts_in_captured_steps(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,14 +39,15 @@ class Steps:
         packed_5T = torch.zeros(5, len(ids), dtype=torch.int64, device=DEVICE)
         attn = AttnInputs(*packed_5T[1:4], self.state.table_XB, packed_5T[4], None, 4)
         self.kernels.pack(self.state, rows, 0, packed_5T[0], attn)
-        self.kernels.deliver(self.state, rows, self.delivery.slots_QW)
+        self.kernels.deliver(self.state, rows, self.delivery.slots(result_RC.numel()))
 
     def launch(self, mark: int) -> int:
         self.run(list(range(self.num_rows)), mark)
         return self.delivery.expect()
 
     def apply_all(self, slot: int) -> set[int]:
-        result_RC, _ = self.delivery.receive(slot, self.num_rows, self.num_columns)
+        size = self.num_rows, self.num_columns
+        result_RC, _ = self.delivery.receive(slot, *size, self.num_rows * self.num_columns)
         assert result_RC.shape == (self.num_rows, self.num_columns)
         return set(result_RC.flatten().tolist())
 

@@ -311,7 +311,9 @@ class CapturedSteps:
         if pending.received is not None:
             return pending.received.followed.taken_back
         group, columns = pending.group, pending.graph.columns
-        result_RC, seconds = self.steps.download.receive(pending.slot, len(group.ids), columns.end)
+        result_RC, seconds = self.steps.download.receive(
+            pending.slot, len(group.ids), columns.end, pending.graph.num_numbers
+        )
         if self.steps.lead is not None:
             self.steps.lead.check_alive()
         before, self._read_at = self._read_at, perf_counter()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hunch.kernels.step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, STOP, TOKENS
 from hunch.sampling.logprobs import entries
@@ -95,13 +96,25 @@ class Download:
     """
 
     def __init__(self, room: int, device: torch.device) -> None:
-        is_cuda = device.type == "cuda"
-        width = -(-(room + 1) // ALIGNED) * ALIGNED
-        self.slots_QW = torch.zeros(SLOTS, width, dtype=torch.int64, pin_memory=is_cuda)
-        self._lines_QW = self.slots_QW.numpy()
+        """`room`: numbers of an ordinary result."""
+        self._room, self._is_cuda = room, device.type == "cuda"
+        self._slots: dict[int, Tensor] = {}  # by their room
         # They only say that a step is over: what it took stands in its slot.
-        self._done: list[Any] = [torch.cuda.Event() if is_cuda else None for _ in range(SLOTS)]  # type: ignore[no-untyped-call]
+        self._done: list[Any] = [
+            torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
+            for _ in range(SLOTS)
+        ]
         self._num_steps = 0
+        self.slots(room)
+
+    def slots(self, num_numbers: int) -> Tensor:
+        """Those for results of so many numbers, [Q, W]; for long ones made with the first."""
+        room = room_of(num_numbers, self._room)
+        if room not in self._slots:
+            width = -(-(room + 1) // ALIGNED) * ALIGNED
+            size, pin = (SLOTS, width), self._is_cuda
+            self._slots[room] = torch.zeros(size, dtype=torch.int64, pin_memory=pin)
+        return self._slots[room]
 
     def expect(self) -> int:
         """A step was launched; returns the slot it will fill."""
@@ -111,13 +124,23 @@ class Download:
             self._done[slot].record()
         return slot
 
-    def receive(self, slot: int, num_rows: int, num_columns: int) -> tuple[np.ndarray, float]:
-        """Wait for the step; what it did, good until the slot's next turn, and its seconds."""
+    def receive(
+        self, slot: int, num_rows: int, num_columns: int, num_numbers: int
+    ) -> tuple[np.ndarray, float]:
+        """Wait for the step; what it did, good until the slot's next turn, and its seconds.
+
+        Its result has `num_numbers`, of which the first rows count.
+        """
         if self._done[slot] is not None:
             self._done[slot].synchronize()
-        line_W = self._lines_QW[slot]
+        line_W = self.slots(num_numbers).numpy()[slot]
         result_RC = line_W[: num_rows * num_columns].reshape(num_rows, num_columns)
         return result_RC, int(line_W[-1]) / 1e9
+
+
+def room_of(num_numbers: int, usual: int) -> int:
+    """The room for a result: the usual one, or the next power of two where it is longer."""
+    return usual if num_numbers <= usual else 1 << (num_numbers - 1).bit_length()
 
 
 def apply_rows(

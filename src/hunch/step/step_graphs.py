@@ -32,7 +32,7 @@ from hunch.sampling.dense import DeviceProcessors
 from hunch.sampling.state import SamplingState
 from hunch.step.capture import Graph, seconds_of
 from hunch.step.parts import Lead, LeadsSteps, Piece
-from hunch.step.results import NO_SCORES, Columns, Download
+from hunch.step.results import NO_SCORES, Columns, Download, room_of
 from hunch.step.step_extras import (
     StepMasks,
     StepSources,
@@ -49,7 +49,10 @@ MASKS = 2  # a grammar's masks, which the host fills in while the forward graph 
 DRAFTS = 4  # the new draft itself comes back to the host, for masks and traces
 SCORES = 8  # log-probabilities
 SOURCES = 16  # a method that the request names, or a prediction, drafts for the row
-SCORE_SIZES = (0, 5, 20)  # best tokens a captured step scores beside each chosen one
+MANY_SCORES = 32  # of more than the usual number of best tokens
+# Best tokens a captured step scores beside each chosen one; the room for more than the usual is
+# made with the first step that scores them.
+SCORE_SIZES, USUAL_SCORES = (0, 5, 20, 50, 100, 200, 500, 1000), 20
 
 
 class StepKind(NamedTuple):
@@ -89,6 +92,11 @@ class StepGraph:
     @property
     def asks(self) -> int:
         return asks_of(self.kind.extras, self.kind.num_best)
+
+    @property
+    def num_numbers(self) -> int:
+        """Of its result."""
+        return self.num_rows * self.columns.end
 
 
 @dataclass(slots=True)
@@ -135,12 +143,10 @@ class StepGraphs:
         self.num_guesses = 0 if drafter is None else drafter.num_nodes
         self.layers = () if drafter is None else drafter.feature_layers
         # What the host reads after a step: those of all kinds share the room.
-        most = StepKind(
-            inputs_3R.shape[1], self.num_guesses, 0, Draws.GREEDY, DRAFTS, SCORE_SIZES[-1]
-        )
-        room = most.num_rows * self.columns(most).end
-        self.results = torch.zeros(room, dtype=torch.int64, device=self.device)
-        self.download = Download(room, self.device)
+        most = StepKind(inputs_3R.shape[1], self.num_guesses, 0, Draws.GREEDY, DRAFTS, USUAL_SCORES)
+        self._usual_room = most.num_rows * self.columns(most).end
+        self._results: dict[int, Tensor] = {}  # by their room
+        self.download = Download(self._usual_room, self.device)
         self.masks: StepMasks | None = None  # made with the first grammar
         self.sources: StepSources | None = None  # made with the first row that has one of its own
         self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
@@ -155,8 +161,10 @@ class StepGraphs:
         key = kind, self._generation(kind)
         if key not in self._steps:
             waiting_3R = self.inputs_3R.clone()
-            self._steps[key] = self._capture(kind)
-            self.inputs_3R.copy_(waiting_3R)
+            try:
+                self._steps[key] = self._capture(kind)
+            finally:
+                self.inputs_3R.copy_(waiting_3R)
         return self._steps[key]
 
     def _generation(self, kind: StepKind) -> int:
@@ -186,8 +194,9 @@ class StepGraphs:
         forward, forward_seconds = self._forward_of(size, buffers)
         buffers.rows.count_R.fill_(-1)  # as `forward` leaves it for nobody; it may not run here
         columns, state = self.columns(kind), self.state
-        result_RC = self.results[: kind.num_rows * columns.end].view(kind.num_rows, columns.end)
+        result_RC = self._result_of(kind.num_rows, columns.end)
         rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
+        slots_QW = self.download.slots(result_RC.numel())
         rows.has_rules = bool(kind.extras & RULES)
         has_sources = bool(kind.extras & SOURCES) and self.drafts_at(kind.num_rows)
         rows.sources = self.row_sources().tables if has_sources else None
@@ -220,7 +229,7 @@ class StepGraphs:
             draft(hidden)
             if kind.extras & DRAFTS:
                 write_drafts(state, rows, columns)
-            deliver(state, rows, self.download.slots_QW)
+            deliver(state, rows, slots_QW)
 
         graph = Graph(finish, self.device, self.pool, self._before(Piece.FINISH, size))
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
@@ -291,6 +300,14 @@ class StepGraphs:
             is_filtered=kind.draws == Draws.FILTERED,
         )  # fmt: skip
 
+    def _result_of(self, num_rows: int, num_columns: int) -> Tensor:
+        """Lines for a step's result; one step after another writes to the same memory."""
+        size = num_rows * num_columns
+        room = room_of(size, self._usual_room)
+        if room not in self._results:
+            self._results[room] = torch.zeros(room, dtype=torch.int64, device=self.device)
+        return self._results[room][:size].view(num_rows, num_columns)
+
     def step_masks(self) -> StepMasks:
         """The masks of grammars; made with the first one."""
         if self.masks is None:
@@ -318,7 +335,7 @@ class StepGraphs:
             room_R=self.inputs_3R[2, :num_rows],
             count_R=packed_5T.new_zeros(num_rows),
             path_RK=packed_5T.new_zeros(num_rows, num_k),
-            result_RC=self.results[: num_rows * (FIRST + num_k)].view(num_rows, -1),
+            result_RC=self._result_of(num_rows, FIRST + num_k),
         )
         attn = AttnInputs.over(packed_5T, self.state.table_XB, self.block_size, depth)
         attn.memo["tiling"] = self.target.tiling(row_spans(num_rows, num_k), num_rows * num_k)
@@ -337,7 +354,7 @@ def bucket(num_rows: int) -> int:
 
 def asks_of(extras: int, num_best: int) -> int:
     """What a step's rows ask for beyond tokens, as far as it tells what the step costs."""
-    return extras | SCORES * (num_best != NO_SCORES)
+    return extras | SCORES * (num_best != NO_SCORES) | MANY_SCORES * (num_best > USUAL_SCORES)
 
 
 def best_size(num_best: int) -> int:
