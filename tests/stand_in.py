@@ -158,8 +158,8 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.llm
     import hunch.models.cuda
     import hunch.step.captured_step
+    import hunch.step.results
     import hunch.step.runner
-    import hunch.step.step_extras
     import hunch.step.step_graphs
     import hunch.step.upload
     from hunch.models.load import load_decoder
@@ -189,9 +189,9 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.step.step_graphs, "filtered", chooser.filtered)
     patch.setattr(hunch.step.step_graphs, "process", process)
     patch.setattr(hunch.step.step_graphs, "count_committed", count_committed_ref)
-    patch.setattr(hunch.step.step_extras, "scores", scores)
-    patch.setattr(hunch.step.step_extras, "committed", step.committed_ref)
-    patch.setattr(hunch.step.step_extras, "draft_paths", draft_paths_ref)
+    patch.setattr(hunch.step.results, "scores", scores)
+    patch.setattr(hunch.step.results, "committed", step.committed_ref)
+    patch.setattr(hunch.step.step_graphs, "draft_paths", draft_paths_ref)
     patch.setattr(hunch.step.upload, "update", step.update_ref)
     patch.setattr(hunch.kernels.gpu_lookup, "lookup", draft.lookup_ref)
     patch.setattr(hunch.kernels.gpu_graft, "graft", draft.graft_ref)

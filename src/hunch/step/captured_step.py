@@ -28,7 +28,7 @@ from hunch.models.target import FusedTarget
 from hunch.step.parts import RunnerParts
 from hunch.step.passes import Reader
 from hunch.step.results import NO_SCORES, apply_rows, take_back, together
-from hunch.step.row_extras import Followed, Group, RowExtras
+from hunch.step.row_asks import Followed, Group, RowAsks
 from hunch.step.step_graphs import (
     MASKS,
     SCORE_SIZES,
@@ -106,7 +106,7 @@ class CapturedSteps:
             self.reader = Reader(found.network.model, found.network.kv, self.rows, pool)
         self._is_taken = np.zeros(capacity.max_rows, dtype=np.bool_)  # once it is caught up
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
-        self.extras = RowExtras(
+        self.asks = RowAsks(
             self.rows,
             parts.grammars,
             self.sampling,
@@ -164,8 +164,8 @@ class CapturedSteps:
         for start in starts:
             self._is_decoding[start.row] = False
             self._is_taken[start.row] = self._takes(start.request)
-            self.extras.start(start.row, start.request)
-            self.policy.by_network[start.row] = self.extras.by_network(start.row)
+            self.asks.start(start.row, start.request)
+            self.policy.by_network[start.row] = self.asks.by_network(start.row)
 
     def _takes(self, request: Request) -> bool:
         """Whether captured steps do all that the request asks for."""
@@ -209,7 +209,7 @@ class CapturedSteps:
         for row in result.rows:
             self.device_rows.touch(row.row)
             self._is_decoding[row.row] |= bool(row.tokens)
-            self.extras.forget_draft(row.row)
+            self.asks.forget_draft(row.row)
         if self.reader is None:
             return
         began = perf_counter()
@@ -241,7 +241,7 @@ class CapturedSteps:
         )
         draws = self.sampling.draws(group.row_R)
         num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
-        kind = StepKind(len(group.ids), *shape, draws, group.extras, num_best)
+        kind = StepKind(len(group.ids), *shape, draws, group.asks, num_best)
         try:
             graph = self._step(kind)
         except torch.OutOfMemoryError:
@@ -255,11 +255,11 @@ class CapturedSteps:
         graph.forward.replay()
         unmasked: dict[int, int] = {}
         void: set[int] = set()
-        if kind.extras & MASKS:
+        if kind.asks & MASKS:
             void = receive()
             masks = self.steps.step_masks()
             sizes = graph.num_rows, graph.num_nodes
-            unmasked = self.extras.fill_masks(group, *sizes, masks, void)
+            unmasked = self.asks.fill_masks(group, *sizes, masks, void)
         graph.finish.replay()
         return PendingStep(group, requests, graph, self.steps.download.expect(), unmasked, void)
 
@@ -272,7 +272,7 @@ class CapturedSteps:
         taken = [item for item, is_taken in zip(work, is_taken_R, strict=True) if is_taken]
         if not taken:
             return None
-        self._last = work, Group(taken, self.extras)
+        self._last = work, Group(taken, self.asks)
         return self._last[1]
 
     def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
@@ -284,7 +284,7 @@ class CapturedSteps:
             return None
         pairs = zip(group.work, is_ready_R.tolist(), strict=True)
         ready = [work for work, is_ready in pairs if is_ready]
-        return Group(ready, self.extras) if ready else None
+        return Group(ready, self.asks) if ready else None
 
     def _shape(self, group: Group) -> StepShape | None:
         """The step's shape, if the rows' network has seen enough for it."""
@@ -294,7 +294,7 @@ class CapturedSteps:
         return shape if self.policy.is_ready(shape, group.row_R) else None
 
     def _upload(self, group: Group, graph: StepGraph) -> None:
-        allowed = self.extras.num_checked(group)
+        allowed = self.asks.num_checked(group)
         renewed = self.device_rows.update(group.ids, allowed, group.room, graph.num_rows)
         if renewed:  # from here on the device drafts; what the host held is out of date
             self.host_drafter.forget(renewed)
@@ -327,7 +327,7 @@ class CapturedSteps:
         for place, row in enumerate(group.ids if pending.void else ()):
             if row in pending.void:
                 take_back(result_RC[place], 0)
-        followed = self.extras.follow(group, here, result_RC, columns, pending.unmasked)
+        followed = self.asks.follow(group, here, result_RC, columns, pending.unmasked)
         pending.received = Received(result_RC, seconds, since, led, here, followed)
         return followed.taken_back
 
@@ -338,7 +338,7 @@ class CapturedSteps:
         result_RC, seconds, since, led, here, followed = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
         columns = graph.columns
-        named, sources = self.extras.take_sources(group, result_RC), None
+        named, sources = self.asks.take_sources(group, result_RC), None
         if drafter is not None:
             sources = self.policy.learn(group.row_R, result_RC[:, : columns.draft], graph)
         if sources is not None:
@@ -359,7 +359,7 @@ class CapturedSteps:
         scores = None
         if group.num_best != NO_SCORES:
             scores = columns.scores(result_RC, group.num_best_R)
-        tokens, results = self.extras.show(group, here, followed, scores, tokens, results)
+        tokens, results = self.asks.show(group, here, followed, scores, tokens, results)
         reading = max(led - seconds, 0.0)  # on the same stream: it waited for a step like this one
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
         result = StepResult(

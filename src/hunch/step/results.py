@@ -14,7 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.kernels.step import CHECKED, DRAFTED, FIRST, KNOWN, REASON, STOP, TOKENS
+from hunch.kernels.gpu_scores import committed, scores
+from hunch.kernels.step import (
+    CHECKED,
+    DRAFTED,
+    FIRST,
+    KNOWN,
+    REASON,
+    STOP,
+    TOKENS,
+    RowState,
+    StepRows,
+)
 from hunch.sampling.logprobs import entries
 from hunch.sampling.stop import REASONS, finish
 from hunch.step.rows import RowBuffers
@@ -68,6 +79,23 @@ class Columns:
             values = [line[:size] for line, size in zip(values, sizes, strict=True)]
         begins = (np.cumsum(num_R) - num_R).tolist()
         return Scores(begins, entries(ids, values, line_SE[:, 0].tolist()))
+
+
+def write_drafts(state: RowState, rows: StepRows, columns: Columns) -> None:
+    """Tokens and parents of the drafts that now wait, into the result."""
+    row_R, count = rows.ids_R.clamp(min=0), columns.num_guesses
+    at = columns.draft
+    rows.result_RC[:, at : at + count] = state.draft_XG[row_R, :count]
+    rows.result_RC[:, at + count : at + 2 * count] = state.parents_XG[row_R, :count]
+
+
+def write_scores(logits_MV: Tensor, rows: StepRows, num_best: int, columns: Columns) -> None:
+    """Log-probabilities of the committed tokens and of the best ones beside them."""
+    num_rows, num_k = rows.path_RK.shape
+    at_S, token_S = (rows.ids_R.new_empty(num_rows * num_k) for _ in range(2))
+    committed(rows, at_S, token_S)
+    line_RE = rows.result_RC[:, columns.scores_at : columns.scores_end]
+    scores(logits_MV, at_S, token_S, num_best, line_RE.view(num_rows, num_k, -1))
 
 
 class Scores(NamedTuple):

@@ -19,7 +19,7 @@ from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.gpu_delta import SEQUENCES, step_sequences
 from hunch.kernels.gpu_expect import expect
-from hunch.kernels.gpu_process import count_committed, process
+from hunch.kernels.gpu_process import count_committed, draft_paths, process
 from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_scores import filtered
 from hunch.kernels.gpu_step import commit, compact, pack
@@ -32,14 +32,15 @@ from hunch.sampling.dense import DeviceProcessors
 from hunch.sampling.state import SamplingState
 from hunch.step.capture import Graph, seconds_of
 from hunch.step.parts import Lead, LeadsSteps, Piece
-from hunch.step.results import NO_SCORES, Columns, Download, room_of
-from hunch.step.step_extras import (
-    StepMasks,
-    StepSources,
-    drafted_paths,
+from hunch.step.results import (
+    NO_SCORES,
+    Columns,
+    Download,
+    room_of,
     write_drafts,
     write_scores,
 )
+from hunch.step.upload import StepMasks, StepSources
 
 MAX_LOGITS = 1024  # most rows of logits whose masks are kept
 
@@ -62,7 +63,7 @@ class StepKind(NamedTuple):
     num_nodes: int  # nodes it checks of each row
     source: int  # who drafts at its end
     draws: Draws  # how its rows' tokens are drawn
-    extras: int = 0  # of RULES, MASKS, DRAFTS, SOURCES
+    asks: int = 0  # what its rows ask for: RULES, MASKS and so on
     num_best: int = NO_SCORES  # tokens scored beside each committed one
 
 
@@ -91,7 +92,7 @@ class StepGraph:
 
     @property
     def asks(self) -> int:
-        return asks_of(self.kind.extras, self.kind.num_best)
+        return self.kind.asks
 
     @property
     def num_numbers(self) -> int:
@@ -169,7 +170,7 @@ class StepGraphs:
 
     def _generation(self, kind: StepKind) -> int:
         """Of the tables of rules that a captured step reads, as far as it reads any."""
-        if not kind.extras & (RULES | MASKS):
+        if not kind.asks & (RULES | MASKS):
             return 0
         assert self.rules.tables is not None  # made now, if they were not there
         return self.rules.generation
@@ -179,7 +180,7 @@ class StepGraphs:
         return Columns.of(
             kind.num_nodes + 1,
             self.num_guesses,
-            has_draft=bool(kind.extras & DRAFTS),
+            has_draft=bool(kind.asks & DRAFTS),
             num_best=kind.num_best,
         )
 
@@ -197,8 +198,8 @@ class StepGraphs:
         result_RC = self._result_of(kind.num_rows, columns.end)
         rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
         slots_QW = self.download.slots(result_RC.numel())
-        rows.has_rules = bool(kind.extras & RULES)
-        has_sources = bool(kind.extras & SOURCES) and self.drafts_at(kind.num_rows)
+        rows.has_rules = bool(kind.asks & RULES)
+        has_sources = bool(kind.asks & SOURCES) and self.drafts_at(kind.num_rows)
         rows.sources = self.row_sources().tables if has_sources else None
 
         def draft(hidden: Hidden) -> None:
@@ -213,7 +214,7 @@ class StepGraphs:
             ruled_MV = self._ruled(logits_MV, rows, buffers.attn, kind)
             choice_M = self._choose(ruled_MV, buffers.attn, kind)
             commit(state, rows, choice_M, kind.num_nodes)
-            if kind.extras & RULES:
+            if kind.asks & RULES:
                 num_R = torch.where(rows.count_R >= 0, result_RC[:, TOKENS], 0)
                 tokens_RK = result_RC[:, FIRST : FIRST + kind.num_nodes + 1]
                 count_committed(self.rules.tables, rows.ids_R.clamp(min=0), tokens_RK, num_R)
@@ -227,7 +228,7 @@ class StepGraphs:
                     scored_MV = self._filtered(ruled_MV, buffers.attn, kind)
                 write_scores(scored_MV, rows, kind.num_best, columns)
             draft(hidden)
-            if kind.extras & DRAFTS:
+            if kind.asks & DRAFTS:
                 write_drafts(state, rows, columns)
             deliver(state, rows, slots_QW)
 
@@ -241,7 +242,7 @@ class StepGraphs:
         self, kind: StepKind, draft: Callable[[Hidden], None], num_tokens: int
     ) -> float:
         """Timed alone, once for all kinds of steps that draft alike."""
-        kind = kind._replace(extras=kind.extras & (RULES | SOURCES), num_best=NO_SCORES)
+        kind = kind._replace(asks=kind.asks & (RULES | SOURCES), num_best=NO_SCORES)
         if kind not in self._drafting:
             alone = Graph(partial(draft, self._states(num_tokens)), self.device, self.pool)
             self._drafting[kind] = seconds_of(alone, self.device)
@@ -276,10 +277,10 @@ class StepGraphs:
 
     def _ruled(self, logits_MV: Tensor, rows: StepRows, attn: AttnInputs, kind: StepKind) -> Tensor:
         """What the rows' rules and grammars leave of the target's logits."""
-        if not kind.extras & (RULES | MASKS):
+        if not kind.asks & (RULES | MASKS):
             return logits_MV
         path_MP = drafted_paths(self.state, rows, kind.num_nodes)
-        has_masks = bool(kind.extras & MASKS)
+        has_masks = bool(kind.asks & MASKS)
         masks = self.step_masks().of(len(logits_MV)) if has_masks else (None, None)
         place = attn.seq_T, attn.pos_T + 1, path_MP
         return process(logits_MV, *place, self.rules.tables, *masks)
@@ -352,9 +353,12 @@ def bucket(num_rows: int) -> int:
     return 1 << (num_rows - 1).bit_length()
 
 
-def asks_of(extras: int, num_best: int) -> int:
-    """What a step's rows ask for beyond tokens, as far as it tells what the step costs."""
-    return extras | SCORES * (num_best != NO_SCORES) | MANY_SCORES * (num_best > USUAL_SCORES)
+def drafted_paths(state: RowState, rows: StepRows, num_nodes: int) -> Tensor:
+    """For each root and node of a step, the drafted tokens that lead to it; -1 after the last."""
+    num_rows = len(rows.ids_R)
+    path_MP = rows.ids_R.new_empty(num_rows * (num_nodes + 1), num_nodes)
+    draft_paths(rows.ids_R, rows.count_R, state.draft_XG, state.parents_XG, -1, path_MP)
+    return path_MP
 
 
 def best_size(num_best: int) -> int:

@@ -1,23 +1,28 @@
-"""The host's rows as state on the device: what changed is written there before a step.
+"""What the host writes for captured steps: rows that changed, grammars' masks, sources of drafts.
 
-Both states have one layout, so that a change is a place and the value that stands there.
+The rows' state has one layout on both sides, so that a change is a place and the value that stands
+there.
 
 Shape letters: R rows of the step, X rows of the engine, C columns of a table, N changes, W room of
-a buffer.
+a buffer, words of a mask, M rows of logits, E tokens of a prediction.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hunch.drafting.base import RowSource
 from hunch.kernels.gpu_transfer import update
-from hunch.kernels.step import MAX_STOPS
+from hunch.kernels.step import MAX_STOPS, RowSources
 from hunch.step.rows import RowBuffers
 
 PINNED = 4096  # changes that fit the buffers which the device reads where they lie
 RING = 4  # buffers in turn: a step reads its own until the one after the next is written
+MAX_EXPECTED = 16384  # tokens of a prediction that captured steps look in
 
 
 class DeviceRows:
@@ -131,3 +136,58 @@ def _spans(
     column_N = np.arange(num_R.sum()) + np.repeat(first_R - (past_R - num_R), num_R)
     place_N = np.repeat(ids_R, num_R) * table_XC.shape[1] + column_N
     return np.asarray(int(table_XC.storage_offset()) + place_N)
+
+
+class StepMasks:
+    """What a grammar allows after each root and node: written by the host, read by `finish`.
+
+    The device reads the host's memory: copies would take longer, and few of the masks are in use.
+    The host writes those of a step after it has received the step before.
+    """
+
+    def __init__(self, num_logits: int, vocab_size: int, device: torch.device) -> None:
+        size, is_cuda = (num_logits, -(-vocab_size // 32)), device.type == "cuda"
+        self._mask_MW = torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda)
+        self._is_masked_M = torch.zeros(num_logits, dtype=torch.bool, pin_memory=is_cuda)
+        self._words, self._flags = self._mask_MW.numpy(), self._is_masked_M.numpy()
+
+    def of(self, num_logits: int) -> tuple[Tensor, Tensor]:
+        """The masks of so many rows of logits, and which of them have one."""
+        return self._mask_MW[:num_logits], self._is_masked_M[:num_logits]
+
+    def fill(
+        self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], dict[int, int]]
+    ) -> dict[int, int]:
+        """Let `write` fill in words, and which rows of logits they hold for."""
+        flags_M = self._flags[:num_logits]
+        flags_M[...] = False
+        return write(self._words[:num_logits], flags_M)
+
+
+class StepSources:
+    """What rows are drafted from where their requests say so: written by the host as they come."""
+
+    def __init__(self, num_rows: int, room: int, device: torch.device) -> None:
+        self.tables = RowSources.create(num_rows, min(room, MAX_EXPECTED), device)
+        self._usual_W = self.tables.rules_XW[0].clone()
+        self._is_own = [False] * num_rows
+
+    def put(
+        self, row: int, source: RowSource | None, expected: Sequence[int], num_prompt: int
+    ) -> None:
+        """The row's request names a method (None: it does not), or says what it expects."""
+        rules_XW, expected_XE = self.tables.rules_XW, self.tables.expected_XE
+        expected = expected[: expected_XE.shape[1]]
+        source = source or RowSource(name="")
+        matches = source.sure, source.min_match, source.max_match, source.has_table
+        line = (*matches, len(expected), source.is_alone, num_prompt, 0)
+        rules_XW[row] = torch.tensor(line, dtype=torch.int64)
+        if expected:
+            expected_XE[row, : len(expected)] = torch.tensor(expected, dtype=torch.int32)
+        self._is_own[row] = True
+
+    def clear(self, row: int) -> None:
+        """The row's request is drafted for as the others are."""
+        if self._is_own[row]:
+            self.tables.rules_XW[row] = self._usual_W
+            self._is_own[row] = False

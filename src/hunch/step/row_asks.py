@@ -17,15 +17,23 @@ from hunch.sampling.state import FILTERED, HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
 from hunch.step.results import NO_SCORES, Columns, Scores, stop, take_back
 from hunch.step.rows import RowBuffers
-from hunch.step.step_extras import StepMasks, StepSources
-from hunch.step.step_graphs import DRAFTS, MASKS, RULES, SOURCES, asks_of
+from hunch.step.step_graphs import (
+    DRAFTS,
+    MANY_SCORES,
+    MASKS,
+    RULES,
+    SCORES,
+    SOURCES,
+    USUAL_SCORES,
+)
+from hunch.step.upload import StepMasks, StepSources
 from hunch.types import DraftTrace, Request, RowResult, RowWork
 
 
 class Group:
     """The rows of a captured step, and what they ask of it."""
 
-    def __init__(self, work: list[RowWork], rows: RowExtras) -> None:
+    def __init__(self, work: list[RowWork], rows: RowAsks) -> None:
         self.work = work
         self.ids = [item.row for item in work]
         self.row_R = np.array(self.ids)
@@ -33,11 +41,10 @@ class Group:
         self.room = [item.max_draft for item in work]  # and drafted
         self.has_waiting = any(self.allowed)
         self.is_drafting = self.has_waiting or any(self.room)
-        self.extras = int(np.bitwise_or.reduce(rows.asks_X[self.row_R]))
+        self.asks = int(np.bitwise_or.reduce(rows.asks_X[self.row_R]))
         self.num_best_R = rows.num_best_X[self.row_R]
         self.num_best = int(self.num_best_R.max())
         self.is_scored = (self.num_best_R != NO_SCORES).tolist()
-        self.asks = asks_of(self.extras, self.num_best)
         is_traced_R = rows.is_traced_X[self.row_R]
         self.is_traced_R: np.ndarray | None = is_traced_R if is_traced_R.any() else None
 
@@ -53,7 +60,7 @@ class Followed(NamedTuple):
     refused: dict[int, tuple[list[int], str]]  # by place: what a grammar took, why no more
 
 
-class RowExtras:
+class RowAsks:
     """Knows what each row asks for, and adds it to the results of captured steps."""
 
     def __init__(
@@ -70,7 +77,7 @@ class RowExtras:
         num_rows = len(rows.known)
         self.rows, self.grammars, self.sampling, self.touch = rows, grammars, sampling, touch
         self.sources, self._row_sources = sources, row_sources
-        self.asks_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS, DRAFTS, SOURCES
+        self.asks_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS and so on
         self.num_best_X = np.full(num_rows, NO_SCORES)
         self._can_take_back = can_take_back
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
@@ -96,6 +103,8 @@ class RowExtras:
             has_others = asks & RULES or self.sampling.asks_X[row] & FILTERED
             can_wait = self._can_take_back and not has_others and self.grammars.ask_later(row)
             asks |= MASKS if can_wait else MASKS | DRAFTS
+        if params.logprobs is not None:
+            asks |= SCORES | MANY_SCORES * (params.logprobs > USUAL_SCORES)
         self.is_traced_X[row] = params.speculation.trace
         self.asks_X[row] = asks | DRAFTS * params.speculation.trace
         self.num_best_X[row] = NO_SCORES if params.logprobs is None else params.logprobs
@@ -129,7 +138,7 @@ class RowExtras:
 
         What the step says of the drafts it made is kept for the next.
         """
-        if not group.extras & SOURCES:
+        if not group.asks & SOURCES:
             return {}
         names = {}
         for place, row in enumerate(group.ids):
@@ -145,7 +154,7 @@ class RowExtras:
 
     def num_checked(self, group: Group) -> list[int]:
         """How many nodes of each row's draft the next step checks at most."""
-        if not (group.extras & MASKS and group.has_waiting):
+        if not (group.asks & MASKS and group.has_waiting):
             return group.allowed
         pairs = zip(group.ids, group.allowed, strict=True)
         return [self.grammars.num_checked(row, count) for row, count in pairs]
@@ -171,13 +180,13 @@ class RowExtras:
         What they do not take of choices without a mask is taken out of the result.
         """
         checked: dict[int, WaitingDraft] = {}
-        if group.extras & DRAFTS and columns.num_guesses:
+        if group.asks & DRAFTS and columns.num_guesses:
             for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
                 if request is not None and self.asks_X[row] & DRAFTS:
                     checked[row] = self._drafts.get(row, ([], []))
                     self._drafts[row] = columns.draft_of(line_C)
         followed = Followed(checked, set(), {})
-        if group.extras & MASKS:
+        if group.asks & MASKS:
             counts = result_RC[:, TOKENS].tolist()
             lines = result_RC[:, FIRST : FIRST + max(counts)].tolist()
             place_of = {row: n for n, row in enumerate(group.ids) if requests[n] is not None}
