@@ -185,7 +185,7 @@ class GroupInfo:
     """A KV group: layers of one model over the shared block ids. Group 0 is the target's."""
 
     name: str
-    is_ahead: bool = False  # KV at a slot depends on the next token too (EAGLE, MTP)
+    sees_next: bool = False  # KV at a slot depends on the next token too (EAGLE, MTP)
     is_whole: bool = False  # a hole in it costs more than to compute a block again
 
 
@@ -202,7 +202,7 @@ class Capacity:
     drafts_in_step: bool = False  # a drafter writes KV of the token that a step says within it
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
     drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
-    num_ahead: int = 1  # steps that may be under way at once, of different rows
+    max_under_way: int = 1  # steps that may be under way at once, of different rows
     has_states: bool = False  # rows have recurrent states: drafts are chains
     num_snapshots: int = 0  # such states that can be kept for texts that begin alike
     kernels: str = "torch"  # what computes a pass, for reports

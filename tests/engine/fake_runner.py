@@ -28,7 +28,7 @@ from hunch.types import (
 
 VOCAB = 29
 EOS = 0
-GROUPS = (GroupInfo(name="target"), GroupInfo(name="ahead", is_ahead=True))
+GROUPS = (GroupInfo(name="target"), GroupInfo(name="ahead", sees_next=True))
 
 
 def next_token(history: Sequence[int], seed: int, sample: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 from engine.fake_runner import FakeCodec, FakeRunner
 from hunch.config import Config, ScheduleConfig, SpecConfig
 from hunch.engine.engine import Engine
-from hunch.engine.scheduler import AHEAD, Scheduler
+from hunch.engine.scheduler import SPARE_BLOCKS, Scheduler
 from hunch.engine.snapshots import NO_SLOT
 from hunch.types import SamplingParams, Speculation, StepPlan
 
@@ -190,7 +190,7 @@ def test_drafts_give_way_before_anyone_is_preempted():
 
 
 @pytest.mark.parametrize(
-    ("depth", "num_blocks", "most"), [(1, 200, 1 + AHEAD), (1, 22, 1), (0, 200, 1)]
+    ("depth", "num_blocks", "most"), [(1, 200, 1 + SPARE_BLOCKS), (1, 22, 1), (0, 200, 1)]
 )
 def test_rows_that_fly_take_blocks_ahead_while_there_are_plenty(depth, num_blocks, most):
     engine = make(num_blocks=num_blocks, block_size=2, depth=depth)

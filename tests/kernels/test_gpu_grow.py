@@ -174,7 +174,7 @@ def test_sampled_rows_draft_by_their_noise_and_filters(
 @pytest.mark.parametrize("width", [1, 3])
 def test_keys_one_position_early(width: int, depth: int) -> None:
     rows = [3, 1, -1, 0, 2]
-    level = compare(Level(rows, width, depth, 1000), is_ahead=True)
+    level = compare(Level(rows, width, depth, 1000), sees_next=True)
     usual = compare(Level(rows, width, depth, 1000))
     is_live_T = level.packed[2] >= 0
     assert torch.equal(level.state.draft_XG, usual.state.draft_XG)
@@ -190,7 +190,7 @@ def test_a_last_level_has_no_next_inputs() -> None:
 @pytest.mark.parametrize(("width", "branch"), [(4, 1), (4, 2), (3, 8)])
 def test_few_children_of_each_node(width: int, branch: int, depth: int) -> None:
     rows = [3, 1, -1, 0]
-    level = compare(Level(rows, width, depth, 1000), branch=branch, is_ahead=True)
+    level = compare(Level(rows, width, depth, 1000), branch=branch, sees_next=True)
     parents = level.state.parents_XG[0, depth * width : (depth + 1) * width].tolist()
     most = branch if depth else width
     assert max(parents.count(parent) for parent in parents) <= most

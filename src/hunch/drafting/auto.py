@@ -22,8 +22,6 @@ from torch import Tensor
 
 from hunch.config import MERGE, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.ahead import METHODS as BESIDE
-from hunch.drafting.ahead import load_beside
 from hunch.drafting.auto_device import MERGED_TREE, DeviceAuto, DeviceAutoHead
 from hunch.drafting.base import (
     PREDICTION,
@@ -41,6 +39,8 @@ from hunch.drafting.following import DeviceFollower
 from hunch.drafting.host_network import NetworkDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.policy import share_nodes
+from hunch.drafting.preparing import METHODS as BESIDE
+from hunch.drafting.preparing import load_beside
 from hunch.drafting.trees import Node, side_by_side, to_draft
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import NEVER

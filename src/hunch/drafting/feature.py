@@ -69,7 +69,7 @@ class FeatureDrafter(StateFollower):
             hidden=net.needs_hidden,
             kv=KVShape.of([net.kv_shape], net.kv_dtype),
             # Where steps are captured, a row with a hole stays with the host to its end.
-            group=GroupInfo(name=name, is_ahead=True, is_whole=context.is_fused),
+            group=GroupInfo(name=name, sees_next=True, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
 
@@ -190,7 +190,7 @@ class DeviceFeature(DeviceFollower):
             grow_level(
                 state, step, net.logits(state_TD), chances_RW, self.sampling, depth=level,
                 num_nodes=self.num_nodes, draws=draws, row_T=row_T, ids_C=self._ids_C,
-                following=following, is_ahead=True, branch=self.branch, least=self.least,
+                following=following, sees_next=True, branch=self.branch, least=self.least,
             )  # fmt: skip
             if following is None:
                 return

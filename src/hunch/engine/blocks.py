@@ -86,7 +86,7 @@ class BlockPool:
         self._by_key: dict[bytes, int] = {}
         self._keys: list[bytes | None] = [None] * num_blocks
         self._valid = [0] * num_blocks  # bit g: the block's KV of group g is written
-        self._following = [[_NO_TOKEN] * num_blocks for _ in self._groups]  # of ahead groups
+        self._following = [[_NO_TOKEN] * num_blocks for _ in self._groups]  # of groups that see it
 
     @property
     def is_sliding(self) -> bool:
@@ -153,12 +153,12 @@ class BlockPool:
                 blocks.pop()
 
     def _num_valid(self, group: int, blocks: list[int], tokens: list[int], first: int) -> int:
-        is_ahead, following = self._groups[group].is_ahead, self._following[group]
+        sees_next, following = self._groups[group].sees_next, self._following[group]
         for place, block in enumerate(blocks[first:], first):
             if not self._valid[block] >> group & 1:
                 return place
             next_place = (place + 1) * self.block_size
-            if is_ahead and (next_place >= len(tokens) or following[block] != tokens[next_place]):
+            if sees_next and (next_place >= len(tokens) or following[block] != tokens[next_place]):
                 return place
         return len(blocks)
 
@@ -254,7 +254,7 @@ class BlockPool:
                     parent = table.keys[place - 1] if place else None
                     self.events.stored(key, parent, tokens[first : first + self.block_size])
             return True
-        if self._groups[group].is_ahead:
+        if self._groups[group].sees_next:
             next_place = (place + 1) * self.block_size
             if next_place >= len(tokens):
                 return False

@@ -23,7 +23,7 @@ from hunch.engine.snapshots import NO_SLOT, Snapshots
 from hunch.types import Capacity, RowResult, RowStart, RowWork, StepPlan
 
 NO_LIMIT = 1 << 62
-AHEAD = 4  # spare blocks that a row with pending steps takes, while there are plenty
+SPARE_BLOCKS = 4  # spare blocks that a row with pending steps takes, while there are plenty
 
 
 class Scheduler:
@@ -52,7 +52,7 @@ class Scheduler:
             snapshots=snapshots,
             events=events,
         )
-        self._max_tokens, self._max_ahead = config.num_tokens, capacity.num_ahead
+        self._max_tokens, self._max_under_way = config.num_tokens, capacity.max_under_way
         self._drafts_in_step = capacity.drafts_in_step
         limits = (max_draft_batch, capacity.max_draft_rows)
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
@@ -93,7 +93,7 @@ class Scheduler:
         """Whether this step may draft and check, with the requests that it admits."""
         limit = self._max_draft_rows
         num_rows = len(self.running) + min(len(self.waiting), len(self._free_rows))
-        self._most_rows = -(-num_rows // self._max_ahead)
+        self._most_rows = -(-num_rows // self._max_under_way)
         was_drafting, self._is_drafting = self._is_drafting, limit is None or num_rows <= limit
         if self._is_drafting is not was_drafting:
             for sequence in self.running:
@@ -105,7 +105,7 @@ class Scheduler:
             num_later -= 1
             if budget <= 0 or len(members) >= self._most_rows:
                 break
-            if sequence.pending_least and self._max_ahead > 1:
+            if sequence.pending_least and self._max_under_way > 1:
                 continue  # what its pending step decides is the next one's input
             known = len(sequence.tokens) + sequence.num_pending
             is_steady = known <= sequence.steady_until
@@ -232,7 +232,7 @@ class Scheduler:
             num_nodes = min(num_nodes, spare - (least - reach))
             max_draft = max(min(max_draft, spare - num_nodes - 1), 0)
         if num_new:
-            num_new += self._num_ahead(sequence, num_new)
+            num_new += self._num_spare(sequence, num_new)
             self._taken[sequence.row] = pool.take(table, num_new)
         return self._launch(sequence, num_tokens, num_nodes, max_draft)
 
@@ -259,13 +259,13 @@ class Scheduler:
         """
         return min(sequence.reach + self._drafts_in_step, sequence.end)
 
-    def _num_ahead(self, sequence: Sequence, num_new: int) -> int:
+    def _num_spare(self, sequence: Sequence, num_new: int) -> int:
         """Spare blocks to take beside new ones, so that the host does so less often."""
         if not sequence.num_pending:
             return 0
         num_spare = self.pool.num_free - num_new - self.pool.num_blocks // 2
         num_left = self.pool.num_missing(sequence.table, sequence.end) - num_new
-        return max(min(AHEAD, num_spare, num_left), 0)
+        return max(min(SPARE_BLOCKS, num_spare, num_left), 0)
 
     def _launch(
         self,

@@ -208,7 +208,7 @@ def committed_inputs_ref(
 
 def level_inputs_ref(
     state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs, *, first_node: int = 0,
-    depth: int = 0, is_ahead: bool = False,
+    depth: int = 0, sees_next: bool = False,
 ) -> None:  # fmt: skip
     """The inputs of a pass over a level's nodes; with depth 0, over the last known tokens."""
     width = len(ids_T) // len(step.ids_R)
@@ -222,17 +222,17 @@ def level_inputs_ref(
         room = min(int(step.room_R[r]), int(state.end_X[row]) - known)
         for place in range(width):
             at, node = r * width + place, first_node + place
-            where = known - is_ahead + node if depth else known - width + place
+            where = known - sees_next + node if depth else known - width + place
             if where < 0 or (depth and node >= room):
                 continue
             ids_T[at] = state.draft_XG[row, node] if depth else state.tokens_XL[row, where]
-            attn.pos_T[at] = known - is_ahead + depth - 1 if depth else where
+            attn.pos_T[at] = known - sees_next + depth - 1 if depth else where
             attn.base_T[at] = int(attn.pos_T[at]) + 1
             attn.slot_T[at] = slot_of(state, row, where)
             if depth and attn.tree_TP is not None:
-                attn.base_T[at] = known - is_ahead
+                attn.base_T[at] = known - sees_next
                 for i, above in enumerate(path_of(state, row, node)):
-                    attn.tree_TP[at, i] = slot_of(state, row, known - is_ahead + above)
+                    attn.tree_TP[at, i] = slot_of(state, row, known - sees_next + above)
 
 
 def add_nodes_ref(
@@ -266,7 +266,7 @@ def add_nodes_ref(
 def grow_level_ref(
     state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Any, *,
     depth: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
-    following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
+    following: tuple[Tensor, AttnInputs] | None, sees_next: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
     """Children of every node of the level before; those of the likeliest paths become nodes."""
@@ -301,5 +301,5 @@ def grow_level_ref(
     parent_RW = first - width + best_RW // branch if depth else torch.full_like(best_RW, -1)
     add_nodes_ref(state, step, token_RW.flatten(), parent_RW.flatten(), first, num_nodes, kept_R)
     if following is not None:
-        where = {"first_node": first, "depth": depth + 1, "is_ahead": is_ahead}
+        where = {"first_node": first, "depth": depth + 1, "sees_next": sees_next}
         level_inputs_ref(state, step, *following, **where)

@@ -149,10 +149,10 @@ def _place_nodes(
 def _next_inputs(
     token, place, parent, is_in, is_live, r, row, known, table_ptr, parents_ptr, packed_ptr,
     pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, first_node, depth, max_depth,
-    GROWN: tl.constexpr, IS_TREE: tl.constexpr, IS_AHEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    GROWN: tl.constexpr, IS_TREE: tl.constexpr, SEES_NEXT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     """The pass over the level's first nodes: their keys stand after the known tokens', in order."""
-    if IS_AHEAD:  # of which the last has none
+    if SEES_NEXT:  # of which the last has none
         known -= 1
     at = r * GROWN + place
     pos = known + depth + place * 0
@@ -182,7 +182,7 @@ def _grow_kernel(
     NUM_PARENTS: tl.constexpr, WIDTH: tl.constexpr, BRANCH: tl.constexpr, GROWN: tl.constexpr,
     HAS_IDS: tl.constexpr,
     HAS_CHANCES: tl.constexpr, HAS_LEAST: tl.constexpr, HAS_NEXT: tl.constexpr,
-    IS_TREE: tl.constexpr, IS_AHEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    IS_TREE: tl.constexpr, SEES_NEXT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ID_BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row: the likeliest paths become the level's nodes, the first path's first child first."""
@@ -232,7 +232,7 @@ def _grow_kernel(
         _next_inputs(
             token, place, parent, is_in, is_live, r, row, known, table_ptr + row * table_stride,
             parents_ptr + row * draft_stride, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr,
-            tree_ptr, first_node, depth, max_depth, GROWN, IS_TREE, IS_AHEAD, BLOCK_SIZE,
+            tree_ptr, first_node, depth, max_depth, GROWN, IS_TREE, SEES_NEXT, BLOCK_SIZE,
         )  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def _grow_kernel(
 def grow_level(
     state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
     depth: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
-    following: tuple[Tensor, AttnInputs] | None, is_ahead: bool = False,
+    following: tuple[Tensor, AttnInputs] | None, sees_next: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
     """The level under the nodes whose logits these are: W nodes per row, and the next inputs.
@@ -250,7 +250,7 @@ def grow_level(
     The first level has depth 0 and one row of logits per row of the step. chances_RW keeps the
     log of each path's chance between levels. row_T names
     the engine's row of each line of logits. A node past a row's room is padding to the next pass.
-    is_ahead: a network that keeps a token's key one position early, beside the state before it.
+    sees_next: a network that keeps a token's key one position early, beside the state before it.
     The pass over them may take the first of each row's nodes alone; then only those have children.
     branch: children looked at per node, of the first level always W. least: log of a chance; a
     level none of whose paths has it ends the row's draft.
@@ -299,7 +299,7 @@ def grow_level(
         step.guesses_at(num_nodes), least or 0.0, NUM_PARENTS=num_parents, WIDTH=width,
         BRANCH=branch, GROWN=len(ids_T) // num_rows, HAS_IDS=ids_C is not None,
         HAS_CHANCES=has_chances, HAS_LEAST=least is not None, HAS_NEXT=attn is not None,
-        IS_TREE=tree_TP is not None, IS_AHEAD=is_ahead, BLOCK_SIZE=state.block_size,
+        IS_TREE=tree_TP is not None, SEES_NEXT=sees_next, BLOCK_SIZE=state.block_size,
         ID_BITS=ID_BITS, BLOCK_N=block_n,
         BLOCK_B=block_b, BLOCK_K=block_k,
         **options(1 if block_n * block_b * block_k <= 1024 else 4),

@@ -145,7 +145,7 @@ class OverProcesses(Protocol):
     """What a target whose parts are in several processes offers beside."""
 
     @property
-    def num_ahead(self) -> int:
+    def max_under_way(self) -> int:
         """Passes that may be under way at once; they must be of different rows."""
 
     @property

@@ -161,7 +161,7 @@ class SplitTarget:
         return self.finish(self.begin(ids_T, attn, kv, feature_layers))
 
     @property
-    def num_ahead(self) -> int:
+    def max_under_way(self) -> int:
         """Passes that may be under way at once; they must be of different rows."""
         return self.layout.num_stages
 

@@ -79,7 +79,7 @@ def assemble(
         cost=context.cost,
         prepares=context.prepares,
     )
-    depth = _depth(schedule.depth, capacity.num_ahead, captures)
+    depth = _depth(schedule.depth, capacity.max_under_way, captures)
     runner = Runner(parts, depth=depth, captures=captures)
     if runner.is_host_drafting:
         calibrate(runner)
@@ -106,7 +106,7 @@ def _capacity(
         activation_bits=target.activation_bits,
         methods=needs.methods or {config.spec.method: needs.max_nodes},
         drafter_bytes=needs.weight_bytes + slot_bytes * num_blocks * block_size,
-        num_ahead=target.num_ahead if isinstance(target, OverProcesses) else 1,
+        max_under_way=target.max_under_way if isinstance(target, OverProcesses) else 1,
     )
 
 
@@ -143,10 +143,10 @@ def _draft_device(asked: str | None, target: Target) -> torch.device | None:
     return device
 
 
-def _depth(asked: int | None, num_ahead: int, captures: bool) -> int:
+def _depth(asked: int | None, max_under_way: int, captures: bool) -> int:
     """Steps that are launched ahead of results: of the same rows, or one for each stage."""
-    if num_ahead > 1:
-        return num_ahead - 1
+    if max_under_way > 1:
+        return max_under_way - 1
     return int(captures) if asked is None else asked
 
 

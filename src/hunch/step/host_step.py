@@ -40,7 +40,7 @@ class HostStep:
         self.logits = StepLogits(parts.target)
         self.device: torch.device = parts.target.device
         self._is_host = self.device.type == "cpu"
-        self.has_stages = parts.capacity.num_ahead > 1  # a pass may begin before others are done
+        self.has_stages = parts.capacity.max_under_way > 1  # a pass begins before others end
         self._prepares = None if self.has_stages else parts.prepares
         self._last_end = 0.0  # when the last step's tokens were committed
         self.passes: Passes | None = None  # captured passes, on a GPU

@@ -8,8 +8,8 @@ import pytest
 
 from drafters import speculate_for
 from hunch import LLM, SamplingParams
-from hunch.drafting import ahead
-from hunch.drafting.ahead import AheadDrafter
+from hunch.drafting import preparing
+from hunch.drafting.preparing import PreparingDrafter
 from hunch.errors import ConfigError
 from tiny_models import write_llama
 
@@ -21,7 +21,7 @@ RULED = SamplingParams(temperature=0.7, repetition_penalty=1.2, max_tokens=12, s
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("ahead") / "target")
+    return write_llama(tmp_path_factory.mktemp("preparing") / "target")
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
 
 
-def drafter_of(llm: LLM) -> AheadDrafter:
+def drafter_of(llm: LLM) -> PreparingDrafter:
     found = llm.engine.runner.host._prepares  # type: ignore[attr-defined]
-    assert isinstance(found, AheadDrafter)
+    assert isinstance(found, PreparingDrafter)
     return found
 
 
@@ -87,7 +87,7 @@ def test_drafts_are_ready_for_several_verdicts(
     """A worse model is left at some node in most steps: with time, drafts are there for that."""
     found = []
     for most in (0, 3):
-        monkeypatch.setattr(ahead, "MAX_OTHERS", most)
+        monkeypatch.setattr(preparing, "MAX_OTHERS", most)
         llm = beside(plain, target, always_draft=True)
         drafter = drafter_of(llm)
         monkeypatch.setattr(drafter, "_is_due", NotYet())

@@ -64,7 +64,7 @@ class HasSeconds(Protocol):
         likely the target is to agree up to there and then to say that."""
 
 
-class AheadDrafter:
+class PreparingDrafter:
     """A method of another device, asked in a thread of its own while the target is busy."""
 
     def __init__(self, method: Drafter, context: DrafterContext, home: torch.device) -> None:
@@ -279,5 +279,5 @@ def load_beside(
     if device.type == "cpu" and hasattr(model, "use_own_threads"):
         is_busy = context.target.device.type == "cpu"  # then most cores are the target's
         model.use_own_threads(1 if is_busy else max(1, min(8, num_cores() - 1)))
-    ahead = context.prepares = AheadDrafter(method, own, context.device)
-    return ahead
+    found = context.prepares = PreparingDrafter(method, own, context.device)
+    return found
