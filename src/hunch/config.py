@@ -108,12 +108,7 @@ class KVEvents:
     @staticmethod
     def parse(text: str) -> KVEvents | None:
         """None: nobody is told."""
-        try:
-            given = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"kv_events_config is not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ConfigError("kv_events_config must be a dict or a JSON object")
+        given = json_object("kv_events_config", text)
         known = {field.name for field in fields(KVEvents)}
         for key in given:
             if key not in known:
@@ -163,12 +158,9 @@ class CacheConfig:
         _check_types(self)
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError("kv_events_config needs enable_prefix_caching=True")
-        if self.block_size < 1:
-            raise ConfigError(f"block_size={self.block_size} must be 1 or more")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]"
-            )
+        _at_least("block_size", self.block_size, 1)
+        if not 0 < (share := self.gpu_memory_utilization) <= 1:
+            raise ConfigError(f"gpu_memory_utilization={share} must be in (0, 1]")
         _at_least("kv_bytes", self.kv_bytes, 1)
         _at_least("num_blocks", self.num_blocks, 1)
         _at_least("engines_per_device", self.engines_per_device, 1)
@@ -200,11 +192,8 @@ class ScheduleConfig:
 
     def for_gpu(self) -> ScheduleConfig:
         """What was left open, as a GPU wants it."""
-        return replace(
-            self,
-            max_num_seqs=self.max_num_seqs or 256,
-            max_num_batched_tokens=self.max_num_batched_tokens or 8192,
-        )
+        num_rows, num_tokens = self.max_num_seqs or 256, self.max_num_batched_tokens or 8192
+        return replace(self, max_num_seqs=num_rows, max_num_batched_tokens=num_tokens)
 
 
 def split_parts(text: str) -> list[str]:
@@ -347,6 +336,17 @@ def _convert(kind: Any, text: str, where: str) -> Any:
             except ValueError:
                 raise ConfigError(f"{where}={text!r} must be a number") from None
     return text
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """What a user wrote as JSON; nothing is an empty object."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name}={text!r} is not a JSON object or a dict")
+    return found
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -11,11 +11,13 @@ import pytest
 
 from hunch import LLM, SamplingParams
 from hunch.errors import ConfigError
+from hunch.models.load import spec_of
 from hunch.models.weights import open_weights, with_overrides
 from tiny_models import write_llama
 
 ENGINE = {"device": "cpu", "dtype": "float32", "kv_bytes": 8_000_000, "speculate": "off"}
 YARN = {"rope_type": "yarn", "factor": 4.0}
+OF_512 = {**YARN, "original_max_position_embeddings": 512}
 
 
 def text_of(path: Path, **arguments: Any) -> tuple[list[int], int]:
@@ -32,7 +34,7 @@ def test_overrides_are_as_good_as_other_files(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
     config = json.loads((copy / "config.json").read_text())
-    scaled = {**YARN, "original_max_position_embeddings": 512}
+    scaled = OF_512
     changed = {"rope_theta": 50.0, "rope_scaling": scaled, "max_position_embeddings": 2048}
     (copy / "config.json").write_text(json.dumps({**config, **changed}))
     wanted = text_of(copy)
@@ -41,6 +43,17 @@ def test_overrides_are_as_good_as_other_files(tmp_path: Path) -> None:
     assert text_of(model, hf_overrides={"rope_theta": 50.0, "rope_scaling": YARN}) == wanted
     newer = {"rope_parameters": {**YARN, "rope_theta": 50.0}}
     assert text_of(model, hf_overrides=json.dumps(newer)) == wanted
+
+
+def test_a_new_rope_stretches_what_the_model_was_trained_at(tmp_path: Path) -> None:
+    path = write_llama(tmp_path)  # of 512 positions
+    for given, wanted in (
+        ({"rope_scaling": {**YARN, "original_max_position_embeddings": 384}}, 1536),
+        ({"rope_scaling": OF_512, "max_position_embeddings": 1000}, 1000),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 1024),
+    ):
+        weights = with_overrides(open_weights(path), json.dumps(given))
+        assert spec_of(weights).max_len == wanted
 
 
 def test_what_cannot_be_replaced_is_refused(tmp_path: Path) -> None:

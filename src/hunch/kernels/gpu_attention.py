@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_step import slots_in
 from hunch.kernels.gpu_tiling import NUM_SMS, SPLIT, Tiling, parts_of
 
 TILE = 64  # positions per step of the walk
@@ -105,10 +106,10 @@ def _own_keys(table_ptr, tree_ptr, p, token, tok_R, pos_R, base_R, tree_stride,
     pos = tl.max(tl.where(tok_R == token, pos_R, -1), axis=0)
     is_key = p <= pos
     in_table = is_key & (p < base)
-    block = tl.load(table_ptr + p // BLOCK_SIZE, mask=in_table, other=0).to(tl.int64)
+    slot = slots_in(table_ptr, p, in_table, BLOCK_SIZE)
     node = tl.load(tree_ptr + token.to(tl.int64) * tree_stride + (p - base),
                    mask=is_key & (p >= base), other=0).to(tl.int64)  # fmt: skip
-    return tl.where(in_table, block * BLOCK_SIZE + p % BLOCK_SIZE, node), is_key
+    return tl.where(in_table, slot, node), is_key
 
 
 @triton.jit
@@ -134,12 +135,11 @@ def _walk(
     for p0 in range(first, shared, TILE):
         p = p0 + offs_p
         is_key = p < last
-        block = tl.load(table_ptr + p // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        slot_P = slots_in(table_ptr, p, is_key, BLOCK_SIZE)
         is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
-        m1, z1, acc1 = _attend(q, q_tail, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr,
-                               block * BLOCK_SIZE + p % BLOCK_SIZE, is_key, is_pair, m1, z1, acc1,
-                               scale, cap, offs_h, offs_t, kv_stride, HEAD, TAIL, TILE, IS_NEAR,
-                               HAS_CAP, HAS_SCALES)  # fmt: skip
+        m1, z1, acc1 = _attend(q, q_tail, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot_P, is_key,
+                               is_pair, m1, z1, acc1, scale, cap, offs_h, offs_t, kv_stride, HEAD,
+                               TAIL, TILE, IS_NEAR, HAS_CAP, HAS_SCALES)  # fmt: skip
         if ((p0 + TILE) % SPLIT == 0) | (p0 + TILE >= last):
             m, z, acc, m1, z1, acc1 = _end_split(
                 m, z, acc, m1, z1, acc1, is_alone, p0 // SPLIT, acc_ptr, stat_ptr, part_R,

@@ -56,10 +56,16 @@ def now():
 
 
 @triton.jit
+def slots_in(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
+    """The slots of a row's positions; any, for those that are padding."""
+    block = tl.load(table_ptr + where // BLOCK_SIZE, mask=is_live, other=0).to(tl.int64)
+    return block * BLOCK_SIZE + where % BLOCK_SIZE
+
+
+@triton.jit
 def slots_of(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
-    """The slots of a row's positions; -1 for those that are padding."""
-    block = tl.load(table_ptr + where // BLOCK_SIZE, mask=is_live, other=0)
-    return tl.where(is_live, block * BLOCK_SIZE + where % BLOCK_SIZE, -1)
+    """The same, -1 for padding."""
+    return tl.where(is_live, slots_in(table_ptr, where, is_live, BLOCK_SIZE), -1)
 
 
 @triton.jit(do_not_specialize=["num_nodes", "max_depth"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from hunch.config import json_object
 from hunch.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
@@ -112,16 +112,16 @@ class ServeConfig:
 
     @property
     def template_values(self) -> dict[str, Any]:
-        return _object("default_chat_template_kwargs", self.default_chat_template_kwargs)
+        return json_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
 
     @property
     def sampling(self) -> dict[str, Any]:
         """What goes before a model's own advice."""
-        return _object("override_generation_config", self.override_generation_config)
+        return json_object("override_generation_config", self.override_generation_config)
 
     def __post_init__(self) -> None:
         for name in ("default_chat_template_kwargs", "override_generation_config"):
-            _object(name, getattr(self, name))
+            json_object(name, getattr(self, name))
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} must be from 0 to 65535")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
@@ -164,13 +164,3 @@ class ServeConfig:
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more")
-
-
-def _object(name: str, text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except ValueError as error:
-        raise ConfigError(f"{name}={text!r} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name}={text!r} is not a JSON object")
-    return found

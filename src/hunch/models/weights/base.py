@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from hunch.config import json_object
 from hunch.errors import ConfigError
 from hunch.kernels.quant import Codes
 from hunch.models.weights.blocks import codes_of
@@ -171,12 +171,7 @@ def with_overrides(weights: Weights, text: str) -> Weights:
 
     Where the new rope stretches positions and no other length is given, the context grows with it.
     """
-    try:
-        overrides = json.loads(text or "{}")
-    except ValueError as error:
-        raise ConfigError(f"hf_overrides={text!r} is not JSON: {error}") from None
-    if not isinstance(overrides, dict):
-        raise ConfigError(f"hf_overrides={text!r} is not a JSON object")
+    overrides = json_object("hf_overrides", text)
     if not overrides:
         return weights
     for key in _OF_THE_FILES:
@@ -193,9 +188,10 @@ def with_overrides(weights: Weights, text: str) -> Weights:
         kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
         if kind in ("yarn", "linear") and isinstance(factor, int | float):
             original = rope.get("original_max_position_embeddings") or num_positions
-            if kind == "yarn":
+            if kind == "yarn":  # whoever reads the config lengthens a context that was not yet
                 config["rope_scaling"] = {**rope, "original_max_position_embeddings": original}
             if "max_position_embeddings" not in given:
-                config["max_position_embeddings"] = round(original * factor)
+                num_positions = original if kind == "yarn" else round(original * factor)
+                config["max_position_embeddings"] = num_positions
     weights.config = config
     return weights
