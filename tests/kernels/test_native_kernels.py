@@ -55,10 +55,16 @@ def rounded(x_MK, top):
     return ((groups / d.clamp(min=1e-30)).round() * d).reshape(len(x), -1)[:, : x_MK.shape[1]]
 
 
+def of_blocks(kind, shape, data, num_threads=None):
+    matrix = native.NativeMatrix(native.EXACT_KIND[kind], *shape, num_threads)
+    matrix.put_blocks(kind, 0, data)
+    return matrix
+
+
 @pytest.mark.parametrize(("kind", "shape"), BLOCK_SHAPES)
 def test_blocks_are_kept_bit_for_bit(kind, shape):
     data = blocks(kind, *shape)
-    matrix = native.NativeMatrix.from_blocks(kind, shape, data)
+    matrix = of_blocks(kind, shape, data)
     got = matrix.rows(torch.arange(shape[0]))
     assert got.equal(dequantise(kind, data, shape[1]))
 
@@ -70,7 +76,7 @@ def test_products_of_blocks(kind, shape, num_rows, is_fine):
     data, x = blocks(kind, *shape), random(num_rows, shape[1])
     weight = dequantise(kind, data, shape[1]).double()
     expected = rounded(x, 8127 if is_fine else 127) @ weight.T
-    got = native.NativeMatrix.from_blocks(kind, shape, data)(x, is_fine=is_fine)
+    got = of_blocks(kind, shape, data)(x, is_fine=is_fine)
     size = (x.double().abs() @ weight.abs().T).max()
     # One float32 product decides how x is rounded: of many fine steps, some fall the other way.
     assert (got - expected).abs().max() < (3e-5 if is_fine else 1e-6) * size
@@ -97,7 +103,7 @@ def matrix_of(kind, num_threads):
     """A matrix [72, 256] of floats rounded to a kind, or of a format's blocks."""
     if kind in KINDS:
         return native.NativeMatrix.from_floats(random(72, 256), KINDS[kind], num_threads)
-    return native.NativeMatrix.from_blocks(kind, (72, 256), blocks(kind, 72, 256), num_threads)
+    return of_blocks(kind, (72, 256), blocks(kind, 72, 256), num_threads)
 
 
 @pytest.mark.parametrize("is_fine", [False, True])
@@ -124,7 +130,7 @@ def test_the_largest_sums_of_a_group_do_not_overflow(kind, data):
         packed[..., first : first + 2] = torch.ones(1).half().view(torch.uint8)
     packed = packed.view(8, -1)
     weight = dequantise(kind, packed, 512)
-    matrix = native.NativeMatrix.from_blocks(kind, (8, 512), packed)
+    matrix = of_blocks(kind, (8, 512), packed)
     for is_fine in (False, True):
         for x in (torch.ones(9, 512), -torch.ones(9, 512)):
             got = matrix(x, is_fine=is_fine)

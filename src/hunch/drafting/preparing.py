@@ -25,7 +25,7 @@ from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
 from hunch.drafting.trees import side_by_side
 from hunch.errors import ConfigError
 from hunch.kernels.build import num_cores
-from hunch.models.beside import TargetBeside
+from hunch.models.heads.draft_model import TargetBeside
 from hunch.registry import DRAFTERS, resolve
 from hunch.sampling.state import SamplingState
 

@@ -152,15 +152,6 @@ class NativeMatrix:
         matrix._fill(_FLOATS, weight_NK)
         return matrix
 
-    @staticmethod
-    def from_blocks(
-        name: str, shape: tuple[int, int], data: Tensor, num_threads: int | None = None
-    ) -> NativeMatrix:
-        """GGUF blocks of a format in FORMATS, not one bit changed."""
-        matrix = NativeMatrix(EXACT_KIND[name], *shape, num_threads)
-        matrix._fill(FORMATS[name], data.contiguous())
-        return matrix
-
     def put_floats(self, first: int, weight_NK: Tensor) -> None:
         """Rows from `first` on, a multiple of 16, rounded to the kind."""
         self._fill(_FLOATS, weight_NK.to(torch.float32).contiguous(), first)

@@ -25,9 +25,9 @@ from hunch.errors import ModelFormatError, UnsupportedModelError, VocabMismatchE
 from hunch.hub import resolve as find_files
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
-from hunch.kernels.native import INT8, ROUNDED, NativeMatrix
+from hunch.kernels.native import INT8, ROUNDED, NativeMatrix, is_available
 from hunch.layers.linear import Linear
-from hunch.models.beside import TargetBeside
+from hunch.models.backends import NATIVE, TORCH, TRITON, Backend
 from hunch.models.decoder import Decoder, Hidden
 from hunch.models.heads.files import check_map
 from hunch.models.load import check_tensors, choose_dtype, choose_hold
@@ -44,6 +44,22 @@ log = logging.getLogger("hunch")
 CUT_FROM = "cut_from"
 MAX_SHARE = 0.2  # of the bytes a target reads per token, above which a draft model rarely pays
 _MAX_NAMED = 3  # differing tokens an error names
+
+
+class TargetBeside:
+    """A target on another device as a draft model sees it: what they share, and no tensors."""
+
+    tables = None
+
+    def __init__(self, target: Target, device: torch.device) -> None:
+        self.device = device
+        self.spec: ModelSpec = target.spec
+        self.weight_bytes = target.weight_bytes
+        is_cpu = device.type == "cpu"
+        # On a CPU a draft model reads its weights for every token: in 8 bits it is there sooner.
+        self.is_quantised = is_cpu or target.is_quantised
+        self.dtype = torch.float32 if is_cpu else torch.bfloat16
+        self.backend: Backend = TRITON if not is_cpu else NATIVE if is_available() else TORCH
 
 
 def load_draft_model(
