@@ -191,6 +191,14 @@ def test_what_cannot_be_is_refused(
     assert not started
 
 
+def test_log_probabilities_without_a_limit(started: list[tuple[Config, ServeConfig]]) -> None:
+    run(["m", "--max-logprobs", "-1"])
+    _, settings = started.pop()
+    assert settings.limits.max_logprobs > 10**6
+    with pytest.raises(ConfigError, match="max_logprobs=-2 must be 1 or more"):
+        run(["m", "--max-logprobs", "-2"])
+
+
 def test_values_in_place_of_config_jsons(started: list[tuple[Config, ServeConfig]]) -> None:
     words = ["m", "--hf-overrides", '{"a": 1}', "--rope-theta", "5000"]
     words += ["--rope-scaling", '{"rope_type": "yarn", "factor": 4.0}', "--hf-overrides.b=2"]

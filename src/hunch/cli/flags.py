@@ -83,7 +83,7 @@ _HELP = {
     "max_stop_chars": "Characters of one stop string.",
     "max_bad_words": "Bad words.",
     "max_logit_bias": "Tokens with a bias.",
-    "max_logprobs": "Log-probabilities per token.",
+    "max_logprobs": "Log-probabilities per token; -1: no limit.",
     "max_grammar_bytes": "Bytes of a schema, regex or grammar, or of all choices together.",
     "max_tools": "Tools.",
     "max_tools_bytes": "Bytes of the schemas of all tools together.",

@@ -1,4 +1,4 @@
-"""What Python and the C++ kernels hand each other: the fields of csrc's structs, in their order."""
+"""What Python and the C++ kernels hand each other: the fields of their structs, in their order."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from hunch.config import json_object
 from hunch.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
+NO_LIMIT = 2**31
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +29,14 @@ class Limits:
     max_stop_chars: int = 256  # length of one stop string
     max_bad_words: int = 64
     max_logit_bias: int = 1024
-    max_logprobs: int = 20
+    max_logprobs: int = 20  # -1: as many as there are tokens
     max_grammar_bytes: int = 64 * 1024  # a schema, regex, grammar, or all choices together
     max_tools: int = 128
     max_tools_bytes: int = 192 * 1024  # the schemas of all tools together
 
     def __post_init__(self) -> None:
+        if self.max_logprobs == -1:
+            object.__setattr__(self, "max_logprobs", NO_LIMIT)
         for name in self.__slots__:
             value = getattr(self, name)
             if value is not None and value < 1:
