@@ -156,7 +156,11 @@ def test_a_prediction_drafts_in_captured_steps(
         temperature=0, max_tokens=40, prediction=expected, speculation=Speculation(trace=True)
     )
     free = SamplingParams(temperature=0, max_tokens=20)
-    for speculate in ("auto:num_nodes=7:adaptive=false", f"draft:{model}:num_nodes=2"):
+    for speculate in (
+        "auto:num_nodes=7:adaptive=false",
+        f"draft:{model}:num_nodes=2",
+        "prediction:num_nodes=7:adaptive=false",
+    ):
         with LLM(str(model), speculate=speculate, **SMALL) as llm:
             by_host = lead_noted(monkeypatch)
             found, other = llm.generate([PROMPTS[0], PROMPTS[0]], [params, free])

@@ -72,6 +72,17 @@ def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
     return (StepShape(0), *(StepShape(size, DraftSource.CHAIN) for size in sizes))
 
 
+def lookups_of(num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
+    """Shapes of a drafter without a network: some of its nodes are checked, or none.
+
+    A step takes as long for 2, 4, 8 or 16 tokens as for a few less.
+    """
+    if not is_adaptive:
+        return (StepShape(num_nodes),)
+    sizes = (1, 3, 7, 15) if num_nodes > 2 else (num_nodes,)
+    return (StepShape(0), *(StepShape(size) for size in sizes if size <= num_nodes))
+
+
 def levels_after(num_tokens: int, most: int) -> int:
     """Levels worth drafting in a step that could commit so many tokens.
 

@@ -11,7 +11,7 @@ import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.costs import CostCurve, DraftSource, StepShape
+from hunch.drafting.costs import CostCurve, DraftSource, StepShape, lookups_of
 from hunch.drafting.policy import log_odds, share_nodes
 from hunch.drafting.trees import Node, to_draft
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
@@ -169,11 +169,7 @@ class DeviceLookup(DeviceDrafter):
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        """A step takes as long for 2, 4, 8 or 16 tokens as for a few less."""
-        if not self.is_adaptive:
-            return (StepShape(self.num_nodes),)
-        sizes = (1, 3, 7, 15) if self.num_nodes > 2 else (self.num_nodes,)
-        return (StepShape(0), *(StepShape(n) for n in sizes if n <= self.num_nodes))
+        return lookups_of(self.num_nodes, is_adaptive=self.is_adaptive)
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0

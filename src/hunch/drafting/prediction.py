@@ -11,13 +11,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hunch.config import read_options
 from hunch.draft import Rows
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import PREDICTION, DeviceDrafter, DrafterContext
+from hunch.drafting.costs import DraftSource, StepShape, lookups_of
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
 from hunch.drafting.trees import Node
 from hunch.errors import ConfigError
+from hunch.models.decoder import Hidden
+
+if TYPE_CHECKING:
+    from hunch.kernels.step import Draws, RowState, StepRows
 
 MAX_RUN = 18  # tokens in a row that agreed; more say no more
 MAX_PLACES = 8  # places compared when the way is lost
@@ -127,6 +133,11 @@ class PredictionDrafter(LookupDrafter):
             is_adaptive=self.config.adaptive,
         )
 
+    def on_device(self) -> DeviceDrafter | None:
+        return DevicePrediction(
+            name=PREDICTION, num_nodes=self.config.num_nodes, is_adaptive=self.is_adaptive
+        )
+
     def new_row(self, rows: Rows, row: int) -> LookupRow:
         request = rows.requests[row] if rows.requests else None
         num_prompt = int(rows.prompt_X[row])
@@ -154,3 +165,21 @@ class PredictionDrafter(LookupDrafter):
                 kind = run
                 own = self.chances.of(kind, row.term)
         return nodes
+
+
+class DevicePrediction(DeviceDrafter):
+    """Captured steps draft what requests predict beside every drafter; this one adds nothing."""
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        return lookups_of(self.num_nodes, is_adaptive=self.is_adaptive)
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
+    ) -> None:
+        """No guess for any row; `kernels.gpu_expect` follows, where one brought a prediction."""
+        first = step.guesses_at(self.num_nodes)
+        step.result_RC[:, first : first + self.num_nodes] = -1
+
+    def works(self, source: int) -> bool:
+        return source != DraftSource.NOBODY
