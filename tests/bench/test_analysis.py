@@ -169,7 +169,7 @@ def test_plots_of_one_point_and_of_temperatures() -> None:
     for run in (warm := made()).runs:
         run.point = {"concurrency": 1, "temperature": run.point["rate"]}
     questions = [chart.question for chart in charts(warm)]
-    assert questions[0] == "What does sampling cost?"
+    assert questions[0] == "Does it pay with sampling?"
     for chart in (*charts(one)[:2], charts(warm)[1]):
         assert chart.render("dark", "png").startswith(b"\x89PNG")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.test_analysis import made
-from hunch.bench.gpus import GPUS, find
+from hunch.bench.gpus import GPUS, find, of_device
 from hunch.bench.plan import Choice, Planner, Workload, calibrate
 from hunch.bench.roofline import BYTES, Machine, Size
 from hunch.cli import main
@@ -128,6 +128,12 @@ def test_a_report_calibrates() -> None:
     # 3 guesses a pass, 1.5 of them right: x + x^2 + x^3 = 1.5.
     assert acceptance is not None
     assert acceptance + acceptance**2 + acceptance**3 == pytest.approx(1.5, rel=1e-3)
+    for run in report.runs:  # a lookup that found something in one of three passes
+        for one in run.rounds:
+            one.counts |= {"steps": 30}
+    _, seldom = calibrate(report, H200, SEVEN)
+    assert seldom is not None
+    assert seldom + seldom**2 + seldom**3 == pytest.approx(0.5, rel=1e-3)
     with pytest.raises(RequestError, match="concurrency"):
         calibrate(made({"off": (1.0,)}), H200, SEVEN)
 
@@ -151,6 +157,7 @@ def test_a_plan_from_a_report_is_for_the_model_that_was_measured(
         found = json.loads(capsys.readouterr().out)
         scales.append(found["scale"])
         assert found["target"] == (words[-1] if words else "135M")
+        assert found["machine"] == "hand"  # the report's CPU
     assert scales[0] == scales[1]  # the machine's, whatever is planned for it
 
 
@@ -159,6 +166,10 @@ def test_gpus_have_sources_and_plausible_figures() -> None:
         assert gpu.source
         assert 10 < 1e3 * gpu.bf16_tflops / gpu.bandwidth_gbs < 450  # operations per byte
     assert find("nvidia h100 pcie").name == "H100-PCIe"
+    for said, name in {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100-PCIe"}.items():
+        assert (card := of_device(said)) is not None
+        assert card.name == name
+    assert of_device("NVIDIA Tegra") is None
     with pytest.raises(ConfigError, match="H100"):
         find("H10")
     with pytest.raises(ConfigError, match="8B"):
@@ -175,6 +186,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
         return int(left.value.code or 0), out, err
 
     return call
+
+
+def test_what_stages_exchange_fits_a_terminal(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = run("--link", "ndr", "--tp", "4", "--pp", "2")
+    assert code == 0
+    for word in ("exchange", "weights", "all rows", "stages", "235B MoE", "50%"):
+        assert word in out
 
 
 def test_the_command(run: Callable[..., tuple[int, str, str]]) -> None:

@@ -64,5 +64,13 @@ def find(name: str) -> Gpu:
     )
 
 
+def of_device(name: str) -> Gpu | None:
+    """The card of which a driver says "NVIDIA H100 80GB HBM3"; None: it is not in the table."""
+    plain = _plain(name)
+    found = [gpu for gpu in GPUS.values() if _plain(gpu.name) in plain]
+    # The longest name that fits: "NVIDIA H100 PCIe" is no H100 SXM.
+    return max(found, key=lambda gpu: len(gpu.name), default=None)
+
+
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum()).removeprefix("nvidia")

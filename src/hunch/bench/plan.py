@@ -234,7 +234,8 @@ def _acceptance(report: Report) -> float | None:
     counts = max((run.counts() for run in drafted), key=lambda c: int(c["num_drafts"]))
     num_drafts = counts["num_drafts"]
     length = round(counts["drafted"] / num_drafts)
-    wanted = 1 + counts["accepted"] / num_drafts
+    # Passes without a draft count too: what is planned drafts in every pass.
+    wanted = 1 + counts["accepted"] / max(counts.get("steps", 0), num_drafts)
     low, high = 0.0, 0.999
     for _ in range(60):
         middle = (low + high) / 2

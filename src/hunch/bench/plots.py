@@ -140,13 +140,16 @@ def _draw_lines(axes: Any, ink: Mapping[str, str], report: Report, lines: dict[s
     axes.legend(loc="best", fontsize=8.5)
 
 
-def _load_axis(axes: Any, axis: str, lines: dict[str, Line]) -> None:
+def _load_axis(axes: Any, axis: str, lines: dict[str, Line], report: Report) -> None:
     values = sorted({x for line in lines.values() for x, *_ in line})
     if axis in analysis.LOAD_AXES and len(values) > 2 and values[0] > 0:
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{x:g}" for x in values])
     axes.minorticks_off()
-    axes.set_xlabel(AXIS_NAMES.get(axis, axis))
+    points = report.points()
+    others = [name for name in analysis.varied_axes(points) if name != axis]
+    where = f" ({analysis.describe_point(points[0], others)})" if others else ""
+    axes.set_xlabel(AXIS_NAMES.get(axis, axis) + where)
 
 
 def _speedup_by(report: Report, axis: str) -> Chart:
@@ -174,11 +177,14 @@ def _speedup_by(report: Report, axis: str) -> Chart:
                     xytext=(0, height), ha="center", fontsize=8.5, color=colour,
                 )  # fmt: skip
                 height += 11
-        _load_axis(axes, axis, lines)
+        _load_axis(axes, axis, lines, report)
         axes.set_ylabel("times as fast as plain decoding")
 
-    words = {"rate": "At which load does drafting pay?", "temperature": "What does sampling cost?",
-             "context": "Does it hold for long contexts?"}  # fmt: skip
+    words = {
+        "rate": "At which load does drafting pay?",
+        "temperature": "Does it pay with sampling?",
+        "context": "Does it hold for long contexts?",
+    }
     return Chart(words.get(axis, "With how many requests at once does drafting pay?"), draw)
 
 
@@ -196,7 +202,7 @@ def _throughput(report: Report, axis: str) -> Chart:
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
         lines = _lines(report, axis, _figure("tokens_per_second"))
         _draw_lines(axes, ink, report, lines)
-        _load_axis(axes, axis, lines)
+        _load_axis(axes, axis, lines, report)
         axes.set_ylabel("tokens per second")
         axes.set_ylim(bottom=0)
 
@@ -214,7 +220,7 @@ def _latency(report: Report, axis: str) -> Chart:
             x, value, *_ = zip(*line, strict=True)
             axes.plot(x, value, color=colour, linewidth=1.0, linestyle=":")
         _draw_lines(axes, ink, report, lines)
-        _load_axis(axes, axis, lines)
+        _load_axis(axes, axis, lines, report)
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -236,7 +242,7 @@ def _goodput(report: Report, axis: str, limits: Mapping[str, float]) -> Chart:
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
         lines = _lines(report, axis, value)
         _draw_lines(axes, ink, report, lines)
-        _load_axis(axes, axis, lines)
+        _load_axis(axes, axis, lines, report)
         axes.set_ylim(0, 104)
         words = ", ".join(f"{n.replace('_', ' ')} {1e3 * s:g} ms" for n, s in limits.items())
         axes.set_ylabel(f"% of requests within\n{words}")
@@ -248,7 +254,7 @@ def _passes_by(report: Report, axis: str) -> Chart:
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
         lines = _lines(report, axis, _figure("tokens_per_pass"))
         _draw_lines(axes, ink, report, lines)
-        _load_axis(axes, axis, lines)
+        _load_axis(axes, axis, lines, report)
         axes.set_ylabel("tokens per pass of the target")
 
     return Chart(f"How good are the guesses, by {axis}?", draw)

@@ -210,8 +210,7 @@ def as_json(report: Report, limits: Mapping[str, float] | None = None) -> dict[s
 
 def findings(report: Report) -> list[str]:
     """What the figures say, in sentences."""
-    said = [str(inversion) for inversion in analysis.inversions(report)]
-    said += _auto(report)
+    said = [*_inversions(report), *_auto(report)]
     if len(report.points()) == 1:
         said += _saved(report)
     made_up = [run.method for run in report.runs if run.method.startswith("synthetic")]
@@ -223,7 +222,19 @@ def findings(report: Report) -> list[str]:
     errors = [answer for run in report.runs for answer in run.errors()]
     if errors:
         said.append(f"{len(errors)} requests failed; the first: {errors[0].error}")
+    if any(len(run.rounds) == 1 for run in report.runs) and len(report.methods()) > 1:
+        said.append("one round: intervals say nothing of how rounds differ; --repeats 3 would")
     return said + busy_words(report.environment)
+
+
+def _inversions(report: Report) -> list[str]:
+    """Where each method starts to cost time, and at which value of the axes that are no load."""
+    said = []
+    for one in analysis.inversions(report):
+        others = [axis for axis in analysis.varied_axes(report.points()) if axis != one.axis]
+        where = f" ({analysis.describe_point(one.others, others)})" if others else ""
+        said.append(f"{one}{where}")
+    return said
 
 
 def _saved(report: Report) -> list[str]:

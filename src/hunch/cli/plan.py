@@ -14,7 +14,9 @@ from hunch.cli import options as o
 from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hunch.bench.gpus import Gpu
     from hunch.bench.plan import Planner
+    from hunch.bench.records import Report
     from hunch.bench.roofline import Machine
 
 
@@ -106,10 +108,11 @@ def plan(
         rps=rps, seconds=seconds, price=price, bandwidth=bandwidth, tflops=tflops, memory=memory,
         layers=layers, kv_bytes=kv_bytes,
     )  # fmt: skip
-    machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype)
+    report = _read(from_report, target)
+    machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype, report)
     planner = _planner(
         machine, target, draft, dtype, acceptance, (prompt, answer, rps, seconds), layers, kv_bytes,
-        from_report,
+        report,
     )  # fmt: skip
     found = _figures(planner, draft, price)
     if as_json:
@@ -125,6 +128,25 @@ def _check_above_zero(**given: float | None) -> None:
             raise ConfigError(f"--{flag} {value:g} must be a number above 0")
 
 
+def _read(path: Path | None, target: str | None) -> Report | None:
+    """The report to calibrate by; one whose model is of unknown size needs the target's."""
+    from hunch.bench.plan import size_of
+    from hunch.bench.records import load_report
+
+    if path is None:
+        return None
+    report = load_report(path)
+    if size_of(report) is None and target is None:
+        raise ConfigError(f"{path} does not say how large its model is: give --target")
+    if not report.environment.get("gpu"):
+        typer.echo(
+            "the report is a CPU's, where checking a guess costs more than on a GPU: expect less "
+            "of drafts, above all at several requests at once",
+            err=True,
+        )
+    return report
+
+
 def _planner(
     machine: Machine,
     target: str | None,
@@ -134,7 +156,7 @@ def _planner(
     work: tuple[int, int, float | None, float | None],
     layers: int | None,
     kv_bytes: float | None,
-    from_report: Path | None,
+    report: Report | None,
 ) -> Planner:
     from hunch.bench.plan import (
         ACCEPTANCE,
@@ -144,24 +166,14 @@ def _planner(
         calibrate,
         size_of,
     )
-    from hunch.bench.records import load_report
     from hunch.bench.roofline import Size
 
-    report = None if from_report is None else load_report(from_report)
     known = None if report is None else size_of(report)
-    if report is not None and known is None and target is None:
-        raise ConfigError(f"{from_report} does not say how large its model is: give --target")
     size = known if known is not None and target is None else Size.parse(target or "8B", dtype)
     size = replace(size, num_layers=layers or size.num_layers, kv_bytes=kv_bytes or size.kv_bytes)
     measured = None
     if report is not None:
         machine, measured = calibrate(report, machine, known or size)
-        if not report.environment.get("gpu"):
-            typer.echo(
-                "the report is a CPU's, where checking a guess costs more than on a GPU: "
-                "expect less of drafts, above all at several requests at once",
-                err=True,
-            )
     usual = LOOKUP_ACCEPTANCE if draft is None else ACCEPTANCE
     chance = acceptance if acceptance is not None else (measured or usual)
     drafter = None if draft is None else Size.parse(draft, dtype)
@@ -191,15 +203,14 @@ def _machine(
     memory: float | None,
     tp: int,
     dtype: str,
+    report: Report | None,
 ) -> Machine:
     from hunch.bench.gpus import Gpu, find
     from hunch.bench.roofline import Machine
 
     given = (bandwidth, tflops, memory)
-    if gpu is None and not any(given):
-        gpu = "H100"
-    if gpu is not None:
-        card = find(gpu)
+    if gpu is not None or not any(given):
+        card = _measured_on(report) if gpu is None and report is not None else find(gpu or "H100")
         card = replace(
             card,
             bandwidth_gbs=bandwidth or card.bandwidth_gbs,
@@ -211,6 +222,20 @@ def _machine(
         raise ConfigError("without --gpu all of --bandwidth, --tflops and --memory are needed")
     card = Gpu("this machine", memory, bandwidth, tflops, None, "given")
     return Machine.of(card, tp, dtype)
+
+
+def _measured_on(report: Report) -> Gpu:
+    """The report's GPU; of a machine that is not in the table an H100's figures, to be scaled."""
+    from hunch.bench.gpus import find, of_device
+
+    where = report.environment
+    known = of_device(where["gpu"]) if where.get("gpu") else None
+    if known is not None:
+        return known
+    card = replace(find("H100"), name=where.get("gpu") or where.get("cpu") or "H100")
+    if not where.get("gpu") and where.get("memory_bytes"):
+        card = replace(card, memory_gb=where["memory_bytes"] / 1e9)
+    return card
 
 
 def _at_rate(planner: Planner, price: float | None) -> dict[str, Any]:
@@ -309,21 +334,23 @@ def _show_exchange(name: str, gpu: str, tp: int, pp: int, as_json: bool) -> None
     if as_json:
         print(json.dumps(found))
         return
-    table = Table(
-        "model", "rows", "messages", "MB", "exchange ms", "weights ms", "share of the pass",
-        *(("hop ms", "pass ms", "all rows ms", "stages idle") if pp > 1 else ()),
-        box=box.SIMPLE_HEAD,
-    )  # fmt: skip
+    columns = {
+        "model": ("network", ""), "rows": ("rows", ""), "messages": ("messages", ""),
+        "MB": ("megabytes", ".1f"), "exchange\nms": ("exchange_ms", ".2f"),
+        "weights\nms": ("weights_ms", ".2f"), "share of\nthe pass": ("share", ".0%"),
+    }  # fmt: skip
+    if pp > 1:  # what is the same without stages makes room
+        columns = {name: one for name, one in columns.items() if name not in ("messages", "MB")}
+        columns |= {
+            "hop\nms": ("hop_ms", ".2f"), "pass\nms": ("pass_ms", ".2f"),
+            "all rows\nms": ("period_ms", ".2f"), "stages\nidle": ("idle", ".0%"),
+        }  # fmt: skip
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for row in found:
-        table.add_row(
-            str(row["network"]), str(row["rows"]), str(row["messages"]), f"{row['megabytes']:.1f}",
-            f"{row['exchange_ms']:.2f}", f"{row['weights_ms']:.2f}", f"{row['share']:.0%}",
-            *(f"{row[key]:.2f}" for key in ("hop_ms", "pass_ms", "period_ms") if pp > 1),
-            *([f"{row['idle']:.0%}"] if pp > 1 else []),
-        )  # fmt: skip
+        table.add_row(*(format(row[key], form) for key, form in columns.values()))
     console = Console(highlight=False)
     stages = f" in each of {pp} stages" if pp > 1 else ""
-    console.print(f"{tp} ranks{stages} over {LINKS[name].name}, weights read as fast as {gpu} does")
+    console.print(f"{tp} ranks{stages} over {LINKS[name].name}, weights read at the speed of {gpu}")
     console.print(table)
 
 

@@ -169,15 +169,12 @@ def _peak(device: str) -> float | None:
     """The GPU's bfloat16 peak by its data sheet; None on a CPU, or for a card nobody listed."""
     import torch
 
-    from hunch.bench.gpus import GPUS
+    from hunch.bench.gpus import of_device
 
     if device == "cpu" or not torch.cuda.is_available():
         return None
-    name = torch.cuda.get_device_name().replace(" ", "-")
-    # The longest name that fits: "NVIDIA H100 PCIe" is no H100 SXM.
-    found = [gpu for gpu in GPUS.values() if gpu.name.lower() in name.lower()]
-    best = max(found, key=lambda gpu: len(gpu.name), default=None)
-    return None if best is None else 1e12 * best.bf16_tflops
+    found = of_device(torch.cuda.get_device_name())
+    return None if found is None else 1e12 * found.bf16_tflops
 
 
 def _prompts_of(given: Path | None) -> str:
