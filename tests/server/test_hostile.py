@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -208,26 +209,27 @@ def half_open(server: LiveServer) -> list[socket.socket]:
     socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
     for number, sock in enumerate(socks):
         sock.settimeout(PATIENCE)
-        sock.sendall(b"GET /health HTTP/1.1\r\nHost" if number % 2 else b"")
+        with suppress(ConnectionError):  # it may be closed by now
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost" if number % 2 else b"")
     return socks
 
 
 def test_the_number_of_connections_is_limited(narrow: LiveServer) -> None:
     socks = half_open(narrow)
-    said = raw(narrow, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    said = raw(narrow, b"")  # bytes that nobody reads could reset the connection before the answer
     assert said.startswith(b"HTTP/1.1 503 ")
     assert b"too_many_connections" in said
     for sock in socks:
         sock.close()
-    wait_for(lambda: narrow.get("/health").status_code == 200)
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    wait_for(lambda: raw(narrow, request).startswith(b"HTTP/1.1 200 "))
 
 
 def test_half_open_connections_are_closed(start_server: Callable[..., LiveServer]) -> None:
     server = start_server(env={"FAKE_HEADER_SECONDS": "0.3"})
-    socks = half_open(server)
-    assert [sock.recv(100) for sock in socks] == [b""] * 20
-    for sock in socks:
-        sock.close()
+    for sock in half_open(server):
+        with sock, suppress(ConnectionError):
+            assert sock.recv(100) == b""
 
 
 def test_many_idle_connections_do_not_slow_a_stream(server: LiveServer) -> None:
