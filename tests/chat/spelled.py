@@ -149,6 +149,7 @@ SPELLED: dict[str, Callable[[Calls], str]] = {
     "granite": listed("<|tool_call|>[", ", ", "]"),
     "granite-20b-fc": marked("<function_call> ", ""),
     "phi4_mini_json": listed("functools[", ", ", "]"),
+    "phi4_mini": listed("<|tool_call|>[", ", ", "]<|/tool_call|>"),
     "qwen3_coder": keyed(
         "<tool_call>\n<function=NAME>\n",
         "<parameter=KEY>\nVALUE\n</parameter>\n",

@@ -179,6 +179,40 @@ def test_ids_of_calls_are_as_templates_take_them() -> None:
     assert ChatFormat("", {}).call_ids([]).new("f", 0).startswith("call_")
 
 
+CALLED = [
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [{"function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}],
+    }
+]
+
+
+@pytest.mark.parametrize(
+    "parser", ["granite", "phi4_mini", "lfm2", "hermes", "glm45", "minimax_m2", "kimi_k2"]
+)
+def test_a_template_that_leaves_calls_out_gets_them_as_text(parser: str) -> None:
+    formatted = ChatFormat("{{ tools }}", {}, tool_parser=parser)
+    (message,), _ = formatted.prepare(CALLED, [])
+    assert "tool_calls" not in message
+    written = parser if parser != "kimi_k2" else "hermes"
+    answer = read_every_way(message["content"], written)
+    assert (answer.text, calls_of(answer)) == ("I look.", [("get_weather", {"city": "Rome"})])
+    shown = ChatFormat("{{ tools }} message.tool_calls", {}, tool_parser=parser)
+    assert "tool_calls" in shown.prepare(CALLED, [])[0][0]
+
+
+def test_tools_reach_a_template_that_looks_for_them_in_a_message() -> None:
+    template = "{{ message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' }}"
+    formatted = ChatFormat(template, {})
+    assert formatted.tool_parser == "phi4_mini"
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    for start in ([], [{"role": "system", "content": "Hi."}]):
+        messages, _ = formatted.prepare([*start, {"role": "user", "content": "x"}], tools)
+        assert json.loads(messages[0]["tools"]) == [{"name": "now"}]
+        assert [message["role"] for message in messages] == ["system", "user"]
+
+
 # What published templates hold of their calls and reasoning.
 TEMPLATES: dict[str, tuple[str, str]] = {
     '<tool_call>\\n{"name": <function-name>': ("hermes", "none"),
@@ -218,6 +252,7 @@ THOUGHTS: dict[str, tuple[str, str]] = {
     "qwen3": ("<think>\n", "\n</think>\n\n"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
     "hy_v3": ("<think:opensource>", "</think:opensource>"),
+    "exaone_deep": ("<thought>\n", "\n</thought>\n\n"),
     "minimax_m3": ("<mm:think>", "</mm:think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "gemma4": ("<|channel>thought\n", "\n<channel|>"),

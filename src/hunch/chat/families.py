@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -92,6 +93,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "granite": ObjectForm(begin=("<|tool_call|>", "<tool_call>"), **_LIST),
     "granite-20b-fc": ObjectForm(begin=("<function_call>",), opening=quote(" "), is_repeated=True),
     "phi4_mini_json": ObjectForm(begin=("functools", "<|tool_call|>"), **_LIST),
+    "phi4_mini": ObjectForm(begin=("<|tool_call|>", "functools"), end=("<|/tool_call|>",), **_LIST),
     "qwen3_coder": keyed.QWEN_CODER,
     "qwen3_xml": keyed.QWEN_CODER,
     "mimo": keyed.QWEN_CODER,
@@ -143,6 +145,20 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "xlam": BareForm(is_list=True),
     "json": BareForm(),
 }
+
+
+def spell(form: ToolForm, calls: Sequence[tuple[str, Any]]) -> str:
+    """Calls of a history as text, for templates that show tools and leave calls out."""
+    if isinstance(form, PythonicForm | keyed.KeyedForm):
+        return form.spell(calls)
+    form = form if isinstance(form, ObjectForm) else HERMES
+    objects = [json.dumps({"name": name, form.arguments: values}) for name, values in calls]
+    begin, end = form.begin[0], form.end[0] if form.end else ""
+    if form.is_repeated:
+        return "\n".join(f"{begin}\n{one}\n{end}" for one in objects)
+    return f"{begin}[{', '.join(objects)}]{end}"
+
+
 # What a template holds that asks for a family, the first that fits; all of a line must be there.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
@@ -174,7 +190,8 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
     ("phi4_mini_json", ("functools",)),
-    ("phi4_mini_json", ("<|/tool_call|>",)),
+    ("phi4_mini", ("<|/tool_call|>",)),
+    ("phi4_mini", ("<|/tool|>",)),
     ("granite", ("<|tool_call|>",)),
     ("minimax", ("<tool_calls>\\n{",)),
     ("minimax", ("<tool_calls>\n{",)),
@@ -197,6 +214,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _KIN = (
     {"mistral", "mistral_v11"},
     {"glm45", "glm47"},
+    {"phi4_mini", "phi4_mini_json"},
     {"hunyuan_a13b", "jamba", "minimax"},
 )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hunch.chat import harmony
-from hunch.chat.families import TOOL_FORMS, nearer, tools_of
+from hunch.chat.families import TOOL_FORMS, nearer, spell, tools_of
 from hunch.chat.ids import CallIds
 from hunch.chat.lark import Rules, quote
 from hunch.chat.pieces import Reader, Tidy
@@ -21,6 +21,7 @@ from hunch.types import StructuredOutput
 
 AUTO = "auto"
 ONE_CALL = "only supports single tool-calls"  # Llama 3's template fails on a history with two
+IN_MESSAGE = "message['tools']"  # where Phi-4-mini's template looks for tools
 PREAMBLE = """You may call functions. They are given as JSON schemas between <tools> marks:
 <tools>
 {tools}
@@ -177,7 +178,13 @@ class ChatFormat:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """Messages and tools as the template takes them."""
         plain = [self._plain(message) for message in messages]
+        if self.knows_tools and "tool_calls" not in self._template:
+            plain = [self._spelled(message) for message in plain]
         if self.knows_tools:
+            if tools and IN_MESSAGE in self._template:
+                if not plain or plain[0]["role"] != "system":
+                    plain.insert(0, {"role": "system", "content": ""})
+                plain[0] |= {"tools": json.dumps([tool["function"] for tool in tools])}
             return plain, [dict(tool) for tool in tools] or None
         plain = [_as_text(message) for message in plain]
         if tools:
@@ -188,6 +195,16 @@ class ChatFormat:
             else:
                 plain.insert(0, {"role": "system", "content": note})
         return plain, None
+
+    def _spelled(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message whose calls are part of its text."""
+        if "tool_calls" not in message:
+            return message
+        functions = [call["function"] for call in message["tool_calls"]]
+        said = [(function["name"], function.get("arguments", {})) for function in functions]
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        text = [message.get("content") or "", spell(self._tool_form, said)]
+        return {**rest, "content": "\n".join(filter(None, text))}
 
     def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
         plain = {key: value for key, value in message.items() if value is not None}

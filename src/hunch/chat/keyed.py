@@ -69,6 +69,20 @@ class KeyedForm:
             values[key] = value_of(said["value"], kind)
         return name, values
 
+    def spell(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Calls of a history as text."""
+        layout, said = self.layout, []
+        for name, values in calls:
+            text = self.begin + layout.name + name + layout.after_name
+            for key, value in values.items() if isinstance(values, Mapping) else ():
+                is_text = isinstance(value, str)
+                after = (layout.after_text_key if is_text else "") or layout.after_key
+                shown = value if is_text else json.dumps(value, ensure_ascii=False)
+                text += layout.key + key + after + shown + layout.after_value
+            said.append(text + layout.last + self.end)
+        begin, end = self.section or ("", "")
+        return begin + layout.opening + layout.between.join(said) + layout.closing + end
+
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
         layout = self.layout
         options = [

@@ -117,6 +117,16 @@ class PythonicForm:
     def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
         return PythonicReader(self, specials)
 
+    def spell(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Calls of a history as text."""
+        opening, between, closing = self.layout
+        said = []
+        for name, values in calls:
+            pairs = values.items() if isinstance(values, Mapping) else ()
+            said.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in pairs)})")
+        begin, end = ("", "") if self.is_bare else (self.begin[0], self.end[0])
+        return begin + opening + between.join(said) + closing + end
+
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
         rules.lines.append(PY_STRING)
         opening, between, closing = self.layout
