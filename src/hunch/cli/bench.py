@@ -27,7 +27,6 @@ class BenchCommands(o.Group):
 
 app = typer.Typer(
     cls=BenchCommands,
-    help="Measure methods and servers against plain decoding.",
     no_args_is_help=False,
 )
 
@@ -78,10 +77,11 @@ def bench(
     markdown: m.Markdown = None,
     as_json: o.Json = False,
 ) -> None:
-    """Methods side by side on the same prompts. Exit code 1 if a method changes the text.
+    """Measure methods and servers against plain decoding.
 
-    One copy of the weights serves all methods; they take turns prompt by prompt, so that a busy
-    moment hits all alike. `hunch bench sweep` varies load, lengths and temperatures.
+    Methods share one copy of the weights and take turns prompt by prompt, so that a busy moment
+    hits all alike. Exit code 1 if a method changes the text. `hunch bench sweep` varies load,
+    lengths and temperatures.
     """
     if context.invoked_subcommand is not None:
         o.refuse(context, list(context.params), f"write it after {context.invoked_subcommand}")

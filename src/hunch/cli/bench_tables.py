@@ -212,7 +212,7 @@ def soak(
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="HUNCH_API_KEY", help="Its key.")] = None,
 ) -> None:
-    """Stress a server with many clients, some slow or rude.
+    """Stress a server with many clients, some slow, some broken.
 
     Exit code 1 if an answer was lost or changed, or if memory or a request was left behind.
     """

@@ -98,8 +98,8 @@ _HELP = {
     "seed": "Seeds requests that bring none.",
     "threads": "CPU threads; default: OMP_NUM_THREADS, or the machine's cores.",
     "kernels": "auto, or torch to leave hunch's own out.",
-    "activation_bits": "Of activations, where a CPU has quantised weights: 8 is faster, 14 nearer "
-    "to float32; auto takes 14 for small models.",
+    "activation_bits": "Bits of activations beside quantised weights on a CPU: 8 is faster, 14 "
+    "nearer to float32; auto takes 14 for small models.",
     "hf_overrides": "A JSON object of values in place of config.json's; the text depends on them.",
     "lora": "A LoRA adapter (PEFT's directory) to merge into the model.",
     "chat_template": "A template, or a file that holds one.",

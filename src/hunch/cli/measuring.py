@@ -34,7 +34,8 @@ Workload = Annotated[
         "-w",
         metavar="NAMES",
         help="Prompts to ask, separated by commas: mixed, chat, code, summary, math, retrieval, "
-        "rewrite, json, random, multi-turn, long:2k to long:32k; or a file, [FORM:]PATH.",
+        "rewrite, json, random, multi-turn, long:2k to long:32k; or files, [FORM:]PATH, with FORM "
+        "spec-bench, speed-bench, mt-bench, sharegpt, humaneval, gsm8k, cnn-dm, vllm or hunch.",
     ),
 ]
 Url = Annotated[
@@ -121,7 +122,7 @@ Seconds = Annotated[
 Warmup = Annotated[
     int,
     typer.Option(
-        rich_help_panel=LOAD, help="Leave out the first so many requests of a round.", min=0
+        rich_help_panel=LOAD, help="Leave the first N requests out of a round's figures.", min=0
     ),
 ]
 # What a sweep varies.
@@ -144,9 +145,7 @@ Contexts = Annotated[
 ]
 MinRequests = Annotated[
     int,
-    typer.Option(
-        rich_help_panel=LOAD, help="With --rates: at least so many requests in a round.", min=1
-    ),
+    typer.Option(rich_help_panel=LOAD, help="With --rates: at least N requests in a round.", min=1),
 ]
 Saved = Annotated[
     Path, typer.Option(rich_help_panel=RESULTS, help="The report; a stopped sweep goes on from it.")

@@ -44,7 +44,7 @@ AlwaysDraft = Annotated[
 ]
 Verifier = Annotated[str, typer.Option(help=VERIFIER_HELP)]
 MaxTokens = Annotated[
-    int, typer.Option(rich_help_panel=SAMPLING, help="Generate at most so many tokens.", min=1)
+    int, typer.Option(rich_help_panel=SAMPLING, help="Generate at most N tokens.", min=1)
 ]
 Temperature = Annotated[
     float,
@@ -93,7 +93,7 @@ ActivationBits = Annotated[
     typer.Option(
         rich_help_panel=ENGINE,
         metavar="BITS",
-        help="Of activations, where a CPU has quantised weights: 8 is faster, 14 nearer to "
+        help="Bits of activations beside quantised weights on a CPU: 8 is faster, 14 nearer to "
         "float32; auto takes 14 for small models.",
     ),
 ]

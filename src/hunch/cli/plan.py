@@ -23,16 +23,19 @@ if TYPE_CHECKING:
 Target = Annotated[
     str | None,
     typer.Option(
-        "--target", "-t", help="Its parameters: 70B; default: 8B, with --from the model measured."
+        "--target",
+        "-t",
+        help="The target's parameters, say 70B; default: 8B, or the model of --from.",
     ),
 ]
 Drafter = Annotated[
-    str | None, typer.Option(help="The draft's parameters: 1B. Without: lookups, for free.")
+    str | None,
+    typer.Option(help="The draft model's, say 1B; default: lookups, which cost nothing."),
 ]
 GpuName = Annotated[str | None, typer.Option(help="A GPU's name; --list-gpus shows them.")]
 Ranks = Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)]
 Stages = Annotated[int, typer.Option(help="Stages of layers; with --link.", min=1)]
-WeightType = Annotated[str, typer.Option(help="Of the weights: bf16, fp8, int8, int4.")]
+WeightType = Annotated[str, typer.Option(help="Type of the weights: bf16, fp8, int8, int4.")]
 Acceptance = Annotated[
     float | None,
     typer.Option(help="Chance that a guess is right; default: 0.7, without a draft 0.45."),
@@ -41,14 +44,17 @@ PromptTokens = Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)]
 AnswerTokens = Annotated[int, typer.Option(help="Tokens of an answer.", min=1)]
 Rate = Annotated[float | None, typer.Option(help="Requests per second to serve.", min=0.001)]
 Seconds = Annotated[
-    float | None, typer.Option(help="They come for so long; else for ever.", min=0.01)
+    float | None, typer.Option(help="How long they come; default: for ever.", min=0.01)
 ]
-Price = Annotated[float | None, typer.Option(help="Of a GPU hour, for the cost.")]
-Bandwidth = Annotated[float | None, typer.Option(help="GB/s, in place of --gpu; as advertised.")]
-Tflops = Annotated[float | None, typer.Option(help="Dense 16-bit TFLOP/s.")]
-Memory = Annotated[float | None, typer.Option(help="GB of memory.")]
-Layers = Annotated[int | None, typer.Option(help="Of the target, if it is unusual.")]
-KvBytes = Annotated[float | None, typer.Option(help="Per token, if it is unusual.")]
+Price = Annotated[float | None, typer.Option(help="Price of a GPU hour; adds the cost.")]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option(help="Memory bandwidth in GB/s, as advertised; in place of --gpu's."),
+]
+Tflops = Annotated[float | None, typer.Option(help="Dense 16-bit TFLOP/s; in place of --gpu's.")]
+Memory = Annotated[float | None, typer.Option(help="GB of memory; in place of --gpu's.")]
+Layers = Annotated[int | None, typer.Option(help="Layers of the target; default: by its size.")]
+KvBytes = Annotated[float | None, typer.Option(help="Bytes of KV per token; default: by its size.")]
 FromReport = Annotated[
     Path | None, typer.Option("--from", help="Calibrate by a report of hunch bench.")
 ]

@@ -29,7 +29,9 @@ Method = Annotated[
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Say layers=4, draft_vocab=8192 or loss=blend."),
+    typer.Argument(
+        metavar="KEY=VALUE", help="Its options, say layers=4, draft_vocab=8192 or loss=blend."
+    ),
 ]
 Prompts = Annotated[
     Path | None,
@@ -76,7 +78,7 @@ def train(
     prompts: Prompts = None,
     minutes: Minutes = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the drafter goes; needed.")
+        Path | None, typer.Option(metavar="DIR", help="Where the drafter goes; required.")
     ] = None,
     resume: Resume = None,
     max_model_len: Annotated[
